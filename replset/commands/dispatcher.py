@@ -61,7 +61,7 @@ class Dispatcher:
         self.sessions = SessionTable()
         self.sessions.on_end.append(member.transactions.abort_sessions)
         self.sessions.on_end.append(self.cursors.end_sessions)
-        self.operations = OperationTable(member.clock)
+        self.operations = OperationTable(member.clock, member.flow_control)
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
         self._commands: dict[str, Command] = {}

@@ -6,6 +6,7 @@ A command that is killed ends at its next await, as if its client had left, and 
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -14,10 +15,14 @@ from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import large_reply, read_statement, run_in_thread
-from replset.commands.ports import Reply
+from replset.commands.ports import FlowControlState, Reply
 from replset.ids import Millis
 from replset.query.match import compile_filter
 from replset.replication.ports import Clock
+
+log = logging.getLogger("replset.operations")
+SLOW_MS = 100
+LOG_EVERY_MS = 1_000
 
 KINDS = {
     "find": "queries",
@@ -48,6 +53,7 @@ class Operation:
     ctx: CommandContext
     began: Millis
     task: asyncio.Task[Any]
+    held_before: int
     is_killed: bool = False
 
 
@@ -57,23 +63,41 @@ class OperationTable:
     failed: how many were answered with an error.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, flow_control: FlowControlState) -> None:
         self._now = clock.now
+        self._flow_control = flow_control
         self._ids = count(1)
         self.failed = 0
+        self._logged_at = -LOG_EVERY_MS
         self.running: dict[int, Operation] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
 
     def begin(self, ctx: CommandContext, task: asyncio.Task[Any]) -> Operation:
         """Note that `task` runs this command; `end` must follow."""
-        operation = Operation(next(self._ids), ctx, self._now(), task)
+        operation = Operation(next(self._ids), ctx, self._now(), task, self._flow_control.held_ms)
         self.running[operation.id] = operation
         return operation
 
     def end(self, operation: Operation) -> None:
         """Forget the command, and add what it took."""
         del self.running[operation.id]
-        self.count(operation.ctx, self._now() - operation.began)
+        took_ms = self._now() - operation.began
+        self.count(operation.ctx, took_ms)
+        if took_ms >= SLOW_MS:
+            self._log_if_held(operation, took_ms)
+
+    def _log_if_held(self, operation: Operation, took_ms: int) -> None:
+        """Write a line for a write that flow control held back; at most one in a second, for all of them wait then."""
+        flow, now = self._flow_control, self._now()
+        held_ms = flow.held_ms - operation.held_before
+        if held_ms and operation.ctx.command.name in WRITES and now - self._logged_at >= LOG_EVERY_MS:
+            self._logged_at = now
+            collection = operation.ctx.body.get(operation.ctx.name)
+            log.info(
+                "slow operation: %s %s.%s took %d ms; flow control held writers back for %d ms of it and waits for %s",
+                *(operation.ctx.name, operation.ctx.database, collection, took_ms, min(held_ms, took_ms)),
+                ", ".join(flow.waits_for) or "nobody any more",
+            )
 
     def count(self, ctx: CommandContext, took_ms: int) -> None:
         """Add one use of the collection that the command names."""

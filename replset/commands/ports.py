@@ -47,6 +47,36 @@ class MemoryCounter(Protocol):
         ...
 
 
+class FlowControlState(Protocol):
+    """What flow control does now. Sizes are bytes of oplog."""
+
+    @property
+    def per_second(self) -> float | None:
+        """What writers may write in a second; None: no limit."""
+        ...
+
+    @property
+    def is_lagged(self) -> bool: ...
+
+    @property
+    def lag_ms(self) -> int:
+        """How far the write majority was behind a second ago."""
+        ...
+
+    @property
+    def waits_for(self) -> tuple[HostPort, ...]:
+        """The members that would have to catch up."""
+        ...
+
+    @property
+    def held_ms(self) -> int:
+        """For how long writers were held back since the start."""
+        ...
+
+    @property
+    def times_lagged(self) -> int: ...
+
+
 Owner: TypeAlias = tuple[str, bytes]
 """A client: its machine and the metadata of its first hello."""
 
@@ -185,6 +215,9 @@ class MemberPort(Protocol):
 
     @property
     def peer(self) -> MemberClient: ...
+
+    @property
+    def flow_control(self) -> FlowControlState: ...
 
     @property
     def admission(self) -> MemoryCounter: ...

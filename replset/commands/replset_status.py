@@ -7,6 +7,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.hello import wall_of
 from replset.commands.ports import MemberPort, Reply
+from replset.commands.server_status import flow_control_document
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.remarks import Remark
@@ -102,26 +103,44 @@ def status_document(member: MemberPort) -> dict[str, object]:
     if member.rollback_progress.running:
         reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
     reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
+    if member.flow_control.is_lagged:
+        reply["flowControl"] = flow_control_document(member)
     reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)
     reply["members"] = [_member_document(row, member) for row in status.members]
     return reply
 
 
 def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
-    """The core's, and before them that this member's own disk is too full: then it takes no writes and cannot lead."""
-    store = member.store
+    """The core's; before them that this member's own disk is too full: then it takes no writes and cannot lead; behind
+    them that writers are slowed.
+    """
+    store, remarks = member.store, (*status.remarks, *_slowed(member))
     try:
         if store.has_disk_space():
-            return status.remarks
+            return remarks
     except StorageError:  # the disk is gone: the member stops by itself, and a status is still an answer
-        return status.remarks
+        return remarks
     least_mb = store.options.min_free_bytes >> 20
     full = Remark(
         f"the disk of {store.dbpath} on {member.host} has less than {least_mb} MiB free: this member takes no"
         " writes and is not elected",
         f"free disk space there, or start the member again with a --min-free-mb below {least_mb}",
     )
-    return (full, *status.remarks)
+    return (full, *remarks)
+
+
+def _slowed(member: MemberPort) -> tuple[Remark, ...]:
+    flow = member.flow_control
+    if flow.per_second is None:
+        return ()
+    hosts = " and ".join(str(host) for host in flow.waits_for) or "members that are catching up"
+    return (
+        Remark(
+            f"writers are slowed to {int(flow.per_second) >> 10} KiB of oplog a second: the majority is"
+            f" {flow.lag_ms / 1000:.1f} s behind and waits for {hosts}",
+            "look at the disk, the network and the load there; settings.flowControlTargetLagSecs: 0 switches this off",
+        ),
+    )
 
 
 def _rollback_document(progress: RollbackProgress) -> dict[str, object]:

@@ -10,9 +10,10 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.diagnostics import SERVER_VERSION
 from replset.commands.hello import set_fields
 from replset.commands.operations import KINDS, WRITES
-from replset.commands.ports import Reply
+from replset.commands.ports import MemberPort, Reply
 from replset.optime import optime_document
 
+UNLIMITED = 1_000_000_000
 COUNTERS = {"insert": "insert", "query": "find", "update": "update", "delete": "delete", "getmore": "getMore"}
 
 
@@ -47,6 +48,7 @@ async def server_status(ctx: CommandContext) -> Reply:
             "persistent": True,
             "readOnly": False,
         },
+        "flowControl": flow_control_document(member),
         "repl": {**set_fields(member, legacy=False), "ismaster": member.node.writable, "rbid": store.rollback_id},
         "oplog": {"latestOptime": optime_document(store.last_applied), "earliestOptime": optime_document(store.oldest)},
         "transactions": {"currentOpen": Int64(member.transactions.open_count)},
@@ -54,6 +56,21 @@ async def server_status(ctx: CommandContext) -> Reply:
     }
     left_out = {name for name in ctx.body.keys() if name in sections and not ctx.body.get(name)}  # noqa: SIM118
     return {name: section for name, section in sections.items() if name not in left_out}
+
+
+def flow_control_document(member: MemberPort) -> dict[str, object]:
+    """What flow control does. The rate is in bytes of oplog in a second; MongoDB's, without a limit, is 10^9."""
+    flow = member.flow_control
+    limit = UNLIMITED if flow.per_second is None else int(flow.per_second)
+    return {
+        "enabled": member.node.flow_control_target_ms() > 0,
+        "targetRateLimit": limit,
+        "timeAcquiringMicros": Int64(flow.held_ms * 1000),
+        "isLagged": flow.is_lagged,
+        "isLaggedCount": flow.times_lagged,
+        "lagMillis": Int64(flow.lag_ms),
+        "waitsFor": [str(host) for host in flow.waits_for],
+    }
 
 
 def _asserts(ctx: CommandContext) -> dict[str, object]:

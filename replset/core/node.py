@@ -359,6 +359,10 @@ class Node:
         """By how much this member's data may be too old; None while it has none."""
         return lag_ms(self._state, self._state.host)
 
+    def flow_control_target_ms(self) -> int:
+        """The lag of the majority from which on writers are slowed; 0: never."""
+        return self._state.settings.flow_control_target_lag_secs * 1000
+
     def secondary_delay_ms(self) -> int:
         member = self._state.self_member
         return 0 if member is None else member.secondary_delay_secs * 1000

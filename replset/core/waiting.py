@@ -1,4 +1,4 @@
-"""Whom a write or the whole set waits for, in words, and whether the wait is in vain (map D6, D9)."""
+"""Whom a write or the whole set waits for, in words, and whether the wait is in vain (map D6, D9, D10)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def way_out(node: NodeState, config: ReplSetConfig, down: list[Member]) -> str:
 def majority_lag(node: NodeState) -> tuple[int, tuple[HostPort, ...]]:
     """How far in ms the write majority is behind this primary's newest entry, and which members would have to catch up.
 
-    Members that are down do not count: no slowing of writers brings them back.
+    Members that are down do not count: no slowing of writers brings them back (map D10).
     """
     if node.config is None:
         return 0, ()

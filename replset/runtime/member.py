@@ -66,6 +66,7 @@ from replset.runtime.data_replacement import DataReplacement
 from replset.runtime.durability import Durability
 from replset.runtime.durability_mark import DurabilityMark
 from replset.runtime.files import MemberFiles, find_damage, finish_rollback, open_files
+from replset.runtime.flow_control import FlowControl
 from replset.runtime.hand_over import hand_over_primary
 from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.load import Load
@@ -271,7 +272,10 @@ class RunningMember:
 
         # What serves clients
         self.transactions = TransactionTable(self)
-        self._writer = Writer(self.context, self.node, self.rng, self._on_committed, self.transactions.held)
+        self.flow_control = FlowControl(self.clock, self.node.majority_lag)
+        self._writer = Writer(
+            self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
+        )
         self._housekeeper = Housekeeper(self.context, lambda: self._effects.on_disk_space(), self.on_damage)
         self.index_builder = IndexBuilder(
             self.context,
@@ -368,7 +372,7 @@ class RunningMember:
             self.index_builder.run(),
             self.ttl.run(),
             self._refresh(),
-            self._watch_waiters(),
+            self._watch_majority(),
             self._mark.run(),
         ):
             self._tasks.start(work)
@@ -430,11 +434,12 @@ class RunningMember:
             self.dispatcher.cursors.sweep()
             await self.rollbacks.refresh()
 
-    async def _watch_waiters(self) -> None:
-        """Every second end the waits for write concerns that are in vain."""
+    async def _watch_majority(self) -> None:
+        """Every second end the waits for write concerns that are in vain, and slow writers or let them go."""
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             end_waits_in_vain(self)
+            self.flow_control.adjust(self.node.flow_control_target_ms())
 
     async def _install_copy(self, copy: str) -> None:
         """Put a fetched copy in the place of the data, with nothing else at work on it.

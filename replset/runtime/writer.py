@@ -30,6 +30,7 @@ from replset.oplog_entry import noop_entry
 from replset.replication.context import MemberContext
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup
+from replset.runtime.flow_control import FlowControl
 
 T = TypeVar("T")
 
@@ -54,9 +55,11 @@ class Writer:
         rng: random.Random,
         on_committed: Callable[[], None],
         held: HeldKeys,
+        flow_control: FlowControl,
     ) -> None:
         """on_committed: called after each group that wrote entries. held: by open transactions."""
         self._held = held
+        self._flow_control = flow_control
         self._context = context
         self._node = node
         self._rng = rng
@@ -129,6 +132,11 @@ class Writer:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._context.write_queue.submit, self._flush)
 
+    def _hold(self, wait_s: float) -> None:
+        """Leave the queue as it is for so long, because the majority has to catch up."""
+        self._scheduled = True
+        asyncio.get_running_loop().call_later(wait_s, self._context.write_queue.submit, self._flush)
+
     def _refusal(self) -> ReplError:
         if self._closed:
             return ShutdownInProgressError("the member is shutting down")
@@ -136,6 +144,9 @@ class Writer:
 
     def _flush(self) -> None:
         self._scheduled = False
+        if self._term is not None and not self._closed and (wait_s := self._flow_control.wait_s()):
+            self._hold(wait_s)
+            return
         queue, self._operations = self._operations, []
         queue = [row for row in queue if not row[1].done()]  # whose client has gone
         if not queue:
@@ -182,8 +193,9 @@ class Writer:
         with self._context.store.group() as txn:
             group = WriteGroup(txn, term, self._context.clock.wall_ms(), self._rng, self._held)
             until = self._context.clock.now() + GROUP_MS
+            most = self._flow_control.allowance(GROUP_BYTES)
             for operation, _ in queue[:GROUP_OPERATIONS]:
-                if txn.appended_bytes > GROUP_BYTES or (outcomes and self._context.clock.now() >= until):
+                if txn.appended_bytes > most or (outcomes and self._context.clock.now() >= until):
                     break
                 mark = txn.mark()
                 try:
@@ -194,6 +206,7 @@ class Writer:
                     txn.revert_to(mark)
                     outcomes.append((None, failure))
             wrote = txn.changed
+        self._flow_control.on_written(txn.appended_bytes)
         return outcomes, wrote
 
     @staticmethod

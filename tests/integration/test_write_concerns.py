@@ -121,3 +121,33 @@ def test_beside_an_arbiter_a_majority_write_says_at_once_who_is_missing(make_set
     assert any(secondary.host in remark["why"] for remark in status(primary)["remarks"])
     local.start(secondary)
     insert(primary, 4)
+
+
+def test_writers_are_slowed_while_the_majority_is_too_far_behind(make_set: MakeSet) -> None:
+    """Map X1, D10: who is waited for is said in the status, in serverStatus and in the log."""
+    local = make_set(flowControlTargetLagSecs=1)
+    primary = local.wait_for_primary()
+    secondaries = others(local, primary)
+    text = "x" * 4096
+
+    def write() -> dict[str, Any]:
+        documents = [{"t": text} for _ in range(20)]
+        run(primary, {"insert": "much", "documents": documents, "writeConcern": {"w": 1}})
+        flow: dict[str, Any] = run(primary, {"serverStatus": 1}, "admin")["flowControl"]
+        return flow
+
+    assert not write()["isLagged"]
+    for member in secondaries:
+        run(member, {"configureFailPoint": "stopReplProducer", "mode": "alwaysOn"}, "admin")
+    wait_until(lambda: write()["timeAcquiringMicros"] > 500_000, 30, "writers to be slowed")
+    flow = write()
+    assert (flow["enabled"], flow["isLagged"], flow["isLaggedCount"]) == (True, True, 1)
+    assert flow["targetRateLimit"] < 1_000_000
+    assert sorted(flow["waitsFor"]) == sorted(member.host for member in secondaries)
+    assert any("writers are slowed" in remark["why"] for remark in status(primary)["remarks"])
+    log = primary.log.read_text()
+    assert "slow operation: insert shop.much took" in log
+    assert secondaries[0].host in log[log.index("slow operation:") :]
+    for member in secondaries:
+        run(member, {"configureFailPoint": "stopReplProducer", "mode": "off"}, "admin")
+    wait_until(lambda: not write()["isLagged"], 60, "writers to be let go")

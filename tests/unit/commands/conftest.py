@@ -38,6 +38,7 @@ from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
+from replset.runtime.flow_control import FlowControl
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine
 from replset.storage.store import Store, StoreOptions
@@ -108,6 +109,9 @@ class FakeNode:
     def http_address_of(self, host: HostPort) -> str | None:
         return f"{host.rpartition(':')[0]}:1{host.rpartition(':')[2]}"
 
+    def flow_control_target_ms(self) -> int:
+        return 10_000
+
     def status(self, now: Millis) -> Status | None:
         return self.status_value
 
@@ -130,6 +134,7 @@ class FakeMember:
     fail_points: FailPoints = field(default_factory=lambda: FailPoints(random.Random(3)))
     keys: Keys | None = None
     admission: Admission = field(default_factory=Admission)
+    flow_control: FlowControl = field(default_factory=lambda: FlowControl(FakeClock(), lambda: (0, ())))
     warnings: list[str] = field(default_factory=list)
     node: FakeNode = field(default_factory=FakeNode)
     command_line: tuple[Sequence[str], dict[str, object]] = (["replset", "start"], {"replSet": "rs0"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fail_command
 from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.table import COMMANDS
+from replset.ids import HostPort, Millis
 from tests.unit.commands.conftest import Client, FakeMember
 
 
@@ -159,3 +162,36 @@ def test_top(client: Client, member: FakeMember) -> None:
         "commands": 1,
     }
     assert all(isinstance(use["time"], Int64) for use in uses.values())
+
+
+def test_a_slow_write_that_was_held_back_says_whom_it_waited_for(
+    client: Client, member: FakeMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a second, for all writers wait then."""
+    table, flow = client.dispatcher.operations, member.flow_control
+
+    def write(took_ms: int, held_ms: int) -> int:
+        async def main() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            insert = COMMANDS["insert"]
+            body = RawDocument(encode({"insert": "orders"}))
+            ctx = SimpleNamespace(command=insert, name="insert", database="shop", body=body, collection="orders")
+            ctx.request = SimpleNamespace(database="shop")
+            operation = table.begin(ctx, task)  # type: ignore[arg-type]
+            member.clock.time = Millis(member.clock.time + took_ms)
+            flow.held_ms += held_ms
+            table.end(operation)
+
+        client.loop.run_until_complete(main())
+        return len(caplog.records)
+
+    caplog.set_level("INFO", logger="replset.operations")
+    flow.waits_for = (HostPort("b:1"),)
+    assert write(5_000, 0) == 0
+    assert write(50, 50) == 0
+    assert write(400, 900) == 1
+    assert "insert shop.orders took 400 ms; flow control held writers back for 400 ms" in caplog.text
+    assert "waits for b:1" in caplog.text
+    assert write(400, 300) == 1
+    assert write(1_200, 300) == 2

@@ -21,10 +21,11 @@ from replset.errors import (
     ShutdownInProgressError,
     StorageError,
 )
-from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
 from replset.runtime import writer
+from replset.runtime.flow_control import FlowControl
 from replset.runtime.writer import Writer
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -53,7 +54,16 @@ class Rig:
         self.node = FakeNode()
         self.context = context_of(self.store, clock, on_broken=self.broken.append)
         self.write_queue = self.context.write_queue
-        self.writer = Writer(self.context, self.node, random.Random(1), self._committed, HeldKeys())  # type: ignore[arg-type]
+        self.lag: tuple[int, tuple[HostPort, ...]] = (0, ())
+        self.flow_control = FlowControl(clock, lambda: self.lag)
+        self.writer = Writer(
+            self.context,
+            self.node,  # type: ignore[arg-type]
+            random.Random(1),
+            self._committed,
+            HeldKeys(),
+            self.flow_control,
+        )
         with self.store.group() as txn:
             do_create(WriteGroup(txn, 1, clock.wall_ms(), random.Random(2)), NS)
         self.writer.accept(1)
@@ -389,3 +399,37 @@ class SlowClock:
         self.now = now
         self.wall_ms = clock.wall_ms
         self.set_wall_ahead = clock.set_wall_ahead
+
+
+def test_a_lagging_majority_holds_writers_back_and_a_stepdown_ends_their_wait(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.lag = (60_000, (HostPort("b:27017"),))
+        rig.flow_control.adjust(10_000)
+        rig.flow_control.on_written(1 << 20)
+        held = rig.submit(rig.insert(1))[0]
+        await asyncio.sleep(1)
+        assert not held.done()
+        await asyncio.sleep(2)
+        assert held.done()
+        assert rig.flow_control.held_ms >= 1_000
+        rig.flow_control.on_written(1 << 20)
+        lost = rig.submit(rig.insert(2))[0]
+        await settle()
+        rig.writer.accept(None)
+        await asyncio.sleep(0.2)
+        with pytest.raises(NotWritablePrimaryError):
+            lost.result()
+        assert rig.numbers() == [1]
+
+    with_rig(scenario)
+
+
+def test_a_group_under_a_limit_is_small(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.lag = (60_000, (HostPort("b:27017"),))
+        rig.flow_control.adjust(10_000)
+        tasks = rig.submit(*(rig.insert(number) for number in range(200)))
+        await asyncio.gather(*tasks)
+        assert rig.commits > 3
+
+    with_rig(scenario)
