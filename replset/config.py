@@ -36,6 +36,8 @@ class Member:
     """One member. `votes` and `priority` are as configured; `newly_added` makes both count as 0 (map C14).
 
     incarnation: id of the data that may vote, set by the primary; None: not yet known. Not shown to users.
+    spare_after_secs: a member without a vote may vote in the place of one that is gone for so long; 0: it does not.
+    spare_for: the voter in whose place it votes now, set by the primary (`core/spares.py`).
     """
 
     id: MemberId
@@ -49,6 +51,8 @@ class Member:
     secondary_delay_secs: int = 0
     votes: int = 1
     incarnation: str | None = None
+    spare_after_secs: int = 0
+    spare_for: MemberId | None = None
 
     @property
     def is_voter(self) -> bool:
@@ -73,6 +77,10 @@ class Member:
         document["tags"] = dict(self.tags)
         document["secondaryDelaySecs"] = Int64(self.secondary_delay_secs)
         document["votes"] = self.votes
+        if self.spare_after_secs:
+            document["spareAfterSecs"] = self.spare_after_secs
+        if self.spare_for is not None:
+            document["spareFor"] = int(self.spare_for)
         if internal and self.incarnation is not None:
             document["incarnation"] = self.incarnation
         return document
@@ -294,6 +302,7 @@ def parse_host(text: str, place: str = "host") -> HostPort:
 
 _CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr"}
 _MEMBER_FIELDS = {*Member(MemberId(0), HostPort("")).document(), "newlyAdded", "incarnation", "horizons", "slaveDelay"}
+_MEMBER_FIELDS |= {"spareAfterSecs", "spareFor"}
 _SETTINGS_FIELDS = {
     *Settings().document(),
     *("replicaSetId", "fastFailover", "inSyncLagSecs", "minInSync", "flowControlTargetLagSecs"),
@@ -359,6 +368,8 @@ def _parse_member(row: object, place: str) -> Member:
         _integer(row, delay_name, 0, at),
         _integer(row, "votes", 1, at),
         incarnation,
+        _integer(row, "spareAfterSecs", 0, at),
+        MemberId(_integer(row, "spareFor", 0, at)) if "spareFor" in row else None,
     )
     _validate_member(member, at)
     return member
@@ -456,6 +467,13 @@ def _validate_member(member: Member, at: str) -> None:
     if not 0 <= member.secondary_delay_secs <= MAX_DELAY_SECS:
         delay = member.secondary_delay_secs
         raise BadValueError(f"{at}secondaryDelaySecs must be from 0 to {MAX_DELAY_SECS}, not {delay}")
+    spare_after = member.spare_after_secs
+    if not 0 <= spare_after <= MAX_DELAY_SECS:
+        raise BadValueError(f"{at}spareAfterSecs must be from 0 to {MAX_DELAY_SECS}, not {spare_after}")
+    if spare_after and (member.arbiter_only or member.secondary_delay_secs):
+        raise BadValueError(
+            f"{at}spareAfterSecs must be 0 on an arbiter or a delayed member: its vote must bring a copy"
+        )
     if member.arbiter_only:
         if member.votes != 1:
             raise BadValueError(f"{at}votes must be 1: an arbiter is there to vote")
@@ -478,7 +496,8 @@ def _validate(config: ReplSetConfig, allow_multiple_arbiters: bool) -> None:
     members = config.members
     if not 1 <= len(members) <= MAX_MEMBERS:
         raise BadValueError(f"members must hold from 1 to {MAX_MEMBERS} members, not {len(members)}")
-    voters = sum(member.votes for member in members)
+    # A spare votes in the place of another one, which has no vote meanwhile.
+    voters = sum(member.votes for member in members if config.member(member.spare_for) is None)
     if not 1 <= voters <= MAX_VOTERS:
         raise BadValueError(f"from 1 to {MAX_VOTERS} members may vote, not {voters}")
     if not any(member.priority > 0 and not member.arbiter_only for member in members):

@@ -25,6 +25,7 @@ MEMBER = {
     "hidden": {"type": "boolean"},
     "secondaryDelaySecs": {"type": "integer", "minimum": 0},
     "buildIndexes": {"type": "boolean"},
+    "spareAfterSecs": {"type": "integer", "minimum": 0},
     "tags": {"type": "object", "additionalProperties": {"type": "string"}},
 }
 CONFIG = {"type": "object", "example": {"_id": "rs0", "members": [{"_id": 0, "host": "127.0.0.1:27017"}]}}

@@ -60,6 +60,9 @@ def add(
     hidden: Annotated[bool, typer.Option("--hidden", help="clients do not see it (needs --priority 0)")] = False,
     delay: Annotated[int, typer.Option(min=0, help="seconds that it stays behind (needs --priority 0)")] = 0,
     tag: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a tag; may be repeated")] = None,
+    spare_after: Annotated[
+        int, typer.Option(min=0, help="seconds until it votes in the place of one that is gone; no vote of its own")
+    ] = 0,
     no_build_indexes: Annotated[
         bool, typer.Option("--no-build-indexes", help="it builds no index but _id's (needs --priority 0)")
     ] = False,
@@ -80,6 +83,8 @@ def add(
         options["secondaryDelaySecs"] = delay
     if tag:
         options["tags"] = tags_of(tag)
+    if spare_after:
+        options = {**options, "spareAfterSecs": spare_after, "votes": votes or 0, "priority": priority or 0}
     if no_build_indexes:
         options["buildIndexes"] = False
     rows = [options] if arbiter is None else [options, {"host": arbiter, "arbiterOnly": True}]

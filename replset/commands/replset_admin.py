@@ -46,7 +46,10 @@ MAX_DELAY_MS = 60_000
 MAX_AHEAD_MS = 30 * 86_400_000
 RECONFIG_MS = 60_000
 _MEMBER_OPTIONS = frozenset(
-    {"host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"}
+    {
+        *("host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"),
+        "spareAfterSecs",
+    }
 )
 DIRECTIONS: dict[str, Literal["both", "in", "out"]] = {"both": "both", "in": "in", "out": "out"}
 
@@ -102,7 +105,9 @@ def _config_in_force(ctx: CommandContext) -> ReplSetConfig:
 
 
 async def add_member(ctx: CommandContext) -> Reply:
-    """Add one member: `{host, priority?, votes?, arbiterOnly?, hidden?, buildIndexes?, secondaryDelaySecs?, tags?}`."""
+    """Add one member: `{host, priority?, votes?, arbiterOnly?, hidden?, buildIndexes?, secondaryDelaySecs?, tags?,
+    spareAfterSecs?}`.
+    """
     given = fields.decoded(ctx.body, ctx.name, ctx.name)
     for name in given:
         if name not in _MEMBER_OPTIONS:

@@ -144,6 +144,7 @@ class Heartbeats:
         self._update_primary(peer, reply)
         self.accept_commit_point(reply.commit_point, reply.commit_term)
         if before is not peer.state:
+            peer.state_since = node.now
             node.journal("member", f"{peer.host} is {peer.state.name}")
         self._leader.on_progress_changed()
         self._leader.advance_catch_up()
@@ -200,6 +201,7 @@ class Heartbeats:
             return
         if peer.state is not MemberState.DOWN:
             node.journal("member", f"{peer.host} is not reachable: {peer.message}")
+            peer.state_since = node.now
         peer.state = MemberState.DOWN
         peer.has_answered = True
         peer.heartbeat_due = Millis(node.now + self.interval_ms())

@@ -28,7 +28,7 @@ from replset.core.reconfig_rules import complete_config, reconfig_refusal
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.voter_changes import VoterChanges
 from replset.errors import ErrorCode
-from replset.ids import OPTIME_NULL, HostPort, Millis
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 
 FIRST_TERM = 1  # of the initiate; the first election is for the next one
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
@@ -115,6 +115,8 @@ class Reconfigs:
             return Refused(ErrorCode.INVALID_CONFIG, "settings.replicaSetId is the server's to set")
         if any(member.newly_added for member in config.members):
             return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
+        if any(member.spare_for is not None for member in config.members):
+            return Refused(ErrorCode.INVALID_CONFIG, "spareFor is the server's to set")
         own = config.member_at(node.host)
         if own is None:
             return Refused(ErrorCode.NODE_NOT_FOUND, f"none of the members is this one, {node.host}")
@@ -175,6 +177,8 @@ class Reconfigs:
             )
         if any(member.newly_added for member in request.config.members):
             return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
+        if any(member.spare_for not in (None, _spare_for(node.config, member)) for member in request.config.members):
+            return Refused(ErrorCode.INVALID_CONFIG, "spareFor is the server's to set")
         if self._has_too_many_arbiters(request.config, node.config):
             return Refused(ErrorCode.BAD_VALUE, MANY_ARBITERS)
         return reconfig_refusal(
@@ -441,12 +445,13 @@ class Reconfigs:
         node = self.node
         if not node.writable or node.config is None or not node.is_config_committed:
             return
-        for member in node.config.members:
-            peer = node.peers.get(member.host)
-            if peer is None or member.votes == 0 or not peer.is_up:
-                continue
-            changed = self._votes.changed(member, peer)
-            if changed is not None:
-                self.install(replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term))
-                node.emit(AppendNoop(node.term, "Reconfig set"))
-                return
+        changed = self._votes.next_change(node.config)
+        if changed is not None:
+            self.install(replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term))
+            node.emit(AppendNoop(node.term, "Reconfig set"))
+
+
+def _spare_for(config: ReplSetConfig, member: Member) -> MemberId | None:
+    """In whose place the member of this host votes now."""
+    known = config.member_at(member.host)
+    return None if known is None else known.spare_for

@@ -89,11 +89,15 @@ def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
 def complete_config(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSetConfig:
     """Add what users do not write: term, set id, incarnations. A new voter begins as newlyAdded (map C14)."""
     members = []
+    voters = {member.id for member in new.members if member.votes}
     for member in new.members:
         before = old.member_at(member.host)
         if before is not None and before.votes == member.votes:
-            members.append(replace(member, newly_added=before.newly_added, incarnation=before.incarnation))
+            # Without its voter a spare is a voter like all others.
+            spare_for = before.spare_for if before.spare_for in voters else None
+            known = replace(member, newly_added=before.newly_added, incarnation=before.incarnation)
+            members.append(replace(known, spare_for=spare_for))
         else:
-            members.append(replace(member, newly_added=member.votes == 1, incarnation=None))
+            members.append(replace(member, newly_added=member.votes == 1, incarnation=None, spare_for=None))
     settings = replace(new.settings, replica_set_id=old.settings.replica_set_id)
     return replace(new, term=term, members=tuple(members), settings=settings)

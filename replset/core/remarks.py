@@ -31,6 +31,7 @@ def find_remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
     if node.damage and not node.quarantine:
         found.append(_damaged(node))
     found += [_not_reached(node, peer) for peer in node.sorted_peers() if not peer.is_up and peer.message]
+    found += [_replaced(node.config, member) for member in node.config.members if member.spare_for is not None]
     return tuple(remark for remark in found if remark is not None)
 
 
@@ -149,4 +150,15 @@ def _not_reached(node: NodeState, peer: Peer) -> Remark:
         f"{peer.host} has not answered since this member was started: {peer.message}",
         f"start a member of set {node.set_name} with exactly this address (replset status --host {peer.host}); if the"
         f" address is wrong: replset remove {peer.host}, then replset add with the right one",
+    )
+
+
+def _replaced(config: ReplSetConfig, spare: Member) -> Remark | None:
+    voter = config.member(spare.spare_for)
+    if voter is None:
+        return None
+    return Remark(
+        f"{spare.host} votes in the place of {voter.host}",
+        f"start {voter.host}: it has its vote back after {spare.spare_after_secs} s in service; if it is gone for good:"
+        f" replset remove {voter.host}, and the spare stays a voter",
     )

@@ -46,6 +46,7 @@ class Peer:
     id: MemberId
     last_contact: Millis
     state: MemberState = MemberState.UNKNOWN
+    state_since: Millis = BEGINNING
     position: Position = NO_POSITION
     config_version: int = NO_CONFIG_VERSION
     config_term: int = -1

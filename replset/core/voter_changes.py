@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
+from replset.core.spares import Spares, without_vote
 from replset.core.state import NO_POSITION, NodeState, Peer
 from replset.ids import MemberId, Millis, OpTime
 
@@ -26,9 +27,20 @@ class VoterChanges:
         self.node = node
         self._is_oplog_committed = is_oplog_committed
         self._catch_up_targets: dict[MemberId, OpTime] = {}
+        self._spares = Spares(node, self._is_safe)
 
     def on_step_up(self) -> None:
         self._catch_up_targets.clear()
+
+    def next_change(self, config: ReplSetConfig) -> Member | None:
+        """The first member whose vote changes now; None: none does."""
+        for member in config.members:
+            peer = self.node.peers.get(member.host)
+            if peer is not None and member.votes and peer.is_up:
+                changed = self.changed(member, peer)
+                if changed is not None:
+                    return changed
+        return self._spares.changed(config)
 
     def changed(self, member: Member, peer: Peer) -> Member | None:
         """The member with its vote taken or given; None: its vote stays as it is for now."""
@@ -58,7 +70,10 @@ class VoterChanges:
         node = self.node
         if node.config is None or (peer.config_version, peer.config_term) != node.config.version_and_term:
             return None  # it may be a member of another set
-        if not peer.incarnation or not self._is_oplog_committed(node.config, 0):
+        if not peer.incarnation or self._spares.must_wait(node.config, member, peer):
+            return None
+        voting = replace(member, newly_added=False, incarnation=peer.incarnation)
+        if not self._is_committed_without_spared(node.config, voting):
             return None
         if peer.quarantine or self._has_second_name(peer):
             return None  # it is out of service, or it votes already under another host name
@@ -70,7 +85,6 @@ class VoterChanges:
                 return None
         elif peer.state is not MemberState.ARBITER:
             return None
-        voting = replace(member, newly_added=False, incarnation=peer.incarnation)
         if not self._elections_meet_commit_point(node.config.with_member(voting)):
             # Constant writes would move the commit point ahead of the member again and again.
             node.commit_point_paused = True
@@ -79,6 +93,17 @@ class VoterChanges:
         self._catch_up_targets.pop(member.id, None)
         node.journal("reconfig", f"{member.host} has caught up: it votes")
         return voting
+
+    def _is_committed_without_spared(self, config: ReplSetConfig, voting: Member) -> bool:
+        """Whether the writes before this change are on a write majority.
+
+        Where a spare comes before its voter goes, that voter may be needed for the write majority, and is gone. Then it
+        is that of the others with the spare. The voter was counted before and stays in every majority with one of them.
+        """
+        voter = config.member(voting.spare_for)
+        if voter is None or not voter.is_voter:
+            return self._is_oplog_committed(config, 0)
+        return self._is_safe(without_vote(config, voter).with_member(voting))
 
     def _has_second_name(self, peer: Peer) -> bool:
         """Whether another member of the configuration is the same process."""
@@ -93,11 +118,25 @@ class VoterChanges:
         """
         node = self.node
         journal = config.write_concern_majority_journal_default
-        holders = 0
+        holders = sum(newest >= node.commit_point for newest in self._newest_of(config, journal))
+        others = len(config.voters) - holders
+        return holders == len(config.data_voters) or others < config.majority_vote_count
+
+    def _is_safe(self, config: ReplSetConfig) -> bool:
+        """Whether every majority of `config` includes a holder of the commit point and of an entry of this term, and so
+        of all that was ever committed.
+        """
+        node = self.node
+        newest_of_all = self._newest_of(config, journal=True)
+        holders = sum(newest >= node.commit_point and newest.term == node.term for newest in newest_of_all)
+        return len(config.voters) - holders < config.majority_vote_count
+
+    def _newest_of(self, config: ReplSetConfig, journal: bool) -> list[OpTime]:
+        """The newest entry of each voter of `config` whose incarnation it names; journal: on its disk."""
+        node, found = self.node, []
         for member in config.data_voters:
             peer = node.peers.get(member.host)
             position = node.position if member.host == node.host else NO_POSITION if peer is None else peer.position
-            matches = peer is None or peer.incarnation == member.incarnation
-            holders += matches and (position.last_durable if journal else position.last_applied) >= node.commit_point
-        others = len(config.voters) - holders
-        return holders == len(config.data_voters) or others < config.majority_vote_count
+            if peer is None or peer.incarnation == member.incarnation:
+                found.append(position.last_durable if journal else position.last_applied)
+        return found

@@ -40,7 +40,7 @@ class WriteConcern:
 
 def implicit_default(config: ReplSetConfig) -> WriteConcern:
     """{w: 1} if with arbiters one lost member could block majority writes, else majority (map W6)."""
-    voters = [member for member in config.members if member.votes == 1]
+    voters = [member for member in config.members if member.votes == 1 and config.member(member.spare_for) is None]
     holders = [member for member in voters if member.bears_data]
     with_arbiters = len(holders) < len(voters)
     if with_arbiters and len(holders) <= len(voters) // 2 + 1:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from replset.config import Member, ReplSetConfig
+from replset.core.member_state import MemberState
 from replset.core.messages import ReconfigRequest, ResyncRequest, StepUpRequest
 from replset.errors import ReplError
-from replset.ids import MemberId, Millis
+from replset.ids import HostPort, MemberId, Millis
 from tests.simulation.core_kit.machine import CoreMachine, host
 from tests.simulation.kit.errors import SimulationError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SHAPES_OF_CHANGES = ((3, 0), (3, 0), (3, 1), (4, 1), (4, 0), (5, 0), (5, 1), (5, 2), (2, 0))
 """Members at first, and how many of them are arbiters."""
-ALWAYS = (*("step up",) * 3, *("priority",) * 3, "hide", "settings", "guest")
+ALWAYS = (*("step up",) * 3, *("priority",) * 3, "hide", "settings", "guest", "gone")
 OF_DISKS = ("lose disk", "lose disk", "resync")
 OF_VOTES = (*("add",) * 3, *("remove",) * 3, "vote", "vote", "resync")
 OF_FORCE = ("force",) * 4
@@ -44,6 +45,8 @@ class CoreChanges:
         run.loses_disks, run.moves_votes = run.seed % 3 == 0, run.seed % 3 == 1
         mode = OF_DISKS if run.loses_disks else OF_VOTES if run.moves_votes else OF_FORCE
         self._kinds = ALWAYS + mode
+        self._has_spares = mode is not OF_FORCE and self.rng.random() < 0.7
+        self._given_back: dict[tuple[HostPort, int, MemberId], int] = {}
 
     @property
     def cluster(self):  # type: ignore[no-untyped-def]
@@ -56,6 +59,17 @@ class CoreChanges:
         """Machines that are no members at first."""
         return self.rng.choice((1, 1, 2)) if self.run.size > 3 else 1
 
+    def rows(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        """The members at first, a spare with them."""
+        if not self._has_spares:
+            return members
+        number = len(members)
+        return (*members, Member(MemberId(number), host(number), **self._guest_row()))  # type: ignore[arg-type]
+
+    def _guest_row(self) -> dict[str, object]:
+        after = self.rng.choice((1, 1, 2)) if self._has_spares else 0
+        return {"votes": 0, "priority": 0.0, "hidden": self.rng.random() < 0.5, "spare_after_secs": after}
+
     def draw(self) -> None:
         kind = self.rng.choice(self._kinds)
         done = {
@@ -64,6 +78,7 @@ class CoreChanges:
             "hide": self._hide,
             "settings": self._settings,
             "guest": self._guest,
+            "gone": self._gone,
             "lose disk": self._lose_disk,
             "resync": self._resync,
             "add": self._add,
@@ -194,7 +209,36 @@ class CoreChanges:
         if guests and self.rng.random() < 0.5:
             gone = self.rng.choice(guests)
             return self._ask([row for row in config.members if row is not gone]) and f"{gone.host} goes"
-        return self._come(config, {"votes": 0, "priority": 0.0, "hidden": self.rng.random() < 0.5})
+        return self._come(config, self._guest_row())
+
+    def _gone(self) -> bool | str:
+        """A member is gone for so long that a spare votes for it, maybe for good."""
+        machine = self.cluster[self.rng.randrange(self.run.size)]
+        if not machine.alive:
+            return False
+        machine.crash()
+        back = self.rng.choice((2_000, 4_000, 8_000, 60_000))
+        self.cluster.at(back, lambda: None if machine.alive else machine.boot())
+        return str(machine.host)
+
+    def watch_spares(self, machine: CoreMachine, before: ReplSetConfig, after: ReplSetConfig) -> None:
+        """Who has its vote back keeps it for as long as its spare waits, as far as one primary sees."""
+        if machine.node.state is not MemberState.PRIMARY:
+            return
+        for row in after.members:
+            was = before.member(row.id)
+            if was is None or was.spare_for == row.spare_for:
+                continue
+            voter = row.spare_for if row.spare_for is not None else was.spare_for
+            key = (machine.host, machine.node.term, voter)
+            if row.spare_for is None:
+                self._given_back[key] = self.cluster.now
+                self.cluster.done["votes given back by spares"] += not row.votes
+            else:
+                self.cluster.done["votes of spares"] += 1
+                held_ms = self.cluster.now - self._given_back.get(key, -(1 << 40))
+                if held_ms < row.spare_after_secs * 1000:
+                    raise SimulationError(f"invariant 12 broken: member {voter} had its vote for {held_ms} ms only")
 
     def _add(self) -> bool | str:
         """A machine that is no member becomes one that votes, or an arbiter."""

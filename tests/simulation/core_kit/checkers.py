@@ -195,7 +195,8 @@ class CoreCheckers:
         ]
         assert len(holders) >= before.majority_vote_count, f"invariant 10: {what}, which {len(holders)} voters have"
         written = [voter for voter in before.data_voters if self._has_term(machine, voter)]
-        assert len(written) >= before.write_majority, f"invariant 10: {what} before its term's writes are on a majority"
+        is_written = len(written) >= before.write_majority or self._meets_term(machine, before, after)
+        assert is_written, f"invariant 10: {what} before its term's writes are on a majority"
         hosts = {voter.host for voter in (*before.voters, *after.voters)}
         apart = before.majority_vote_count + after.majority_vote_count <= len(hosts)
         assert not apart, f"invariant 10: {what}: a majority of each may be of other members"
@@ -203,6 +204,16 @@ class CoreCheckers:
         lacking = [voter for voter in able if not self._knows_committed(machine, voter)]
         can_elect = len(lacking) >= after.majority_vote_count and any(voter.is_electable for voter in lacking)
         assert not can_elect, f"invariant 3: {what}: {[v.host for v in lacking]} lack what is committed, and can elect"
+
+    def _meets_term(self, machine: CoreMachine, before: ReplSetConfig, after: ReplSetConfig) -> bool:
+        """For a spare it is enough that every majority of the next configuration meets who has the term's writes: the
+        voter that is gone may be needed for the write majority of the one before.
+        """
+        if not any(row.spare_for is not None for row in (*before.members, *after.members)):
+            return False
+        written = [voter for voter in after.data_voters if self._has_term(machine, voter)]
+        same = [voter.host for voter in before.voters] == [voter.host for voter in after.voters]
+        return same or len(after.voters) - len(written) < after.majority_vote_count
 
     def on_config_saved(self, machine: CoreMachine, config: ReplSetConfig) -> None:
         """One that a majority of its voters saved in its own term is in force: whoever has it refuses older ones."""

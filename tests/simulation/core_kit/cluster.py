@@ -42,6 +42,7 @@ class CoreCluster:
         self.stalls = 0.0  # of what a disk saves or syncs: it takes 300 ms more
         self.pages: tuple[int, ...] = ()  # how many entries a fetch may bring, one of them; none: all
         self.on_persist: list[Callable[[CoreMachine, PersistedRecord], None]] = []
+        self.on_reconfig: list[Callable[[CoreMachine, ReplSetConfig, ReplSetConfig], None]] = []
         self.trace: list[str] = []
         self.done: Counter[str] = Counter()
         self.persist_ms = 2

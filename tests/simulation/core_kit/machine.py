@@ -201,6 +201,8 @@ class CoreMachine:
                 case ConfigInstalled(installed):
                     if self.configured is not None:
                         checkers.check_reconfig(self, self.configured, installed)
+                        for watch in self.cluster.on_reconfig:
+                            watch(self, self.configured, installed)
                     self.configured = installed
         self.configured = config
 

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from replset.config import Member, ReplSetConfig
-from replset.core import reconfig, state
+from replset.core import reconfig, spares, state
 from replset.core.election import Elections
 from replset.core.heartbeat import Heartbeats
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import HeartbeatReply, ProgressRequest, Refused, Response, VoteRequest
 from replset.core.reconfig import Reconfigs
+from replset.core.spares import Spares
 from replset.core.state import NodeState, Peer
 from replset.core.voter_changes import VoterChanges
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, Millis, OpTime
 from tests.simulation.kit.kinds import CORE_ALONE
 from tests.simulation.kit.mutant import Mutant
 
@@ -91,6 +92,37 @@ def vote_by_an_older_config(patch: pytest.MonkeyPatch) -> None:
             return real(self, request)
 
     patch.setattr(Elections, "vote_refusal", vote_refusal)
+
+
+# --- spares ----------------------------------------------------------------------------------------------------------
+
+
+def spare_votes_before_writes_are_safe(patch: pytest.MonkeyPatch) -> None:
+    """The vote of one that is gone goes to its spare before the writes so far are on enough of the others."""
+    patch.setattr(VoterChanges, "_is_safe", lambda *_: True)
+
+
+def spare_replaced_without_copies(patch: pytest.MonkeyPatch) -> None:
+    """Beside an arbiter one that is gone loses its vote before its spare has it: the primary commits alone."""
+    patch.setattr(spares, "_commits_by_majority", lambda _: True)
+
+
+def spare_votes_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A spare takes the vote of a member as soon as that is down."""
+    real = Spares._begin
+
+    def begin(self: Spares, config: ReplSetConfig) -> Member | None:
+        for peer in self.node.peers.values():
+            if peer.state is MemberState.DOWN:
+                peer.state_since = peer.last_contact = Millis(-(1 << 40))
+        return real(self, config)
+
+    patch.setattr(Spares, "_begin", begin)
+
+
+def vote_back_at_once(patch: pytest.MonkeyPatch) -> None:
+    """One that was gone has its vote again as soon as it is up."""
+    patch.setattr(Spares, "_is_back", lambda _self, _spare, peer: peer.state is MemberState.SECONDARY)
 
 
 # --- lost disks ----------------------------------------------------------------------------------------------------
@@ -210,5 +242,16 @@ CORE_MUTANTS = tuple(
         (arbiter_takes_no_commit_point, (1, 3, 4), "not in time"),
         (late_answer_taken, (0, 1, 2), "invariant 11"),
         (old_report_counted, (0, 4, 6), "invariant 11"),
+    )
+)
+
+SPARE_TESTS = "tests/unit/core/test_spares.py::"
+CORE_MUTANTS += tuple(
+    Mutant(break_rule, kind=CORE_ALONE, test=SPARE_TESTS + test)
+    for break_rule, test in (
+        (spare_votes_before_writes_are_safe, "test_no_vote_moves_before_the_writes_of_the_term_are_on_disks"),
+        (spare_replaced_without_copies, "test_in_no_step_are_there_fewer_copies"),
+        (spare_votes_at_once, "test_one_that_is_back_in_time_keeps_its_vote"),
+        (vote_back_at_once, "test_one_that_comes_and_goes_keeps_its_spare"),
     )
 )

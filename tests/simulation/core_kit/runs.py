@@ -77,6 +77,8 @@ class CoreRun:
             self.size += self.more.extra()
         self.cluster = CoreCluster(self.size, seed=seed, latency_ms=(1, rng.choice((3, 40))))
         self.cluster.default_write_concern_set = True
+        if isinstance(self.more, CoreChanges):
+            self.cluster.on_reconfig.append(self.more.watch_spares)
         self.cluster.persist_ms = rng.choice((0, 2, 30))
         self.cluster.sync_ms = rng.choice((1, 5, 60))
         self.cluster.pages = rng.choice(((), (1, 3, 100)))
@@ -136,10 +138,11 @@ class CoreRun:
 
     def _rows(self) -> tuple[Member, ...]:
         rows = members_of(self.members, arbiters=self.arbiters)
-        return tuple(
+        drawn = tuple(
             row if row.arbiter_only or not row.id else replace(row, priority=float(self.rng.choice((0, 1, 1, 2))))
             for row in rows
         )
+        return self.more.rows(drawn) if isinstance(self.more, CoreChanges) else drawn
 
     def _write(self) -> None:
         """From now on somebody writes wherever writes are accepted, now and then; not when all shall be quiet."""
