@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from replset.bson import to_ejson
-from replset.cli import calls, cluster, members, operations, oplog, show, why
+from replset.cli import calls, cluster, members, operations, oplog, show, status, why
 from replset.cli.host_option import Host
-from replset.errors import ErrorCode
 from replset.terminal import run_app
 
 app = typer.Typer(
@@ -54,27 +52,12 @@ def start() -> None:
 
 
 @app.command()
-def status(host: Host, json: AsJson = False) -> None:
-    """Show the members, their states, how far each is behind, and what is wrong."""
-    try:
-        reply = calls.ask(host, {"replSetGetStatus": 1})
-    except calls.CommandFailedError as error:
-        if error.code != ErrorCode.NOT_YET_INITIALIZED:
-            raise
-        hint = f"make a set: replset initiate --host {host}; or have it added: replset add {host} --host MEMBER"
-        raise calls.CommandFailedError(f"{error.message}; {hint}", code=ErrorCode.NOT_YET_INITIALIZED) from error
-    if json:
-        typer.echo(to_ejson(reply))
-    else:
-        show.status(reply)
-
-
-@app.command()
 def conf(host: Host) -> None:
     """Print the configuration as JSON (edit it and give it to `reconfig`)."""
     typer.echo(show.pretty(calls.ask(host, {"replSetGetConfig": 1})["config"]))
 
 
+app.command()(status.status)
 app.command()(why.why)
 app.command()(members.initiate)
 app.command()(members.add)

@@ -1,20 +1,30 @@
-"""Prints replies as tables for a person at a terminal."""
+"""Prints replies for a person at a terminal. `replset status` is one screen that says what is wrong and what helps."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.markup import escape
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from replset.bson import DateTime, to_ejson
+from replset.cli.why import clock, reason_of
 from replset.optime import optime_or_none
 from replset.terminal import console
 
-STARTUP2 = 5
-STYLE = {"PRIMARY": "bold green", "SECONDARY": "green", "ARBITER": "cyan", "ROLLBACK": "bold red", "RECOVERING": "red"}
+STYLE = {
+    "DOWN": "bold red",
+    "PRIMARY": "bold green",
+    "SECONDARY": "green",
+    "ARBITER": "cyan",
+    "ROLLBACK": "bold red",
+    "RECOVERING": "red",
+}
+SHOWN_ENTRIES = 1000
+"""How many entries behind a member are counted."""
 
 
 def pretty(document: Mapping[str, object]) -> str:
@@ -27,62 +37,133 @@ def optime_text(value: object) -> str:
     return str(optime) if optime is not None and optime.seconds else "-"
 
 
-def status(reply: Mapping[str, Any]) -> None:
-    """Print the set as a table, with one line for each member, its lag behind the newest entry, and what is wrong."""
-    out = console()
-    newest = max((_millis(row.get("optimeDate")) for row in reply["members"]), default=0)
-    table = Table(title=f"{reply['set']}, term {reply['term']}", title_justify="left")
-    for column in ("member", "state", "votes for majority", "newest entry", "behind", "last heartbeat", "remarks"):
-        table.add_column(column, overflow="fold")
-    for row in reply["members"]:
-        state = str(row["stateStr"])
-        behind = "-"
-        if _millis(row.get("optimeDate")):
-            behind = f"{(newest - _millis(row['optimeDate'])) / 1000:.1f} s"
-        last_heartbeat = "this member" if row.get("self") else _age(reply.get("date"), row.get("lastHeartbeat"))
-        table.add_row(
-            f"{row['_id']} {row['name']}",
-            f"[{STYLE.get(state, 'yellow')}]{escape(state)}[/]",
-            "yes" if row.get("counted") else "no",
-            optime_text(row.get("optime")),
-            behind,
-            last_heartbeat,
-            escape(str(row.get("infoMessage") or row.get("lastHeartbeatMessage") or "")),
-        )
-    out.print(table)
-    for warning in reply.get("startupWarnings", ()):
-        out.print(f"[yellow]this member was {escape(str(warning))}[/]", highlight=False)
-    _print_rollbacks(reply)
+def status(
+    reply: Mapping[str, Any], primary: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None
+) -> None:
+    """Print the screen of `replset status`."""
+    console().print(screen(reply, primary, config), highlight=False, soft_wrap=True)
+
+
+def screen(
+    reply: Mapping[str, Any], primary: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None
+) -> RenderableType:
+    """Return the set as one screen: the primary, the members, what blocks majority writes, what is wrong.
+
+    primary: the primary's own reply. Only it knows why it leads, how many entries the others lack, and what blocks.
+    """
+    known = primary or reply
+    own = next((row["name"] for row in reply["members"] if row.get("self")), "a member")
+    lines = [Text(f"{reply['set']}, term {reply['term']}, as {own} sees it at {clock(reply.get('date'))} UTC")]
+    lines += _leadership(reply, known)
+    parts: list[RenderableType] = [*lines, _members(reply, known)]
+    parts += _notes(reply, config or {})
+    parts += [Text(f"this member was {warning}", "yellow") for warning in reply.get("startupWarnings", ())]
+    parts += _rollbacks(reply)
+    parts.append(_majority_writes(known))
     for remark in reply.get("remarks", ()):
-        out.print(f"[bold yellow]{escape(str(remark['why']))}[/]", highlight=False)
-        out.print(f"  next: {escape(str(remark['next']))}", highlight=False)
-    optimes = reply.get("optimes", {})
-    out.print(
-        f"commit point {optime_text(optimes.get('lastCommittedOpTime'))}; a majority write needs "
-        f"{reply.get('writeMajorityCount')} of {reply.get('writableVotingMembersCount')} copies",
-        highlight=False,
-    )
+        parts += [Text(str(remark["why"]), "bold yellow"), Text(f"  next: {remark['next']}")]
+    return Group(*parts)
 
 
-def _print_rollbacks(reply: Mapping[str, Any]) -> None:
-    """Print the rollback that runs here, and the rollbacks that nobody has acknowledged."""
-    out = console()
-    running = reply.get("rollbackStatus")
-    if running:
-        out.print(f"[bold red]{escape(str(running['text']))}[/]", highlight=False)
+def _leadership(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Text]:
+    """Who is primary since when and why. Without one the remarks say why there is none."""
+    row = next((row for row in reply["members"] if row["stateStr"] == "PRIMARY"), None)
+    if row is None:
+        yield Text("NO PRIMARY: writes are refused", "bold red")
+        return
+    since = _millis(row.get("electionDate"))
+    text = f"primary: {row['name']}"
+    if since:
+        text += f" since {clock(row['electionDate'])} ({_duration(_millis(reply.get('date')) - since)})"
+    reason = known.get("electionCandidateMetrics", {}).get("lastElectionReason")
+    yield Text(f"{text}: {reason_of(str(reason))}" if reason else text, "bold green")
+
+
+def _members(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("member", "state", "behind", "entries", "syncs from", "heard"):
+        table.add_column(column, no_wrap=True)
+    newest = max((_millis(row.get("optimeDate")) for row in known["members"]), default=0)
+    entries = {row["name"]: row.get("entriesBehind", "-") for row in known["members"]}
     for row in reply["members"]:
-        name = escape(str(row["name"]))
+        state = str(row["stateStr"]) if row.get("health", 1) else "DOWN"
+        has_data = bool(_millis(row.get("optimeDate")))
+        count = entries.get(row["name"], "-") if has_data else "-"
+        table.add_row(
+            str(row["name"]),
+            Text(state, STYLE.get(state, "yellow")),
+            f"{max(0, newest - _millis(row['optimeDate'])) / 1000:.1f} s" if has_data else "-",
+            f"{count}{'+' if isinstance(count, int) and count >= SHOWN_ENTRIES else ''}",
+            str(row.get("syncSourceHost") or "-"),
+            "-" if row.get("self") else _age(reply.get("date"), row.get("lastHeartbeat")),
+        )
+    return table
+
+
+def _notes(reply: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Text]:
+    """One line for each member that is not like the others."""
+    roles = {row["host"]: role_of(row) for row in config.get("members", ())}
+    for row in reply["members"]:
+        role = roles.get(row["name"], "")
+        waits = "waits for its vote" if row.get("newlyAdded") else ""
+        is_counted = row.get("counted") or waits or "no vote" in role or not row.get("health", 1)
+        counts = "" if is_counted else "is not counted for majorities"
+        notes = "; ".join(filter(None, (role, waits, counts, str(row.get("infoMessage") or ""))))
+        if notes:
+            yield Text(f"{row['name']}: {notes}")
+
+
+def role_of(row: Mapping[str, Any]) -> str:
+    """Return what distinguishes a member by its configuration; empty: nothing."""
+    priority, delay = row.get("priority", 1), int(row.get("secondaryDelaySecs", 0))
+    is_plain = row.get("arbiterOnly") or row.get("witness")
+    parts = {
+        "witness": bool(row.get("witness")),
+        "hidden": bool(row.get("hidden")),
+        f"{delay} s delayed": delay > 0,
+        "without indexes": row.get("buildIndexes") is False,
+        f"priority {priority}": priority != 1 and not is_plain,
+        "no vote": row.get("votes") == 0,
+    }
+    return ", ".join(text for text, holds in parts.items() if holds)
+
+
+def _majority_writes(known: Mapping[str, Any]) -> Text:
+    """What keeps the commit point from moving and since when, or that nothing does."""
+    needs = f"{known.get('writeMajorityCount')} of {known.get('writableVotingMembersCount')} copies"
+    committed = optime_text(known.get("optimes", {}).get("lastCommittedOpTime"))
+    if not known.get("blocking"):
+        return Text(f"commit point {committed}; a majority write needs {needs}")
+    since = known.get("blockingSince")
+    age = f" for {_duration(_millis(known.get('date')) - _millis(since))}, since {clock(since)}" if since else ""
+    return Text(f"MAJORITY WRITES WAIT{age}: {known['blocking']}; commit point {committed}", "bold red")
+
+
+def _rollbacks(reply: Mapping[str, Any]) -> Iterator[Text]:
+    """The rollback that runs here, and the rollbacks that nobody has acknowledged."""
+    if reply.get("rollbackStatus"):
+        yield Text(str(reply["rollbackStatus"]["text"]), "bold red")
+    for row in reply["members"]:
         count = row.get("unacknowledgedRollbacks")
         if count:
-            text = f"{name}: {count} rollback{'s' if count > 1 else ''} not acknowledged"
-            out.print(f"[yellow]{text}[/] (rollback-tools list DBPATH)", highlight=False)
+            text = f"{row['name']}: {count} rollback{'s' if count > 1 else ''} not acknowledged"
+            yield Text(f"{text} (rollback-tools list DBPATH)", "yellow")
 
 
 def _millis(value: object) -> int:
     return value.ms if isinstance(value, DateTime) else 0
 
 
+def _duration(ms: int) -> str:
+    """Return a duration in its two largest units."""
+    seconds = max(0, ms) // 1000
+    for size, name, smaller, smaller_name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size} {name} {seconds % size // smaller} {smaller_name}"
+    return f"{seconds} s"
+
+
 def _age(now: object, then: object) -> str:
     if not _millis(then):
         return "never"
-    return f"{max(0, _millis(now) - _millis(then)) / 1000:.1f} s ago"
+    return _duration(_millis(now) - _millis(then))

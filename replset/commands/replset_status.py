@@ -12,13 +12,14 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
-from replset.errors import NotYetInitializedError, StorageError
+from replset.errors import NotYetInitializedError, ReplError, StorageError
 from replset.ids import Millis
 from replset.optime import optime_document
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_progress import RollbackProgress
 
 UNREACHABLE = "(not reachable/healthy)"
+MOST_ENTRIES_BEHIND = 1000
 
 
 def status_of(member: MemberPort) -> Status:
@@ -33,10 +34,27 @@ async def get_status(ctx: CommandContext) -> Reply:
     """Every member's state, newest entry and health, and the set's majorities."""
     await ctx.member.rollbacks.refresh()
     document = status_document(ctx.member)
+    _add_lag(ctx.member, document)
     progress = ctx.member.initial_sync_progress
     if progress.running or (fields.boolean(ctx.body, "initialSync", ctx.name) and progress.source):
         document["initialSyncStatus"] = _sync_document(progress, ctx.member.clock.now())
     return document
+
+
+def _add_lag(member: MemberPort, document: dict[str, object]) -> None:
+    """Add how many entries of this member's oplog the others lack, and since when the commit point waits."""
+    status = status_of(member)
+    rows = document["members"]
+    try:
+        for row, found in zip(rows if isinstance(rows, list) else (), status.members, strict=True):
+            if found.position is not None:
+                behind = member.store.entries_behind(found.position.last_applied, most=MOST_ENTRIES_BEHIND)
+                row["entriesBehind"] = Int64(behind)
+        waiting = member.store.oplog_after(status.commit_point, limit=1, max_bytes=1) if status.blocking else []
+    except ReplError:  # the data is being replaced, or what the member lacks was trimmed
+        return
+    if waiting:
+        document["blockingSince"] = DateTime(waiting[0].wall_ms)
 
 
 def _sync_document(progress: InitialSyncProgress, now: Millis) -> dict[str, object]:

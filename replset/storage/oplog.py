@@ -49,6 +49,12 @@ def row_at_or_before(connection: apsw.Connection, ts: int) -> OplogRow | None:
     return _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts <= ? ORDER BY ts DESC LIMIT 1", (ts,))
 
 
+def count_between(connection: apsw.Connection, after_ts: int, up_to_ts: int, most: int) -> int:
+    """The number of rows with after_ts < ts <= up_to_ts, at most `most`."""
+    sql = "SELECT count(*) FROM (SELECT 1 FROM oplog WHERE ts > ? AND ts <= ? LIMIT ?)"
+    return int(first_row(connection, sql, (after_ts, up_to_ts, most))[0])
+
+
 def _one(connection: apsw.Connection, sql: str, bindings: tuple[int, ...]) -> OplogRow | None:
     row = first_row(connection, sql, bindings)
     return None if row is None else OplogRow._make(row)

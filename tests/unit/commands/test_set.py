@@ -32,7 +32,7 @@ from replset.core.messages import (
 )
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
-from replset.ids import HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.replication.initial_sync_progress import FailedAttempt
 from replset.replication.ports import SetMemberClient
 from tests.unit.commands.conftest import CONFIG, Client, FakeMember
@@ -222,6 +222,24 @@ def test_status(client: Client, member: FakeMember) -> None:
     assert (third["stateStr"], third["health"]) == ("(not reachable/healthy)", 0.0)
     assert (third["lastHeartbeatMessage"], third["counted"]) == ("no answer", False)
     assert "optime" not in third
+
+
+def test_status_counts_the_entries_that_a_member_lacks_and_since_when(client: Client, member: FakeMember) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": number} for number in range(3)]})
+    rows = member.store.oplog_after(OPTIME_NULL, limit=10, max_bytes=1 << 20)
+    early = replace(POSITION, last_applied=rows[0].optime, last_durable=rows[0].optime)
+    newest = replace(POSITION, last_applied=rows[-1].optime, last_durable=rows[-1].optime)
+    members = (
+        line(0, MemberState.PRIMARY, position=newest),
+        line(1, MemberState.SECONDARY, position=early),
+        line(2, MemberState.ARBITER, position=None),
+    )
+    member.node.status_value = replace(STATUS, members=members, commit_point=rows[0].optime)
+    reply = client.ok({"replSetGetStatus": 1}, "admin")
+    assert [row.get("entriesBehind") for row in reply["members"]] == [0, len(rows) - 1, None]
+    assert reply["blockingSince"] == DateTime(rows[1].wall_ms)
+    member.node.status_value = replace(STATUS, members=members, commit_point=rows[-1].optime, blocking="")
+    assert "blockingSince" not in client.ok({"replSetGetStatus": 1}, "admin")
 
 
 def test_status_says_what_is_wrong_and_what_is_next(
