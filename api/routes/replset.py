@@ -133,13 +133,14 @@ def router(member: RunningMember) -> APIRouter:
                     "seconds": SECONDS,
                     "secondaryCatchUpPeriodSecs": SECONDS,
                     "force": {"type": "boolean"},
+                    "handOverTo": {"type": "string", "example": "127.0.0.1:27018"},
                 },
             },
             required=False,
         ),
     )
     async def step_down(request: Request) -> Response:
-        fields = await options_of(request, ("seconds", "secondaryCatchUpPeriodSecs", "force"))
+        fields = await options_of(request, ("seconds", "secondaryCatchUpPeriodSecs", "force", "handOverTo"))
         return await run_here(request, {"replSetStepDown": fields.pop("seconds", 60), **fields})
 
     @routes.post(

@@ -1,4 +1,4 @@
-"""The subcommands that make one member do something: step-down, freeze, sync-from, resync, and others."""
+"""The subcommands that make one member do something: step-down, step-up, freeze, sync-from, resync, and others."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from replset.cli.repair import repair as repair_dbpath
 from replset.errors import BadValueError, ReplError
 
 DEFAULT_CATCH_UP_S = 10
+STEP_UP_FREEZE_S, STEP_UP_WITHIN_S = 10, 30
 
 
 class Switch(StrEnum):
@@ -40,6 +41,29 @@ def step_down(
         "force": force,
     }
     calls.print_result(calls.on_primary(host, command, timeout_s=waits + 30), "the primary stepped down")
+
+
+def step_up(
+    member: Annotated[str, typer.Argument(metavar="HOST:PORT", help="the member that is to lead")],
+    catch_up: Annotated[int, typer.Option(min=0, help="seconds to wait until it has everything")] = DEFAULT_CATCH_UP_S,
+) -> None:
+    """Let the primary hand over to this member, once it has everything; without a primary, let it stand now."""
+    hello = calls.ask(member, {"hello": 1})
+    primary, me = hello.get("primary"), hello.get("me", member)
+    if primary == me:
+        typer.echo(f"{me} is primary already")
+        return
+    if primary is None:
+        calls.ask(member, {"replSetStepUp": 1})
+    else:
+        command = {"replSetStepDown": max(catch_up, STEP_UP_FREEZE_S), "secondaryCatchUpPeriodSecs": catch_up}
+        calls.ask(str(primary), {**command, "handOverTo": me}, timeout_s=catch_up + 30)
+    deadline = time.monotonic() + STEP_UP_WITHIN_S
+    while not calls.ask(member, {"hello": 1}).get("isWritablePrimary"):
+        if time.monotonic() > deadline:
+            raise ReplError(f"{me} does not lead {STEP_UP_WITHIN_S} s later (see `replset status --host {member}`)")
+        time.sleep(0.05)
+    typer.echo(f"{me} is primary")
 
 
 def freeze(

@@ -84,6 +84,7 @@ _BY_PLACE: Final = {
     "reIndex": "",
     "refreshSessions": "",
     "renameCollection": "to dropTarget stayTemp collectionUUID",
+    "replSetAbortPrimaryCatchUp": "",
     "replSetFreeze": "",
     "replSetGetConfig": "commitmentStatus $_internalIncludeNewlyAdded",
     "replSetGetStatus": "initialSync",

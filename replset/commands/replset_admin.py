@@ -13,6 +13,7 @@ from replset.commands.read_concern import append_at_least, check_reachable
 from replset.commands.write_concern import store_default, stored_default, write_and_wait
 from replset.config import ReplSetConfig, parse_host
 from replset.core.messages import (
+    AbortCatchUpRequest,
     Done,
     FreezeRequest,
     InitiateRequest,
@@ -164,12 +165,18 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
 
 
 async def step_down(ctx: CommandContext) -> Reply:
-    """Stop being primary, once an electable secondary has everything."""
+    """Stop being primary, once an electable secondary has everything. handOverTo (not MongoDB's): only that one."""
     body = ctx.body
     seconds = _seconds(ctx, ctx.name, DEFAULT_STEP_DOWN_S) or DEFAULT_STEP_DOWN_S
     force = fields.boolean(body, "force", ctx.name)
     catch_up = _seconds(ctx, "secondaryCatchUpPeriodSecs", 0 if force else min(DEFAULT_CATCH_UP_S, seconds))
-    return await ask(ctx, StepDownRequest(seconds * 1000, catch_up * 1000, force))
+    to = parse_host(fields.text(body, "handOverTo", ctx.name), "handOverTo") if "handOverTo" in body else None
+    return await ask(ctx, StepDownRequest(seconds * 1000, catch_up * 1000, force, to))
+
+
+async def abort_catch_up(ctx: CommandContext) -> Reply:
+    """Let a new primary take writes now, without the entries that it still fetches; they are rolled back."""
+    return await ask(ctx, AbortCatchUpRequest())
 
 
 async def resync(ctx: CommandContext) -> Reply:
@@ -265,7 +272,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetReconfig", reconfig, frozenset({"force"}), admin_only=True),
     Command("replSetAddMember", add_member, admin_only=True),
     Command("replSetRemoveMember", remove_member, admin_only=True),
-    Command("replSetStepDown", step_down, frozenset({"secondaryCatchUpPeriodSecs", "force"}), admin_only=True),
+    Command(
+        "replSetStepDown",
+        step_down,
+        frozenset({"secondaryCatchUpPeriodSecs", "force", "handOverTo"}),
+        admin_only=True,
+    ),
+    Command("replSetAbortPrimaryCatchUp", abort_catch_up, admin_only=True),
     Command("replSetFreeze", freeze, admin_only=True),
     Command("replSetSyncFrom", sync_from, admin_only=True),
     Command("replSetMaintenance", maintenance, admin_only=True),

@@ -1,4 +1,4 @@
-"""Elections: terms, votes for others, elections of this member, priority takeover (map A4)."""
+"""Elections: terms, votes for others, elections of this member (map A4)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
 from replset.core.state import NEVER, NodeState, Peer
+from replset.core.takeover import TAKEOVERS, Takeovers
 from replset.core.term_limits import MAX_TERM
 from replset.errors import ErrorCode
-from replset.ids import HostPort, MemberId, Millis, OpTime, invariant
+from replset.ids import HostPort, MemberId, Millis, invariant
 
 ELECTION_TIMEOUT = "electionTimeout"
 INITIATE = "initiate"
 FIRST_RETRY_MS = 200
-TAKEOVER_FRESHNESS_SECS = 2
-TAKEOVER_FRESHNESS_INCREMENTS = 1000
 
 
 @dataclass(slots=True)
@@ -44,7 +43,7 @@ class Elections:
         self.election: ElectionRound | None = None
         self.fast = FastFailover(node)
         self._first_due = self._first_until = NEVER  # of the first election of a set that this member initiated
-        self._takeover_due = NEVER
+        self.takeovers = Takeovers(node)
         self.last_reason = ""
         self.last_needed = 0
 
@@ -62,7 +61,7 @@ class Elections:
         self.end_round(f"another member is in term {term}")
         node.term = term
         node.primary_id = None
-        self._takeover_due = NEVER
+        self.takeovers.drop()
         node.emit_state()
 
     def accept_term(self, host: HostPort, term: int) -> bool:
@@ -91,11 +90,18 @@ class Elections:
             if self.fast.due != NEVER:
                 self.fast.postpone(node.now)
         if not request.dry_run:
-            if request.reason == FAST_FAILOVER and self._is_candidate(request):
-                self.fast.note_election()
+            if self._is_candidate(request):
+                self._note_election(request.reason, request.candidate)
             verdict = "granted" if refusal is None else f"refused: {refusal}"
             node.journal("vote", f"for {node.name_of(request.candidate)} in term {request.term}: {verdict}")
         node.reply(request_id, VoteReply(node.term, refusal is None, refusal or "", node.self_id, node.incarnation))
+
+    def _note_election(self, reason: str, candidate: MemberId) -> None:
+        """Note a real election of this or another member, for those kinds that must not come too often."""
+        if reason == FAST_FAILOVER:
+            self.fast.note_election()
+        elif reason in TAKEOVERS:
+            self.takeovers.note(candidate)
 
     def _is_candidate(self, request: VoteRequest) -> bool:
         """Whether the request comes from a member of this set whose incarnation the configuration names."""
@@ -134,6 +140,10 @@ class Elections:
             return f"this member has voted for member {node.last_vote.candidate} in term {request.term}"
         if not request.dry_run and node.last_vote.term > request.term:
             return f"this member has voted in term {node.last_vote.term}"
+        if request.dry_run and request.reason in TAKEOVERS:
+            refusal = self.takeovers.refusal(request.candidate)
+            if refusal is not None:
+                return refusal
         return self._healthy_primary_refusal(request) or self._arbiter_refusal(request)
 
     def _healthy_primary_refusal(self, request: VoteRequest) -> str | None:
@@ -210,10 +220,8 @@ class Elections:
                 self.fast.retry()
         elif node.now >= node.election_due:
             self.start_election(ELECTION_TIMEOUT)
-        elif node.now >= self._takeover_due:
-            self._takeover_due = NEVER
-            if self._takeover_refusal() is None:
-                self.start_election("priorityTakeover")
+        elif node.now >= self.takeovers.due and (reason := self.takeovers.take()):
+            self.start_election(reason)
 
     def on_initiated(self) -> None:
         """Stand as soon as a majority can vote; nobody else has data yet."""
@@ -243,7 +251,7 @@ class Elections:
         if node.state is MemberState.SECONDARY:
             if self._first_due > node.now:
                 due = min(due, self._first_due)
-            due = min(due, node.election_due, self._takeover_due, self.fast.due)
+            due = min(due, node.election_due, self.takeovers.due, self.fast.due)
             if self._may_elect_itself():
                 due = node.now
             if node.frozen_until > node.now:
@@ -313,6 +321,8 @@ class Elections:
         invariant(node.self_id is not None, "a candidate is in its configuration")
         node.term += 1
         node.primary_id = None
+        if node.self_id is not None:
+            self._note_election(reason, node.self_id)
         node.last_vote = LastVote(node.term, node.self_id)
         node.emit(Persist(node.last_vote))
         node.emit_state()
@@ -407,7 +417,7 @@ class Elections:
         node = self.node
         invariant(election.term == node.term, "an election is won in its own term")
         self.election = None
-        self._takeover_due = NEVER
+        self.takeovers.drop()
         node.journal("won", f"{election.reason}: votes of {self._granted_by(election)}")
         self._leader.step_up()
         if election.request_id is not None:
@@ -426,39 +436,3 @@ class Elections:
             self.fast.retry()
         if election.request_id is not None:
             self.node.reply(election.request_id, Refused(ErrorCode.COMMAND_FAILED, f"election failed: {why}"))
-
-    # --- priority takeover (map E9) ------------------------------------------------------------------------------
-
-    def schedule_takeover(self) -> None:
-        """Plan to take over from a primary of lower priority, or drop that plan."""
-        node = self.node
-        if self._takeover_refusal() is not None:
-            self._takeover_due = NEVER
-        elif self._takeover_due == NEVER and node.config is not None:
-            member = node.self_member
-            rank = sum(other.priority > (member.priority if member else 0) for other in node.config.members)
-            timeout = node.settings.election_timeout_ms
-            self._takeover_due = Millis(node.now + (rank + 1) * timeout + int(node.rng.random() * timeout * 0.15))
-
-    def _takeover_refusal(self) -> str | None:
-        node = self.node
-        primary = None if node.config is None else node.config.member(node.primary_id)
-        member, peer = node.self_member, node.peer_of(node.primary_id)
-        if primary is None or member is None or peer is None or peer.state is not MemberState.PRIMARY:
-            return "no primary is known"
-        if member.priority <= primary.priority or not node.is_electable:
-            return "it has no higher priority, or is not electable"
-        newest = max((other.position.last_applied for other in node.peers.values()), default=node.position.last_applied)
-        if not _is_fresh(node.position.last_applied, newest):
-            return "it is too far behind"
-        return None
-
-
-def _is_fresh(own: OpTime, newest: OpTime) -> bool:
-    if own >= newest:
-        return True
-    if own.term != newest.term:
-        return False
-    if own.seconds == newest.seconds:
-        return newest.increment - own.increment <= TAKEOVER_FRESHNESS_INCREMENTS
-    return newest.seconds - own.seconds <= TAKEOVER_FRESHNESS_SECS

@@ -158,7 +158,7 @@ class Heartbeats:
             peer.refused_at = None
             node.set_primary(peer.id)
             node.push_election_timer()
-            self._elections.schedule_takeover()
+            self._elections.takeovers.plan()
         elif node.primary_id == peer.id:
             node.set_primary(None)
 

@@ -16,8 +16,10 @@ from replset.core.effects import (
 )
 from replset.core.in_sync import update_in_sync
 from replset.core.member_state import MemberState
+from replset.core.messages import Done, Refused
 from replset.core.quorum import commit_point, has_majority
 from replset.core.state import NEVER, NodeState, Peer
+from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 PERIODIC_NOOP_MS = 10_000
@@ -112,6 +114,15 @@ class Leader:
             node.sync_source = None
             node.journal("draining", why)
             node.emit(Drain(node.term))
+
+    def on_abort_catch_up(self, request_id: int) -> None:
+        """Answer a replSetAbortPrimaryCatchUp. What was not fetched is rolled back where it is."""
+        node = self.node
+        if self.phase is Phase.CATCH_UP:
+            self.end_catch_up("replSetAbortPrimaryCatchUp")
+            node.reply(request_id, Done())
+        else:
+            node.reply(request_id, Refused(ErrorCode.ILLEGAL_OPERATION, "this member is not in catch-up mode"))
 
     def on_drain_finished(self, term: int) -> None:
         node = self.node

@@ -167,11 +167,17 @@ class ReconfigRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepDownRequest:
-    """replSetStepDown (map E11)."""
+    """replSetStepDown (map E11). hand_over_to: the only successor that will do; None: the best one."""
 
     step_down_ms: int
     catch_up_ms: int
     force: bool
+    hand_over_to: HostPort | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortCatchUpRequest:
+    """replSetAbortPrimaryCatchUp: a new primary takes writes without the entries that it still fetches (map E8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +237,7 @@ RequestBody = (
     | InitiateRequest
     | ReconfigRequest
     | StepDownRequest
+    | AbortCatchUpRequest
     | FreezeRequest
     | ResyncRequest
     | SyncFromRequest

@@ -20,6 +20,7 @@ from replset.core.in_sync import in_sync_have, in_sync_refusal
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import (
+    AbortCatchUpRequest,
     ChainMismatch,
     ChainsCompared,
     ConnectionLost,
@@ -215,6 +216,8 @@ class Node:
                 self._reconfigs.on_reconfig(request_id, body)
             case StepDownRequest():
                 self._stepdowns.on_request(request_id, body)
+            case AbortCatchUpRequest():
+                self._leader.on_abort_catch_up(request_id)
             case FreezeRequest():
                 self._stepdowns.on_freeze(request_id, body)
             case ResyncRequest():

@@ -10,7 +10,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, Refused, StepDownRequest, StepUpRequest
 from replset.core.state import NEVER, NodeState, Peer
 from replset.errors import ErrorCode
-from replset.ids import Millis
+from replset.ids import HostPort, Millis
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class PendingStepDown:
     deadline: Millis
     freeze_ms: int
     force: bool
+    hand_over_to: HostPort | None
 
 
 class StepDowns:
@@ -42,16 +43,33 @@ class StepDowns:
                 request_id,
                 Refused(ErrorCode.BAD_VALUE, "secondaryCatchUpPeriodSecs must not be longer than the stepdown period"),
             )
+        elif (refusal := self._target_refusal(request)) is not None:
+            node.reply(request_id, refusal)
         elif self._pending is not None:
             node.reply(request_id, Refused(ErrorCode.CONFIGURATION_IN_PROGRESS, "a stepdown is under way already"))
         else:
+            deadline = Millis(node.now + request.catch_up_ms)
             self._pending = PendingStepDown(
-                request_id, Millis(node.now + request.catch_up_ms), request.step_down_ms, request.force
+                request_id, deadline, request.step_down_ms, request.force, request.hand_over_to
             )
             if node.writable:
                 node.writable = False  # a new write would move the target that the others have to reach
                 node.emit(AcceptWrites(False, node.term))
             self.advance()
+
+    def _target_refusal(self, request: StepDownRequest) -> Refused | None:
+        """Why the set cannot be handed to the member that was asked for; None: it can, or none was."""
+        node, to = self.node, request.hand_over_to
+        member = None if node.config is None or to is None else node.config.member_at(to)
+        if to is None:
+            return None
+        if request.force:
+            return Refused(ErrorCode.BAD_VALUE, "force hands over to nobody, so handOverTo cannot be given with it")
+        if member is None or to == node.host:
+            return Refused(ErrorCode.NODE_NOT_FOUND, f"handOverTo: {to} is no other member of the set")
+        if not member.is_electable or not member.is_voter:
+            return Refused(ErrorCode.NODE_NOT_ELECTABLE, f"handOverTo: {to} cannot be elected (priority, votes)")
+        return None
 
     def next_due(self) -> Millis:
         return NEVER if self._pending is None else self._pending.deadline
@@ -68,18 +86,21 @@ class StepDowns:
             self._pending = None
             node.reply(pending.request_id, Done("it stepped down already"))
             return
-        best = self._successor()
+        best = self._successor(pending.hand_over_to)
         if best is None and node.now < pending.deadline:
             return
         self._pending = None
         if best is None and not pending.force:
+            to = pending.hand_over_to
+            who = "no electable secondary" if to is None else f"{to} has not, or no write majority has,"
             if self._leader.phase is Phase.ACTIVE:
                 node.writable = True
                 node.emit(AcceptWrites(True, node.term))
             node.reply(
                 pending.request_id,
                 Refused(
-                    ErrorCode.EXCEEDED_TIME_LIMIT, "no electable secondary caught up in time; still primary (see force)"
+                    ErrorCode.EXCEEDED_TIME_LIMIT,
+                    f"{who} caught up in time; still primary (see force)",
                 ),
             )
             return
@@ -88,10 +109,11 @@ class StepDowns:
             node.send(best.host, StepUpRequest(skip_dry_run=True), node.settings.election_timeout_ms)
         node.reply(pending.request_id, Done())
 
-    def _successor(self) -> Peer | None:
+    def _successor(self, wanted: HostPort | None) -> Peer | None:
         """The electable member with every entry, of highest priority and then lowest id (map E12).
 
-        None while fewer than a write majority have every entry, or no electable member does (map E11).
+        None while fewer than a write majority have every entry, or no electable member does (map E11). wanted: the only
+        one that will do.
         """
         node = self.node
         if node.config is None:
@@ -106,7 +128,10 @@ class StepDowns:
         ready = [
             (member.priority, -member.id, peer)
             for member in caught_up
-            if member.is_electable and (peer := node.peers.get(member.host)) is not None and peer.is_up
+            if member.is_electable
+            and wanted in (None, member.host)
+            and (peer := node.peers.get(member.host)) is not None
+            and peer.is_up
         ]
         if len(caught_up) < node.config.write_majority or not ready:
             return None

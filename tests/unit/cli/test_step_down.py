@@ -1,4 +1,4 @@
-"""`replset step-down`: its own flags are named, and a short period shortens the wait."""
+"""`replset step-down`: its own flags are named, and a short period shortens the wait. `replset step-up`."""
 
 from __future__ import annotations
 
@@ -50,3 +50,25 @@ def test_what_cannot_be_is_refused_by_its_flag(
     assert main(["step-down", "--host", "m0:1", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("primary", "sent"),
+    [
+        pytest.param("m0:1", [("m0:1", "replSetStepDown")], id="the-primary-hands-over"),
+        pytest.param(None, [("m1:1", "replSetStepUp")], id="no-primary"),
+        pytest.param("m1:1", [], id="it-leads-already"),
+    ],
+)
+def test_step_up(primary: str | None, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(host: str, command: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+        if "hello" not in command:
+            commands.append((host, command))
+        return {"primary": primary, "me": "m1:1", "isWritablePrimary": bool(commands)}
+
+    monkeypatch.setattr(calls, "ask", ask)
+    assert main(["step-up", "m1:1"]) == 0
+    assert [(host, next(iter(command))) for host, command in commands] == sent
+    assert all(command.get("handOverTo", "m1:1") == "m1:1" for _, command in commands)

@@ -119,6 +119,48 @@ def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
     assert node.writable
 
 
+def test_a_hand_over_waits_for_the_member_that_was_asked_for() -> None:
+    node = lead(single_node(config=CONFIG))
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    following(node, 3, 1)
+    node.receive(Request(5, StepDownRequest(60_000, 5_000, False, host(2))), NOW)
+    assert node.state is MemberState.PRIMARY
+    next_round(node)
+    following(node, 3, 3)
+    node.tick(Millis(NOW + 2_001))
+    assert node.state is MemberState.SECONDARY
+    assert {send.to for send in node.sent if isinstance(send.body, StepUpRequest)} == {host(2)}
+
+
+def test_a_hand_over_to_a_member_that_does_not_catch_up_is_given_up() -> None:
+    node = lead(single_node(config=CONFIG))
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    following(node, 3, 1)
+    node.receive(Request(5, StepDownRequest(60_000, 1_000, False, host(2))), NOW)
+    effects = node.tick(Millis(NOW + 1_000))
+    refusals = [body for body in (getattr(effect, "body", None) for effect in effects) if isinstance(body, Refused)]
+    assert [(refusal.code, str(host(2)) in refusal.reason) for refusal in refusals] == [(262, True)]
+    assert node.writable
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        pytest.param(StepDownRequest(60_000, 0, True, host(2)), 2, id="with-force"),
+        pytest.param(StepDownRequest(60_000, 0, False, host(0)), 74, id="itself"),
+        pytest.param(StepDownRequest(60_000, 0, False, host(9)), 74, id="a-stranger"),
+        pytest.param(StepDownRequest(60_000, 0, False, host(1)), 104, id="not-electable"),
+    ],
+)
+def test_whom_a_primary_does_not_hand_over_to(request_: StepDownRequest, code: int) -> None:
+    rows = [replace(row, priority=float(row.id != 1)) for row in members_of(3)]
+    node = lead(single_node(config=named(*rows)))
+    answer = asked(node, request_)
+    assert isinstance(answer, Refused)
+    assert answer.code == code
+    assert node.writable
+
+
 def test_force_steps_down_at_the_deadline_without_a_successor() -> None:
     node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2, 3))), NOW)

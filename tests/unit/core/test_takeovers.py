@@ -1,0 +1,187 @@
+"""Takeovers: by priority and to catch up, and how often one member may take over (map E9, E10)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replset.config import Member, Settings
+from replset.core.effects import RecordElectionEvent
+from replset.core.member_state import MemberState
+from replset.core.messages import AbortCatchUpRequest, Done, Refused, VoteReply, VoteRequest
+from replset.core.takeover import is_fresh
+from replset.errors import ErrorCode
+from replset.ids import MemberId, Millis, OpTime, pack_ts
+from tests.simulation.core_kit.machine import members_of
+from tests.unit.core.single_node import (
+    NOW,
+    SingleNode,
+    asked,
+    at,
+    grant,
+    lead,
+    leading_three,
+    named,
+    only,
+    place,
+    single_node,
+    vote_requests,
+)
+
+TIMEOUT = 10_000
+
+
+def follower(settings: Settings | None = None, *, priority: float = 1.0, **fields: Any) -> SingleNode:
+    """Member 0 of three, in term 2; member 1 is primary."""
+    rows: list[Member] = list(members_of(3))
+    rows[0] = replace(rows[0], priority=priority)
+    node = single_node(config=named(*rows, settings=settings or Settings(), term=2), **fields)
+    hear(node, NOW)
+    return node
+
+
+def hear(node: SingleNode, now: int, **of_primary: Any) -> None:
+    node.tick(Millis(now))
+    told = {"state": MemberState.PRIMARY, "primary_id": MemberId(1), "term": 2, "config_term": 2} | of_primary
+    for number, row in ((1, told), (2, {"term": 2, "config_term": 2})):
+        if node._state.peers[node.open(number, object).to].heartbeat_id is not None:
+            node.receive_heartbeat(number, now, **row)
+
+
+def until_it_asks(node: SingleNode, limit_ms: int, **of_primary: Any) -> tuple[int, str]:
+    """When it asks for votes, and why; (0, "") if it does not."""
+    for now in range(NOW, NOW + limit_ms, 100):
+        requests = vote_requests(node.tick(Millis(now)))
+        if requests:
+            return now - NOW, requests[0].reason
+        hear(node, now, **of_primary)
+    return 0, ""
+
+
+AHEAD = {"position": place(at(1, 9))}
+BEHIND = {"position": place(at(1, 5))}
+
+
+def test_a_member_ahead_of_a_primary_that_does_not_catch_up_takes_over() -> None:
+    when, reason = until_it_asks(follower(**AHEAD), 60_000, **BEHIND)
+    assert reason == "catchupTakeover"
+    assert 30_000 <= when <= 31_700
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "of_primary"),
+    [
+        pytest.param(Settings(catch_up_takeover_delay_ms=-1), AHEAD, BEHIND, id="switched-off"),
+        pytest.param(Settings(), BEHIND, BEHIND, id="not-ahead"),
+        pytest.param(Settings(), {"position": place(at(2, 1))}, BEHIND, id="has-an-entry-of-the-term"),
+        pytest.param(Settings(), {**AHEAD, "incarnation": "another"}, BEHIND, id="not-electable"),
+    ],
+)
+def test_who_does_not_take_over_to_catch_up(settings: Settings, fields: Any, of_primary: Any) -> None:
+    assert until_it_asks(follower(settings, **fields), 60_000, **of_primary) == (0, "")
+
+
+def test_a_primary_that_caught_up_meanwhile_is_left_alone() -> None:
+    node = follower(**AHEAD)
+    hear(node, NOW + 100, **BEHIND)
+    for now in range(NOW + 2_000, NOW + 60_000, 100):
+        assert not vote_requests(node.tick(Millis(now)))
+        hear(node, now, position=place(at(2, 10)))
+
+
+@pytest.mark.parametrize(
+    ("priority", "reason"),
+    [
+        pytest.param(5.0, "priorityTakeover", id="highest-priority"),
+        pytest.param(1.0, "catchupTakeover", id="same-priority"),
+    ],
+)
+def test_the_highest_priority_comes_before_catching_up(priority: float, reason: str) -> None:
+    assert until_it_asks(follower(priority=priority, **AHEAD), 60_000, **BEHIND)[1] == reason
+
+
+def test_a_member_far_behind_waits_with_its_priority() -> None:
+    late = follower(priority=5.0, position=place(OpTime(2, pack_ts(1_700_000_000, 1))))
+    assert until_it_asks(late, 60_000, position=place(OpTime(2, pack_ts(1_700_000_003, 1)))) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("newest", "fresh"),
+    [
+        pytest.param(OpTime(2, pack_ts(100, 1)), True, id="same"),
+        pytest.param(OpTime(2, pack_ts(102, 9)), True, id="two-seconds"),
+        pytest.param(OpTime(2, pack_ts(103, 1)), False, id="three-seconds"),
+        pytest.param(OpTime(2, pack_ts(100, 1001)), True, id="1000-increments"),
+        pytest.param(OpTime(2, pack_ts(100, 1002)), False, id="1001-increments"),
+        pytest.param(OpTime(3, pack_ts(100, 2)), False, id="another-term"),
+    ],
+)
+def test_the_freshness_window(newest: OpTime, fresh: bool) -> None:
+    assert is_fresh(OpTime(2, pack_ts(100, 1)), newest) is fresh
+
+
+# --- how often -------------------------------------------------------------------------------------------------------
+
+
+def take_over(node: SingleNode, now: int, *, dry_run: bool) -> VoteReply:
+    request = VoteRequest("rs0", node.term, MemberId(2), "i2", 1, 2, at(1), dry_run, "priorityTakeover")
+    request = request if dry_run else replace(request, term=node.term + 1)
+    node.tick(Millis(now))
+    reply = asked(node, request, now)
+    assert isinstance(reply, VoteReply)
+    return reply
+
+
+def test_voters_let_a_member_take_over_less_and_less_often() -> None:
+    """Also if it has restarted meanwhile and knows of nothing."""
+    node = follower()
+    now = NOW
+    for pause in (0, 60_000, 120_000, 240_000, 480_000):
+        if pause:
+            early = take_over(node, now + pause - 1_000, dry_run=True)
+            assert "may again after" in early.reason
+        now += pause
+        assert take_over(node, now, dry_run=True).granted
+        assert take_over(node, now, dry_run=False).granted
+    assert take_over(node, now + 3_600_000, dry_run=True).granted  # an hour later all is forgotten
+
+
+def test_a_member_that_took_over_counts_too() -> None:
+    node = follower(priority=5.0)
+    _, reason = until_it_asks(node, 30_000)
+    assert reason == "priorityTakeover"
+    grant(node, 1)
+    assert node.term == 3
+    assert node._state.self_id in node._elections.takeovers._done
+
+
+def test_it_is_the_voters_who_end_a_flap() -> None:
+    node = follower(priority=5.0)
+    node._elections.takeovers.note(MemberId(0))
+    events: list[str] = []
+    for now in range(NOW, NOW + 40_000, 100):
+        effects = node.tick(Millis(now))
+        events += [line.record.detail for line in only(effects, RecordElectionEvent)]
+        assert not vote_requests(effects)
+        hear(node, now)
+    assert any("member 0 took over" in detail for detail in events)
+
+
+# --- the end of catch-up ---------------------------------------------------------------------------------------------
+
+
+def test_catch_up_is_aborted_on_request() -> None:
+    node = single_node(config=named(*members_of(3)))
+    assert asked(node, AbortCatchUpRequest()) == Refused(
+        ErrorCode.ILLEGAL_OPERATION, "this member is not in catch-up mode"
+    )
+    assert isinstance(asked(leading_three(), AbortCatchUpRequest()), Refused)
+
+
+def test_a_primary_in_catch_up_drains_at_once_when_it_is_aborted() -> None:
+    node = lead(single_node(config=named(*members_of(3))))
+    node._leader.phase = type(node._leader.phase).CATCH_UP
+    assert asked(node, AbortCatchUpRequest()) == Done()
+    assert node._leader.phase.value == "drain"
