@@ -92,7 +92,8 @@ class Settings:
 
     write_concern_modes: getLastErrorModes, by name. in_sync_lag_secs: a member that lacks older entries than this is
     not in sync. min_in_sync: with fewer members in sync, a write that waits for other members is refused.
-    flow_control_target_lag_secs: 0 switches flow control off.
+    flow_control_target_lag_secs: 0 switches flow control off. follower_bytes_per_second: what a member sends at most to
+    each one that copies its data or is far behind; 0: no limit.
     """
 
     chaining_allowed: bool = True
@@ -107,6 +108,7 @@ class Settings:
     in_sync_lag_secs: int = 10
     min_in_sync: int = 1
     flow_control_target_lag_secs: int = 10
+    follower_bytes_per_second: int = 0
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -128,6 +130,7 @@ class Settings:
             ("inSyncLagSecs", self.in_sync_lag_secs, 10),
             ("minInSync", self.min_in_sync, 1),
             ("flowControlTargetLagSecs", self.flow_control_target_lag_secs, 10),
+            ("followerBytesPerSecond", self.follower_bytes_per_second, 0),
         ):
             if number != default:
                 document[name] = number
@@ -306,6 +309,7 @@ _MEMBER_FIELDS |= {"spareAfterSecs", "spareFor"}
 _SETTINGS_FIELDS = {
     *Settings().document(),
     *("replicaSetId", "fastFailover", "inSyncLagSecs", "minInSync", "flowControlTargetLagSecs"),
+    "followerBytesPerSecond",
 }
 
 
@@ -414,6 +418,7 @@ def _parse_settings(value: object) -> Settings:
         in_sync_lag_secs=_integer(value, "inSyncLagSecs", 10, at),
         min_in_sync=_integer(value, "minInSync", 1, at),
         flow_control_target_lag_secs=_integer(value, "flowControlTargetLagSecs", 10, at),
+        follower_bytes_per_second=_integer(value, "followerBytesPerSecond", 0, at),
         others=MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )
     for name, number, least in (
@@ -425,6 +430,7 @@ def _parse_settings(value: object) -> Settings:
         ("inSyncLagSecs", settings.in_sync_lag_secs, 1),
         ("minInSync", settings.min_in_sync, 1),
         ("flowControlTargetLagSecs", settings.flow_control_target_lag_secs, 0),
+        ("followerBytesPerSecond", settings.follower_bytes_per_second, 0),
     ):
         if number < least:
             raise BadValueError(f"settings.{name} must be {least} or above, not {number}")

@@ -88,6 +88,19 @@ def sync_from(
     typer.echo(f"{host} syncs from {source} (before: {reply.get('prevSyncTarget', 'from nobody')})")
 
 
+def resize_oplog(
+    host: Host,
+    size_mb: Annotated[float | None, typer.Argument(metavar="MB", help="the oplog's new size, at least 990")] = None,
+    min_retention_hours: Annotated[
+        float | None, typer.Option("--min-retention-hours", help="keep at least so much; 0: by size alone")
+    ] = None,
+) -> None:
+    """Change the size of one member's oplog while it runs; a restart keeps it."""
+    given = {"size": size_mb, "minRetentionHours": min_retention_hours}
+    calls.ask(host, {"replSetResizeOplog": 1, **{name: value for name, value in given.items() if value is not None}})
+    typer.echo(f"{host} keeps its oplog so from now on, also after a restart")
+
+
 def maintenance(
     switch: Annotated[Switch, typer.Argument(metavar="on|off", help="off ends it once for each on")],
     host: Host,

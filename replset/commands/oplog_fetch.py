@@ -9,11 +9,14 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from replset.bson import RawDocument
+from replset.commands.byte_rate import ByteRate
 from replset.commands.messages import parse_progress
 from replset.commands.ports import MemberPort
 from replset.commands.snapshot_server import check_serves_oplog
+from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
 from replset.errors import BadValueError, DamagedEntryError
 from replset.ids import OPTIME_NULL
@@ -25,6 +28,9 @@ MAX_AWAIT_MS = 30_000
 MAX_PROBES = 1_000
 COMMIT_POINT_DELAY_MS = 10
 """How long a new commit point waits for entries that it can go with, if nobody waits for it at the other end."""
+FAR_BEHIND_S = 10
+LONGEST_WAIT_S = 2.0
+"""Of one answer, for the byte rate: the other member waits for it for 5 s."""
 BEHIND_MS = 1_000
 """How long a secondary waits for the entry that another one wants to go on from: it may be a moment behind it."""
 
@@ -56,8 +62,26 @@ async def oplog_fetch(member: MemberPort, body: RawDocument) -> dict[str, object
             continue
         left_ms = math.ceil((until - loop.time()) * 1000)
         if left_ms <= 0 or has_news(member, request):
-            return fetch_now(member, request).document()
+            return (await _page(member, request)).document()
         await member.wait_for_change(left_ms)
+
+
+async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
+    """The answer of this moment. One that goes far back waits for settings.followerBytesPerSecond: a member that comes
+    back after a day must not take the disk and the network from clients and from the members that keep up.
+    """
+    bytes_per_s = member.node.follower_bytes_per_second()
+    if not bytes_per_s or member.store.last_applied.seconds - request.after.seconds < FAR_BEHIND_S:
+        return fetch_now(member, request)
+    follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
+    rate = member.byte_rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())
+    may_send = await rate.wait(LONGEST_WAIT_S)
+    check_serves_oplog(member.node)
+    page = fetch_now(member, replace(request, max_bytes=min(request.max_bytes, bytes_per_s)))
+    if not may_send:  # after an entry that was larger than the rate
+        return replace(page, entries=(), end_chain=page.prev_chain)
+    rate.spend(sum(map(len, page.entries)), bytes_per_s)
+    return page
 
 
 def _may_come(member: MemberPort, request: FetchRequest) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from replset.bson import ObjectId, RawDocument
+from replset.commands.byte_rate import ByteRate
 from replset.commands.fail_points import FailPoints
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import WaiterList
@@ -24,7 +25,7 @@ from replset.replication.protocol import Awaited
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
-from replset.storage.member_file import JournalLine
+from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store
 
 if TYPE_CHECKING:
@@ -228,6 +229,11 @@ class MemberPort(Protocol):
         ...
 
     @property
+    def byte_rates(self) -> dict[int, ByteRate]:
+        """What was sent of the oplog to each member that was far behind, by its `_id`."""
+        ...
+
+    @property
     def rollbacks(self) -> RollbackList:
         """The rollbacks of this member and their files."""
         ...
@@ -347,6 +353,10 @@ class MemberPort(Protocol):
 
     def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
         """replSetTestCut with delayMillis: calls to exactly these hosts leave so much later; cuts end."""
+        ...
+
+    async def resize_oplog(self, limits: OplogLimits) -> None:
+        """Save and apply new limits of this member's oplog. StorageError."""
         ...
 
     def set_wall_clock_ahead(self, ahead_ms: int) -> None:

@@ -36,9 +36,10 @@ from replset.errors import (
     ReplError,
     UnknownFieldError,
 )
-from replset.ids import HostPort, pack_ts
+from replset.ids import OPTIME_NULL, HostPort, pack_ts
 from replset.replication.session_write import EXPIRED
 from replset.replication.write_ops import do_noop
+from replset.storage.member_file import OplogLimits
 
 DEFAULT_STEP_DOWN_S = 60
 DEFAULT_CATCH_UP_S = 10
@@ -46,6 +47,7 @@ MAX_SECONDS = 10 * 366 * 86_400
 MAX_DELAY_MS = 60_000
 MAX_AHEAD_MS = 30 * 86_400_000
 RECONFIG_MS = 60_000
+LEAST_OPLOG_MB, MOST_OPLOG_MB = 990, 1 << 30
 _MEMBER_OPTIONS = frozenset(
     {
         *("host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"),
@@ -205,6 +207,33 @@ async def maintenance(ctx: CommandContext) -> Reply:
     return await ask(ctx, MaintenanceRequest(fields.boolean(ctx.body, ctx.name, ctx.name)))
 
 
+async def resize_oplog(ctx: CommandContext) -> Reply:
+    """Change the size of this member's oplog (MB) and how long it keeps entries at least; kept over a restart (O10)."""
+    limits = OplogLimits(
+        _between(ctx, "size", LEAST_OPLOG_MB, MOST_OPLOG_MB), _between(ctx, "minRetentionHours", 0, MOST_OPLOG_MB)
+    )
+    if ctx.member.store.last_applied == OPTIME_NULL:
+        raise ReplError("this member has no oplog", code=ErrorCode.NAMESPACE_NOT_FOUND)
+    if limits == (None, None):
+        raise BadValueError(f"{ctx.name} needs size, minRetentionHours or both")
+    await ctx.member.resize_oplog(limits)
+    return {}
+
+
+def _between(ctx: CommandContext, name: str, least: float, most: float) -> float | None:
+    value = ctx.body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise fields.wrong_type(ctx.name, name, ctx.body.type_of(name), "double")
+    if not least <= value <= most:
+        raise ReplError(
+            f"BSON field '{ctx.name}.{name}' value must be from {least} to {most}, actual value '{value}'",
+            code=ErrorCode.NUMBER_OUT_OF_RANGE,
+        )
+    return float(value)
+
+
 async def freeze(ctx: CommandContext) -> Reply:
     """Keep this member from seeking election for so many seconds; 0 ends it."""
     return await ask(ctx, FreezeRequest(_seconds(ctx, ctx.name, 0) * 1000))
@@ -280,6 +309,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("replSetAbortPrimaryCatchUp", abort_catch_up, admin_only=True),
     Command("replSetFreeze", freeze, admin_only=True),
+    Command("replSetResizeOplog", resize_oplog, frozenset({"size", "minRetentionHours"}), admin_only=True),
     Command("replSetSyncFrom", sync_from, admin_only=True),
     Command("replSetMaintenance", maintenance, admin_only=True),
     Command("replSetResync", resync, frozenset({"force"}), admin_only=True),

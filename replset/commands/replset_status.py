@@ -17,9 +17,12 @@ from replset.ids import Millis
 from replset.optime import optime_document
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_progress import RollbackProgress
+from replset.storage.retention import falls_off_in_s
 
 UNREACHABLE = "(not reachable/healthy)"
 MOST_ENTRIES_BEHIND = 1000
+LAGGING_MS = 10_000
+SOON_S = 24 * 3600
 
 
 def status_of(member: MemberPort) -> Status:
@@ -128,11 +131,20 @@ def status_document(member: MemberPort) -> dict[str, object]:
     return reply
 
 
+def _falls_off_in_s(row: MemberStatus, member: MemberPort) -> int | None:
+    """When a member that lags behind, or is gone, finds no more in this member's oplog what it goes on from."""
+    if row.is_self or row.position is None or (row.lag_ms or 0) < LAGGING_MS:
+        return None
+    return falls_off_in_s(member.store, row.position.last_applied)
+
+
 def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
     """The core's; before them that this member's own disk is too full: then it takes no writes and cannot lead; behind
-    them that writers are slowed.
+    them that writers are slowed, or that a member falls off the oplog.
     """
-    store, remarks = member.store, (*status.remarks, *_slowed(member))
+    store = member.store
+    about_oplog = (remark for row in status.members if (remark := _about_oplog(row, member)))
+    remarks = (*status.remarks, *_slowed(member), *about_oplog)
     try:
         if store.has_disk_space():
             return remarks
@@ -158,6 +170,18 @@ def _slowed(member: MemberPort) -> tuple[Remark, ...]:
             f" {flow.lag_ms / 1000:.1f} s behind and waits for {hosts}",
             "look at the disk, the network and the load there; settings.flowControlTargetLagSecs: 0 switches this off",
         ),
+    )
+
+
+def _about_oplog(row: MemberStatus, member: MemberPort) -> Remark | None:
+    """A member is about to become too stale: then it must copy everything anew (map D11)."""
+    left_s = _falls_off_in_s(row, member)
+    if left_s is None or left_s > SOON_S:
+        return None
+    return Remark(
+        f"{row.host} falls off the oplog of {member.host} in about {max(1, left_s // 60)} min, and must then copy"
+        " everything anew",
+        f"start it again before that; or for more time: replset resize-oplog MB --host {member.host}",
     )
 
 
@@ -205,6 +229,8 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
         document["lastHeartbeat"] = DateTime(row.last_heartbeat_wall_ms)
         document["lastHeartbeatRecv"] = DateTime(row.last_heartbeat_recv_wall_ms)
         document["pingMs"] = Int64(row.ping_ms)
+        if (left_s := _falls_off_in_s(row, member)) is not None:
+            document["fallsOffOplogInSecs"] = Int64(left_s)
     document["lastHeartbeatMessage"] = "" if row.is_self else row.message
     document["syncSourceHost"] = str(row.sync_source or "")
     document["syncSourceId"] = row.sync_source_id

@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, field
 
 from replset.bson import RawDocument
+from replset.commands.byte_rate import ByteRate
 from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.errors import (
@@ -31,6 +32,8 @@ from replset.storage.store import Store
 log = logging.getLogger("replset.snapshot_server")
 
 MAX_CHUNK_BYTES = 8 << 20
+LONGEST_WAIT_S = 20
+"""Of one request for a chunk, which at most takes a second by itself: the other member waits for it for 30 s."""
 SERVING = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING})
 """States whose oplog and data others may read. In ROLLBACK the oplog shrinks; in STARTUP2 it will be replaced."""
 
@@ -46,7 +49,8 @@ class SnapshotOptions:
     """Limits on copies for initial syncs.
 
     max_copies: at a time. expire_ms: a copy without a request for so long is removed. spare_bytes: disk space to keep
-    free. bytes_per_s: limit of one copy, so that the set's own traffic keeps its share of network and disk.
+    free. bytes_per_s: limit of one copy, unless settings.followerBytesPerSecond is lower, so that the set's own traffic
+    keeps its share of network and disk.
     """
 
     max_copies: int = 2
@@ -64,7 +68,7 @@ class _Copy:
     size: int = 0
     sha256: str = ""
     failure: str = ""
-    sent_until: float = 0.0  # loop time until which what was sent uses up the rate
+    rate: ByteRate = field(default_factory=ByteRate)
     making: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -186,8 +190,12 @@ class SnapshotServer:
         offer = self._offer(request.snapshot_id, copy)
         if not copy.ready or not 0 <= request.offset < copy.size or request.length <= 0:
             raise BadValueError(f"no such part of the copy: {request.length} bytes from {request.offset}")
-        length = min(request.length, MAX_CHUNK_BYTES)
-        await self._limit_rate(copy, length)
+        bytes_per_s = min(
+            self._options.bytes_per_s, self._node.follower_bytes_per_second() or self._options.bytes_per_s
+        )
+        length = min(request.length, MAX_CHUNK_BYTES, bytes_per_s)
+        copy.rate.spend(length, bytes_per_s)
+        await copy.rate.wait(LONGEST_WAIT_S, spare_s=0.05)
         try:
             data = await self._context.workers.run(
                 lambda: self._context.disk.read_at(copy.path, request.offset, length)
@@ -195,12 +203,6 @@ class SnapshotServer:
         except OSError as error:
             raise HostUnreachableError(f"the copy cannot be read: {error}") from error
         return SnapshotReply(offer.snapshot_id, True, offer.size, offer.sha256, self._context.store.rollback_id, data)
-
-    async def _limit_rate(self, copy: _Copy, length: int) -> None:
-        now = asyncio.get_running_loop().time()
-        copy.sent_until = max(copy.sent_until, now) + length / self._options.bytes_per_s
-        if copy.sent_until - now > 0.05:
-            await asyncio.sleep(copy.sent_until - now - 0.05)
 
     async def _remove(self, copy: _Copy) -> None:
         if copy.making is not None and not copy.making.done():

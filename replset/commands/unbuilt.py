@@ -15,7 +15,7 @@ _NOT_BUILT = (
     " getAuditConfig"
     " getClusterParameter getDiagnosticData grantPrivilegesToRole grantRolesToRole grantRolesToUser"
     " invalidateUserCache lockInfo logout mapReduce planCacheClear planCacheClearFilters planCacheListFilters"
-    " planCacheSetFilter replSetResizeOplog revokePrivilegesFromRole revokeRolesFromRole"
+    " planCacheSetFilter revokePrivilegesFromRole revokeRolesFromRole"
     " revokeRolesFromUser rolesInfo rotateCertificates saslContinue saslStart setAuditConfig setClusterParameter"
     " setFeatureCompatibilityVersion setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole updateUser"
     " usersInfo validateDBMetadata waitForFailPoint whatsmysid"

@@ -366,6 +366,10 @@ class Node:
         """The lag of the majority from which on writers are slowed; 0: never."""
         return self._state.settings.flow_control_target_lag_secs * 1000
 
+    def follower_bytes_per_second(self) -> int:
+        """settings.followerBytesPerSecond; 0: no limit."""
+        return self._state.settings.follower_bytes_per_second
+
     def secondary_delay_ms(self) -> int:
         member = self._state.self_member
         return 0 if member is None else member.secondary_delay_secs * 1000
@@ -373,6 +377,13 @@ class Node:
     def status(self, now: Millis) -> Status | None:
         """The set as this node sees it, None while there is no configuration."""
         return build_status(self._state, now, self._elections.last_reason, self._elections.last_needed)
+
+    def oldest_needed(self) -> OpTime | None:
+        """The newest entry of the member that is farthest behind, as far as this one knows; None: there is no other."""
+        state = self._state
+        members = () if state.config is None else state.config.members
+        peers = [state.peers.get(member.host) for member in members if not member.arbiter_only]
+        return min((peer.position.last_applied for peer in peers if peer is not None), default=None)
 
     def progress_request(self) -> ProgressRequest | None:
         """The replSetUpdatePosition to send upstream; None while this member must not acknowledge anything."""

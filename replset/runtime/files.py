@@ -31,7 +31,17 @@ class MemberFiles:
 
     def open_store(self) -> Store:
         """Open replset.db; what a crash left in its WAL is checkpointed, so all that it holds is durable."""
-        return Store.open(self.disk, self.dbpath, self.store_options)
+        return Store.open(self.disk, self.dbpath, self.with_limits(self.store_options))
+
+    def with_limits(self, options: StoreOptions) -> StoreOptions:
+        """Return the options with the limits of the oplog that replSetResizeOplog set on this member."""
+        size_mb, hours = self.member_file.oplog_limits
+        if size_mb is not None:
+            # What is kept for members that lag behind stays in proportion.
+            share = options.oplog_lagging_bytes / options.oplog_max_bytes
+            size = int(size_mb * (1 << 20))
+            options = replace(options, oplog_max_bytes=size, oplog_lagging_bytes=int(size * share))
+        return options if hours is None else replace(options, oplog_min_retention_s=hours * 3600)
 
     def close(self) -> None:
         """Close member.db and give the folder back. The store is closed before."""
@@ -54,9 +64,11 @@ def open_files(
         raise InvalidReplicaSetConfigError(
             f"{dbpath} belongs to a member of set {config.set_name!r}, not {options.repl_set!r}; see --replSet"
         )
+    lagging_mb = 2 * options.oplog_size_mb if options.oplog_lagging_mb is None else options.oplog_lagging_mb
     store_options = replace(
         defaults,
         oplog_max_bytes=int(options.oplog_size_mb * (1 << 20)),
+        oplog_lagging_bytes=int(lagging_mb * (1 << 20)),
         oplog_min_retention_s=options.oplog_min_retention_hours * 3600,
         snapshot_history_s=options.snapshot_history_secs,
         min_free_bytes=options.min_free_mb << 20,

@@ -33,16 +33,21 @@ class Housekeeper:
     """Runs as a task of its own. Each of its steps on the event loop takes a few milliseconds."""
 
     def __init__(
-        self, context: MemberContext, on_disk_space: Callable[[], None], on_damage: Callable[[str], None]
+        self,
+        context: MemberContext,
+        on_disk_space: Callable[[], None],
+        on_damage: Callable[[str], None],
+        needed: Callable[[], OpTime | None] = lambda: None,
     ) -> None:
         """on_disk_space: called now and then while the disk has space to write. on_damage: an oplog entry is not what
-        was written. Who replaces the store takes `busy` first.
+        was written. needed: see `remove_old_data`. Who replaces the store takes `busy` first.
         """
         self._context = context
         self.busy = asyncio.Lock()
         self._last_pass_due = Millis(0)
         self._on_disk_space = on_disk_space
         self._on_damage = on_damage
+        self._needed = needed
         self._is_disk_full = False
         self._quiet_at: tuple[OpTime, OpTime] | None = None
         self._has_backlog = False
@@ -116,7 +121,8 @@ class Housekeeper:
             self._is_disk_full = True
 
     async def _slice(self, store: Store) -> bool:
-        return await self._context.write_queue.write(lambda: remove_old_data(store, self._context.clock.wall_ms()))
+        wall_ms, needed = self._context.clock.wall_ms(), self._needed()
+        return await self._context.write_queue.write(lambda: remove_old_data(store, wall_ms, needed))
 
     async def _more_slices(self, store: Store) -> None:
         """Do the rest, spread over the time to the next round: one after the other, they would all delay the same

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeVar
 
 from replset.bson import ObjectId, RawDocument, encode
+from replset.commands.byte_rate import ByteRate
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.messages import request_document
@@ -78,7 +79,7 @@ from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
 from replset.runtime.writer import Writer
 from replset.storage.disk import Disk
-from replset.storage.member_file import JournalLine
+from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store, StoreOptions
 
 log = logging.getLogger("replset.member")
@@ -276,7 +277,9 @@ class RunningMember:
         self._writer = Writer(
             self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
         )
-        self._housekeeper = Housekeeper(self.context, lambda: self._effects.on_disk_space(), self.on_damage)
+        self._housekeeper = Housekeeper(
+            self.context, lambda: self._effects.on_disk_space(), self.on_damage, self.node.oldest_needed
+        )
         self.index_builder = IndexBuilder(
             self.context,
             busy=self._housekeeper.busy,
@@ -285,6 +288,7 @@ class RunningMember:
             options=steps.index_build,
         )
         self.ttl = TtlMonitor(self.context, leads_in=lambda: self._writer.term, write=self._writer.write)
+        self.byte_rates: dict[int, ByteRate] = {}
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)
         self.dispatcher = Dispatcher(self)
         self._session_expiry = SessionExpiry(
@@ -609,6 +613,10 @@ class RunningMember:
 
     def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
         self.peer.delay(hosts, Millis(delay_ms))
+
+    async def resize_oplog(self, limits: OplogLimits) -> None:
+        await self._threads.run(lambda: self._member_file.save_oplog_limits(limits))
+        self.store.options = self._files.with_limits(self.store.options)
 
     def set_wall_clock_ahead(self, ahead_ms: int) -> None:
         self.clock.set_wall_ahead(ahead_ms)

@@ -33,6 +33,7 @@ class MemberOptions:
     key_file: by its keys the members prove to each other who they are. insecure_members: other machines may reach
     it without one. allowed_hosts: names by which HTTP requests may call this member, beside its own.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
+    oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
     max_connections: of clients and members on the wire port.
@@ -50,6 +51,7 @@ class MemberOptions:
     allowed_hosts: tuple[str, ...] = ()
     oplog_size_mb: float = 990.0
     oplog_min_retention_hours: float = 0.0
+    oplog_lagging_mb: float | None = None
     snapshot_history_secs: int = 300
     min_free_mb: int = 500
     max_connections: int = 4096
@@ -161,10 +163,10 @@ def _convert(name: str, kind: str, raw: object, source: str) -> object:
             return _boolean(raw)
         if kind.startswith("int"):
             return int(str(raw))
-        if kind == "float":
+        if kind.startswith("float"):
             return _number(str(raw))
     except ValueError:
-        wanted = {"bool": "true or false", "float": "a number"}.get(kind, "a whole number")
+        wanted = {"bool": "true or false", "float": "a number"}.get(kind.split()[0], "a whole number")
         raise BadOptionError(f"{source}: {raw!r} is not {wanted}") from None
     if kind.startswith("tuple"):
         rows = raw if isinstance(raw, list) else str(raw).split(",")
@@ -239,6 +241,7 @@ def _check(options: MemberOptions) -> None:
             raise BadOptionError(f"--{flag}: {size:g} is not above 0")
     for flag, value in (
         ("oplog-min-retention-hours", options.oplog_min_retention_hours),
+        ("oplog-lagging-mb", options.oplog_lagging_mb or 0),
         ("snapshot-history-secs", options.snapshot_history_secs),
         ("min-free-mb", options.min_free_mb),
     ):

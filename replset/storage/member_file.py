@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import apsw
 
@@ -38,6 +39,13 @@ class JournalLine:
     detail: str
 
 
+class OplogLimits(NamedTuple):
+    """What replSetResizeOplog set; None: as the member was started."""
+
+    size_mb: float | None = None
+    min_retention_hours: float | None = None
+
+
 class MemberFile:
     """See the module. Read: last_vote, config, incarnation, initial_sync_pending, rollback_id_floor."""
 
@@ -58,6 +66,7 @@ class MemberFile:
         """The newest entry that this member knew to be committed when its initial sync began."""
         self.durability_mark = OPTIME_NULL
         """The durability mark: everything up to here was on this member's disk, and others may count on it."""
+        self.oplog_limits = OplogLimits()
         self.rollback_id_floor = 0
         """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""
 
@@ -115,6 +124,8 @@ class MemberFile:
             self.initial_sync_committed = OpTime.parse(str(values.get("initial_sync_committed", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
             self.durability_mark = OpTime.parse(str(values.get("vouched", OPTIME_NULL)))
+            limits = (values.get("oplog_size_mb"), values.get("oplog_min_retention_hours"))
+            self.oplog_limits = OplogLimits(*(None if limit is None else float(limit) for limit in limits))
             if "vote_term" in values:
                 candidate = values.get("vote_candidate")
                 self.last_vote = LastVote(
@@ -184,6 +195,12 @@ class MemberFile:
         """Save the configuration; durable on return."""
         self._put({"config": encode(config.document(internal=True))})
         self.config = config
+
+    def save_oplog_limits(self, limits: OplogLimits) -> None:
+        """Save these limits; what they leave open stays. Durable on return."""
+        given = {name: value for name, value in limits._asdict().items() if value is not None}
+        self._put({f"oplog_{name}": str(value) for name, value in given.items()})
+        self.oplog_limits = self.oplog_limits._replace(**given)
 
     def begin_initial_sync(
         self,

@@ -5,7 +5,7 @@ That is old undo, the oldest oplog entries, and the documents of dropped collect
 
 from __future__ import annotations
 
-from replset.ids import pack_ts
+from replset.ids import OpTime, pack_ts
 from replset.storage.sqlite import first_row, rows_of
 from replset.storage.store import Store
 from replset.storage.txn import write_meta
@@ -14,11 +14,14 @@ from replset.storage.undo import rollback_in_progress
 _ROWS = 1000
 
 
-def remove_old_data(store: Store, now_wall_ms: int) -> bool:
-    """Do one slice of the first of these that has something to do; True when one had."""
+def remove_old_data(store: Store, now_wall_ms: int, needed: OpTime | None = None) -> bool:
+    """Do one slice of the first of these that has something to do; True when one had.
+
+    needed: the newest entry of the member that is farthest behind; None: there is no other member.
+    """
     if (
         _prune(store)
-        or _trim(store, now_wall_ms)
+        or _trim(store, now_wall_ms, needed)
         or _remove_dropped(store)
         or _remove_dropped_index(store)
         or store.save_oplog_bytes()
@@ -57,16 +60,25 @@ def _prune(store: Store) -> bool:
     return True
 
 
-def _trim(store: Store, now_wall_ms: int) -> bool:
+def _trim(store: Store, now_wall_ms: int, needed: OpTime | None) -> bool:
     """Remove the oldest entries, while they take more than the limit and are old enough.
 
-    The one at the commit point stays: every rollback ends there or above, and looks for it.
+    The one at the commit point stays: every rollback ends there or above, and looks for it. Up to a larger limit, and
+    while the disk has space, so do those that another member needs to catch up.
     """
     options = store.options
     excess = store.oplog_bytes - options.oplog_max_bytes
     if excess <= 0:
         return False
     bound = min(store.commit_point.ts, store.last_applied.ts) - 1
+    if needed is not None and needed.ts <= bound and store.has_disk_space():
+        over = store.oplog_bytes - options.oplog_lagging_bytes
+        if over > 0:
+            excess = min(excess, over)
+        else:
+            bound = needed.ts - 1
+    if bound < store.oldest.ts:
+        return False
     if options.oplog_min_retention_s:
         bound = min(bound, pack_ts(max(0, int(now_wall_ms / 1000 - options.oplog_min_retention_s)), 0))
     through, size = 0, 0
@@ -84,6 +96,18 @@ def _trim(store: Store, now_wall_ms: int) -> bool:
         write_meta(txn.connection, "oplog_counted_to", store.last_applied.ts)
     store.on_trimmed(through, size)
     return True
+
+
+def falls_off_in_s(store: Store, newest: OpTime) -> int | None:
+    """In how many seconds the entry that another member has as its newest is trimmed here, if writes go on as they did;
+    None: that cannot be told yet, or it is gone already.
+    """
+    window_s = store.last_applied.seconds - store.oldest.seconds
+    if newest < store.oldest or window_s <= 0 or not store.oplog_bytes:
+        return None
+    limit = max(store.options.oplog_max_bytes, store.options.oplog_lagging_bytes)
+    until_full_s = max(0, limit - store.oplog_bytes) * window_s // store.oplog_bytes
+    return newest.seconds - store.oldest.seconds + until_full_s
 
 
 def _remove_dropped(store: Store) -> bool:

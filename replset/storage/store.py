@@ -53,13 +53,15 @@ def lock_dbpath(disk: Disk, dbpath: str | os.PathLike[str]) -> Lock:
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """oplog_max_bytes, oplog_min_retention_s: the oldest entries are trimmed when all take more than the first and
-    they are older than the second. snapshot_history_s: how long undo is kept for reads at old points.
+    they are older than the second. oplog_lagging_bytes: up to this size what another member needs stays.
+    snapshot_history_s: how long undo is kept for reads at old points.
     min_free_bytes: with less on the disk, groups are refused. checkpoint_bytes: WAL bytes between two checkpoints;
     wal_limit_bytes: above it the loop should hold commits for a last pass. tail_bytes: newest entries kept in memory.
     """
 
     oplog_max_bytes: int = 990 << 20
     oplog_min_retention_s: float = 0
+    oplog_lagging_bytes: int = 0
     snapshot_history_s: int = 300
     min_free_bytes: int = 256 << 20
     checkpoint_bytes: int = 16 << 20

@@ -80,3 +80,21 @@ def test_a_member_in_maintenance_mode_serves_no_reads_and_acknowledges(
     assert state(member) == "SECONDARY"
     assert main(["maintenance", "off", "--host", member.host]) == 2
     assert "already out of maintenance mode" in capsys.readouterr().err
+
+
+def test_the_oplog_is_resized_and_a_restart_keeps_it(make_set: MakeSet, capsys: pytest.CaptureFixture[str]) -> None:
+    local = make_set()
+    member = secondaries(local)[0]
+    assert main(["resize-oplog", "2000", "--min-retention-hours", "2", "--host", member.host]) == 0
+    assert "also after a restart" in capsys.readouterr().out
+
+    def most_bytes() -> int:
+        return int(run(member, {"collStats": "oplog.rs"}, "local")["maxSize"])
+
+    assert most_bytes() == 2_000 << 20
+    local.kill(member)
+    local.start(member)
+    wait_until(lambda: state(member) == "SECONDARY", 20, "the member to be back")
+    assert most_bytes() == 2_000 << 20
+    assert main(["resize-oplog", "1", "--host", member.host]) == 2
+    assert "must be from 990" in capsys.readouterr().err

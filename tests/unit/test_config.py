@@ -68,6 +68,7 @@ REFUSED = [
     ),
     pytest.param(document(settings={"inSyncLagSecs": 0}), 2, "settings.inSyncLagSecs", id="inSyncLagSecs"),
     pytest.param(document(settings={"flowControlTargetLagSecs": -1}), 2, "flowControl", id="flowControl"),
+    pytest.param(document(settings={"followerBytesPerSecond": -1}), 2, "followerBytes", id="followerBytes"),
     pytest.param(document(settings={"replicaSetId": "x"}), 14, "replicaSetId", id="C2-set-id"),
     pytest.param({"_id": "rs0", "members": []}, 2, "from 1 to 50", id="C3-nobody"),
     pytest.param(document(*(member(n, votes=0, priority=0) for n in range(51))), 2, "from 1 to 50", id="C3-51"),

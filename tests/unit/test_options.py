@@ -66,7 +66,16 @@ def test_names(field: str, flag: str, variable: str) -> None:
 
 
 def test_every_option_comes_from_the_environment_alone() -> None:
-    texts = {"int": "7", "int | None": "9", "float": "1.5", "bool": "true", "Path": "/d", "str": "x", "str | None": "y"}
+    texts = {
+        "int": "7",
+        "int | None": "9",
+        "float": "1.5",
+        "float | None": "2.5",
+        "bool": "true",
+        "Path": "/d",
+        "str": "x",
+        "str | None": "y",
+    }
     texts |= {"Path | None": "/k", "tuple[str, ...]": "a"}
     values = {field.name: texts[str(field.type)] for field in fields(MemberOptions)} | {
         "log_level": "debug",
@@ -82,7 +91,8 @@ def test_every_option_comes_from_the_environment_alone() -> None:
 def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
     config = file_of(
         tmp_path,
-        "replSet: rs7\ndbpath: /d\nport: 1\nhttp-port: 2\nbind-ip: ::1\nadvertise: m\noplog-size-mb: 0.5\n"
+        "replSet: rs7\ndbpath: /d\nport: 1\nhttp-port: 2\nbind-ip: ::1\nadvertise: m\n"
+        "oplog-size-mb: 0.5\noplog-lagging-mb: 7\n"
         "oplog-min-retention-hours: 1.5\nsnapshot-history-secs: 0\nmin-free-mb: 0\nmax-connections: 5\n"
         "rollback-layout: mongodb\nallow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n"
         "key-file: /k\ninsecure-members: false\nallowed-hosts: [a, b.c]\n",
@@ -100,6 +110,7 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         allowed_hosts=("a", "b.c"),
         oplog_size_mb=0.5,
         oplog_min_retention_hours=1.5,
+        oplog_lagging_mb=7.0,
         snapshot_history_secs=0,
         min_free_mb=0,
         max_connections=5,
@@ -168,6 +179,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**BASE, "key_file": ""}, {}, "--key-file: '' is not a file"),
         ({**BASE, "allowed_hosts": "a,b c"}, {}, "--allowed-hosts: 'b c' is not a host name (without port)"),
         ({**BASE, "oplog_size_mb": 0}, {}, "--oplog-size-mb: 0 is not above 0"),
+        ({**BASE, "oplog_lagging_mb": -1}, {}, "--oplog-lagging-mb: -1 is below 0"),
         ({**BASE, "oplog_size_mb": "nan"}, {}, "--oplog-size-mb: 'nan' is not a number"),
         (BASE, {"REPLSET_OPLOG_SIZE_MB": "inf"}, "REPLSET_OPLOG_SIZE_MB: 'inf' is not a number"),
         (BASE, {"REPLSET_OPLOG_SIZE_MB": "big"}, "REPLSET_OPLOG_SIZE_MB: 'big' is not a number"),

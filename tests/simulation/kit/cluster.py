@@ -193,6 +193,7 @@ class SimCluster:
             bind_ip=name,
             enable_test_commands=True,
             oplog_size_mb=self.environment.oplog_bytes / (1 << 20),
+            oplog_lagging_mb=self.environment.oplog_lagging_bytes / (1 << 20),
             snapshot_history_secs=self.environment.history_s,
             min_free_mb=1,
             allow_multiple_arbiters=True,

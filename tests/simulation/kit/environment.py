@@ -18,7 +18,8 @@ class Environment:
 
     worker_ms: what work in a thread (a sync, a vote's save) takes at most; a tenth takes ten times as long.
     skew_ms: how wrong wall clocks are at most.
-    oplog_bytes: above it the oplog's head is trimmed. history_s: how long undo is kept for reads. checkpoint_bytes: of
+    oplog_bytes: above it the oplog's head is trimmed; oplog_lagging_bytes: up to it what a member still needs stays.
+    history_s: how long undo is kept for reads. checkpoint_bytes: of
     WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
     group_statements: of one command in one group. overlap: how much of the work in threads overlaps with the loop.
@@ -27,6 +28,7 @@ class Environment:
 
     worker_ms: float = 4.0
     oplog_bytes: int = 1 << 30
+    oplog_lagging_bytes: int = 0
     history_s: int = 300
     checkpoint_bytes: int = 16 << 20
     catch_up_ms: int = 2_000

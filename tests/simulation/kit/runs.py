@@ -111,6 +111,7 @@ def draw_environment(seed: int) -> Environment:
         group_statements=rng.choice((1, 3, 500)),
         overlap=rng.choice((0.0, 0.0, 0.3, 1.0)),
         keyed=rng.random() < 0.25,
+        oplog_lagging_bytes=rng.choice((0, 0, 24 << 10)),
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
+from replset.commands.byte_rate import ByteRate
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
@@ -40,7 +41,7 @@ from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
 from replset.runtime.flow_control import FlowControl
 from replset.storage.disk import RealDisk
-from replset.storage.member_file import JournalLine
+from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store, StoreOptions
 
 T = TypeVar("T")
@@ -103,6 +104,9 @@ class FakeNode:
     status_value: Status | None = None
     lag: int | None = 0
 
+    def follower_bytes_per_second(self) -> int:
+        return 0
+
     def lag_ms(self) -> int | None:
         return self.lag
 
@@ -162,6 +166,8 @@ class FakeMember:
     step_down_after: int | None = None
     on_change: Callable[[], None] | None = None
     write_waiters: WaiterList = field(default_factory=WaiterList)
+    byte_rates: dict[int, ByteRate] = field(default_factory=dict)
+    oplog_limits: OplogLimits = field(default_factory=OplogLimits)
     transactions: TransactionTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -173,6 +179,9 @@ class FakeMember:
             leads_in=lambda: self.node.term if self.node.writable else None,
             write=self.write,
         )
+
+    async def resize_oplog(self, limits: OplogLimits) -> None:
+        self.oplog_limits = limits
 
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         await asyncio.sleep(0)

@@ -354,6 +354,38 @@ def test_sync_from_says_which_source_was_left_and_warns(client: Client, member: 
     assert (reply["prevSyncTarget"], reply["warning"]) == ("localhost:27018", "it is behind")
 
 
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ({"size": 2_000.0}, (2_000.0, None)),
+        ({"minRetentionHours": 0.5}, (None, 0.5)),
+        ({"size": 990, "minRetentionHours": 0}, (990.0, 0.0)),
+    ],
+)
+def test_the_oplog_is_resized(client: Client, member: FakeMember, given: dict[str, object], limits: object) -> None:
+    insert_one(client)
+    client.ok({"replSetResizeOplog": 1, **given}, "admin")
+    assert member.oplog_limits == limits
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [({"size": 989}, 51024), ({"minRetentionHours": -1}, 51024), ({"size": "1"}, 14), ({}, 2), ({"x": 1}, 40415)],
+)
+def test_an_oplog_size_that_cannot_be(client: Client, member: FakeMember, given: dict[str, object], code: int) -> None:
+    insert_one(client)
+    assert client.run({"replSetResizeOplog": 1, **given}, "admin")["code"] == code
+    assert member.oplog_limits == (None, None)
+
+
+def test_a_member_without_oplog_resizes_none(client: Client) -> None:
+    assert client.run({"replSetResizeOplog": 1, "size": 990}, "admin")["code"] == 26
+
+
+def insert_one(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]}, "shop")
+
+
 def test_a_refusal_of_the_core_is_an_error(client: Client, member: FakeMember) -> None:
     member.core_answer = Refused(262, "nobody caught up")
     reply = client.run({"replSetStepDown": 30}, "admin")

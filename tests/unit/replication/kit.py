@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from replset.bson import Binary, Int64, RawDocument, decode, encode, encode_key
+from replset.commands.byte_rate import ByteRate
 from replset.commands.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.snapshot_server import SnapshotOptions, SnapshotServer
 from replset.core.member_state import MemberState
@@ -77,6 +78,10 @@ class FakeNode:
         self.commit_term = 0
         self.timeout_ms = 400
         self.delay_ms = 0
+        self.bytes_per_s = 0
+
+    def follower_bytes_per_second(self) -> int:
+        return self.bytes_per_s
 
     def election_timeout_ms(self) -> Millis:
         return Millis(self.timeout_ms)
@@ -137,6 +142,7 @@ class Member:
         self.write_queue = WriteQueue()
         self.lowered: list[tuple[OpTime, OpTime]] = []
         self.damage: list[str] = []
+        self.byte_rates: dict[int, ByteRate] = {}
         self.doubts: list[OpTime] = []
         self.marker = False
         self.syncs = 0

@@ -26,6 +26,7 @@ from replset.core.messages import (
 )
 from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
+from replset.oplog_entry import OplogEntry
 from replset.oplog_row import chain_after
 from replset.query.diff import apply_update_bytes
 from replset.replication import applier as applier_module
@@ -703,3 +704,34 @@ def test_a_drain_does_not_touch_the_session_that_follows_it(members: tuple[Membe
         mine.fetcher.stop()
 
     run(test)
+
+
+def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Member, Member]) -> None:
+    """One that keeps up gets everything at once."""
+    source, _ = members
+    source.insert(NS, {"_id": "old"})
+    old, chain = source.store.last_applied, source.store.chain
+    source.clock.ms += 60_000
+    source.insert(NS, *({"_id": number, "x": "x" * 500} for number in range(20)))
+    source.node.bytes_per_s = 3_000
+
+    async def fetch(after: OpTime, chain: int) -> FetchReply:
+        body = RawDocument(encode(request(after, chain=chain).document()))
+        return FetchReply.parse(RawDocument(encode(await oplog_fetch(source, body))))
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        first = await fetch(old, chain)
+        assert 0 < sum(map(len, first.entries)) <= 3_000
+        assert loop.time() - began < 0.5
+        second = await fetch(old, chain)
+        assert second.entries
+        assert loop.time() - began > 0.5
+        source.byte_rates[-1].sent_until = loop.time() + 60
+        empty = await fetch(old, chain)  # after an entry larger than the rate
+        assert (empty.matched, len(empty.entries), empty.end_chain) == (True, 0, empty.prev_chain)
+        after = OplogEntry(first.entries[0]).optime
+        assert len((await fetch(after, 0)).entries) == 19
+
+    asyncio.run(test())

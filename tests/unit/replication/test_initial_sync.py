@@ -509,6 +509,21 @@ def test_no_copy_on_a_disk_without_room(members: tuple[Member, Member]) -> None:
     assert left_at_source(source) == []
 
 
+def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(members: tuple[Member, Member]) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        offer = await ready(source)
+        source.node.bytes_per_s = 10_000
+        began = asyncio.get_running_loop().time()
+        for offset in (0, 10_000, 20_000):
+            reply = await ask(source, "chunk", offer.snapshot_id, offset, 4 << 20)
+            assert len(reply.data) == 10_000
+        assert asyncio.get_running_loop().time() - began > 2
+
+    asyncio.run(test())
+
+
 def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:
     source, _ = members
 

@@ -102,7 +102,7 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def slices_of_the_fake_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replset.runtime.housekeeping.remove_old_data", lambda store, _wall_ms: store.slice())
+    monkeypatch.setattr("replset.runtime.housekeeping.remove_old_data", lambda store, *_: store.slice())
 
 
 def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:

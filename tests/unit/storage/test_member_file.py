@@ -14,7 +14,7 @@ from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.storage.disk import RealDisk
-from replset.storage.member_file import JournalLine, MemberFile
+from replset.storage.member_file import JournalLine, MemberFile, OplogLimits
 from replset.storage.store import Store, StoreOptions
 from replset.storage.undo import undo_step
 
@@ -62,6 +62,14 @@ def test_configs_survive_whole(open_file: Callable[[], MemberFile]) -> None:
     file = open_file()
     file.save_config(config)
     assert file.config == open_file().config == config
+
+
+def test_the_limits_of_the_oplog_survive_one_by_one(open_file: Callable[[], MemberFile]) -> None:
+    file = open_file()
+    assert file.oplog_limits == (None, None)
+    file.save_oplog_limits(OplogLimits(size_mb=2_000.5))
+    file.save_oplog_limits(OplogLimits(min_retention_hours=0.0))
+    assert file.oplog_limits == open_file().oplog_limits == (2_000.5, 0.0)
 
 
 def test_an_initial_sync_keeps_its_id_until_it_ends(open_file: Callable[[], MemberFile]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from replset.errors import CappedPositionLostError, CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.storage import retention
 from replset.storage import store as store_module
-from replset.storage.retention import remove_old_data
+from replset.storage.retention import falls_off_in_s, remove_old_data
 from replset.storage.store import RECHECK_BYTES, RECHECK_ROWS, StoreOptions
 from replset.storage.undo import undo_step
 
@@ -113,6 +114,43 @@ def test_pruning_goes_in_bounded_slices_of_whole_entries(driver: Driver, monkeyp
     assert before - undo_rows(driver) == 5
     assert settle(driver) >= 3
     assert undo_rows(driver) == 0
+
+
+@pytest.mark.parametrize(
+    ("lagging_bytes", "kept"),
+    [
+        pytest.param(0, False, id="not-asked-for"),
+        pytest.param(1 << 20, True, id="within-the-larger-limit"),
+        pytest.param(3_000, False, id="beyond-it"),
+    ],
+)
+def test_what_another_member_needs_stays_up_to_a_limit(
+    make_driver: Callable[..., Driver], lagging_bytes: int, kept: bool
+) -> None:
+    driver = small_oplog(make_driver, oplog_lagging_bytes=lagging_bytes)
+    driver.store.set_commit_point(driver.store.last_applied)
+    needed = driver.history[5][0]
+    while remove_old_data(driver.store, driver.wall_ms, needed):
+        pass
+    assert (driver.store.oldest == needed) is kept
+    assert driver.store.oplog_bytes <= max(lagging_bytes, 2_000)
+    while remove_old_data(driver.store, driver.wall_ms, driver.store.last_applied):
+        pass
+    assert driver.store.oplog_bytes <= 2_000
+
+
+def test_when_a_member_falls_off_the_oplog(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver)
+    store = driver.store
+    store.set_commit_point(store.last_applied)
+    settle(driver)
+    newest = store.last_applied
+    window_s = newest.seconds - store.oldest.seconds
+    assert window_s - 5 < (falls_off_in_s(store, newest) or 0) <= window_s + 5  # the log is full
+    assert (falls_off_in_s(store, store.oldest) or 0) <= 5
+    assert falls_off_in_s(store, OPTIME_NULL) is None
+    store.options = replace(store.options, oplog_max_bytes=2 * store.oplog_bytes)
+    assert (falls_off_in_s(store, newest) or 0) >= 2 * window_s - 1
 
 
 def small_oplog(make_driver: Callable[..., Driver], **more: float) -> Driver:
