@@ -89,7 +89,7 @@ def test_the_oplog_is_resized_and_a_restart_keeps_it(make_set: MakeSet, capsys: 
     assert "also after a restart" in capsys.readouterr().out
 
     def most_bytes() -> int:
-        return int(run(member, {"collStats": "oplog.rs"}, "local")["maxSize"])
+        return int(run(member, {"collStats": "oplog.rs", "$readPreference": {"mode": "secondary"}}, "local")["maxSize"])
 
     assert most_bytes() == 2_000 << 20
     local.kill(member)

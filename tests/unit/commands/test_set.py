@@ -255,6 +255,20 @@ def test_status_says_what_is_wrong_and_what_is_next(
     assert second["why"] == "why"
 
 
+def test_status_forecasts_when_a_member_falls_off_the_oplog(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replset.commands.replset_status.falls_off_in_s", lambda _store, newest: 2 * 3600)
+    rows = (line(0, MemberState.PRIMARY), line(1, MemberState.DOWN, lag_ms=10_000), line(2, MemberState.SECONDARY))
+    member.node.status_value = replace(STATUS, members=rows)
+    reply = client.ok({"replSetGetStatus": 1}, "admin")
+    assert [row.get("fallsOffOplogInSecs") for row in reply["members"]] == [None, 7_200, None]
+    (remark,) = reply["remarks"]
+    assert "localhost:27018 falls off the oplog" in remark["why"]
+    assert "in about 120 min" in remark["why"]
+    assert "replset resize-oplog" in remark["next"]
+
+
 def test_a_doubtful_start_is_in_the_status(client: Client, member: FakeMember) -> None:
     member.node.status_value = STATUS
     assert "startupWarnings" not in client.ok({"replSetGetStatus": 1}, "admin")
