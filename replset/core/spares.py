@@ -81,7 +81,8 @@ class Spares:
         if spare.is_voter and not self._may_lose_vote(config, spare):
             return None
         node.journal("reconfig", f"{voter.host} is back: {spare.host} is a spare again")
-        return replace(spare, votes=0, newly_added=False, incarnation=None, spare_for=None)
+        # Somebody may have given it a priority meanwhile, and who has no vote has none.
+        return replace(spare, votes=0, priority=0.0, newly_added=False, incarnation=None, spare_for=None)
 
     def _may_lose_vote(self, config: ReplSetConfig, member: Member) -> bool:
         without = without_vote(config, member)

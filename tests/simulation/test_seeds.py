@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.kit.runs import classic_plan, draw_plan, rollback_plan, run_seed
+from tests.simulation.kit.runs import changes_plan, classic_plan, draw_plan, rollback_plan, run_seed
 
 QUICK = range(3)
 SLOW = (
@@ -24,6 +24,10 @@ CLASSIC = (
     20080,  # of two voters one was too stale and copied anew, which took its vote; then the primary died
 )
 ROLLBACKS = range(1, 9)
+CHANGES = (
+    *range(9, 30),
+    222,  # a spare that had been given a priority kept it without its vote: a configuration that no member can read
+)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
 }
@@ -40,6 +44,12 @@ def test_every_invariant_holds(seed: int) -> None:
 @pytest.mark.parametrize("seed", CLASSIC)
 def test_a_seed_that_found_something_holds(seed: int) -> None:
     outcome = run_seed(seed, classic_plan(seed))
+    assert outcome.error is None, outcome.report()
+
+
+@pytest.mark.parametrize("seed", [8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in CHANGES)])
+def test_operators_change_the_set_all_the_time(seed: int) -> None:
+    outcome = run_seed(seed, changes_plan(seed))
     assert outcome.error is None, outcome.report()
 
 

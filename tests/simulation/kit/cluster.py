@@ -43,6 +43,7 @@ from tests.simulation.kit.workers import SimWorkers
 T = TypeVar("T")
 SET_NAME = "rs0"
 SPARE = "n"
+SPARE_ARBITER = "z"
 FORGED_TERMS = 1_000
 """So far above its own a member hears another set's term; no run has half as many elections."""
 GUARDED = (member_file, store)
@@ -67,6 +68,7 @@ class SimCluster:
         *,
         environment: Environment = DEFAULT_ENVIRONMENT,
         spare: bool = False,
+        spare_arbiter: bool = False,
         options: Mapping[str, Mapping[str, object]] | None = None,
         journal_default: bool = True,
     ) -> None:
@@ -96,6 +98,9 @@ class SimCluster:
         if spare:
             self.machines[SPARE] = self._new_machine(SPARE, arbiter=False)
             self.machines[SPARE].is_spare = True
+        if spare_arbiter:
+            self.machines[SPARE_ARBITER] = self._new_machine(SPARE_ARBITER, arbiter=True)
+            self.machines[SPARE_ARBITER].is_spare = True
         self.clients = Process("clients")
         self.broken: list[str] = []
         self.primaries_ever: list[str] = []  # who became primary, in order

@@ -46,6 +46,12 @@ class FaultMix:
     lose_pages: int = 0
     force_reconfig: int = 0
     sync_from: int = 0
+    step_up: int = 0
+    gone: int = 0
+    maintenance: int = 0
+    change_role: int = 0
+    switch: int = 0
+    arbiter: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -93,6 +99,23 @@ def draw_mix(rng: random.Random) -> FaultMix:
     pause_s = rng.choice(((0.5, 5.0), (0.2, 2.0), (1.0, 7.0)))
     chosen |= {name: rng.choice((0, 0, 1, 1, 2)) for name in NEWEST_KINDS}
     return FaultMix(**chosen, pause_s=pause_s)  # type: ignore[arg-type]
+
+
+CHANGES = ("step_up", "gone", "maintenance", "change_role", "switch", "arbiter", CHAINS, *VOTE_CHANGES)
+BESIDE_CHANGES = (
+    *("kill", "power_loss", "isolate_primary", "isolate_someone", "kill_primary", "pause", "step_down", "wipe"),
+    *("reconfigure", "strike_at_change", "resync", "freeze", "bridge", "lasting_one_way", "make_too_stale"),
+)
+
+
+def draw_changes(rng: random.Random) -> FaultMix:
+    """Changes of the set above all; of all the rest what meets them."""
+    chosen = {name: rng.choice((0, 2, 4, 6)) for name in CHANGES}
+    chosen |= {name: rng.choice((0, 1, 1, 2)) for name in BESIDE_CHANGES}
+    if rng.random() < 0.1:
+        chosen |= {"force_reconfig": 6, "arbiter": 0, "gone": 0} | dict.fromkeys(VOTE_CHANGES, 0)
+    chosen["step_up"] += 1
+    return replace(NO_FAULTS, **chosen, pause_s=rng.choice(((0.5, 4.0), (0.2, 2.0))))  # type: ignore[arg-type]
 
 
 def draw_rare(rng: random.Random, mix: FaultMix) -> FaultMix:

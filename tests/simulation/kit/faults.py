@@ -1,6 +1,6 @@
 """What goes wrong in a seeded run: faults of all kinds, drawn, one after the other; at the end all is put right.
 
-The kinds are in process_faults.py, disk_faults.py, network_faults.py and administrators.py.
+The kinds are in process_faults.py, disk_faults.py, network_faults.py administrators.py and membership.py.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 
 from replset.ids import HostPort
-from tests.simulation.kit.administrators import Administrators
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.disk_faults import DiskFaults
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_base import REPAIRED_WITHIN_S
 from tests.simulation.kit.fault_mix import FaultMix
+from tests.simulation.kit.membership import Membership
 from tests.simulation.kit.network import QUIET
 from tests.simulation.kit.network_faults import NetworkFaults
 from tests.simulation.kit.process_faults import ProcessFaults
 
 
-class Faults(ProcessFaults, DiskFaults, NetworkFaults, Administrators):
+class Faults(ProcessFaults, DiskFaults, NetworkFaults, Membership):
     """Runs faults until `stop`, then puts everything right."""
 
     def __init__(self, cluster: SimCluster, mix: FaultMix | None = None, hosts: list[HostPort] | None = None) -> None:
@@ -68,6 +68,12 @@ class Faults(ProcessFaults, DiskFaults, NetworkFaults, Administrators):
             self._lose_pages: mix.lose_pages,
             self._force_reconfig: mix.force_reconfig,
             self._sync_from: mix.sync_from,
+            self._step_up: mix.step_up,
+            self._gone: mix.gone,
+            self._maintenance: mix.maintenance,
+            self._change_role: mix.change_role,
+            self._switch: mix.switch,
+            self._arbiter: mix.arbiter,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:

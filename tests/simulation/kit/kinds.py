@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.core_kit.runs import CORE, CORE_CHANGES, run_core, run_core_changes
-from tests.simulation.kit.runs import ROLLBACKS, Outcome, run_rollbacks, run_seed
+from tests.simulation.kit.runs import CHANGES, ROLLBACKS, Outcome, run_changes, run_rollbacks, run_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +42,4 @@ WHOLE = Kind("", run_seed)
 ROLLBACK_RUNS = Kind(ROLLBACKS, run_rollbacks)
 CORE_ALONE = Kind(CORE, run_core)
 CORE_CHANGE_RUNS = Kind(CORE_CHANGES, run_core_changes)
+CHANGE_RUNS = Kind(CHANGES, run_changes)

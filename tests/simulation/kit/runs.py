@@ -15,7 +15,7 @@ from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.entries import kind_of_entry
 from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.fault_mix import NO_FAULTS, FaultMix, draw_mix, draw_rare
+from tests.simulation.kit.fault_mix import NO_FAULTS, FaultMix, draw_changes, draw_mix, draw_rare
 from tests.simulation.kit.faults import Faults
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
@@ -30,6 +30,7 @@ PROOF_TRIES = 3
 SHAPES = ((3, 0), (3, 0), (3, 0), (4, 1), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0), (5, 0))
 """Data-bearing members and arbiters; one after the other."""
 ROLLBACKS = "--rollbacks"
+CHANGES = "--changes"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
     "strike_at_change": 6,
@@ -65,6 +66,7 @@ class Plan:
     transfers: TransferMix | None = None
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     spare: bool = False
+    spare_arbiter: bool = False
     journal_default: bool = True
     faults_s: float = FAULTS_S
     option: str = ""
@@ -185,6 +187,37 @@ def rollback_plan(seed: int) -> Plan:
     )
 
 
+def changes_plan(seed: int) -> Plan:
+    """Operators change the set all the time; in half of the runs there is a hot spare, which votes for who is gone."""
+    rng = random.Random(f"{seed} changes")
+    members, arbiters = rng.choice(((3, 0), (3, 1), (2, 1), (4, 0), (4, 1)))
+    faults = draw_changes(rng)
+    options = draw_options(rng, members)
+    if members > 2 and not faults.force_reconfig and rng.random() < 0.5:
+        options = {"abcdefg"[members - 1]: {"priority": 0, "votes": 0, "spareAfterSecs": rng.choice((1, 3))}}
+    environment = replace(draw_environment(seed), worker_ms=rng.choice((2.0, 10.0, 40.0)))
+    if any("secondaryDelaySecs" in row for row in options.values()):
+        environment = replace(environment, skew_ms=200)
+    return Plan(
+        members,
+        arbiters,
+        environment,
+        faults,
+        Mix(2, 1, pause_ms=(100, 900)),
+        RegisterMix(2, 1),
+        retries=RetryMix(1),
+        options=options,
+        spare=rng.random() < 0.5,
+        spare_arbiter=arbiters < 1 and rng.random() < 0.6,
+        option=CHANGES,
+    )
+
+
+def run_changes(seed: int) -> Outcome:
+    """The run with many changes of the set that this seed draws."""
+    return run_seed(seed, changes_plan(seed))
+
+
 def run_rollbacks(seed: int) -> Outcome:
     """The run with many rollbacks that this seed draws."""
     return run_seed(seed, rollback_plan(seed))
@@ -208,6 +241,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
             seed=seed,
             environment=plan.environment,
             spare=plan.spare,
+            spare_arbiter=plan.spare_arbiter,
             options=plan.options,
             journal_default=plan.journal_default,
         ) as cluster,

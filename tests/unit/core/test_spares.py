@@ -207,6 +207,21 @@ def test_without_its_voter_a_spare_is_a_voter_for_good() -> None:
     assert (row_of(cluster, 3).votes, row_of(cluster, 3).spare_for) == (1, None)
 
 
+def test_a_spare_that_was_given_a_priority_loses_it_with_its_vote() -> None:
+    """Otherwise the configuration would be one that no member can read."""
+    cluster = with_spare()
+    gone = another(cluster)
+    number = cluster.number_of(gone)
+    gone.crash()
+    cluster.until(lambda: is_lent(cluster, number, 3))
+    rows = the_config(cluster.elect()).members
+    change(cluster, *(replace(row, priority=2.0) if row.id == 3 else row for row in rows))
+    gone.boot()
+    cluster.until(lambda: cluster.primary is not None and not row_of(cluster, 3).votes)
+    ReplSetConfig.parse(the_config(cluster.elect()).document(internal=True))
+    cluster.until(cluster.is_quiet)
+
+
 def test_a_spare_that_is_behind_or_away_is_no_help() -> None:
     cluster = with_spare()
     gone = another(cluster)
