@@ -38,6 +38,7 @@ class Member:
     incarnation: id of the data that may vote, set by the primary; None: not yet known. Not shown to users.
     spare_after_secs: a member without a vote may vote in the place of one that is gone for so long; 0: it does not.
     spare_for: the voter in whose place it votes now, set by the primary (`core/spares.py`).
+    witness: it keeps the oplog and no documents (docs/witness.md).
     """
 
     id: MemberId
@@ -53,6 +54,7 @@ class Member:
     incarnation: str | None = None
     spare_after_secs: int = 0
     spare_for: MemberId | None = None
+    witness: bool = False
 
     @property
     def is_voter(self) -> bool:
@@ -60,10 +62,16 @@ class Member:
 
     @property
     def is_electable(self) -> bool:
-        return self.priority > 0 and not self.arbiter_only and not self.newly_added
+        return self.priority > 0 and self.bears_data and not self.newly_added
 
     @property
     def bears_data(self) -> bool:
+        """Whether it has documents: it can be read, elected and copied, and counts for `w: N`."""
+        return not self.arbiter_only and not self.witness
+
+    @property
+    def holds_oplog(self) -> bool:
+        """Whether it has the entries on its disk, and so can be counted for the commit point. A witness is, too."""
         return not self.arbiter_only
 
     def document(self, *, internal: bool = False) -> dict[str, object]:
@@ -81,6 +89,8 @@ class Member:
             document["spareAfterSecs"] = self.spare_after_secs
         if self.spare_for is not None:
             document["spareFor"] = int(self.spare_for)
+        if self.witness:
+            document["witness"] = True
         if internal and self.incarnation is not None:
             document["incarnation"] = self.incarnation
         return document
@@ -161,13 +171,13 @@ class ReplSetConfig:
     write_concern_majority_journal_default: bool = True
     # Needed for every message, so computed once.
     voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
-    data_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
-    """Voting data-bearing members: who can hold an entry for the commit point."""
+    oplog_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
+    """Voters with data, and witnesses: who can hold an entry for the commit point."""
 
     def __post_init__(self) -> None:
         voters = tuple(member for member in self.members if member.is_voter)
         object.__setattr__(self, "voters", voters)
-        object.__setattr__(self, "data_voters", tuple(member for member in voters if member.bears_data))
+        object.__setattr__(self, "oplog_voters", tuple(member for member in voters if member.holds_oplog))
 
     # --- counts (map C8) -----------------------------------------------------------------------------------------
 
@@ -177,23 +187,27 @@ class ReplSetConfig:
 
     @property
     def write_majority(self) -> int:
-        return min(self.majority_vote_count, len(self.data_voters))
+        return min(self.majority_vote_count, len(self.oplog_voters))
 
     @property
     def data_bearing(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.bears_data)
 
     @property
+    def oplog_holders(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.holds_oplog)
+
+    @property
     def in_sync_voters(self) -> tuple[Member, ...]:
         """Who can be in sync: voting members with data, but for delayed ones, which are behind on purpose."""
-        return tuple(member for member in self.data_voters if not member.secondary_delay_secs)
+        return tuple(each for each in self.voters if each.bears_data and not each.secondary_delay_secs)
 
     @property
     def tolerance(self) -> Tolerance:
         """What the set survives while its arbiters are up. A write needs a primary, so it never survives more."""
         electable = sum(member.is_electable for member in self.voters)
         elections = max(0, min(len(self.voters) - self.majority_vote_count, electable - 1))
-        return Tolerance(min(elections, len(self.data_voters) - self.write_majority), elections)
+        return Tolerance(min(elections, len(self.oplog_voters) - self.write_majority), elections)
 
     # --- finding members -----------------------------------------------------------------------------------------
 
@@ -304,7 +318,10 @@ def parse_host(text: str, place: str = "host") -> HostPort:
 # --- reading fields ---------------------------------------------------------------------------------------------
 
 _CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr"}
-_MEMBER_FIELDS = {*Member(MemberId(0), HostPort("")).document(), "newlyAdded", "incarnation", "horizons", "slaveDelay"}
+_MEMBER_FIELDS = {
+    *Member(MemberId(0), HostPort(""), witness=True).document(),
+    *("newlyAdded", "incarnation", "horizons", "slaveDelay"),
+}
 _MEMBER_FIELDS |= {"spareAfterSecs", "spareFor"}
 _SETTINGS_FIELDS = {
     *Settings().document(),
@@ -348,12 +365,13 @@ def _parse_member(row: object, place: str) -> Member:
     host = row.get("host")
     if not isinstance(host, str):
         raise TypeMismatchError(f"{at}host must be a string HOST:PORT")
-    arbiter = _boolean(row, "arbiterOnly", False, at)
+    arbiter, witness = _boolean(row, "arbiterOnly", False, at), _boolean(row, "witness", False, at)
+    never_leads = arbiter or witness
     if "newlyAdded" in row and row["newlyAdded"] is not True:
         raise InvalidReplicaSetConfigError(f"{at}newlyAdded may only be true")
     if row.get("horizons"):
         raise BadValueError(f"{at}horizons: split horizons do not exist here")
-    priority = row.get("priority", 0 if arbiter else 1)
+    priority = row.get("priority", 0 if never_leads else 1)
     if isinstance(priority, bool) or not isinstance(priority, int | float):
         raise TypeMismatchError(f"{at}priority must be a number")
     delay_name = "slaveDelay" if "slaveDelay" in row else "secondaryDelaySecs"
@@ -367,13 +385,14 @@ def _parse_member(row: object, place: str) -> Member:
         bool(row.get("newlyAdded", False)),
         _boolean(row, "buildIndexes", True, at),
         _boolean(row, "hidden", False, at),
-        0.0 if arbiter and priority == 1 else float(priority),
+        0.0 if never_leads and priority == 1 else float(priority),
         MappingProxyType(_parse_tags(row.get("tags", {}), at)),
         _integer(row, delay_name, 0, at),
         _integer(row, "votes", 1, at),
         incarnation,
         _integer(row, "spareAfterSecs", 0, at),
         MemberId(_integer(row, "spareFor", 0, at)) if "spareFor" in row else None,
+        witness,
     )
     _validate_member(member, at)
     return member
@@ -476,17 +495,12 @@ def _validate_member(member: Member, at: str) -> None:
     spare_after = member.spare_after_secs
     if not 0 <= spare_after <= MAX_DELAY_SECS:
         raise BadValueError(f"{at}spareAfterSecs must be from 0 to {MAX_DELAY_SECS}, not {spare_after}")
-    if spare_after and (member.arbiter_only or member.secondary_delay_secs):
+    if spare_after and (not member.bears_data or member.secondary_delay_secs):
         raise BadValueError(
-            f"{at}spareAfterSecs must be 0 on an arbiter or a delayed member: its vote must bring a copy"
+            f"{at}spareAfterSecs must be 0 on an arbiter, a witness or a delayed member: its vote must bring a copy"
         )
-    if member.arbiter_only:
-        if member.votes != 1:
-            raise BadValueError(f"{at}votes must be 1: an arbiter is there to vote")
-        if member.priority != 0:
-            raise InvalidReplicaSetConfigError(f"{at}priority must be 0 or 1 on an arbiter, not {member.priority:g}")
-        if member.tags:
-            raise BadValueError(f"{at}tags: an arbiter has none")
+    if not member.bears_data:
+        _validate_voter_only(member, at)
         return
     for reason, given in (
         ("votes is 0", member.votes == 0),
@@ -498,6 +512,21 @@ def _validate_member(member: Member, at: str) -> None:
             raise BadValueError(f"{at}priority must be 0 when {reason}")
 
 
+def _validate_voter_only(member: Member, at: str) -> None:
+    """The rules of a member without documents: an arbiter (map C6), or a witness."""
+    kind = "an arbiter" if member.arbiter_only else "a witness"
+    if member.arbiter_only and member.witness:
+        raise BadValueError(f"{at}witness: an arbiter keeps no oplog; leave arbiterOnly out")
+    if member.votes != 1:
+        raise BadValueError(f"{at}votes must be 1: {kind} is there to vote")
+    if member.priority != 0:
+        raise InvalidReplicaSetConfigError(f"{at}priority must be 0 or 1 on {kind}, not {member.priority:g}")
+    if member.tags:
+        raise BadValueError(f"{at}tags: {kind} has none")
+    if member.witness and member.secondary_delay_secs:
+        raise BadValueError(f"{at}secondaryDelaySecs: a witness applies nothing, so it cannot be delayed")
+
+
 def _validate(config: ReplSetConfig, allow_multiple_arbiters: bool) -> None:
     members = config.members
     if not 1 <= len(members) <= MAX_MEMBERS:
@@ -506,8 +535,8 @@ def _validate(config: ReplSetConfig, allow_multiple_arbiters: bool) -> None:
     voters = sum(member.votes for member in members if config.member(member.spare_for) is None)
     if not 1 <= voters <= MAX_VOTERS:
         raise BadValueError(f"from 1 to {MAX_VOTERS} members may vote, not {voters}")
-    if not any(member.priority > 0 and not member.arbiter_only for member in members):
-        raise BadValueError("at least one member that is no arbiter must have a priority above 0")
+    if not any(member.priority > 0 and member.bears_data for member in members):
+        raise BadValueError("at least one member that is no arbiter and no witness must have a priority above 0")
     seen_ids: dict[int, int] = {}
     seen_hosts: dict[str, int] = {}
     for index, member in enumerate(members):

@@ -22,6 +22,7 @@ MEMBER = {
     "priority": {"type": "number", "minimum": 0, "maximum": 1000},
     "votes": {"type": "integer", "enum": [0, 1]},
     "arbiterOnly": {"type": "boolean"},
+    "witness": {"type": "boolean"},
     "hidden": {"type": "boolean"},
     "secondaryDelaySecs": {"type": "integer", "minimum": 0},
     "buildIndexes": {"type": "boolean"},

@@ -24,6 +24,9 @@ DEFAULT_NAME, DEFAULT_MEMBERS, DEFAULT_PORT = "rs0", 3, 27017
 def up(
     members: Annotated[int | None, typer.Option(min=1, max=50, help="data-bearing members (3)")] = None,
     arbiters: Annotated[int | None, typer.Option(min=0, max=7, help="members that vote, without data (0)")] = None,
+    witnesses: Annotated[
+        int | None, typer.Option(min=0, max=6, help="members that vote and keep the oplog, without documents (0)")
+    ] = None,
     base_port: Annotated[
         int | None, typer.Option(min=1, max=60000, help="first wire port; the others follow (27017)")
     ] = None,
@@ -43,7 +46,7 @@ def up(
     settings: dict[str, object] = {option: value for option, value in options.items() if value is not None}
     if (folder / "set.json").exists():
         local = LocalSet.load(folder)
-        refuse_other_options(local, members, arbiters, base_port, name, test_commands)
+        refuse_other_options(local, members, arbiters, witnesses, base_port, name, test_commands)
         refuse_other_settings(local, settings, oplog_size)
         if not local.initiated:
             local.leave_taken_ports()
@@ -53,6 +56,7 @@ def up(
             name or DEFAULT_NAME,
             DEFAULT_MEMBERS if members is None else members,
             arbiters or 0,
+            witnesses or 0,
             DEFAULT_PORT if base_port is None else base_port,
             [
                 *(["--enable-test-commands"] if test_commands else []),
@@ -69,7 +73,7 @@ def up(
             f" `replset cluster down --dir {folder}` stops what runs"
         ) from error
     for member in local.members:
-        role = "primary" if member is primary else "arbiter" if member.arbiter else "secondary"
+        role = "primary" if member is primary else member.role_without_data or "secondary"
         typer.echo(f"{member.name}  {member.host}  {member.http}  {role}")
 
 
@@ -78,6 +82,7 @@ def planned_set(
     name: str,
     members: int,
     arbiters: int,
+    witnesses: int,
     base_port: int,
     flags: list[str],
     settings: dict[str, object],
@@ -89,8 +94,9 @@ def planned_set(
     local.stores_default = arbiters > 0
     if arbiters > 1:
         flags.append("--allow-multiple-arbiters")
-    for number, port in enumerate(free_ports(members + arbiters, base_port)):
-        local.plan(port, flags=flags, arbiter=number >= members)
+    for number, port in enumerate(free_ports(members + arbiters + witnesses, base_port)):
+        is_witness = number >= members + arbiters
+        local.plan(port, flags=flags, arbiter=number >= members and not is_witness, witness=is_witness)
     return local
 
 
@@ -139,15 +145,18 @@ def refuse_other_options(
     local: LocalSet,
     members: int | None,
     arbiters: int | None,
+    witnesses: int | None,
     base_port: int | None,
     name: str | None,
     test_commands: bool,
 ) -> None:
     """Raise LocalSetError for an option that the set in the folder was not made with. It is not ignored."""
     has_arbiters = sum(member.arbiter for member in local.members)
+    has_witnesses = sum(member.witness for member in local.members)
     made_with = {
-        "--members": (members, len(local.members) - has_arbiters),
+        "--members": (members, len(local.members) - has_arbiters - has_witnesses),
         "--arbiters": (arbiters, has_arbiters),
+        "--witnesses": (witnesses, has_witnesses),
         "--base-port": (base_port, local.base_port or base_port),
         "--name": (name, local.name),
     }
@@ -204,7 +213,7 @@ def status(
 
 
 def state_of(member: LocalMember) -> str:
-    """Return one word for people: primary, secondary, arbiter, starting, stopped; or what is wrong with its process."""
+    """Return one word for people: primary, secondary, arbiter, witness, starting, stopped; or what is wrong."""
     if not member.is_running():
         other = lock_holder(member.dbpath)
         return f"runs as process {other}, not started here" if other else "stopped"
@@ -214,5 +223,9 @@ def state_of(member: LocalMember) -> str:
         hello = wait_until(lambda: member.command({"hello": 1}), 3, "an answer")
     except LocalSetError:
         return "does not answer"
-    words = {"isWritablePrimary": "primary", "secondary": "secondary", "arbiterOnly": "arbiter"}
+    words = {
+        "isWritablePrimary": "primary",
+        "secondary": "secondary",
+        "arbiterOnly": member.role_without_data or "arbiter",
+    }
     return next((word for field, word in words.items() if hello.get(field)), "starting")

@@ -53,7 +53,13 @@ class LocalMember:
     pid: int = 0
     started: str = ""
     arbiter: bool = False
+    witness: bool = False
     flags: list[str] = field(default_factory=list)
+
+    @property
+    def role_without_data(self) -> str:
+        """What it is if it has no documents: arbiter or witness; empty: a data-bearing member."""
+        return "arbiter" if self.arbiter else "witness" if self.witness else ""
 
     @property
     def host(self) -> str:
@@ -151,22 +157,30 @@ class LocalSet:
 
     # --- processes -----------------------------------------------------------------------------------------------
 
-    def plan(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False) -> LocalMember:
+    def plan(
+        self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False, witness: bool = False
+    ) -> LocalMember:
         """Add one more member to `set.json`; `start` starts it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.members:
             self._make_key_file()
         name = f"m{len(self.members) + 1}"
         member = LocalMember(
-            name, port, self.folder / name, self.folder / f"{name}.log", arbiter=arbiter, flags=list(flags)
+            name,
+            port,
+            self.folder / name,
+            self.folder / f"{name}.log",
+            arbiter=arbiter,
+            witness=witness,
+            flags=list(flags),
         )
         self.members.append(member)
         self.save()
         return member
 
-    def add(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False) -> LocalMember:
+    def add(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False, witness: bool = False) -> LocalMember:
         """Start one more member and wait until it answers."""
-        member = self.plan(port, flags=flags, arbiter=arbiter)
+        member = self.plan(port, flags=flags, arbiter=arbiter, witness=witness)
         self.start(member)
         return member
 
@@ -277,6 +291,8 @@ class LocalSet:
             row: dict[str, object] = {"_id": number, "host": member.host}
             if member.arbiter:
                 row["arbiterOnly"] = True
+            if member.witness:
+                row["witness"] = True
             rows.append(row)
         config: dict[str, object] = {"_id": self.name, "version": 1, "members": rows}
         if settings or self.settings:

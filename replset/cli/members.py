@@ -1,4 +1,4 @@
-"""The subcommands that change the configuration: initiate, add, add-arbiter, remove, reconfig."""
+"""The subcommands that change the configuration: initiate, add, add-arbiter, add-witness, remove, reconfig."""
 
 from __future__ import annotations
 
@@ -122,6 +122,13 @@ def add_arbiter(
         raise ReplError(f"{error.message}; its process runs, and the same command adds it later") from error
 
 
+def add_witness(
+    member: NewMember, host: Host, wait: Wait = 0, if_needed: IfNeeded = False, accept: Accept = False
+) -> None:
+    """Add a witness: a vote, and a disk that holds the entries for majority writes, without documents."""
+    add_all(host, [{"host": member, "witness": True}], wait, if_needed, accept)
+
+
 def remove(
     member: Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the configuration names it")],
     host: Host,
@@ -231,11 +238,13 @@ def add_all(
             typer.echo(f"{member} is in the set already")
             continue
         reply = calls.until_done(deadline, lambda: calls.on_primary(host, {"replSetAddMember": row}))  # noqa: B023
-        done = f"{member} is added as arbiter" if row.get("arbiterOnly") else f"{member} is added"
+        kind = " as arbiter" if row.get("arbiterOnly") else " as witness" if row.get("witness") else ""
+        done = f"{member} is added{kind}"
         if member in unreachable:
             done += ", not reachable yet"
         elif not row.get("arbiterOnly"):
-            done += "; it copies the data" + ("" if row.get("votes") == 0 else ", then it votes")
+            copied = "the oplog" if row.get("witness") else "the data"
+            done += f"; it copies {copied}" + ("" if row.get("votes") == 0 else ", then it votes")
         if reply.get("info"):
             typer.echo(reply["info"])
         typer.echo(done)
@@ -257,7 +266,7 @@ def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept:
     missing = [row for row in rows if not if_needed or parse_host(str(row["host"])) not in known]
     after = with_members(config, missing)
     effect = check_effect(config, after, accept=accept)
-    if any(row.get("arbiterOnly") for row in missing):
+    if any(row.get("arbiterOnly") or row.get("witness") for row in missing):
         effect = describe_effect(ReplSetConfig.parse(config), ReplSetConfig.parse(after))
     if effect:
         typer.echo(effect)

@@ -126,8 +126,8 @@ def resync(
     deadline = time.monotonic() + wait
     while wait:
         state = calls.state_of(host)
-        if state == "SECONDARY":
-            typer.echo(f"{host} is SECONDARY again")
+        if state in ("SECONDARY", "ARBITER"):  # a witness
+            typer.echo(f"{host} is {state} again")
             return
         if time.monotonic() > deadline:
             raise ReplError(f"{host} is {state} after {wait} s (see `replset status --host {host}`)")

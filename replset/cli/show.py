@@ -20,6 +20,7 @@ STYLE = {
     "PRIMARY": "bold green",
     "SECONDARY": "green",
     "ARBITER": "cyan",
+    "WITNESS": "cyan",
     "ROLLBACK": "bold red",
     "RECOVERING": "red",
 }
@@ -87,6 +88,8 @@ def _members(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Table:
     entries = {row["name"]: row.get("entriesBehind", "-") for row in known["members"]}
     for row in reply["members"]:
         state = str(row["stateStr"]) if row.get("health", 1) else "DOWN"
+        if row.get("witness") and state == "ARBITER":
+            state = "WITNESS"
         has_data = bool(_millis(row.get("optimeDate")))
         count = entries.get(row["name"], "-") if has_data else "-"
         table.add_row(

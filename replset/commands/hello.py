@@ -110,7 +110,7 @@ def set_fields(member: MemberPort, *, legacy: bool) -> dict[str, object]:
     reply["httpAddress"] = member.http_address
     if node.writable:
         reply["electionId"] = election_id(node.term)
-    if not me.arbiter_only:
+    if me.bears_data:
         reply["lastWrite"] = _last_write(member)
     return reply
 
@@ -119,8 +119,8 @@ def _hosts(config: ReplSetConfig) -> dict[str, object]:
     """Return the members that clients may see: hidden and delayed members are left out."""
     shown = [member for member in config.members if not member.hidden and member.secondary_delay_secs == 0]
     groups: dict[str, object] = {"hosts": [str(member.host) for member in shown if member.is_electable]}
-    passives = [str(member.host) for member in shown if not member.is_electable and not member.arbiter_only]
-    arbiters = [str(member.host) for member in config.members if member.arbiter_only]
+    passives = [str(member.host) for member in shown if not member.is_electable and member.bears_data]
+    arbiters = [str(member.host) for member in config.members if not member.bears_data]
     if passives:
         groups["passives"] = passives
     if arbiters:
@@ -130,8 +130,8 @@ def _hosts(config: ReplSetConfig) -> dict[str, object]:
 
 def _own_fields(me: Member) -> dict[str, object]:
     own: dict[str, object] = {}
-    if me.arbiter_only:
-        own["arbiterOnly"] = True
+    if not me.bears_data:
+        own["arbiterOnly"] = True  # of a witness too: drivers know no other word for who serves neither read nor write
     elif not me.is_electable:
         own["passive"] = True
     if me.hidden:

@@ -170,7 +170,7 @@ def _commit_quorum(ctx: CommandContext) -> WriteConcern | None:
         if value != VOTING_MEMBERS:
             return WriteConcern(value)
         config = ctx.member.node.config
-        return None if config is None else WriteConcern(len(config.data_voters))
+        return None if config is None else WriteConcern(sum(voter.bears_data for voter in config.voters))
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_W or value % 1:
         raise FailedToParseError(f"commitQuorum has to be a name or a whole number from 0 to {MAX_W}: {show(value)}")
     return WriteConcern(int(value))

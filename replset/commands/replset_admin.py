@@ -51,7 +51,7 @@ LEAST_OPLOG_MB, MOST_OPLOG_MB = 990, 1 << 30
 _MEMBER_OPTIONS = frozenset(
     {
         *("host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"),
-        "spareAfterSecs",
+        *("spareAfterSecs", "witness"),
     }
 )
 DIRECTIONS: dict[str, Literal["both", "in", "out"]] = {"both": "both", "in": "in", "out": "out"}
@@ -108,8 +108,8 @@ def _config_in_force(ctx: CommandContext) -> ReplSetConfig:
 
 
 async def add_member(ctx: CommandContext) -> Reply:
-    """Add one member: `{host, priority?, votes?, arbiterOnly?, hidden?, buildIndexes?, secondaryDelaySecs?, tags?,
-    spareAfterSecs?}`.
+    """Add one member: `{host, priority?, votes?, arbiterOnly?, witness?, hidden?, buildIndexes?, secondaryDelaySecs?,
+    tags?, spareAfterSecs?}`.
     """
     given = fields.decoded(ctx.body, ctx.name, ctx.name)
     for name in given:

@@ -248,6 +248,8 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
         document["newlyAdded"] = True
     if row.overloaded:
         document["overloaded"] = True
+    if row.witness:
+        document["witness"] = True
     address = member.node.http_address_of(row.host)
     if address:
         document["httpAddress"] = address

@@ -24,7 +24,7 @@ async def get_rollbacks(ctx: CommandContext) -> Reply:
     if not everywhere:
         return {"rollbacks": shorten(own)}
     config = ctx.member.node.config
-    others = [] if config is None else [m.host for m in config.data_bearing if m.host != ctx.member.host]
+    others = [] if config is None else [m.host for m in config.oplog_holders if m.host != ctx.member.host]
     answers = await asyncio.gather(*(_ask_member(ctx, host) for host in others))
     rows = [*own, *(row for found, _ in answers for row in found)]
     unreachable = {str(host): why for host, (_, why) in zip(others, answers, strict=True) if why}

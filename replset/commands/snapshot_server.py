@@ -1,6 +1,7 @@
 """Serves copies of the database file to members that sync for the first time: replSetSnapshot.
 
-A copy is kept until the other member has fetched it, or until it expires.
+A witness gets a copy with the oplog alone, and serves none. A copy is kept until the other member has fetched it, or
+until it expires.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 
 from replset.bson import RawDocument
 from replset.commands.byte_rate import ByteRate
-from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.errors import (
     BadValueError,
@@ -34,13 +34,11 @@ log = logging.getLogger("replset.snapshot_server")
 MAX_CHUNK_BYTES = 8 << 20
 LONGEST_WAIT_S = 20
 """Of one request for a chunk, which at most takes a second by itself: the other member waits for it for 30 s."""
-SERVING = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING})
-"""States whose oplog and data others may read. In ROLLBACK the oplog shrinks; in STARTUP2 it will be replaced."""
 
 
 def check_serves_oplog(node: Node) -> None:
     """Raise NotPrimaryOrSecondaryError if other members must not read this member's oplog and data now."""
-    if node.state not in SERVING:
+    if not node.serves_oplog:
         raise NotPrimaryOrSecondaryError(f"this member is in {node.state.name}: its oplog must not be read")
 
 
@@ -97,7 +95,7 @@ class SnapshotServer:
         await self.expire()
         match request.step:
             case "begin" if not request.snapshot_id:
-                return self._offer(*self._begin()).document()
+                return self._offer(*self._begin(request.oplog_bytes)).document()
             case "begin":
                 return self._offer(request.snapshot_id, self._find(request.snapshot_id)).document()
             case "chunk":
@@ -127,8 +125,10 @@ class SnapshotServer:
 
     # --- one step each ------------------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[str, _Copy]:
+    def _begin(self, oplog_bytes: int | None) -> tuple[str, _Copy]:
         check_serves_oplog(self._node)
+        if self._context.store.oplog_only:
+            raise NotPrimaryOrSecondaryError("this member is a witness: it has no documents to copy")
         if self._context.store.last_applied == OPTIME_NULL:
             raise NotPrimaryOrSecondaryError("this member holds no data to copy")
         if len(self._copies) >= self._options.max_copies:
@@ -139,24 +139,26 @@ class SnapshotServer:
         snapshot_id = f"{self._rng.getrandbits(64):016x}"
         path = os.path.join(self._folder, f"{snapshot_id}.db")
         copy = self._copies[snapshot_id] = _Copy(path, self._context.store.rollback_id, self._context.clock.now())
-        needed = self._context.store.data_bytes() + self._options.spare_bytes
-        copy.making = asyncio.get_running_loop().create_task(self._make(self._context.store, copy, needed))
+        store = self._context.store
+        needed = store.data_bytes() if oplog_bytes is None else 2 * min(store.oplog_bytes, oplog_bytes)
+        needed += self._options.spare_bytes
+        copy.making = asyncio.get_running_loop().create_task(self._make(store, copy, needed, oplog_bytes))
         return snapshot_id, copy
 
-    async def _make(self, store: Store, copy: _Copy, needed: int) -> None:
+    async def _make(self, store: Store, copy: _Copy, needed: int, oplog_bytes: int | None) -> None:
         try:
-            await self._context.workers.run(lambda: self._make_file(store, copy, needed))
+            await self._context.workers.run(lambda: self._make_file(store, copy, needed, oplog_bytes))
         except (ReplError, OSError) as error:
             copy.failure = str(error)
             log.warning("a copy for an initial sync failed: %s", error)
 
-    def _make_file(self, store: Store, copy: _Copy, needed: int) -> None:
+    def _make_file(self, store: Store, copy: _Copy, needed: int, oplog_bytes: int | None) -> None:
         """Check the space, copy the file and compute its checksum, in a worker thread."""
         self._context.disk.make_folder(self._folder)
         free = self._context.disk.free_bytes(self._context.dbpath)
         if free < needed:
             raise OutOfDiskSpaceError(f"a copy needs {needed} bytes, the disk has {free} left")
-        info = store.copy_to(copy.path, pause=self._check_disk_space)
+        info = store.copy_to(copy.path, pause=self._check_disk_space, oplog_bytes=oplog_bytes)
         copy.size, copy.sha256 = info.size, info.sha256
         copy.ready = True
 

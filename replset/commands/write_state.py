@@ -83,7 +83,7 @@ async def get_write_state(ctx: CommandContext) -> Reply:
     views, unreachable = [own], dict[str, str]()
     if own.state_of(optime) is not WriteState.COMMITTED:
         config = ctx.member.node.config
-        others = [] if config is None else [m.host for m in config.data_bearing if m.host != ctx.member.host]
+        others = [] if config is None else [m.host for m in config.oplog_holders if m.host != ctx.member.host]
         answers = await asyncio.gather(*(_ask_member(ctx, host, optime) for host in others))
         views += [answer for answer in answers if isinstance(answer, MemberView)]
         unreachable = {

@@ -84,7 +84,7 @@ class DamageMonitor:
         node = self.node
         if node.config is None or self._comparing or node.quarantine or node.now < self._compare_again_at:
             return
-        hosts = tuple(member.host for member in node.config.data_bearing if member.host != node.host)
+        hosts = tuple(member.host for member in node.config.oplog_holders if member.host != node.host)
         if hosts and node.state in _HAS_OPLOG:
             self._comparing = True
             node.journal("chain differs", f"another member has another hash chain at {at}: asking all who hold data")
@@ -96,7 +96,7 @@ class DamageMonitor:
         if node.config is None or node.quarantine or node.state not in _HAS_OPLOG:
             return  # a rollback that finds the same difference asks again, at once
         self._compare_again_at = Millis(node.now + node.settings.election_timeout_ms)
-        members = len(node.config.data_bearing)
+        members = len(node.config.oplog_holders)
         majority = members // 2 + 1
         counted = f"{found.same} of {members} have this member's hash chain at {found.at}, {found.other} another one"
         if found.other >= majority:

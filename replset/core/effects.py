@@ -179,11 +179,13 @@ class StartInitialSync:
     """Set the marker, export what would be lost, copy `source`, install.
 
     Reports `InitialSyncStarted` and then `InitialSyncEnded`. forced: the copy may lack what this member acknowledged.
+    oplog_only: for a witness, which copies no documents.
     """
 
     source: HostPort
     reason: str
     forced: bool = False
+    oplog_only: bool = False
 
 
 Effect = (

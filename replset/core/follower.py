@@ -3,7 +3,8 @@
 Which source it takes, sync_source.py decides. When a source lacks this member's newest entry, the member rolls back
 towards it only if the source's newest entry is of a higher term: such a source holds all that was committed before
 (Raft, 5.4.3). A source whose newest entry is of a lower term than the one in which this member's commit point was
-committed may lack committed entries. The member leaves it and tries again later.
+committed may lack committed entries. The member leaves it and tries again later. Entries also come
+from a witness; a copy of the data never does.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Follower:
 
     def tick(self) -> None:
         node = self.node
+        if node.has_wrong_kind_of_data and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
+            self._replace_wrong_kind_of_data()
         if node.state is MemberState.SECONDARY and node.maintenance:
             node.become(MemberState.RECOVERING)
         if node.state is MemberState.STARTUP2:
@@ -70,6 +73,21 @@ class Follower:
             self._follow()
         elif node.state in (MemberState.REMOVED, MemberState.ARBITER) and node.sync_source is not None:
             self._stop()
+
+    def _replace_wrong_kind_of_data(self) -> None:
+        """Sync as a new member does: this one was removed from the set and added again as a witness, or was one.
+
+        A witness's oplog goes on where its documents would not. Taken for a data member's, it would lose every write
+        that came while it was a witness.
+        """
+        node = self.node
+        if node.quarantine:
+            return  # the operator's word comes first: replSetResync
+        what = "this member is a witness now" if node.is_witness else "this member was a witness and has no documents"
+        node.journal("resync", what)
+        self._stop()
+        self._too_stale = what
+        node.become(MemberState.STARTUP2)
 
     def next_due(self) -> Millis:
         node = self.node
@@ -163,15 +181,29 @@ class Follower:
         if failed.oldest > own and failed.oldest.ts > own.ts:
             if node.has_data and self.sources.on_too_stale(failed.source, failed.oldest) is not None:
                 return  # another one may reach back farther
-            self._resync(
-                self._choose_sync_source(forced=False) or failed.source,
-                f"too stale: the oldest entry of {failed.source} is {failed.oldest}, this member's newest {own}",
-            )
+            why = f"too stale: the oldest entry of {failed.source} is {failed.oldest}, this member's newest {own}"
+            self._on_too_stale(failed.source, why)
         elif failed.newest.term > own.term and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
             node.journal("rollback", f"the newest entry {own} is not in the history of {failed.source}")
             node.rolling_back = True
             node.become(MemberState.ROLLBACK)
             node.emit(StartRollback(failed.source))
+
+    def _on_too_stale(self, host: HostPort, why: str) -> None:
+        """Copy everything anew; wait if only a witness is there, which cannot be copied.
+
+        A data member that comes back may have the entries that are trimmed away there. Until then this member's data
+        and vote are of more use than an initial sync without a source.
+        """
+        node = self.node
+        source = self._choose_sync_source(forced=False) or host
+        if self._has_documents(source):
+            self._resync(source, why)
+            return
+        self.sources.deny_for_long(host)
+        node.journal("too stale", f"{why}; it is a witness, and no data member is there to copy")
+        if node.state is MemberState.ROLLBACK:
+            node.become(MemberState.STARTUP2 if node.must_sync else MemberState.SECONDARY)
 
     # --- rollback ------------------------------------------------------------------------------------------------
 
@@ -186,10 +218,10 @@ class Follower:
         else:
             self.sources.on_failed(ended.source, self._next_try())
         if ended.ok or ended.retry:
-            node.become(MemberState.STARTUP2 if node.initial_sync_pending else MemberState.SECONDARY)
+            node.become(MemberState.STARTUP2 if node.must_sync else MemberState.SECONDARY)
             node.push_election_timer()
         elif ended.too_stale:
-            self._resync(ended.source, f"too stale: {ended.detail}")
+            self._on_too_stale(ended.source, f"too stale: {ended.detail}")
         else:
             self.quarantine(ROLLBACK_REFUSED + ended.detail)
 
@@ -333,7 +365,7 @@ class Follower:
         """The one that replSetSyncFrom names, else the primary, else the readable member with the newest entry."""
         node = self.node
         able = [peer for peer in node.sorted_peers() if peer.has_data and peer.state.is_readable]
-        able = [peer for peer in able if self._builds_enough(peer)]
+        able = [peer for peer in able if self._has_documents(peer.host) and self._builds_enough(peer)]
         able = [peer for peer in able if forced or self._reaches(peer)]
         if not able:
             return None
@@ -349,12 +381,17 @@ class Follower:
         me, it = self.node.self_member, None if self.node.config is None else self.node.config.member(peer.id)
         return it is not None and (it.build_indexes or me is None or not me.build_indexes)
 
+    def _has_documents(self, host: HostPort) -> bool:
+        """Whether the member at `host` can be copied: a witness cannot."""
+        member = None if self.node.config is None else self.node.config.member_at(host)
+        return member is not None and member.bears_data
+
     def _start_sync(self, source: HostPort, why: str) -> None:
         self._is_copying = True
         self._no_source_since = None
         self.node.initial_sync_pending = True  # no vote and no acknowledgement, even before the marker is saved
         self.node.journal("initial sync", f"from {source}: {why}")
-        self.node.emit(StartInitialSync(source, why, self._is_forced))
+        self.node.emit(StartInitialSync(source, why, self._is_forced, self.node.is_witness))
 
     def on_initial_sync_started(self, begun: InitialSyncStarted) -> None:
         node = self.node
@@ -378,6 +415,7 @@ class Follower:
                 self._give_up(ended.detail)
             return
         node.initial_sync_pending = False
+        node.oplog_only = ended.oplog_only
         node.quarantine = node.damage = ""
         node.durability_mark = OPTIME_NULL
         self._end_sync()
@@ -385,7 +423,7 @@ class Follower:
             # The new data lacks what was known to be committed. Other entries at or below the old commit point may not
             # be committed, so a majority read must not show them.
             node.commit_point, node.commit_term = OPTIME_NULL, 0
-        if node.state is MemberState.STARTUP2:
+        if node.state is MemberState.STARTUP2 and not node.must_sync:
             node.become(MemberState.SECONDARY)
             node.push_election_timer()
 

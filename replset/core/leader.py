@@ -196,7 +196,7 @@ class Leader:
             return
         if node.config.write_majority < node.config.majority_vote_count and not node.is_config_committed:
             return
-        holders = [member.id for member in node.config.data_voters]
+        holders = [member.id for member in node.config.oplog_voters]
         journal = node.config.write_concern_majority_journal_default
         durable = {
             member_id: position.last_durable if journal else position.last_applied
@@ -214,7 +214,7 @@ class Leader:
         node = self.node
         if node.config is None or node.config.write_concern_majority_journal_default:
             return node.commit_point
-        holders = [member.id for member in node.config.data_voters]
+        holders = [member.id for member in node.config.oplog_voters]
         durable = {member_id: position.last_durable for member_id, position in node.positions().items()}
         return commit_point(durable, holders, node.config.write_majority, node.term) if holders else OPTIME_NULL
 

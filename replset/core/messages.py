@@ -374,7 +374,7 @@ class InitialSyncEnded:
     """The snapshot is installed (`ok`) or the attempt failed and may be tried again.
 
     refused: the source lacks what this member acknowledged or knows to be committed. holds_committed: False when the
-    copy that was installed, by force, lacks it.
+    copy that was installed, by force, lacks it. oplog_only: the copy has no documents.
     """
 
     source: HostPort
@@ -382,6 +382,7 @@ class InitialSyncEnded:
     detail: str
     refused: bool = False
     holds_committed: bool = True
+    oplog_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ from replset.core.waiting import WaitedFor, in_vain, majority_lag, members_waite
 from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, satisfied
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
+SERVING = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING})
+
 
 class Node:
     """Routes each input to the part that owns its rule. Callers change a node only through its inputs."""
@@ -92,7 +94,7 @@ class Node:
         if state.config is not None:
             if state.durability_mark != OPTIME_NULL:
                 self._start_after_data_loss()
-            elif member is not None and member.bears_data and not state.has_data and not state.initial_sync_pending:
+            elif member is not None and member.holds_oplog and not state.has_data and not state.initial_sync_pending:
                 self._start_without_data(state.config)
             self._reconfigs.update_peers()
             state.become(MemberState.REMOVED if member is None else self._reconfigs.initial_state(member))
@@ -275,7 +277,17 @@ class Node:
 
     @property
     def state(self) -> MemberState:
-        return self._state.state
+        """As clients see it: a witness in service is ARBITER."""
+        return self._state.shown_state
+
+    @property
+    def serves_oplog(self) -> bool:
+        """Whether other members may read this one's oplog: not in ROLLBACK, where it shrinks, nor in STARTUP2."""
+        return self._state.state in SERVING
+
+    @property
+    def is_witness(self) -> bool:
+        return self._state.is_witness
 
     @property
     def term(self) -> int:
@@ -416,7 +428,7 @@ class Node:
             committed = min(committed, self._leader.durable_commit_point())
         if concern.w == IN_SYNC and not in_sync_have(state, optime):
             return False
-        return satisfied(concern, optime, state.position, lambda: state.positions().values(), committed)
+        return satisfied(concern, optime, state.position, state.document_positions, committed)
 
     def _has_tagged_holders(self, concern: WriteConcern, optime: OpTime) -> bool:
         state = self._state

@@ -354,7 +354,7 @@ class Reconfigs:
         node = self.node
         if config is None or self._leader.phase is not Phase.ACTIVE:
             return False
-        holders = [member.id for member in config.data_voters]
+        holders = [member.id for member in config.oplog_voters]
         durable = {member_id: position.last_durable for member_id, position in node.positions().items()}
         needed = max(1, config.write_majority - lost)
         point = commit_point(durable, holders, needed, node.term) if holders else OPTIME_NULL
@@ -427,7 +427,7 @@ class Reconfigs:
             return MemberState.ARBITER
         if self.node.rolling_back:
             return MemberState.ROLLBACK
-        if self.node.initial_sync_pending:
+        if self.node.must_sync:
             return MemberState.STARTUP2
         return MemberState.RECOVERING if self.node.quarantine else MemberState.SECONDARY
 

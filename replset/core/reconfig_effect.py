@@ -12,7 +12,7 @@ def describe_effect(old: ReplSetConfig, new: ReplSetConfig) -> str:
     """Describe what majority writes and elections need after the change, and what they need now."""
 
     def copies(config: ReplSetConfig) -> str:
-        return f"{config.write_majority} of {len(config.data_voters)}"
+        return f"{config.write_majority} of {len(config.oplog_voters)}"
 
     before, after = old.tolerance, new.tolerance
     return (
@@ -54,7 +54,14 @@ def alternatives_to_arbiter(config: ReplSetConfig) -> str:
     """What each member that could be added in place of an arbiter would give, best first; the set as it is too."""
     free = MemberId(max(int(member.id) for member in config.members) + 1)
     with_member = replace(config, members=(*config.members, Member(free, HostPort("another:1"))))
-    choices = [(with_member, "a data member (replset add HOST)"), (config, f"stay with {len(config.voters)} voters")]
+    with_witness = replace(
+        config, members=(*config.members, Member(free, HostPort("another:1"), priority=0.0, witness=True))
+    )
+    choices = [
+        (with_member, "a data member (replset add HOST)"),
+        (with_witness, "a witness, which keeps entries and no documents (replset add-witness HOST)"),
+        (config, f"stay with {len(config.voters)} voters"),
+    ]
     choices.sort(key=lambda choice: (-choice[0].tolerance.majority_writes, -choice[0].tolerance.elections))
     return "; or ".join(
         f"{text}: majority writes go on with {found.tolerance.majority_writes} down, elections with"

@@ -40,6 +40,11 @@ def reconfig_refusal(
                 ErrorCode.NEW_CONFIG_INCOMPATIBLE,
                 f"{at}: arbiterOnly cannot change; remove the member, then add it again",
             )
+        if before.witness != member.witness:
+            return Refused(
+                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
+                f"{at}: witness cannot change; remove the member, then add it again",
+            )
         if before.build_indexes != member.build_indexes:
             return Refused(
                 ErrorCode.NEW_CONFIG_INCOMPATIBLE,
@@ -48,7 +53,7 @@ def reconfig_refusal(
     own = new.member_at(me)
     if own is None:
         return Refused(ErrorCode.NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration")
-    if not force and (own.arbiter_only or own.priority == 0):
+    if not force and (not own.bears_data or own.priority == 0):
         return Refused(ErrorCode.NODE_NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
     before_voters = {member.id for member in old.members if member.votes}
     after_voters = {member.id for member in new.members if member.votes}
@@ -73,7 +78,7 @@ def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
     The new secondary and the arbiter could elect the secondary before it holds any majority write.
     """
     was = [member for member in old.members if member.votes]
-    old_holders = sum(member.bears_data for member in was)
+    old_holders = sum(member.holds_oplog for member in was)
     voters = [member for member in new.members if member.votes]
     is_psa = len(voters) == 3 and sum(member.arbiter_only for member in voters) == 1
     electable = sum(member.priority > 0 and member.bears_data for member in voters)

@@ -107,13 +107,13 @@ def _why_not_candidate_here(node: NodeState, now: Millis) -> str:
 
 def _no_majority(node: NodeState, config: ReplSetConfig) -> Remark | None:
     """There is a primary, and too few members with data are up: majority writes wait (map D6)."""
-    down = [member for member in config.data_voters if not _is_up(node, member)]
-    copies = len(config.data_voters) - len(down)
+    down = [member for member in config.oplog_voters if not _is_up(node, member)]
+    copies = len(config.oplog_voters) - len(down)
     if copies >= config.write_majority:
         return None
     names = ", ".join(str(member.host) for member in down)
     return Remark(
-        f"majority writes wait: they need {config.write_majority} copies, and {copies} of {len(config.data_voters)}"
+        f"majority writes wait: they need {config.write_majority} copies, and {copies} of {len(config.oplog_voters)}"
         f" voting members with data can be reached (not: {names}); an arbiter holds no copy",
         f"start {names} again; until then: replset reconfig --demote {down[0].host}",
     )

@@ -113,4 +113,4 @@ def without_vote(config: ReplSetConfig, member: Member) -> ReplSetConfig:
 
 def _commits_by_majority(config: ReplSetConfig) -> bool:
     """Whether a majority write needs as many copies as an election needs votes. Beside many arbiters it needs fewer."""
-    return len(config.data_voters) >= config.majority_vote_count
+    return len(config.oplog_voters) >= config.majority_vote_count

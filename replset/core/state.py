@@ -121,12 +121,19 @@ class Reign:
         return now - self.since < SHORT_REIGN * settings.election_timeout_ms
 
 
+def shown_state(member: Member | None, state: MemberState) -> MemberState:
+    """The state of `member` as clients see it."""
+    is_witness = member is not None and member.witness
+    return MemberState.ARBITER if is_witness and state is MemberState.SECONDARY else state
+
+
 @dataclass(slots=True)
 class NodeState:
     """What one node knows. `out` collects the effects of the input that is being handled.
 
     rolling_back: an interrupted rollback is not finished; RollbackEnded follows. durability_mark: of member.db; null
-    unless the disk lacks entries up to it (docs/storage.md).
+    unless the disk lacks entries up to it (docs/storage.md). oplog_only: the disk holds a witness's oplog without
+    documents, whatever the configuration makes of this member.
     """
 
     host: HostPort
@@ -145,6 +152,7 @@ class NodeState:
     unacknowledged_rollbacks: Callable[[], int] = lambda: 0
     is_overloaded: Callable[[], bool] = lambda: False
     rolling_back: bool = False
+    oplog_only: bool = False
     term: int = 0
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
@@ -212,9 +220,28 @@ class NodeState:
         return member is not None and member.arbiter_only
 
     @property
+    def is_witness(self) -> bool:
+        member = self.self_member
+        return member is not None and member.witness
+
+    @property
+    def shown_state(self) -> MemberState:
+        """The state as clients see it: a witness in service is an arbiter to them, since it has no documents."""
+        return shown_state(self.self_member, self.state)
+
+    @property
     def must_sync(self) -> bool:
-        """Whether the initial-sync marker is set: no vote, no acknowledgement, no read. Arbiters sync nothing."""
-        return self.initial_sync_pending and not self.is_arbiter
+        """Whether the initial-sync marker is set: no vote, no acknowledgement, no read. Arbiters sync nothing.
+
+        The same goes for a member whose disk is not of its kind: it was a witness before, and has no documents, or it
+        is one now, and its documents are not kept up to date.
+        """
+        return (self.initial_sync_pending or self.has_wrong_kind_of_data) and not self.is_arbiter
+
+    @property
+    def has_wrong_kind_of_data(self) -> bool:
+        """Whether this witness has documents, or this data member has none beside its oplog."""
+        return self.self_member is not None and self.has_data and self.oplog_only != self.is_witness
 
     @property
     def incarnation_matches(self) -> bool:
@@ -294,7 +321,7 @@ class NodeState:
         return member.host == self.host or (peer is not None and peer.state is MemberState.SECONDARY)
 
     def positions(self) -> dict[MemberId, Position]:
-        """Positions of data-bearing members that count: voters whose incarnation matches, and members without a vote.
+        """Positions that count: of voters whose incarnation matches, witnesses too, and of members without a vote.
 
         One process under two host names holds one copy, so each incarnation counts once.
         """
@@ -302,7 +329,7 @@ class NodeState:
         if self.config is None:
             return found
         counted = {self.incarnation}
-        for member in self.config.data_bearing:
+        for member in self.config.oplog_holders:
             if member.host == self.host:
                 if self.incarnation_matches or member.votes == 0:
                     found[member.id] = self.position
@@ -314,6 +341,11 @@ class NodeState:
                 counted.add(peer.incarnation)
                 found[member.id] = peer.position
         return found
+
+    def document_positions(self) -> list[Position]:
+        """As `positions`, of members with documents: what `w: N` counts."""
+        bearing = {member.id for member in self.config.data_bearing} if self.config is not None else set()
+        return [position for member_id, position in self.positions().items() if member_id in bearing]
 
     @property
     def is_config_committed(self) -> bool:

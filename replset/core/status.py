@@ -9,7 +9,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.remarks import Remark, find_remarks
 from replset.core.staleness import lag_ms
-from replset.core.state import NodeState, Peer
+from replset.core.state import NodeState, Peer, shown_state
 from replset.ids import HostPort, MemberId, Millis, OpTime
 
 
@@ -18,7 +18,8 @@ class MemberStatus:
     """One member of the set. Wall times are in milliseconds, 0 for never.
 
     counted: the member votes and counts for majorities, and has the same configuration as this node. lag_ms: see
-    `staleness.py`. overloaded: it has more to do than it can, and reads should go elsewhere.
+    `staleness.py`. overloaded: it has more to do than it can, and reads should go elsewhere. state: as clients see it,
+    so a witness in service is ARBITER.
     """
 
     id: MemberId
@@ -44,6 +45,7 @@ class MemberStatus:
     quarantine: str = ""
     lag_ms: int | None = None
     overloaded: bool = False
+    witness: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
             members.append(_peer_status(node, member, peer, now, ids))
     return Status(
         node.set_name,
-        node.state,
+        node.shown_state,
         node.term,
         node.sync_source,
         -1 if node.sync_source is None else ids.get(node.sync_source, -1),
@@ -95,7 +97,7 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
         node.config.majority_vote_count,
         node.config.write_majority,
         len(node.config.voters),
-        len(node.config.data_voters),
+        len(node.config.oplog_voters),
         node.commit_point,
         node.position,
         tuple(members),
@@ -112,7 +114,7 @@ def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort
         member.id,
         node.host,
         True,
-        node.state,
+        node.shown_state,
         True,
         node.incarnation_matches and not member.newly_added,
         member.newly_added,
@@ -132,6 +134,7 @@ def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort
         node.quarantine,
         lag_ms(node, node.host),
         node.is_overloaded(),
+        member.witness,
     )
 
 
@@ -142,7 +145,7 @@ def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: 
         peer.id,
         peer.host,
         False,
-        peer.state,
+        shown_state(member, peer.state),
         peer.is_up,
         peer.is_up and node.peer_incarnation_matches(peer) and not member.newly_added and has_config,
         member.newly_added,
@@ -162,6 +165,7 @@ def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: 
         peer.quarantine,
         lag_ms(node, peer.host),
         peer.overloaded,
+        member.witness,
     )
 
 

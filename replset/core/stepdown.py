@@ -122,7 +122,7 @@ class StepDowns:
         positions = node.positions()
         caught_up = [
             member
-            for member in node.config.data_voters
+            for member in node.config.oplog_voters
             if member.id in positions and positions[member.id].last_applied >= target
         ]
         ready = [

@@ -239,9 +239,13 @@ class SyncSources:
         self._denied.pop(host, None)
         self._too_stale.pop(host, None)
 
+    def deny_for_long(self, host: HostPort) -> None:
+        """Do not try a source that begins behind what this member needs."""
+        self._denied[host] = Millis(self.node.now + TOO_STALE_MS)
+
     def on_too_stale(self, host: HostPort, oldest: OpTime) -> HostPort | None:
         """Deny a source whose oldest entry is too new for this member. Return another one that may reach back."""
-        self._denied[host] = Millis(self.node.now + TOO_STALE_MS)
+        self.deny_for_long(host)
         self._too_stale[host] = oldest
         return self.choose()
 

@@ -55,7 +55,7 @@ class VoterChanges:
         # for ever. A second member that lost its disk holds nothing either and cannot vote, so it is left out of both
         # counts. Otherwise two lost disks would wait for each other.
         without = node.config.with_member(replace(member, newly_added=True))
-        if not self._is_oplog_committed(without, sum(self._has_lost_disk(voter) for voter in without.data_voters)):
+        if not self._is_oplog_committed(without, sum(self._has_lost_disk(voter) for voter in without.oplog_voters)):
             return None
         node.journal("reconfig", f"{member.host} has another incarnation than the configuration names: newlyAdded")
         return replace(member, newly_added=True, incarnation=None)
@@ -120,7 +120,7 @@ class VoterChanges:
         journal = config.write_concern_majority_journal_default
         holders = sum(newest >= node.commit_point for newest in self._newest_of(config, journal))
         others = len(config.voters) - holders
-        return holders == len(config.data_voters) or others < config.majority_vote_count
+        return holders == len(config.oplog_voters) or others < config.majority_vote_count
 
     def _is_safe(self, config: ReplSetConfig) -> bool:
         """Whether every majority of `config` includes a holder of the commit point and of an entry of this term, and so
@@ -134,7 +134,7 @@ class VoterChanges:
     def _newest_of(self, config: ReplSetConfig, journal: bool) -> list[OpTime]:
         """The newest entry of each voter of `config` whose incarnation it names; journal: on its disk."""
         node, found = self.node, []
-        for member in config.data_voters:
+        for member in config.oplog_voters:
             peer = node.peers.get(member.host)
             position = node.position if member.host == node.host else NO_POSITION if peer is None else peer.position
             if peer is None or peer.incarnation == member.incarnation:

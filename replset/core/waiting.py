@@ -57,7 +57,7 @@ def members_waited_for(node: NodeState, concern: WriteConcern, optime: OpTime) -
 
 def _could_help(config: ReplSetConfig, concern: WriteConcern) -> tuple[Member, ...]:
     if concern.w in (MAJORITY, IN_SYNC):
-        return config.data_voters
+        return config.oplog_voters
     tags = {tag for tag, _ in tag_counts(config, concern) or ()}
     return tuple(member for member in config.data_bearing if not tags or not tags.isdisjoint(member.tags))
 
@@ -82,12 +82,12 @@ def in_vain(node: NodeState, concern: WriteConcern) -> Refused | None:
 
 
 def _reachable(node: NodeState, config: ReplSetConfig) -> set[MemberId]:
-    """Return the data-bearing members that are up, or were within half an election timeout."""
+    """Return the members with an oplog that are up, or were within half an election timeout."""
     since = node.now - node.settings.election_timeout_ms // 2
     peers = node.peers
     return {
         member.id
-        for member in config.data_bearing
+        for member in config.oplog_holders
         if member.host == node.host
         or ((peer := peers.get(member.host)) is not None and (peer.is_up or peer.last_contact > since))
     }
@@ -95,7 +95,7 @@ def _reachable(node: NodeState, config: ReplSetConfig) -> set[MemberId]:
 
 def _asked(config: ReplSetConfig, concern: WriteConcern) -> str:
     if concern.w in (MAJORITY, IN_SYNC):
-        return f"a majority write needs {config.write_majority} of {len(config.data_voters)} voting members with data"
+        return f"a majority write needs {config.write_majority} of {len(config.oplog_voters)} voting members with data"
     return f"the write needs w: {concern.document()['w']!r}"
 
 
@@ -105,7 +105,7 @@ def way_out(node: NodeState, config: ReplSetConfig, down: list[Member]) -> str:
     reachable, majority = _reachable(node, config), WriteConcern(MAJORITY)
     for member in () if is_enough(config, majority, reachable) else down:
         without = config.with_member(replace(member, votes=0, priority=0.0))
-        if member.is_voter and is_enough(without, majority, reachable):
+        if member.is_voter and member.bears_data and is_enough(without, majority, reachable):
             return (
                 f"start {names} again; until it is back, replset reconfig --demote {member.host} lets majority writes"
                 f" go on without it, and --restore {member.host} ends that"
@@ -123,7 +123,7 @@ def majority_lag(node: NodeState) -> tuple[int, tuple[HostPort, ...]]:
     positions = node.positions()
     lags = sorted(
         (0 if member.host == node.host else node.lag.lag_ms(positions[member.id].last_durable, node.now), member.id)
-        for member in node.config.data_voters
+        for member in node.config.oplog_voters
         if member.id in positions and node.serves(member)
     )
     needed = min(node.config.write_majority, len(lags))

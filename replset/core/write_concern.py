@@ -41,7 +41,7 @@ class WriteConcern:
 def implicit_default(config: ReplSetConfig) -> WriteConcern:
     """{w: 1} if with arbiters one lost member could block majority writes, else majority (map W6)."""
     voters = [member for member in config.members if member.votes == 1 and config.member(member.spare_for) is None]
-    holders = [member for member in voters if member.bears_data]
+    holders = [member for member in voters if member.holds_oplog]
     with_arbiters = len(holders) < len(voters)
     if with_arbiters and len(holders) <= len(voters) // 2 + 1:
         return WriteConcern(1, provenance="implicitDefault")
@@ -65,18 +65,19 @@ def tag_counts(config: ReplSetConfig, concern: WriteConcern) -> TagCounts | None
 
 
 def is_enough(config: ReplSetConfig, concern: WriteConcern, holders: Collection[MemberId]) -> bool:
-    """Whether these data-bearing members, if they have an entry, are as many and of the kind that `concern` asks for.
+    """Whether these members, if they have an entry, are as many and of the kind that `concern` asks for.
 
-    "inSync" asks for a majority at least. A mode that the configuration does not have is met by nobody.
+    A witness counts for a majority alone. "inSync" asks for a majority at least. A mode that the configuration does not
+    have is met by nobody.
     """
+    members = [member for member in config.data_bearing if member.id in holders]
     if isinstance(concern.w, int):
-        return len(holders) >= concern.w
+        return len(members) >= concern.w
     if concern.w in (MAJORITY, IN_SYNC):
-        return sum(member.id in holders for member in config.data_voters) >= config.write_majority
+        return sum(member.id in holders for member in config.oplog_voters) >= config.write_majority
     counts = tag_counts(config, concern)
     if counts is None:
         return False
-    members = [member for member in config.data_bearing if member.id in holders]
     return all(len({member.tags[tag] for member in members if tag in member.tags}) >= count for tag, count in counts)
 
 

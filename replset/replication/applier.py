@@ -2,7 +2,7 @@
 
 It is idempotent (map O8): an entry twice, or a suffix of the oplog again in order, gives the same state. An insert of a
 document that is there replaces it. An update or delete of one that is not there changes nothing, nor does an entry for
-a collection that a later entry dropped.
+a collection that a later entry dropped. On a witness an entry has no effect: the oplog row is all that is written.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ def apply_batch(
     try:
         with store.group() as txn:
             last = min(stop, start + MAX_GROUP_ENTRIES)
+            if store.oplog_only:
+                return _append_only(txn, entries, start, last, is_time_up)
             while start + done < last:
                 inserted, inserted_bytes = _apply_inserts(txn, entries, start + done, last)
                 if inserted:
@@ -120,6 +122,20 @@ def apply_batch(
         raise
     except ReplError as error:
         raise RemoteProtocolError(f"entry {start + done} of a batch cannot be applied: {error.message}") from error
+    return done
+
+
+def _append_only(txn: Txn, entries: Sequence[bytes], start: int, stop: int, is_time_up: Callable[[], bool]) -> int:
+    """Add entries to a witness's oplog, without their effect; returns how many of entries[start:stop]."""
+    done = size = 0
+    for raw in entries[start:stop]:
+        entry = OplogEntry(raw)
+        if entry.optime.ts > txn.last.ts:
+            txn.append(raw, entry.optime, op=entry.op, ns=entry.ns, key=entry.key(), wall_ms=entry.wall_ms)
+        done += 1
+        size += len(raw)
+        if size > MAX_GROUP_BYTES or (done % _CHECK_TIME_EVERY == 0 and is_time_up()):
+            break
     return done
 
 

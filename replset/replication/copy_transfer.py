@@ -64,9 +64,12 @@ class CopyTransfer:
         self._options = options
         self.copy = PartialCopy(context.disk, context.dbpath)
 
-    async def fetch(self, source: HostPort, sync_id: str) -> CopyRecord:
-        """Fetch a copy, verified and synced: the rest of the last transfer, or all of a new one."""
-        record = await self._resume(source, sync_id) or await self._begin(source, sync_id)
+    async def fetch(self, source: HostPort, sync_id: str, *, oplog_only: bool = False) -> CopyRecord:
+        """Fetch a copy, verified and synced: the rest of the last transfer, or all of a new one.
+
+        oplog_only: for a witness, without documents.
+        """
+        record = await self._resume(source, sync_id, oplog_only) or await self._begin(source, sync_id, oplog_only)
         try:
             record = await self._await_copy(record)
             if not record.whole:
@@ -111,13 +114,16 @@ class CopyTransfer:
         except ReplError as error:
             log.info("%s keeps its copy until it expires: %s", record.source, error.message)
 
-    async def _resume(self, source: HostPort, sync_id: str) -> CopyRecord | None:
+    async def _resume(self, source: HostPort, sync_id: str, oplog_only: bool) -> CopyRecord | None:
         """Return the last transfer if its source still has that very copy; None: begin anew.
 
         Raises when the source cannot be asked now, unless another one was chosen meanwhile.
         """
         record = await self._run(lambda: self.copy.load(sync_id))
         if record is None:
+            return None
+        if record.oplog_only != oplog_only:  # this member became a witness meanwhile, or is none any more
+            await self.discard(record)
             return None
         request = SnapshotRequest("begin", record.snapshot_id)
         is_chosen = record.source == source
@@ -135,11 +141,12 @@ class CopyTransfer:
             log.info("the copy of %s goes on: %d of %d bytes are here", record.source, record.kept, record.size)
         return record
 
-    async def _begin(self, source: HostPort, sync_id: str) -> CopyRecord:
+    async def _begin(self, source: HostPort, sync_id: str, oplog_only: bool) -> CopyRecord:
         """Have the source make a copy, and record which."""
         await self._wait_for_space(0)
-        offer = SnapshotReply.parse(await self.call(source, SnapshotRequest("begin")))
-        record = CopyRecord(sync_id, source, offer.snapshot_id, offer.rollback_id)
+        oplog_bytes = self._context.store.options.oplog_max_bytes if oplog_only else None
+        offer = SnapshotReply.parse(await self.call(source, SnapshotRequest("begin", oplog_bytes=oplog_bytes)))
+        record = CopyRecord(sync_id, source, offer.snapshot_id, offer.rollback_id, oplog_only=oplog_only)
         try:
             await self._run(lambda: self.copy.begin(record))
         except OSError:

@@ -3,7 +3,8 @@
 The marker in member.db is set first. While it is set the member neither votes nor acknowledges nor serves reads, and
 after a crash the next start begins again. What the copy would replace is exported as a rollback before the first byte
 is fetched (`copy_transfer.py`). A source that lacks what this member acknowledged or knows to be committed is refused,
-unless an operator forces the copy. The storage swaps the files.
+unless an operator forces the copy. The storage swaps the files. A witness's copy is made and installed in the same way,
+and has the oplog alone.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest
 from replset.replication.rollback import export_before_wipe, finish_rollbacks
 from replset.replication.rollback_manifest import Manifest, RollbackState, settle_manifest
-from replset.storage.copies import check_database
+from replset.storage.copies import OPLOG_ONLY, check_database
 from replset.storage.disk import Disk
 from replset.storage.oplog import is_in_history, newest_row, oldest_row, row_at
 from replset.storage.sqlite import storage_error, transaction
 from replset.storage.store import Store
-from replset.storage.txn import write_meta
+from replset.storage.txn import read_meta, write_meta
 from replset.storage.undo import rollback_in_progress
 
 log = logging.getLogger("replset.initial_sync")
@@ -73,13 +74,14 @@ def newest_entry_to_keep(store: Store) -> OpTime:
 
 class CopyContents(NamedTuple):
     """What an oplog holds: its newest and oldest entry, whether the commit point that was asked about is in it, and
-    whether all that was exported is in its history.
+    whether all that was exported is in its history. oplog_only: there are no documents beside it.
     """
 
     newest: OpTime
     oldest: OpTime
     has_committed: bool
     has_exported: bool = False
+    oplog_only: bool = False
 
 
 class InitialSync:
@@ -123,10 +125,10 @@ class InitialSync:
         except OSError as error:
             log.warning("%s", error)
 
-    async def run(self, source: HostPort, reason: str, *, forced: bool = False) -> None:
+    async def run(self, source: HostPort, reason: str, *, forced: bool = False, oplog_only: bool = False) -> None:
         """One attempt; reports InitialSyncStarted once the marker is durable, and InitialSyncEnded.
 
-        forced: the source may lack what this member acknowledged or knows to be committed.
+        forced: the source may lack what this member acknowledged or knows to be committed. oplog_only: for a witness.
         """
         context, clock = self._context, self._context.clock
         required = self._required()
@@ -139,13 +141,16 @@ class InitialSync:
             context.on_report(InitialSyncStarted(marker.incarnation))
             exported = await self._export(source, reason, marker.sync_id, required.committed, forced)
             self.exported = "" if exported is None else exported.id
-            record = await self._transfer.fetch(source, marker.sync_id)
+            record = await self._transfer.fetch(source, marker.sync_id, oplog_only=oplog_only)
             path = self._transfer.copy.path
             try:
                 newest = None if exported is None else context.store.oplog_row_at(exported.last)
                 copy = await context.workers.run(
                     lambda: _checked_copy(context.disk, path, marker.sync_id, required.committed, newest)
                 )
+                if copy.oplog_only != oplog_only:
+                    kind = "without documents" if copy.oplog_only else "with documents"
+                    raise RemoteProtocolError(f"{record.source} sent a copy {kind}, which was not asked for")
                 if not forced:
                     _refuse_unless_complete(record.source, copy, required)
             except ReplError as error:
@@ -172,7 +177,9 @@ class InitialSync:
         detail = f"{self.progress.copied} bytes in {clock.now() - started_ms} ms"
         log.info("initial sync from %s done: %s", record.source, detail)
         holds_committed = _is_complete(copy, required)
-        context.on_report(InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed))
+        context.on_report(
+            InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed, oplog_only=oplog_only)
+        )
         await self._transfer.discard(record)
 
     async def _check_source(self, source: HostPort, required: RequiredEntries) -> None:
@@ -265,6 +272,7 @@ def name_copy(
                 OPTIME_NULL if oldest is None else oldest.optime,
                 row_at(connection, committed) is not None,
                 exported is not None and is_in_history(connection, exported),
+                bool(read_meta(connection, OPLOG_ONLY)),
             )
         finally:
             connection.close(True)

@@ -27,7 +27,8 @@ class CopyRecord:
 
     sync_id: of the marker that it is fetched under. size, sha256 (hex): of the whole file; 0 and empty while the source
     still makes it. rollback_id: the source's when it made it. kept: bytes that are synced here. whole: all of them are,
-    and their checksum was right; from then on the file is a database here, and its bytes may differ.
+    and their checksum was right; from then on the file is a database here, and its bytes may differ. oplog_only: it is
+    for a witness and has no documents.
     """
 
     sync_id: str
@@ -38,6 +39,7 @@ class CopyRecord:
     sha256: str = ""
     kept: int = 0
     whole: bool = False
+    oplog_only: bool = False
 
     @classmethod
     def parse(cls, data: bytes) -> CopyRecord:

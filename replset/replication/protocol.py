@@ -229,21 +229,26 @@ class ProbeReply:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """Asks for one step of a copy. step: "begin" (id empty: make one; else: is it ready?), "chunk" or "end"."""
+    """Asks for one step of a copy. step: "begin" (id empty: make one; else: is it ready?), "chunk" or "end".
+
+    oplog_bytes: on a first "begin" of a witness, how much of the oplog it wants, and no documents; None: everything.
+    """
 
     step: str
     snapshot_id: str = ""
     offset: int = 0
     length: int = 0
+    oplog_bytes: int | None = None
 
     def document(self) -> dict[str, object]:
-        return {
+        document: dict[str, object] = {
             "replSetSnapshot": 1,
             "step": self.step,
             "id": self.snapshot_id,
             "offset": Int64(self.offset),
             "length": self.length,
         }
+        return document if self.oplog_bytes is None else {**document, "oplogBytes": Int64(self.oplog_bytes)}
 
     @classmethod
     def parse(cls, body: RawDocument) -> Self:
@@ -252,6 +257,7 @@ class SnapshotRequest:
             _field(body, "id", str),
             _field(body, "offset", int),
             _field(body, "length", int),
+            _field(body, "oplogBytes", int) if "oplogBytes" in body else None,
         )
 
 

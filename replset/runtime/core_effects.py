@@ -120,10 +120,12 @@ class CoreEffects:
                 self.tasks.start(compare_chains(self.context, self.peer, at, hosts))
             case StartRollback(source):
                 self.tasks.start(self.then_count_rollbacks(lambda: self.rollback.run(source)))
-            case StartInitialSync(source, reason, forced):
+            case StartInitialSync(source, reason, forced, oplog_only):
                 self.fetcher.stop()
                 run = self.initial_sync.run
-                self.tasks.start(self.then_count_rollbacks(lambda: run(source, reason, forced=forced)))
+                self.tasks.start(
+                    self.then_count_rollbacks(lambda: run(source, reason, forced=forced, oplog_only=oplog_only))
+                )
             case _:
                 raise TypeError(f"nothing handles {effect}")
 

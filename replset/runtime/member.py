@@ -254,6 +254,7 @@ class RunningMember:
                 rollback_id=lambda: self.store.rollback_id,
                 unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
                 rolling_back=rolling_back,
+                oplog_only=self.store.oplog_only,
                 durability_mark=self._member_file.durability_mark,
                 wall_ms=self.clock.wall_ms,
                 default_write_concern_set=self._default_is_set,

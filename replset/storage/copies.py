@@ -1,23 +1,30 @@
-"""Makes copies of the whole database for an initial sync, and installs them on another member."""
+"""Makes copies of the database for an initial sync, and installs them on another member. A witness gets the oplog
+alone.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import apsw
 
 from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_row import COLUMNS
 from replset.storage import oplog
 from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
 from replset.storage.file_names import DATABASE_FILE
-from replset.storage.schema import DATA_SCHEMA
-from replset.storage.sqlite import first_row, storage_error, transaction
+from replset.storage.schema import DATA_SCHEMA, SESSIONS_UUID, collection_table
+from replset.storage.sqlite import first_row, rows_of, storage_error, transaction
 from replset.storage.txn import read_meta, write_meta
 
 _PAGES_A_STEP = 1024
+_ROWS_A_STEP = 1000
+OPLOG_ONLY = "oplog_only"
+"""meta of a witness's database: 1. A member goes by this, not by its role, to know whether there are documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,66 @@ class CopyInfo:
 
 def copy_database(disk: Disk, source_path: str, path: str, pause: Callable[[], None] | None) -> CopyInfo:
     """See Store.copy_to. One read transaction from beginning to end, so commits meanwhile do not show."""
+
+    def fill(source: apsw.Connection, target: apsw.Connection) -> None:
+        with target.backup("main", source, "main") as backup:
+            while not backup.done:
+                backup.step(_PAGES_A_STEP)
+                if pause is not None:
+                    pause()
+
+    return _copy(disk, source_path, path, fill)
+
+
+def copy_oplog(
+    disk: Disk, source_path: str, path: str, committed_ts: int, max_bytes: int, pause: Callable[[], None]
+) -> CopyInfo:
+    """See Store.copy_to: a database for a witness, without documents.
+
+    It has the newest entries, `max_bytes` of them, and always those from the commit point on: every rollback ends there
+    or above, and looks for its common point in them.
+    """
+
+    def fill(source: apsw.Connection, target: apsw.Connection) -> None:
+        first, size = 0, 0
+        for ts, length in rows_of(source, "SELECT ts, length(entry) FROM oplog ORDER BY ts DESC"):
+            size += length
+            if size > max_bytes and ts < committed_ts:
+                break
+            first = ts
+        _make_schema(source, target)
+        with transaction(target):
+            rows = rows_of(source, f"SELECT {COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts", (first,))
+            while batch := list(islice(rows, _ROWS_A_STEP)):
+                target.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", batch)
+                pause()
+            terms = rows_of(source, "SELECT term, first_ts, last_ts FROM terms")
+            target.executemany("INSERT INTO terms VALUES (?, ?, ?)", terms)
+            before = first_row(source, "SELECT max(ts) FROM oplog WHERE ts < ?", (first,))[0]
+            for name in ("rollback_id", "commit_point"):
+                write_meta(target, name, read_meta(source, name))
+            write_meta(target, "trimmed_through", before or read_meta(source, "trimmed_through"))
+            write_meta(target, OPLOG_ONLY, 1)
+
+    return _copy(disk, source_path, path, fill)
+
+
+def _make_schema(source: apsw.Connection, target: apsw.Connection) -> None:
+    """Make the source's tables and indexes, but for those of its collections and their indexes."""
+    sql = (
+        "SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL AND type IN ('table', 'index')"
+        " AND (tbl_name = ? OR tbl_name NOT GLOB 'd_*' AND tbl_name NOT GLOB 'i_*') ORDER BY type = 'index'"
+    )
+    for (statement,) in list(rows_of(source, sql, (collection_table(SESSIONS_UUID),))):
+        target.execute(statement)
+    for name in ("application_id", "user_version"):
+        target.pragma(name, source.pragma(name))
+
+
+def _copy(
+    disk: Disk, source_path: str, path: str, fill: Callable[[apsw.Connection, apsw.Connection], None]
+) -> CopyInfo:
+    """Have `fill` write the file at `path` from one read transaction of the source; sync it."""
     disk.remove(path)
     source = disk.connect(source_path)
     try:
@@ -40,11 +107,7 @@ def copy_database(disk: Disk, source_path: str, path: str, pause: Callable[[], N
             target.pragma("synchronous", "off")  # synced once, below
             source.execute("BEGIN")
             row = first_row(source, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
-            with target.backup("main", source, "main") as backup:
-                while not backup.done:
-                    backup.step(_PAGES_A_STEP)
-                    if pause is not None:
-                        pause()
+            fill(source, target)
         finally:
             target.close(True)
         disk.sync_file(path)

@@ -84,7 +84,7 @@ class Pin:
 
 class Store:
     """See the module. Read also: oldest, rollback_id, pruned_through, trimmed_through (both a ts), oplog_bytes,
-    commit_point.
+    commit_point, oplog_only (a witness's: it holds no documents).
 
     undone_entries: how many entries undo steps have taken back since this store was opened.
     """
@@ -103,6 +103,7 @@ class Store:
         self.rollback_id = 1
         self.pruned_through = self.trimmed_through = 0
         self.oplog_bytes = 0
+        self.oplog_only = False
         self.undone_entries = 0
         self._newest = NewestEntry()
         self._catalog = Catalog([])
@@ -171,6 +172,7 @@ class Store:
         self.rollback_id = self._int_meta("rollback_id", 1)
         self.pruned_through = self._int_meta("pruned_through", 0)
         self.trimmed_through = self._int_meta("trimmed_through", 0)
+        self.oplog_only = bool(self._int_meta(copies.OPLOG_ONLY, 0))
         saved = read_meta(connection, "commit_point")
         self._saved_commit_point = OPTIME_NULL if saved is None else OpTime.parse(str(saved))
         self.tail.clear()
@@ -495,9 +497,12 @@ class Store:
 
     # --- copies
 
-    def copy_to(self, path: str, *, pause: Callable[[], None] | None = None) -> CopyInfo:
+    def copy_to(
+        self, path: str, *, pause: Callable[[], None] | None = None, oplog_bytes: int | None = None
+    ) -> CopyInfo:
         """Write a consistent copy of everything to `path`, synced. For a worker; commits go on meanwhile.
 
+        oplog_bytes: for a witness, only the newest entries, so many bytes, and at least those from the commit point on.
         pause: called after each few MiB; it may wait (rate) or raise (space, cancelled), which removes the copy.
         The copy reads in one transaction, behind which the WAL cannot start anew. SnapshotCutError once the WAL is
         over its limit by as much as the database has.
@@ -509,6 +514,8 @@ class Store:
                 if pause is not None:
                     pause()
 
+            if oplog_bytes is not None:
+                return copies.copy_oplog(self.disk, self.path, path, self.commit_point.ts, oplog_bytes, on_step)
             return copies.copy_database(self.disk, self.path, path, on_step)
 
     def close(self) -> None:

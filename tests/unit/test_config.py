@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, ObjectId, decode, encode
-from replset.config import Member, ReplSetConfig, Settings, Tolerance, is_weaker, parse_host
+from replset.config import MAX_VOTERS, Member, ReplSetConfig, Settings, Tolerance, is_weaker, parse_host
 from replset.errors import BadValueError, ReplError
 from replset.ids import HostPort, MemberId
 
@@ -119,6 +119,14 @@ REFUSED = [
     pytest.param(document(member(0), arbiter(1, votes=0)), 2, "votes must be 1", id="C6-arbiter-no-vote"),
     pytest.param(document(member(0), arbiter(1, priority=2)), 93, "priority", id="C6-arbiter-priority"),
     pytest.param(document(member(0), arbiter(1, tags={"a": "b"})), 2, "tags", id="C6-arbiter-tags"),
+    pytest.param(document(member(0), member(1, witness=True, votes=0)), 2, "votes must be 1", id="witness-no-vote"),
+    pytest.param(document(member(0), member(1, witness=True, priority=2)), 93, "priority", id="witness-priority"),
+    pytest.param(document(member(0), member(1, witness=True, tags={"a": "b"})), 2, "tags", id="witness-tags"),
+    pytest.param(document(member(0), arbiter(1, witness=True)), 2, "keeps no oplog", id="witness-and-arbiter"),
+    pytest.param(document(member(0, witness=True)), 2, "no arbiter and no witness", id="witness-alone"),
+    pytest.param(
+        document(member(0), member(1, witness=True, secondaryDelaySecs=9)), 2, "cannot be delayed", id="witness-delayed"
+    ),
 ]
 
 
@@ -272,7 +280,12 @@ def test_which_is_newer(one: tuple[int, int], other: tuple[int, int], newer: boo
         ("dpp", 0, 0),  # only one may lead
         ("ddp", 1, 1),
         ("dddn", 1, 1),  # a member without a vote adds nothing
-        ("ddw", 0, 0),  # newlyAdded: no vote yet
+        ("dd+", 0, 0),  # newlyAdded: no vote yet
+        ("ddw", 1, 1),  # a witness holds the entries
+        ("dw", 0, 0),
+        ("dww", 0, 0),  # only one can lead
+        ("dddw", 1, 1),
+        ("ddaw", 0, 1),
     ],
 )
 def test_how_many_members_may_fail(kinds: str, majority_writes: int, elections: int) -> None:
@@ -281,7 +294,8 @@ def test_how_many_members_may_fail(kinds: str, majority_writes: int, elections: 
         "a": {"arbiterOnly": True},
         "p": {"priority": 0},
         "n": {"votes": 0, "priority": 0},
-        "w": {"newlyAdded": True},
+        "+": {"newlyAdded": True},
+        "w": {"witness": True},
     }
     rows = [{"_id": number, "host": f"m{number}:1", **more[kind]} for number, kind in enumerate(kinds)]
     config = ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
@@ -292,26 +306,30 @@ def survives(config: ReplSetConfig, down: tuple[Member, ...]) -> tuple[bool, boo
     """Whether majority writes, and elections, go on with these down; counted, not calculated."""
     up = [member for member in config.voters if member not in down]
     elects = 2 * len(up) > len(config.voters) and any(member.is_electable for member in up)
-    copies = sum(member.bears_data for member in up)
+    copies = sum(member.holds_oplog for member in up)
     return elects and copies >= config.write_majority, elects
 
 
 @pytest.mark.parametrize("data", range(1, 6))
 @pytest.mark.parametrize("arbiters", range(3))
 @pytest.mark.parametrize("passive", range(3))
-def test_tolerance_is_what_any_choice_of_failing_members_leaves(data: int, arbiters: int, passive: int) -> None:
-    if passive >= data:
+@pytest.mark.parametrize("witnesses", range(3))
+def test_tolerance_is_what_any_choice_of_failing_members_leaves(
+    data: int, arbiters: int, passive: int, witnesses: int
+) -> None:
+    if passive >= data or data + arbiters + witnesses > MAX_VOTERS:
         return
     rows: list[dict[str, object]] = [
         {"_id": number, "host": f"m{number}:1", **({"priority": 0} if number < passive else {})}
         for number in range(data)
     ]
     rows += [{"_id": data + number, "host": f"a{number}:1", "arbiterOnly": True} for number in range(arbiters)]
+    rows += [{"_id": 10 + number, "host": f"w{number}:1", "witness": True} for number in range(witnesses)]
     config = ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
     found = [0, 0]
     for what in (0, 1):
         while found[what] < data and all(
-            survives(config, down)[what] for down in combinations(config.data_bearing, found[what] + 1)
+            survives(config, down)[what] for down in combinations(config.oplog_holders, found[what] + 1)
         ):
             found[what] += 1
     assert config.tolerance == Tolerance(*found)

@@ -52,12 +52,26 @@ class CoreCheckers:
     def check_primary(self, machine: CoreMachine) -> None:
         """To be asked after every event."""
         node = machine.node
+        self._check_kind(machine)
         if node.state is MemberState.PRIMARY and not self.exempt:
             me = (machine.host, machine.start_number)
             leader = self.primaries.setdefault(node.term, me)
             assert leader == me, f"invariant 1: two primaries in term {node.term}, {leader} and {me} (member, start)"
         if node.state is MemberState.PRIMARY and node.commit_point.term == node.term and not self.exempt:
             self._check_committed(machine)
+
+    def _check_kind(self, machine: CoreMachine) -> None:
+        """Who leads or serves reads has documents, and a witness has none that would grow old."""
+        node, disk = machine.node, machine.disk
+        in_service = node.state in (MemberState.PRIMARY, MemberState.SECONDARY)
+        what = f"invariant 15: {machine.host} is {node.state.name} with the oplog of a witness"
+        assert not (in_service and disk.oplog_only), what
+        is_witness = node.is_witness and node.state is MemberState.ARBITER and not disk.marker
+        assert not is_witness or disk.oplog_only or not disk.log, f"invariant 15: {machine.host} has documents"
+
+    def check_copy(self, machine: CoreMachine, source: CoreMachine) -> None:
+        what = f"invariant 15: {machine.host} copies {source.host}, which is a witness without documents"
+        assert not source.disk.oplog_only, what
 
     def _check_committed(self, machine: CoreMachine) -> None:
         """A primary has what it says is committed."""
@@ -123,7 +137,9 @@ class CoreCheckers:
         """
         if self.exempt or machine.node.state is not MemberState.PRIMARY:
             return
-        holders = [(config, [v.host for v in config.data_voters if self._has(machine, v, point)]) for config in configs]
+        holders = [
+            (config, [v.host for v in config.oplog_voters if self._has(machine, v, point)]) for config in configs
+        ]
         held_by = [f"{config.write_majority} by {config.version_and_term}: {hosts}" for config, hosts in holders]
         on_enough = any(len(hosts) >= config.write_majority for config, hosts in holders)
         assert on_enough, f"invariant 3: {machine.host} commits {point}, which is on the disks of fewer than {held_by}"
@@ -194,7 +210,7 @@ class CoreCheckers:
             voter for voter in before.voters if voter.host == machine.host or self._holds(machine, voter, before)
         ]
         assert len(holders) >= before.majority_vote_count, f"invariant 10: {what}, which {len(holders)} voters have"
-        written = [voter for voter in before.data_voters if self._has_term(machine, voter)]
+        written = [voter for voter in before.oplog_voters if self._has_term(machine, voter)]
         is_written = len(written) >= before.write_majority or self._meets_term(machine, before, after)
         assert is_written, f"invariant 10: {what} before its term's writes are on a majority"
         hosts = {voter.host for voter in (*before.voters, *after.voters)}
@@ -211,7 +227,7 @@ class CoreCheckers:
         """
         if not any(row.spare_for is not None for row in (*before.members, *after.members)):
             return False
-        written = [voter for voter in after.data_voters if self._has_term(machine, voter)]
+        written = [voter for voter in after.oplog_voters if self._has_term(machine, voter)]
         same = [voter.host for voter in before.voters] == [voter.host for voter in after.voters]
         return same or len(after.voters) - len(written) < after.majority_vote_count
 

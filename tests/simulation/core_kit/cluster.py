@@ -290,10 +290,10 @@ class CoreCluster:
 # --- sets at rest, and changes of them --------------------------------------------------------------------------------
 
 
-def running(count: int = 3, *, arbiters: int = 0, seed: int = 1, extra: int = 0) -> CoreCluster:
+def running(count: int = 3, *, arbiters: int = 0, witnesses: int = 0, seed: int = 1, extra: int = 0) -> CoreCluster:
     """A set at rest; `extra` members are started but not in it."""
     cluster = CoreCluster(count + extra, seed=seed)
-    cluster.initiate(*members_of(count, arbiters=arbiters))
+    cluster.initiate(*members_of(count, arbiters=arbiters, witnesses=witnesses))
     cluster.until(cluster.is_quiet)
     return cluster
 

@@ -258,7 +258,7 @@ class CoreFaults:
         cluster = self.cluster
         leader = cluster.elect()
         old = cluster.number_of(leader)
-        bearing = [m.host for m in leader.node.config.data_voters if m.host != leader.host]
+        bearing = [m.host for m in leader.node.config.oplog_voters if m.host != leader.host]
         late = cluster.number_of(cluster.machines[self.rng.choice(bearing)])
         others = [number for number in range(5) if number not in (old, late)]
         self._partition([old], [late], others)

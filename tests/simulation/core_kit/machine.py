@@ -74,10 +74,17 @@ def config_of(*members: Member, settings: Settings = FAST, version: int = 1, ter
     return ReplSetConfig("rs0", version, term, members, settings)
 
 
-def members_of(count: int, *, arbiters: int = 0) -> tuple[Member, ...]:
-    """Members 0..count-1; the last `arbiters` of them are arbiters."""
+def members_of(count: int, *, arbiters: int = 0, witnesses: int = 0) -> tuple[Member, ...]:
+    """Members 0..count-1; the last `arbiters` of them are arbiters, the `witnesses` before these are witnesses."""
+    leaders = count - arbiters - witnesses
     return tuple(
-        Member(MemberId(n), host(n), arbiter_only=n >= count - arbiters, priority=0.0 if n >= count - arbiters else 1.0)
+        Member(
+            MemberId(n),
+            host(n),
+            arbiter_only=n >= count - arbiters,
+            priority=1.0 if n < leaders else 0.0,
+            witness=leaders <= n < count - arbiters,
+        )
         for n in range(count)
     )
 
@@ -94,6 +101,7 @@ class CoreDisk:
     durable: int = 0
     rollback_id: int = 1
     rollbacks: list[Entry] = field(default_factory=list)
+    oplog_only: bool = False  # a witness's: without documents
 
 
 class CoreMachine:
@@ -137,6 +145,7 @@ class CoreMachine:
                 last_vote=disk.last_vote or NO_VOTE,
                 position=self.position(),
                 initial_sync_pending=disk.marker,
+                oplog_only=disk.oplog_only,
                 rollback_id=lambda: self.disk.rollback_id,
                 wall_ms=lambda: WALL + self.cluster.now,
                 default_write_concern_set=lambda: self.cluster.default_write_concern_set,
@@ -270,8 +279,8 @@ class CoreMachine:
                 self.later(1, lambda: self.feed(DrainFinished(term)))
             case StartRollback(source):
                 self.later(20, lambda: self.roll_back(source))
-            case StartInitialSync(source, forced=forced):
-                self.later(10, lambda: self.begin_sync(source, forced))
+            case StartInitialSync(source, forced=forced, oplog_only=oplog_only):
+                self.later(10, lambda: self.begin_sync(source, forced, oplog_only))
             case CommitPointAdvanced(commit_point):
                 assert commit_point > self.committed, "invariant 8: a running member's commit point never moves back"
                 self.committed = commit_point
@@ -345,7 +354,7 @@ class CoreMachine:
                 source.feed(FetchProgress(progress))
             if not source.alive:
                 back(lambda: self.fail(SourceProblem.UNREACHABLE, address))
-            elif node.state not in (MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING):
+            elif not node.serves_oplog:
                 back(lambda: self.fail(SourceProblem.NOT_READABLE, address))
             elif mine is not None and mine not in log:
                 history = (node.term, log[-1][0], log[0][0]) if log else (node.term, OPTIME_NULL, OPTIME_NULL)
@@ -412,16 +421,17 @@ class CoreMachine:
         self.feed(LocalPosition(self.position()))
         self.feed(RollbackEnded(address, True, False, False, f"undone down to {point}"))
 
-    def begin_sync(self, address: HostPort, forced: bool) -> None:
+    def begin_sync(self, address: HostPort, forced: bool, oplog_only: bool) -> None:
         if not self.disk.marker:
             if not self.disk.log:
                 self.disk.incarnation = self.cluster.new_incarnation()
             self.disk.marker = True
         self.feed(InitialSyncStarted(self.disk.incarnation))
-        self.later(self.cluster.copy_ms, lambda: self.end_sync(address, forced))
+        self.later(self.cluster.copy_ms, lambda: self.end_sync(address, forced, oplog_only))
 
-    def end_sync(self, address: HostPort, forced: bool) -> None:
+    def end_sync(self, address: HostPort, forced: bool, oplog_only: bool) -> None:
         source = self.cluster.machines[address]
+        self.cluster.checkers.check_copy(self, source)
         if not source.serves(self) or not source.disk.log:
             self.feed(InitialSyncEnded(address, False, "the source is gone"))
             return
@@ -441,7 +451,8 @@ class CoreMachine:
         self.disk.log = list(source.disk.log)
         self.disk.durable = len(self.disk.log)
         self.disk.marker = False
+        self.disk.oplog_only = oplog_only
         if not reached:
             self.committed = OPTIME_NULL
         self.feed(LocalPosition(self.position()))
-        self.feed(InitialSyncEnded(address, True, "copied", holds_committed=reached))
+        self.feed(InitialSyncEnded(address, True, "copied", holds_committed=reached, oplog_only=oplog_only))

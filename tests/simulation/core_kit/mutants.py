@@ -10,6 +10,7 @@ import pytest
 from replset.config import Member, ReplSetConfig
 from replset.core import reconfig, spares, state
 from replset.core.election import Elections
+from replset.core.follower import Follower
 from replset.core.heartbeat import Heartbeats
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
@@ -220,6 +221,38 @@ def old_report_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Heartbeats, "on_progress", on_progress)
 
 
+# --- witnesses -----------------------------------------------------------------------------------------------------
+
+
+def witness_counted_before_its_sync(patch: pytest.MonkeyPatch) -> None:
+    """A witness whose disk was emptied has its vote back at once, as an arbiter does, and votes without an oplog."""
+    patch.setattr(VoterChanges, "_elections_meet_commit_point", lambda *_: True)
+    must_sync, with_vote = NodeState.must_sync, VoterChanges._with_vote
+    patch.setattr(NodeState, "must_sync", property(lambda self: must_sync.fget(self) and not self.is_witness))
+
+    def promoted(self: VoterChanges, member: Member, peer: Peer) -> Member | None:
+        if not member.witness or not peer.incarnation:
+            return with_vote(self, member, peer)
+        return replace(member, newly_added=False, incarnation=peer.incarnation)
+
+    patch.setattr(VoterChanges, "_with_vote", promoted)
+
+
+def witness_elected(patch: pytest.MonkeyPatch) -> None:
+    """A witness starts elections as a data member does."""
+    patch.setattr(Member, "is_electable", property(lambda self: not self.arbiter_only and not self.newly_added))
+
+
+def witness_oplog_taken_for_data(patch: pytest.MonkeyPatch) -> None:
+    """A witness that becomes a data member goes on with its oplog, and lacks the documents from before."""
+    patch.setattr(NodeState, "has_wrong_kind_of_data", property(lambda _: False))
+
+
+def witness_copied(patch: pytest.MonkeyPatch) -> None:
+    """A member copies its data from a witness, which has none."""
+    patch.setattr(Follower, "_has_documents", lambda *_: True)
+
+
 CORE_MUTANTS = tuple(
     Mutant(break_rule, killers, verdict, CORE_ALONE)
     for break_rule, killers, verdict in (
@@ -242,6 +275,10 @@ CORE_MUTANTS = tuple(
         (arbiter_takes_no_commit_point, (1, 3, 4), "not in time"),
         (late_answer_taken, (0, 1, 2), "invariant 11"),
         (old_report_counted, (0, 4, 6), "invariant 11"),
+        (witness_counted_before_its_sync, (254,), "invariant 10"),
+        (witness_elected, (9, 29), "invariant 15"),
+        (witness_oplog_taken_for_data, (59, 64), "invariant 15"),
+        (witness_copied, (54, 84), "invariant 15"),
     )
 )
 

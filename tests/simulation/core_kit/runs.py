@@ -19,6 +19,7 @@ from replset.ids import HostPort
 from tests.simulation.core_kit.changes import CoreChanges
 from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.faults import CoreFaults
+from tests.simulation.core_kit.kind_changes import KindChanges
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.runs import Outcome
@@ -65,6 +66,7 @@ class CoreRun:
         self.rng = rng = random.Random(seed)
         self.loses_disks, self.moves_votes = not seed % 2, bool(seed % 2)
         self.size, self.arbiters = rng.choice(SHAPES)
+        self.witnesses = 0
         self.more: CoreFaults | CoreChanges | None = None
         if option == CORE_CHANGES:
             self.more = CoreChanges(self)
@@ -72,6 +74,9 @@ class CoreRun:
             self.more = CoreFaults(self)
         if self.more is not None:
             self.size, self.arbiters = self.more.shape()
+        self.kinds = KindChanges(self) if option == CORE and seed % 5 == 4 else None
+        if self.kinds is not None:
+            self.size, self.arbiters, self.witnesses = self.kinds.shape()
         self.members = self.size
         if isinstance(self.more, CoreChanges):
             self.size += self.more.extra()
@@ -103,6 +108,8 @@ class CoreRun:
             self._fault(self.rng.choices(FAULTS, weights)[0])
             if self.more is not None:
                 self.more.draw()
+            if self.kinds is not None:
+                self.kinds.draw()
         if self.more is not None:
             self.more.end()
         self.is_over = True
@@ -128,8 +135,8 @@ class CoreRun:
         counts["entries committed"] = len(cluster.checkers.committed_log)
         counts["uncounted copies undone"] = cluster.checkers.uncounted_undone
         facts = (
-            f"{self.members - self.arbiters}+{self.arbiters} members, {cluster.now / 1000:.0f} s,"
-            f" {counts['terms']} terms,"
+            f"{self.members - self.arbiters}+{self.arbiters} members, {self.witnesses} of them witnesses,"
+            f" {cluster.now / 1000:.0f} s, {counts['terms']} terms,"
             f" {counts['entries committed']} entries committed, {counts['undo steps']} undo steps,"
             f" {counts['copies']} copies"
         )
@@ -137,9 +144,9 @@ class CoreRun:
         return Outcome(self.seed, error, digest, tuple(cluster.trace), facts, counts, self.option)
 
     def _rows(self) -> tuple[Member, ...]:
-        rows = members_of(self.members, arbiters=self.arbiters)
+        rows = members_of(self.members, arbiters=self.arbiters, witnesses=self.witnesses)
         drawn = tuple(
-            row if row.arbiter_only or not row.id else replace(row, priority=float(self.rng.choice((0, 1, 1, 2))))
+            row if not row.bears_data or not row.id else replace(row, priority=float(self.rng.choice((0, 1, 1, 2))))
             for row in rows
         )
         return self.more.rows(drawn) if isinstance(self.more, CoreChanges) else drawn
@@ -263,7 +270,7 @@ class CoreRun:
         rows = list(config.members)
         place = self.rng.randrange(len(rows))
         row = rows[place]
-        if row.arbiter_only:
+        if not row.bears_data:
             return
         votes = self.rng.choice((0, 1)) if row.id and self.moves_votes else row.votes
         rows[place] = replace(row, votes=votes, priority=float(self.rng.choice((0, 1, 2))) if votes else 0.0)

@@ -26,6 +26,7 @@ from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Position, ProgressRequest, ReplyBody, RequestBody
+from replset.core.node import SERVING
 from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, MaxTimeMSExpiredError, NotWritablePrimaryError
@@ -109,6 +110,10 @@ class FakeNode:
 
     def lag_ms(self) -> int | None:
         return self.lag
+
+    @property
+    def serves_oplog(self) -> bool:
+        return self.state in SERVING
 
     def http_address_of(self, host: HostPort) -> str | None:
         return f"{host.rpartition(':')[0]}:1{host.rpartition(':')[2]}"

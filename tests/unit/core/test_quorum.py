@@ -44,7 +44,7 @@ def test_commit_point(shape: str, durable: list[OpTime], expected: OpTime) -> No
     """The commit point is the writeMajority-th highest last_durable of voting data-bearing members, in this term."""
     config = shaped(shape)
     held = {MemberId(number): optime for number, optime in enumerate(durable)}
-    holders = [member.id for member in config.data_voters]
+    holders = [member.id for member in config.oplog_voters]
     assert commit_point(held, holders, config.write_majority, 2) == expected
 
 

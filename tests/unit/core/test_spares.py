@@ -45,7 +45,7 @@ def is_lent(cluster: CoreCluster, voter: int, spare: int) -> bool:
 def another(cluster: CoreCluster) -> CoreMachine:
     """A secondary that votes."""
     leader = cluster.elect()
-    voters = [row.host for row in the_config(leader).data_voters if row.host != leader.host]
+    voters = [row.host for row in the_config(leader).oplog_voters if row.host != leader.host]
     return cluster.machines[voters[0]]
 
 

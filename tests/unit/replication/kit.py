@@ -14,6 +14,7 @@ from replset.commands.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.snapshot_server import SnapshotOptions, SnapshotServer
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest, Report
+from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import (
@@ -82,6 +83,10 @@ class FakeNode:
 
     def follower_bytes_per_second(self) -> int:
         return self.bytes_per_s
+
+    @property
+    def serves_oplog(self) -> bool:
+        return self.state in SERVING
 
     def election_timeout_ms(self) -> Millis:
         return Millis(self.timeout_ms)

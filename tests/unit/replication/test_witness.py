@@ -1,0 +1,199 @@
+"""A witness's storage: a copy without documents, entries without effect, a rollback of entries, a source of entries."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replset.bson import RawDocument, encode
+from replset.core.member_state import MemberState
+from replset.core.messages import InitialSyncEnded, RollbackEnded
+from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.oplog_entry import insert_entry
+from replset.replication.rollback_manifest import FileKind, list_manifests
+from replset.storage.retention import remove_old_data
+from replset.storage.store import Store
+from tests.unit.replication.kit import OPTIONS, Member, Network, numbered, run, until
+
+SOURCE, WITNESS = HostPort("source:1"), HostPort("witness:1")
+NS = "app.orders"
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Member, Member]:
+    """A primary with documents, indexes and a witness whose first sync is done."""
+    network = Network()
+    source, witness = Member(SOURCE, tmp_path, network), Member(WITNESS, tmp_path, network)
+    source.node.state = MemberState.PRIMARY
+    source.create(NS)
+    source.insert(NS, *numbered(range(50)))
+    assert begin(witness).ok
+    return source, witness
+
+
+def begin(member: Member, *, oplog_only: bool = True, source: HostPort = SOURCE) -> InitialSyncEnded:
+    asyncio.run(member.initial_sync.run(source, "first sync", oplog_only=oplog_only))
+    ended = member.reports[-1]
+    assert isinstance(ended, InitialSyncEnded)
+    return ended
+
+
+def follow(member: Member, source: Member) -> None:
+    async def test() -> None:
+        member.fetcher.start(source.host)
+        await until(lambda: member.store.last_applied == source.store.last_applied)
+        member.fetcher.stop()
+
+    run(test)
+
+
+def tables(store: Store) -> list[str]:
+    rows = store.query(lambda db: list(db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")))
+    return [name for (name,) in rows]
+
+
+def test_it_gets_the_oplog_and_no_document(members: tuple[Member, Member]) -> None:
+    source, witness = members
+    assert witness.store.oplog_only
+    assert not source.store.oplog_only
+    assert witness.oplog() == source.oplog()
+    assert witness.store.chain == source.store.chain
+    assert witness.store.terms() == source.store.terms()
+    assert witness.store.collections() == []
+    lacking = set(tables(source.store)) - set(tables(witness.store))
+    assert len(lacking) == 1
+    assert lacking.pop().startswith("d_")
+
+
+def test_entries_of_every_kind_are_kept_and_change_nothing_else(members: tuple[Member, Member]) -> None:
+    source, witness = members
+    source.update(NS, {"_id": 1, "text": "changed"})
+    source.delete(NS, 2)
+    source.create("app.more")
+    source.insert("app.more", *numbered(range(600)))
+    source.rename("app.more", "app.other")
+    source.drop("app.other")
+    follow(witness, source)
+    assert witness.oplog() == source.oplog()
+    assert [row.key for row in witness.store.oplog_after(OPTIME_NULL, limit=1 << 20, max_bytes=1 << 30)] == [
+        row.key for row in source.store.oplog_after(OPTIME_NULL, limit=1 << 20, max_bytes=1 << 30)
+    ]
+    assert witness.store.collections() == []
+    assert witness.store.query(lambda db: list(db.execute("SELECT * FROM undo"))) == []
+
+
+def test_a_data_member_follows_it_through_entries_that_only_it_has(
+    members: tuple[Member, Member], tmp_path: Path
+) -> None:
+    """The primary is gone; the secondary fetches from the witness what it lacks, and has the documents then."""
+    source, witness = members
+    second = Member("second:1", tmp_path, source.network)
+    asyncio.run(second.initial_sync.run(SOURCE, "first sync"))
+    source.insert(NS, {"_id": "acknowledged by primary and witness"})
+    follow(witness, source)
+    source.network.down.add(SOURCE)
+    witness.node.state = MemberState.SECONDARY
+    follow(second, witness)
+    assert second.everything() == source.everything()
+    assert second.store.chain == source.store.chain
+
+
+def test_nobody_gets_a_copy_from_it(members: tuple[Member, Member], tmp_path: Path) -> None:
+    second = Member("second:1", tmp_path, members[0].network)
+    for oplog_only in (False, True):
+        ended = begin(second, oplog_only=oplog_only, source=WITNESS)
+        assert not ended.ok
+        assert "witness" in ended.detail
+    assert second.store.last_applied == OPTIME_NULL
+
+
+@pytest.mark.parametrize("was_witness", [True, False])
+def test_a_copy_of_the_other_kind_replaces_what_is_there(members: tuple[Member, Member], was_witness: bool) -> None:
+    source, member = members
+    if not was_witness:
+        assert begin(member, oplog_only=False).ok
+    source.insert(NS, {"_id": "meanwhile"})
+    assert begin(member, oplog_only=not was_witness).oplog_only is not was_witness
+    assert member.store.oplog_only is not was_witness
+    assert (member.everything() == source.everything()) is was_witness
+    assert member.oplog() == source.oplog()
+
+
+def test_a_copy_of_the_wrong_kind_is_not_installed(members: tuple[Member, Member]) -> None:
+    """As of a source of a version that does not know what a witness is."""
+    source, witness = members
+    before = witness.oplog()
+    serve = source.snapshots.serve
+
+    async def as_an_older_one(body: RawDocument) -> dict[str, object]:
+        known = {name: value for name, value in body.decode().items() if name != "oplogBytes"}
+        return await serve(RawDocument(encode(known)))
+
+    source.snapshots.serve = as_an_older_one  # type: ignore[method-assign]
+    ended = begin(witness)
+    assert not ended.ok
+    assert "with documents" in ended.detail
+    assert witness.oplog() == before
+
+
+def test_a_copy_has_no_more_than_the_witness_keeps_but_all_from_the_commit_point_on(tmp_path: Path) -> None:
+    network = Network()
+    source, witness = Member(SOURCE, tmp_path, network), Member(WITNESS, tmp_path, network)
+    source.create(NS)
+    source.insert(NS, *numbered(range(100)))
+    log = [row.optime for row in source.store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30)]
+    witness.store.options = replace(OPTIONS, oplog_max_bytes=2_000)
+    source.store.set_commit_point(log[-1])
+    assert begin(witness).ok
+    assert 2 < len(witness.oplog()) < 50
+    assert witness.store.trimmed_through == log[-len(witness.oplog()) - 1].ts
+    source.store.commit_point = log[20]
+    witness.store.options = replace(OPTIONS, oplog_max_bytes=2_000)
+    assert begin(witness).ok
+    assert witness.store.oldest == log[20]
+
+
+def test_its_oplog_is_trimmed_at_its_cap(members: tuple[Member, Member]) -> None:
+    _, witness = members
+    witness.store.options = replace(OPTIONS, oplog_max_bytes=2_000)
+    witness.store.set_commit_point(witness.store.last_applied)
+    while remove_old_data(witness.store, witness.clock.wall_ms()):
+        pass
+    assert witness.store.oplog_bytes <= 2_000
+    assert witness.store.oldest > OpTime(0, 1)
+
+
+def test_it_takes_entries_back_and_writes_them_to_a_file(members: tuple[Member, Member]) -> None:
+    """There are no documents to put back, and none in the rollback's files."""
+    source, witness = members
+    shared = witness.oplog()
+    common = witness.store.last_applied
+    for optime, entry in diverged_entries(source, common):
+        with witness.store.group() as txn:
+            txn.append(entry, optime, op="i", ns=NS, key=b"k", wall_ms=1)
+    source.node.term = 2
+    source.insert(NS, {"_id": "of the new primary"})
+    witness.node.state = MemberState.ROLLBACK
+    asyncio.run(witness.rollback.run(SOURCE))
+    ended = witness.reports[-1]
+    assert isinstance(ended, RollbackEnded)
+    assert ended.ok
+    assert witness.oplog() == shared
+    (manifest,) = list_manifests(witness.dbpath)
+    assert [file.kind for file in manifest.files] == [FileKind.OPLOG]
+    assert manifest.entries == 3
+    follow(witness, source)
+    assert witness.oplog() == source.oplog()
+
+
+def diverged_entries(source: Member, common: OpTime) -> list[tuple[OpTime, bytes]]:
+    """Three inserts of term 1 that the source does not have."""
+    uuid = source.store.collection(NS).uuid  # type: ignore[union-attr]
+    found = []
+    for number in range(1, 4):
+        at = OpTime(1, common.ts + number)
+        found.append((at, insert_entry(NS, uuid, encode({"_id": f"lost {number}"}), at, 1)))
+    return found
