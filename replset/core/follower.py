@@ -129,11 +129,10 @@ class Follower:
     def _follow(self) -> None:
         node = self.node
         if node.sync_source is not None:
-            why = "this member keeps out of the set" if node.quarantine else None
-            why = why or self.sources.reason_to_leave(node.sync_source)
-            if why is None:
+            reason = self.sources.reason_to_leave(node.sync_source)
+            if reason is None:
                 return
-            self.sources.on_leaving(node.sync_source, why)
+            self.sources.on_leaving(node.sync_source, reason)
             self._stop()
         source = self.sources.choose()
         if source is not None:

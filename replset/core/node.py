@@ -382,6 +382,11 @@ class Node:
         """settings.followerBytesPerSecond; 0: no limit."""
         return self._state.settings.follower_bytes_per_second
 
+    def builds_indexes(self) -> bool:
+        """Whether this member has the indexes of clients (`buildIndexes`)."""
+        member = self._state.self_member
+        return member is None or member.build_indexes
+
     def secondary_delay_ms(self) -> int:
         member = self._state.self_member
         return 0 if member is None else member.secondary_delay_secs * 1000

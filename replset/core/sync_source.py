@@ -8,6 +8,7 @@ source but the primary must be ahead when it is chosen, so no two members can wa
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 from replset.core.member_state import MemberState
 from replset.core.messages import Refused, SyncFromRequest
@@ -24,6 +25,13 @@ MAX_CHANGES, CHANGES_WITHIN_MS = 3, 3_600_000
 MAX_LAG_SECS = 30
 """How far behind the primary, or behind another source, a source may be (maxSyncSourceLagSecs)."""
 DENIED_MS, TOO_STALE_MS = 10_000, 60_000
+
+
+class LeaveReason(NamedTuple):
+    """Why a source is left. for_closer: another one is closer; such changes are counted."""
+
+    why: str
+    for_closer: bool = False
 
 
 class SyncSources:
@@ -173,16 +181,27 @@ class SyncSources:
 
     # --- leaving -------------------------------------------------------------------------------------------------
 
-    def reason_to_leave(self, host: HostPort) -> str | None:
+    def reason_to_leave(self, host: HostPort) -> LeaveReason | None:
         """Why this member leaves its source now; None: it stays."""
+        why = self._unfit(host)
+        if why is not None:
+            return LeaveReason(why)
+        peer = self.node.peers[host]
+        is_bound = self._requested is not None or not self.node.settings.chaining_allowed
+        return None if is_bound or self.node.primary_id is None else self._closer_source(peer)
+
+    def _unfit(self, host: HostPort) -> str | None:
+        """Why a member is no good source any more, however close it is; None: it is one."""
         node = self.node
         peer = node.peers.get(host)
+        if node.quarantine:
+            return "this member keeps out of the set"
         if peer is None:
             return "it is no member any more"
         if self._requested not in (None, host):
             return f"replSetSyncFrom names {self._requested}"
         if peer.id == node.primary_id:
-            return self._closer_source(peer) if self._requested is None and node.settings.chaining_allowed else None
+            return None
         if peer.state is not MemberState.SECONDARY:
             return f"it is {peer.state.name}"
         newest, primary = peer.position.last_applied, node.peer_of(node.primary_id)
@@ -201,10 +220,9 @@ class SyncSources:
                 return "the primary is as close"
             if _lag_secs(peer, primary) > MAX_LAG_SECS:
                 return f"it is more than {MAX_LAG_SECS} s behind the primary"
-            return self._closer_source(peer)
         return None
 
-    def _closer_source(self, source: Peer) -> str | None:
+    def _closer_source(self, source: Peer) -> LeaveReason | None:
         """Why a closer member is a better source than `source`; None: no member is. Each such change is counted."""
         node = self.node
         if not any(_is_closer(peer, source) for peer in node.peers.values()):
@@ -213,17 +231,18 @@ class SyncSources:
         best = self._closest(fitting=True)
         if len(recent) >= MAX_CHANGES or best is None or not _is_closer(best, source):
             return None
-        return f"{best.host} is closer, {best.closeness_ms} ms instead of {source.closeness_ms}"
+        why = f"{best.host} is closer, {best.closeness_ms} ms instead of {source.closeness_ms}"
+        return LeaveReason(why, for_closer=True)
 
-    def on_leaving(self, host: HostPort, why: str) -> None:
+    def on_leaving(self, host: HostPort, reason: LeaveReason) -> None:
         """Note that the source is left. replSetSyncFrom holds until then."""
         node = self.node
-        if "is closer" in why:
+        if reason.for_closer:
             self._changes.append(node.now)
         if self._requested == host:
             self._requested = None
         if node.primary_id is not None:
-            node.journal("sync source", f"{host} is left: {why}")
+            node.journal("sync source", f"{host} is left: {reason.why}")
 
     # --- failures ------------------------------------------------------------------------------------------------
 

@@ -74,19 +74,22 @@ def apply_batch(
     stop: int,
     is_time_up: Callable[[], bool],
     evaluated: Sequence[EvaluatedUpdate] = (),
+    *,
+    builds_indexes: bool = True,
 ) -> int:
     """Apply entries[start:stop] in one group, as many as the limits of a group and the time allow, at least one.
 
     Returns how many were applied. They continue the store's newest entry; one that is not newer is skipped, since it is
-    applied already. LargeUpdateError: an update of entries[start] must be computed first; call again with it in
-    `evaluated`, behind those of the calls before. UnfinishedBuildError: entries[start] needs indexes that are filled
-    first. RemoteProtocolError: an entry is malformed or of a kind that
-    this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
+    applied already. builds_indexes: whether this member has indexes besides those of _id. LargeUpdateError: an update
+    of entries[start] must be computed first; call again with it in `evaluated`, behind those of the calls before.
+    UnfinishedBuildError: entries[start] needs indexes that are filled first. RemoteProtocolError: an entry is malformed
+    or of a kind that this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
     """
     done = size = 0
     known = {(update.o, update.before): update.after for update in evaluated}
     try:
         with store.group() as txn:
+            txn.builds_indexes = builds_indexes
             last = min(stop, start + MAX_GROUP_ENTRIES)
             if store.oplog_only:
                 return _append_only(txn, entries, start, last, is_time_up)

@@ -366,7 +366,15 @@ class Fetcher:
 
         def apply() -> int:
             until = clock.now() + APPLY_SLICE_MS
-            done = apply_batch(self._context.store, entries, start, stop, lambda: clock.now() >= until, evaluated)
+            done = apply_batch(
+                self._context.store,
+                entries,
+                start,
+                stop,
+                lambda: clock.now() >= until,
+                evaluated,
+                builds_indexes=self._node.builds_indexes(),
+            )
             self._on_applied()
             return done
 

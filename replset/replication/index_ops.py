@@ -127,7 +127,7 @@ def apply_index_entry(txn: Txn, entry: OplogEntry, coll: Collection, ts: int) ->
 
 def _create(txn: Txn, coll: Collection, spec: RawDocument, build: bytes | None, ts: int) -> None:
     known = txn.catalog.by_uuid[coll.uuid].indexes
-    if all(index.name != spec.get("name") for index in known):
+    if txn.builds_indexes and all(index.name != spec.get("name") for index in known):
         txn.create_index(coll, spec, build=build, ts=ts)
 
 

@@ -51,11 +51,17 @@ class DataReplacement:
         """
         context, file = self._context, self._files.member_file
         rollback_id = max(context.store.rollback_id, file.rollback_id_floor)
+        keep_indexes = self._node.builds_indexes()
 
         async def install() -> None:
             await context.workers.run(
                 lambda: install_copy(
-                    context.disk, context.dbpath, copy, rollback_id_before=rollback_id, check_entries=0
+                    context.disk,
+                    context.dbpath,
+                    copy,
+                    rollback_id_before=rollback_id,
+                    check_entries=0,
+                    keep_indexes=keep_indexes,
                 )
             )
 

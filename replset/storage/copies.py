@@ -19,7 +19,7 @@ from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
 from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, SESSIONS_UUID, collection_table
 from replset.storage.sqlite import first_row, rows_of, storage_error, transaction
-from replset.storage.txn import read_meta, write_meta
+from replset.storage.txn import INDEX, read_meta, write_meta
 
 _PAGES_A_STEP = 1024
 _ROWS_A_STEP = 1000
@@ -125,18 +125,24 @@ def _copy(
 
 
 def install_copy(
-    disk: Disk, dbpath: str | os.PathLike[str], copy_path: str, *, rollback_id_before: int, check_entries: int = 1000
+    disk: Disk,
+    dbpath: str | os.PathLike[str],
+    copy_path: str,
+    *,
+    rollback_id_before: int,
+    check_entries: int = 1000,
+    keep_indexes: bool = True,
 ) -> None:
     """Put a copy in the place of the database. The store is closed, the marker in member.db is set, the lock held.
 
     rollback_id_before: the store's before this sync, 0 for none. A crash at any moment leaves the old database, the
     copy, or no database, and the marker says that it is not to be trusted. CorruptDataError when the copy does not pass
-    its checks; check_entries 0: it did before.
+    its checks; check_entries 0: it did before. keep_indexes: False for a member with buildIndexes: false.
     """
     folder = os.fspath(dbpath)
     path = os.path.join(folder, DATABASE_FILE)
     try:
-        _prepare_copy(disk, copy_path, rollback_id_before)
+        _prepare_copy(disk, copy_path, rollback_id_before, keep_indexes)
         disk.sync_file(copy_path)
         if disk.exists(path + WAL_SUFFIX) and disk.size(path + WAL_SUFFIX):
             # It was closed without a whole checkpoint (a full disk): some of its pages are in the WAL alone. Without
@@ -155,8 +161,12 @@ def install_copy(
         check_database(disk, path, check_entries)
 
 
-def _prepare_copy(disk: Disk, copy_path: str, rollback_id_before: int) -> None:
-    """Change the copy before it replaces the database: raise the rollback id above both, drop the source's marks."""
+def _prepare_copy(disk: Disk, copy_path: str, rollback_id_before: int, keep_indexes: bool) -> None:
+    """Change the copy before it replaces the database: raise the rollback id above both, drop the source's marks.
+
+    Indexes that are not kept are hidden, and their entries removed little by little (retention.py). No rollback brings
+    one back: it would lack what was written meanwhile.
+    """
     connection = disk.connect(copy_path)
     try:
         # No WAL beside the copy: its name changes, and only the one file is moved.
@@ -167,6 +177,9 @@ def _prepare_copy(disk: Disk, copy_path: str, rollback_id_before: int) -> None:
             theirs = read_meta(connection, "rollback_id")
             write_meta(connection, "rollback_id", max(theirs if isinstance(theirs, int) else 1, rollback_id_before) + 1)
             write_meta(connection, "rollbacks_done", None)
+            if not keep_indexes:
+                connection.execute("UPDATE indexes SET dropped_ts = 0")
+                connection.execute("DELETE FROM undo WHERE kind = ?", (INDEX,))
     finally:
         connection.close(True)
     disk.remove(copy_path + WAL_SUFFIX)

@@ -114,6 +114,7 @@ class Txn:
         "_oplog",
         "_undo",
         "appended_bytes",
+        "builds_indexes",
         "catalog",
         "connection",
         "last",
@@ -138,6 +139,8 @@ class Txn:
         self.last: OpTime = newest.optime
         """The newest optime, this group's entries included."""
         self.appended_bytes = 0
+        self.builds_indexes = True
+        """Whether entries that make indexes make them here (`buildIndexes` of the member)."""
         self.refuses_duplicates = False
         """Whether unique indexes refuse a key that another document has. Only a primary's own writes are refused: what
         is in the oplog is accepted."""

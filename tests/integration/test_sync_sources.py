@@ -8,9 +8,9 @@ import pytest
 
 from replset.cli.local_set import LocalMember, wait_until
 from replset.cli.main import main
-from tests.integration.conftest import MakeSet
+from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import ForkedSet
-from tests.integration.talk import insert, run, same_everywhere, state, status
+from tests.integration.talk import all_counted, insert, run, same_everywhere, state, status
 
 pytestmark = pytest.mark.slow
 
@@ -98,3 +98,24 @@ def test_the_oplog_is_resized_and_a_restart_keeps_it(make_set: MakeSet, capsys: 
     assert most_bytes() == 2_000 << 20
     assert main(["resize-oplog", "1", "--host", member.host]) == 2
     assert "must be from 990" in capsys.readouterr().err
+
+
+def test_a_member_without_indexes_has_the_documents(make_set: MakeSet) -> None:
+    """It came with a copy that had an index, and follows a build; it serves no member with indexes."""
+    local = make_set()
+    primary = local.wait_for_primary()
+    insert(primary, *range(50))
+    run(primary, {"createIndexes": "orders", "indexes": [{"key": {"n": 1}, "name": "n_1"}]})
+    member = local.add(next_ports(1)[0], flags=["--enable-test-commands"])
+    row = {"host": member.host, "buildIndexes": False, "priority": 0}
+    run(primary, {"replSetAddMember": row}, "admin")
+    all_counted(local)
+    run(primary, {"createIndexes": "orders", "indexes": [{"key": {"x": 1}, "name": "x_1"}]})
+    insert(primary, 50, w=4)
+    command = {"listIndexes": "orders", "$readPreference": {"mode": "secondary"}}
+    names = {m.host: [i["name"] for i in run(m, command)["cursor"]["firstBatch"]] for m in local.members}
+    assert names.pop(member.host) == ["_id_"]
+    assert all(found == ["_id_", "n_1", "x_1"] for found in names.values())
+    assert len(same_everywhere(local)) == 51
+    assert run(member, {"hello": 1}, "admin")["buildIndexes"] is False
+    assert secondaries(local)[0].command({"replSetSyncFrom": member.host})["code"] == 72

@@ -80,6 +80,10 @@ class FakeNode:
         self.timeout_ms = 400
         self.delay_ms = 0
         self.bytes_per_s = 0
+        self.has_indexes = True
+
+    def builds_indexes(self) -> bool:
+        return self.has_indexes
 
     def follower_bytes_per_second(self) -> int:
         return self.bytes_per_s

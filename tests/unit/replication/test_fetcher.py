@@ -508,10 +508,10 @@ def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeypatch: 
     apply_batch = fetcher_module.apply_batch
     refusals = iter([True, True])
 
-    def refusing(*arguments: object) -> int:
+    def refusing(*arguments: object, **more: object) -> int:
         if next(refusals, False):
             raise OutOfDiskSpaceError("full")
-        return apply_batch(*arguments)  # type: ignore[arg-type]
+        return apply_batch(*arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
 
@@ -527,7 +527,7 @@ def test_a_drain_does_not_wait_for_a_full_disk(members: tuple[Member, Member], m
     source, mine = members
     source.insert(NS, {"_id": "next"})
 
-    def refusing(*arguments: object) -> int:
+    def refusing(*arguments: object, **more: object) -> int:
         raise OutOfDiskSpaceError("full")
 
     monkeypatch.setattr(fetcher_module, "apply_batch", refusing)

@@ -26,6 +26,7 @@ from replset.replication.applier import UnfinishedBuildError, apply_batch
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
 from replset.replication.write_ops import WriteGroup, do_insert
+from replset.storage.copies import install_copy
 from replset.storage.index_build import IndexCheck, fill_slice
 from replset.storage.store import Store
 from replset.storage.undo import undo_step
@@ -128,6 +129,33 @@ def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member, tmp_
         assert is_sound(member.store)
         assert member.store.collection(NS).indexes[0].multikey  # type: ignore[union-attr]
     assert mine.everything() == source.everything()
+
+
+def test_a_member_without_indexes_skips_what_the_oplog_says_of_them(source: Member, tmp_path: Path) -> None:
+    """`buildIndexes: false`: one that a copy brought is gone too, and a rollback brings none back."""
+    mine = Member("mine:1", tmp_path, source.network)
+    builds = Builds(source)
+    builds.start()
+    run(builds.builder.work)
+    log = source.oplog()
+    done = 0
+    while done < len(log):
+        done += apply_batch(mine.store, log, done, len(log), lambda: False, builds_indexes=False)
+    assert indexes(source.store) == {"a_1": True}
+    assert indexes(mine.store) == {}
+    assert mine.documents(NS) == source.documents(NS)
+    assert mine.store.chain == source.store.chain
+
+    copy, folder = str(tmp_path / "copy.db"), tmp_path / "copied"
+    folder.mkdir()
+    source.store.copy_to(copy)
+    install_copy(source.disk, folder, copy, rollback_id_before=0, keep_indexes=False)
+    store = Store.open(source.disk, folder, OPTIONS)
+    assert indexes(store) == {}
+    undo_step(store, OplogEntry(log[-3]).optime, stem="r", limit=1_000)
+    assert store.last_applied == OplogEntry(log[-3]).optime
+    assert indexes(store) == {}
+    store.close()
 
 
 def test_the_commit_waits_for_a_secondary_that_has_not_finished(source: Member, tmp_path: Path) -> None:
