@@ -222,7 +222,8 @@ def end_waits_in_vain(member: MemberPort) -> None:
     def error(key: Hashable) -> Callable[[], ReplError] | None:
         if not isinstance(key, WaiterKey) or not key.endless:
             return None
-        vain = member.node.in_vain(WriteConcern(key.w, key.j))
+        concern, config = WriteConcern(key.w, key.j), member.node.config
+        vain = (config and unsatisfiable(config, concern)) or member.node.in_vain(concern)  # a reconfig may end a mode
         return None if vain is None else lambda: WaitInVainError(vain.reason, code=vain.code)
 
     member.write_waiters.fail_where(error)

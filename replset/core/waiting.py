@@ -8,7 +8,7 @@ from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Refused
 from replset.core.state import NodeState
-from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, tag_counts, unsatisfiable
+from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, tag_counts
 from replset.errors import ErrorCode
 from replset.ids import HostPort, MemberId, OpTime
 
@@ -68,12 +68,17 @@ def in_vain(node: NodeState, concern: WriteConcern) -> Refused | None:
     A member counts as reachable for half an election timeout after its last message, so that a restart fails no write.
     """
     config = node.config
+    for peer in node.peers.values():  # a plain loop: it runs for every majority write
+        if not peer.is_up:
+            break
+    else:
+        return None
     if config is None:
         return None
-    refusal = unsatisfiable(config, concern)
-    if refusal is not None or is_enough(config, concern, _reachable(node, config)):
-        return refusal
-    down = [member for member in _could_help(config, concern) if member.id not in _reachable(node, config)]
+    reachable = _reachable(node, config)
+    if is_enough(config, concern, reachable):
+        return None
+    down = [member for member in _could_help(config, concern) if member.id not in reachable]
     names = ", ".join(f"{member.host} ({describe_delay(node, member)})" for member in down)
     asked = _asked(config, concern)
     return Refused(
