@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from replset.bson import Int64, ObjectId
+from replset.durability_levels import DurabilityRule, parse_rules
 from replset.errors import BadValueError, ErrorCode, InvalidReplicaSetConfigError, ReplError, TypeMismatchError
 from replset.ids import HostPort, MemberId, Millis
 
@@ -119,6 +120,7 @@ class Settings:
     min_in_sync: int = 1
     flow_control_target_lag_secs: int = 10
     follower_bytes_per_second: int = 0
+    durability_levels: Mapping[str, DurabilityRule] = field(default_factory=lambda: MappingProxyType({}))
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -144,6 +146,8 @@ class Settings:
         ):
             if number != default:
                 document[name] = number
+        if self.durability_levels:
+            document["durabilityLevels"] = {ns: rule.document() for ns, rule in self.durability_levels.items()}
         if self.replica_set_id is not None:
             document["replicaSetId"] = self.replica_set_id
         if not self.fast_failover:
@@ -325,7 +329,7 @@ _MEMBER_FIELDS = {
 _MEMBER_FIELDS |= {"spareAfterSecs", "spareFor"}
 _SETTINGS_FIELDS = {
     *Settings().document(),
-    *("replicaSetId", "fastFailover", "inSyncLagSecs", "minInSync", "flowControlTargetLagSecs"),
+    *("replicaSetId", "fastFailover", "inSyncLagSecs", "minInSync", "flowControlTargetLagSecs", "durabilityLevels"),
     "followerBytesPerSecond",
 }
 
@@ -438,6 +442,7 @@ def _parse_settings(value: object) -> Settings:
         min_in_sync=_integer(value, "minInSync", 1, at),
         flow_control_target_lag_secs=_integer(value, "flowControlTargetLagSecs", 10, at),
         follower_bytes_per_second=_integer(value, "followerBytesPerSecond", 0, at),
+        durability_levels=MappingProxyType(parse_rules(value.get("durabilityLevels"))),
         others=MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )
     for name, number, least in (

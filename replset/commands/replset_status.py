@@ -124,6 +124,10 @@ def status_document(member: MemberPort) -> dict[str, object]:
     if member.rollback_progress.running:
         reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
     reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
+    if status.state is MemberState.PRIMARY:
+        reply["inSync"] = [str(host) for host in member.node.in_sync_hosts]
+        if member.node.lowered_levels:
+            reply["loweredDurabilityLevels"] = dict(member.node.lowered_levels)
     if member.flow_control.is_lagged:
         reply["flowControl"] = flow_control_document(member)
     reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)

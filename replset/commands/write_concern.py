@@ -119,16 +119,29 @@ def write_concern_of(ctx: CommandContext) -> WriteConcern:
     raw = ctx.body.get_raw("writeConcern")
     kind = ctx.body.type_of("writeConcern")
     if raw is None and kind in (None, 10):
-        concern = default_concern(member.store, config)
+        concern = _level_of(ctx) or default_concern(member.store, config)
     elif raw is None or kind != 3:
         raise fields.wrong_type(ctx.name, "writeConcern", kind, "object")
     else:
         concern = parse_write_concern(raw, lambda: default_concern(member.store, config).w)
+        if config is not None and config.settings.durability_levels and "w" not in RawDocument(raw):
+            level = _level_of(ctx)
+            if level is not None:
+                concern = replace(level, j=concern.j or level.j, wtimeout_ms=concern.wtimeout_ms)
     if ctx.request.source == "http":
         refuse_unsatisfiable(config, concern)
     if ctx.transaction is None and not ctx.command.ends_transaction:
         refuse_few_in_sync(member, concern)
     return concern
+
+
+def _level_of(ctx: CommandContext) -> WriteConcern | None:
+    """Return what the durability level of the command's collection asks for; None: it has none."""
+    config = ctx.member.node.config
+    if config is None or not config.settings.durability_levels or ctx.transaction is not None:
+        return None
+    collection = ctx.body.get(ctx.name)
+    return ctx.member.node.concern_of_level(f"{ctx.database}.{collection}") if isinstance(collection, str) else None
 
 
 def refuse_few_in_sync(member: MemberPort, concern: WriteConcern) -> None:
@@ -188,9 +201,10 @@ async def wait_until_met(
     limit_ms = left_ms if by_deadline else wtimeout_ms
     if not isinstance(concern.w, int) or concern.w > 1:
         member.on_awaited("durable" if concern.j or concern.w in (MAJORITY, IN_SYNC) else "applied")
-    key = WaiterKey(concern.w, bool(concern.j), limit_ms is None)
+    endless = limit_ms is None and not concern.level_of  # while a level may be lowered, no wait is in vain
+    key = WaiterKey(concern.w, bool(concern.j), endless, concern.level_of)
     future = member.write_waiters.add(key, optime, lambda reached: node.is_satisfied(concern, reached))
-    if limit_ms is None and not future.done() and (vain := node.in_vain(concern)) is not None:
+    if endless and not future.done() and (vain := node.in_vain(concern)) is not None:
         future.set_exception(WaitInVainError(vain.reason, code=vain.code))
     try:
         if await done_within(future, limit_ms):
@@ -210,6 +224,7 @@ class WaiterKey(NamedTuple):
     w: int | str | TagCounts
     j: bool
     endless: bool
+    level_of: str
 
 
 class WaitInVainError(ReplError):

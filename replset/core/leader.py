@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from replset.core.durability_levels import update_levels
 from replset.core.effects import (
     AcceptWrites,
     AppendNoop,
@@ -148,7 +149,8 @@ class Leader:
         if node.disk_stalled:
             self.step_down("its disk does not sync")
             return
-        if update_in_sync(node):
+        has_new_levels = update_levels(node)
+        if update_in_sync(node) or has_new_levels:
             node.emit(ProgressChanged())
         if node.position.last_applied != self._last_entry:
             self._last_entry, self._last_entry_at = node.position.last_applied, node.now
@@ -239,7 +241,7 @@ class Leader:
         self.phase = Phase.NOT_PRIMARY
         node.writable = False
         node.election_wall_ms = None
-        node.in_sync = frozenset()
+        node.in_sync, node.levels = frozenset(), {}
         node.sync_source = None
         node.journal("stepped down", why)
         node.emit(AcceptWrites(False, node.term), StopFetching())

@@ -6,12 +6,14 @@ outside are callables of the constructor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
 from replset.bson import ObjectId
 from replset.config import ReplSetConfig
 from replset.core.damage import DamageMonitor
+from replset.core.durability_levels import concern_of_level
 from replset.core.effects import AppendNoop, Effect
 from replset.core.election import Elections
 from replset.core.follower import Follower
@@ -426,6 +428,8 @@ class Node:
         state = self._state
         if not state.is_primary:
             return False
+        if concern.level_of:
+            concern = concern_of_level(state, concern.level_of) or concern
         if not isinstance(concern.w, int) and concern.w not in (MAJORITY, IN_SYNC):
             return self._has_tagged_holders(concern, optime)
         committed = state.commit_point
@@ -451,6 +455,21 @@ class Node:
     def members_waited_for(self, concern: WriteConcern, optime: OpTime) -> list[WaitedFor]:
         """The members that lack the entry at `optime` and could help to meet `concern`."""
         return members_waited_for(self._state, concern, optime)
+
+    def concern_of_level(self, ns: str) -> WriteConcern | None:
+        """What a write to this namespace waits for by settings.durabilityLevels; None: the set's default."""
+        return concern_of_level(self._state, ns)
+
+    @property
+    def lowered_levels(self) -> Mapping[str, int]:
+        """The durability levels that are lowered now, by namespace."""
+        return self._state.levels
+
+    @property
+    def in_sync_hosts(self) -> list[HostPort]:
+        """The members that are in sync, on a primary."""
+        members = () if self._state.config is None else self._state.config.members
+        return [member.host for member in members if member.id in self._state.in_sync]
 
     def in_sync_refusal(self) -> str | None:
         """Why a primary must not apply a write that waits for other members (settings.minInSync); None: it may."""

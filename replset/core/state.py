@@ -174,6 +174,7 @@ class NodeState:
     sync_source: HostPort | None = None
     lag: LagHistory = field(default_factory=LagHistory)
     in_sync: frozenset[MemberId] = frozenset()  # on a primary: see in_sync.py
+    levels: dict[str, int] = field(default_factory=dict)  # lowered durability levels, by namespace
     started_at: Millis = BEGINNING
     now: Millis = BEGINNING
     out: list[Effect] = field(default_factory=list)

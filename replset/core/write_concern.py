@@ -20,13 +20,15 @@ class WriteConcern:
 
     w: number of members; "majority"; "inSync", a majority and all members that are in sync; the name of a mode in the
     configuration; or tags with their counts.
-    provenance: clientSupplied, customDefault or implicitDefault (map W6).
+    provenance: clientSupplied, customDefault or implicitDefault (map W6), durabilityLevel. level_of: the namespace in
+    settings.durabilityLevels whose level may be lowered while the write waits; then it waits for less.
     """
 
     w: int | str | TagCounts = MAJORITY
     j: bool | None = None
     wtimeout_ms: int = 0
     provenance: str = "clientSupplied"
+    level_of: str = ""
 
     def document(self) -> dict[str, object]:
         document: dict[str, object] = {

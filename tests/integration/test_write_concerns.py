@@ -151,3 +151,24 @@ def test_writers_are_slowed_while_the_majority_is_too_far_behind(make_set: MakeS
     for member in secondaries:
         run(member, {"configureFailPoint": "stopReplProducer", "mode": "off"}, "admin")
     wait_until(lambda: not write()["isLagged"], 60, "writers to be let go")
+
+
+def test_a_durability_level_falls_while_the_data_secondary_is_down_and_rises_again(make_set: MakeSet) -> None:
+    rules = {
+        "shop.orders": {"level": 2, "atLeast": 1, "degradeLagSecs": 2, "restoreLagSecs": 1},
+        "shop.log": {"level": 0},
+    }
+    local = make_set(members=2, arbiters=1, durabilityLevels=rules)
+    primary = local.wait_for_primary()
+    secondary = next(member for member in others(local, primary) if not member.arbiter)
+    command = {"insert": "orders", "documents": [{"_id": 1}]}
+    assert "writeConcernError" not in run(primary, command)
+    local.kill(secondary)
+    assert "writeConcernError" not in run(primary, {**command, "documents": [{"_id": 2}]}), "once the level has fallen"
+    assert status(primary)["loweredDurabilityLevels"] == {"shop.orders": 1}
+    assert "writeConcernError" not in run(primary, {"insert": "log", "documents": [{"_id": 1}]})
+    assert insert_one(primary, 3, {"w": "majority", "wtimeout": 200})["writeConcernError"]["code"] == 64
+    local.start(secondary)
+    wait_until(lambda: "loweredDurabilityLevels" not in status(primary), 30, "the level to rise")
+    assert "writeConcernError" not in run(primary, {**command, "documents": [{"_id": 4}]})
+    assert ids(secondary) == [1, 2, 3, 4]

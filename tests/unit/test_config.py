@@ -69,6 +69,20 @@ REFUSED = [
     pytest.param(document(settings={"inSyncLagSecs": 0}), 2, "settings.inSyncLagSecs", id="inSyncLagSecs"),
     pytest.param(document(settings={"flowControlTargetLagSecs": -1}), 2, "flowControl", id="flowControl"),
     pytest.param(document(settings={"followerBytesPerSecond": -1}), 2, "followerBytes", id="followerBytes"),
+    *(
+        pytest.param(document(settings={"durabilityLevels": rules}), code, says, id=f"levels-{says}")
+        for rules, code, says in (
+            (1, 14, "durabilityLevels must be"),
+            ({"shop": 2}, 14, "durabilityLevels.shop must be"),
+            ({"shop": {}}, 14, "shop.level"),
+            ({".x": {"level": 1}}, 2, "DB.COLLECTION"),
+            ({"shop": {"level": 3}}, 2, "from 0 to 2"),
+            ({"shop": {"level": 1, "atLeast": 2}}, 2, "from 0 to 1"),
+            ({"shop": {"level": 1, "colour": 2}}, 2, "shop.colour"),
+            ({"shop": {"level": 1, "degradeLagSecs": 5, "restoreLagSecs": 5}}, 2, "from 0 to 4"),
+            ({"shop": {"level": 1.5}}, 2, "whole number"),
+        )
+    ),
     pytest.param(document(settings={"replicaSetId": "x"}), 14, "replicaSetId", id="C2-set-id"),
     pytest.param({"_id": "rs0", "members": []}, 2, "from 1 to 50", id="C3-nobody"),
     pytest.param(document(*(member(n, votes=0, priority=0) for n in range(51))), 2, "from 1 to 50", id="C3-51"),

@@ -118,6 +118,9 @@ class FakeNode:
     def http_address_of(self, host: HostPort) -> str | None:
         return f"{host.rpartition(':')[0]}:1{host.rpartition(':')[2]}"
 
+    in_sync_hosts: tuple[HostPort, ...] = ()
+    lowered_levels: Mapping[str, int] = field(default_factory=dict)
+
     def flow_control_target_ms(self) -> int:
         return 10_000
 
