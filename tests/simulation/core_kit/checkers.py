@@ -64,13 +64,13 @@ class CoreCheckers:
         """Who leads or serves reads has documents, and a witness has none that would grow old."""
         node, disk = machine.node, machine.disk
         in_service = node.state in (MemberState.PRIMARY, MemberState.SECONDARY)
-        what = f"invariant 15: {machine.host} is {node.state.name} with the oplog of a witness"
+        what = f"invariant 16: {machine.host} is {node.state.name} with the oplog of a witness"
         assert not (in_service and disk.oplog_only), what
         is_witness = node.is_witness and node.state is MemberState.ARBITER and not disk.marker
-        assert not is_witness or disk.oplog_only or not disk.log, f"invariant 15: {machine.host} has documents"
+        assert not is_witness or disk.oplog_only or not disk.log, f"invariant 16: {machine.host} has documents"
 
     def check_copy(self, machine: CoreMachine, source: CoreMachine) -> None:
-        what = f"invariant 15: {machine.host} copies {source.host}, which is a witness without documents"
+        what = f"invariant 16: {machine.host} copies {source.host}, which is a witness without documents"
         assert not source.disk.oplog_only, what
 
     def _check_committed(self, machine: CoreMachine) -> None:

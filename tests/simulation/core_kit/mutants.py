@@ -276,9 +276,9 @@ CORE_MUTANTS = tuple(
         (late_answer_taken, (0, 1, 2), "invariant 11"),
         (old_report_counted, (0, 4, 6), "invariant 11"),
         (witness_counted_before_its_sync, (254,), "invariant 10"),
-        (witness_elected, (9, 29), "invariant 15"),
-        (witness_oplog_taken_for_data, (59, 64), "invariant 15"),
-        (witness_copied, (54, 84), "invariant 15"),
+        (witness_elected, (9, 29), "invariant 16"),
+        (witness_oplog_taken_for_data, (59, 64), "invariant 16"),
+        (witness_copied, (54, 84), "invariant 16"),
     )
 )
 

@@ -101,7 +101,7 @@ class Administrators(FaultBase):
         def change(config: dict[str, Any]) -> str:
             if draw < 0.5:
                 member = next(m for m in config["members"] if m["host"] == self._cluster.host(name))
-                if not member.get("arbiterOnly") and member["votes"]:
+                if not member.get("arbiterOnly") and not member.get("witness") and member["votes"]:
                     member["priority"] = priority
                 return f"give {name} priority {priority}"
             config["settings"]["electionTimeoutMillis"] = timeout
@@ -168,9 +168,7 @@ class Administrators(FaultBase):
     def _change_votes(self) -> None:
         """A secondary loses its vote, or gets it back, by a safe reconfig."""
         primary = self._cluster.primary()
-        others = [
-            machine.name for machine in self._cluster.members() if not machine.arbiter and machine.name != primary
-        ]
+        others = [machine.name for machine in self._cluster.members() if machine.bears_data and machine.name != primary]
         if primary is not None and others and not self._wiped and not self._reconfiguring:
             self._reconfiguring = True
             host = self._cluster.host(self._rng.choice(others))

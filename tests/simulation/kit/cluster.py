@@ -58,7 +58,9 @@ FASTEST_FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 class SimCluster:
-    """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y...; a spare one n."""
+    """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y...; witnesses v, w; a
+    spare one n.
+    """
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class SimCluster:
         arbiters: int = 0,
         seed: int = 0,
         *,
+        witnesses: int = 0,
         environment: Environment = DEFAULT_ENVIRONMENT,
         spare: bool = False,
         spare_arbiter: bool = False,
@@ -95,6 +98,8 @@ class SimCluster:
         for n in range(members + arbiters):
             name = "abcdefg"[n] if n < members else "xyz"[n - members]
             self.machines[name] = self._new_machine(name, arbiter=n >= members)
+        for name in "vw"[:witnesses]:
+            self.machines[name] = self._new_machine(name, arbiter=False, witness=True)
         if spare:
             self.machines[SPARE] = self._new_machine(SPARE, arbiter=False)
             self.machines[SPARE].is_spare = True
@@ -124,12 +129,12 @@ class SimCluster:
         """A generator of its own for each concern; strings seed it the same under every PYTHONHASHSEED."""
         return random.Random(f"{self.seed} {concern}")
 
-    def _new_machine(self, name: str, *, arbiter: bool) -> Machine:
+    def _new_machine(self, name: str, *, arbiter: bool, witness: bool = False) -> Machine:
         rng, skew = self.random_for(f"machine {name}"), self.environment.skew_ms
         clock = SimClock(self.loop, offset_ms=rng.randrange(-skew, skew), drift=rng.uniform(-0.0005, 0.0005))
         disk = SimDisk(os.path.join(self.root, name, "0"))
         # The dbpath's own name is there for good: the machine had it before the member came.
-        return Machine(name, HostPort(f"{name}:27017"), arbiter, clock, rng, disk)
+        return Machine(name, HostPort(f"{name}:27017"), arbiter, witness, clock, rng, disk)
 
     def __enter__(self) -> SimCluster:
         return self
@@ -412,6 +417,8 @@ class SimCluster:
             member: dict[str, object] = {"_id": n, "host": str(machine.host), **self._options.get(machine.name, {})}
             if machine.arbiter:
                 member["arbiterOnly"] = True
+            elif machine.witness:
+                member["witness"] = True
             elif priorities and machine.name in priorities:
                 member["priority"] = priorities[machine.name]
             members.append(member)
@@ -464,7 +471,7 @@ class SimCluster:
 
     def secondaries(self) -> list[str]:
         primary = self.primary()
-        return [name for name, m in self.machines.items() if name != primary and not m.arbiter]
+        return [name for name, m in self.machines.items() if name != primary and m.bears_data]
 
     def converged(self) -> bool:
         """One writable primary, everybody well, all data-bearing members at one optime, which is committed."""

@@ -23,6 +23,7 @@ class Machine:
     name: str
     host: HostPort
     arbiter: bool
+    witness: bool
     clock: SimClock
     rng: random.Random
     disk: SimDisk
@@ -41,6 +42,10 @@ class Machine:
     may_have_lost_data: bool = False  # a test cut its WAL
     may_not_start: bool = False  # its disk takes nothing more
     is_spare: bool = False  # it has not been added to the set yet
+
+    @property
+    def bears_data(self) -> bool:
+        return not self.arbiter and not self.witness
 
     @property
     def running(self) -> RunningMember | None:

@@ -29,6 +29,8 @@ CONVERGES_WITHIN_S = 90.0
 PROOF_TRIES = 3
 SHAPES = ((3, 0), (3, 0), (3, 0), (4, 1), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0), (5, 0))
 """Data-bearing members and arbiters; one after the other."""
+WITNESS_SHAPES = {12: (2, 1), 18: (3, 2)}
+"""Data-bearing members and witnesses, for these two of twenty seeds."""
 ROLLBACKS = "--rollbacks"
 CHANGES = "--changes"
 ROLLBACK_FAULTS = {
@@ -57,6 +59,7 @@ class Plan:
 
     members: int = 3
     arbiters: int = 0
+    witnesses: int = 0
     environment: Environment = field(default_factory=Environment)
     faults: FaultMix = field(default_factory=FaultMix)
     load: Mix = field(default_factory=Mix)
@@ -125,6 +128,7 @@ def draw_plan(seed: int) -> Plan:
     plan = Plan(
         members,
         arbiters,
+        0,
         draw_environment(seed),
         faults,
         Mix(*rng.choice(((4, 2), (2, 1), (2, 1), (1, 1))), pause_ms=rng.choice(((50, 350), (100, 700), (100, 1_500)))),
@@ -139,7 +143,7 @@ def draw_plan(seed: int) -> Plan:
     options = draw_options(shape, members)
     if any("secondaryDelaySecs" in row for row in options.values()):  # it waits for its own wall clock
         plan = replace(plan, environment=replace(plan.environment, skew_ms=200))
-    return replace(
+    plan = replace(
         plan,
         load=replace(plan.load, concerns=concerns, several=several, cursors=cursors, local=local),
         transfers=transfers if seed % 2 else None,
@@ -147,6 +151,15 @@ def draw_plan(seed: int) -> Plan:
         spare=shape.random() < 0.3,
         journal_default=shape.random() >= 0.12,
     )
+    return with_witnesses(seed, plan)
+
+
+def with_witnesses(seed: int, plan: Plan) -> Plan:
+    """The plan with witnesses in the place of some members, where the seed is one for that."""
+    if seed % 20 not in WITNESS_SHAPES:
+        return plan
+    members, witnesses = WITNESS_SHAPES[seed % 20]
+    return replace(plan, members=members, arbiters=0, witnesses=witnesses, options={})
 
 
 def draw_options(rng: random.Random, members: int) -> dict[str, dict[str, object]]:
@@ -173,18 +186,19 @@ def rollback_plan(seed: int) -> Plan:
     load = Mix(1, 1, pause_ms=(300, 1_500))
     operations = OperationMix(rng.choice((2, 3)))
     transfers = TransferMix(2, 1)
-    return Plan(
+    plan = Plan(
         members,
         arbiters,
-        environment,
-        faults,
-        load,
+        environment=environment,
+        faults=faults,
+        load=load,
         operations=operations,
         retries=RetryMix(1),
         transfers=transfers,
         faults_s=25.0,
         option=ROLLBACKS,
     )
+    return with_witnesses(seed, plan)
 
 
 def changes_plan(seed: int) -> Plan:
@@ -201,6 +215,7 @@ def changes_plan(seed: int) -> Plan:
     return Plan(
         members,
         arbiters,
+        0,
         environment,
         faults,
         Mix(2, 1, pause_ms=(100, 900)),
@@ -226,7 +241,7 @@ def run_rollbacks(seed: int) -> Outcome:
 def classic_plan(seed: int) -> Plan:
     """As seeds were drawn before there were clock jumps, slow disks, registers and the like: recorded ones need it."""
     members, arbiters = SHAPES[seed % len(SHAPES)]
-    return Plan(members, arbiters, replace(draw_environment(seed), skew_ms=200))
+    return Plan(members, arbiters, environment=replace(draw_environment(seed), skew_ms=200))
 
 
 def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
@@ -239,6 +254,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
             plan.members,
             plan.arbiters,
             seed=seed,
+            witnesses=plan.witnesses,
             environment=plan.environment,
             spare=plan.spare,
             spare_arbiter=plan.spare_arbiter,
@@ -271,7 +287,7 @@ class _Run:
     def __init__(self, cluster: SimCluster, plan: Plan) -> None:
         self.cluster = cluster
         self.plan = plan
-        hosts = [machine.host for machine in cluster.members() if not machine.arbiter]
+        hosts = [machine.host for machine in cluster.members() if machine.bears_data]
         self.workload = Workload(cluster.loop, hosts, cluster.random_for("workload"), cluster.client, plan.load)
         self.registers: Registers | None = None
         if plan.registers is not None:
@@ -363,7 +379,8 @@ class _Run:
     def outcome(self, seed: int, error: str | None) -> Outcome:
         cluster, history, checkers = self.cluster, self.workload.history, self.checkers
         facts = (
-            f"{self.plan.members}+{self.plan.arbiters} members, {cluster.loop.now_ms / 1000:.0f} s,"
+            f"{self.plan.members}+{self.plan.arbiters} members, {self.plan.witnesses} witnesses,"
+            f" {cluster.loop.now_ms / 1000:.0f} s,"
             f" {cluster.loop.steps} steps,"
             f" {len(history.acknowledged())} of {len(history.writes)} writes acknowledged,"
             f" {sum(read.found is not None for read in history.reads)} reads,"

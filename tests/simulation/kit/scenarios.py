@@ -234,17 +234,18 @@ def scenario_run(
     arbiters: int = 0,
     seed: int = 1,
     environment: Environment = DEFAULT_ENVIRONMENT,
+    witnesses: int = 0,
     **settings: object,
 ) -> Iterator[ScenarioRun]:
     quiet_logs()
-    with SimCluster(members, arbiters, seed=seed, environment=environment) as cluster:
-        hosts = [machine.host for machine in cluster.machines.values()]
+    with SimCluster(members, arbiters, seed=seed, witnesses=witnesses, environment=environment) as cluster:
+        hosts = [machine.host for machine in cluster.machines.values() if not machine.witness]
         workload = Workload(cluster.loop, hosts, cluster.random_for("workload"), cluster.client)
         scenario = ScenarioRun(cluster, Checkers(cluster, workload.history), workload)
         cluster.initiate(settings=settings)
         scenario.primary = cluster.primary() or ""
         scenario.others = tuple(cluster.secondaries())
-        scenario.set_letters(scenario.primary, *scenario.others)
+        scenario.set_letters(scenario.primary, *scenario.others, *"vw"[:witnesses])
         scenario.note(f"{{{scenario.primary}}} is primary, {_in_braces(scenario.others)} follow")
         scenario.watch()
         yield scenario

@@ -1,0 +1,82 @@
+"""Whole members: a primary, a secondary and a witness, whichever of the three is lost; a member that changes kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.simulation.kit.entries import manifests
+from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
+
+WITNESS = "v"
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+@pytest.mark.parametrize("lost", ["primary", "secondary", "witness"])
+def test_majority_writes_go_on_without_any_one_of_the_three(lost: str, power_loss: bool) -> None:
+    with scenario_run(2, witnesses=1) as scenario:
+        cluster = scenario.cluster
+        names = {"primary": scenario.primary, "secondary": scenario.others[0], "witness": WITNESS}
+        scenario.expect(scenario.write(scenario.primary).acknowledged, "a majority write")
+        scenario.kill(names[lost], power_loss=power_loss)
+        cluster.run_until(lambda: cluster.primary() not in (None, names[lost]), 20, "a primary")
+        for _ in range(3):
+            scenario.expect(scenario.write(cluster.primary() or "").acknowledged, "a majority write without it")
+        scenario.heal_all_and_judge()
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_secondary_fetches_from_the_witness_what_the_dead_primary_had_acknowledged(seed: int) -> None:
+    with scenario_run(2, seed=seed, witnesses=1) as scenario:
+        cluster, (other,) = scenario.cluster, scenario.others
+        scenario.cut(other)
+        for _ in range(5):
+            scenario.expect(scenario.write(scenario.primary).acknowledged, "on primary and witness")
+        scenario.kill(scenario.primary, power_loss=True)
+        scenario.heal()
+        cluster.run_until(lambda: cluster.primary() == other, 30, "the secondary leads")
+        scenario.checkers.majority_writes_are_on(other)
+        scenario.heal_all_and_judge()
+
+
+def test_what_only_the_witness_got_of_a_primary_is_rolled_back_into_its_file() -> None:
+    """A primary that is cut off together with one witness of two writes at w:1; the others elect another one."""
+    with scenario_run(3, witnesses=2) as scenario:
+        cluster, old = scenario.cluster, scenario.primary
+        scenario.cut(old, WITNESS)
+        write = scenario.write(old, concern="w1")
+        scenario.expect(write.acknowledged, "a write that the others never get")
+        cluster.run_until(lambda: not scenario.has_less(WITNESS, old), 5, "the witness has it")
+        cluster.run_until(lambda: cluster.primary() not in (None, old), 20, "another primary")
+        scenario.expect(scenario.write(cluster.primary() or "").acknowledged, "a majority write there")
+        scenario.heal_all_and_judge()
+        (manifest,) = manifests(cluster.machines[WITNESS].disk)
+        assert {file["kind"] for file in manifest["files"]} == {"oplog"}
+
+
+@pytest.mark.parametrize("name", [WITNESS, "secondary"])
+def test_a_member_that_comes_back_as_the_other_kind_copies_anew(name: str) -> None:
+    """With the disk that it has: a former witness lacks the documents, a former data member would let them grow old."""
+    with scenario_run(2, witnesses=1) as scenario:
+        cluster = scenario.cluster
+        name = scenario.others[0] if name == "secondary" else name
+        machine, copies = cluster.machines[name], scenario.checkers.copies
+        scenario.expect(scenario.write(scenario.primary).acknowledged, "a majority write")
+        assert change(scenario, {"replSetRemoveMember": str(machine.host)})["ok"] == 1
+        scenario.expect(scenario.write(scenario.primary).acknowledged, "a write that it does not get")
+        machine.witness = not machine.witness
+        added = {"host": str(machine.host), **({"witness": True} if machine.witness else {})}
+        assert change(scenario, {"replSetAddMember": added})["ok"] == 1
+        scenario.heal_all_and_judge()
+        assert scenario.checkers.copies > copies
+        member = machine.running
+        assert member is not None
+        assert member.store.oplog_only is machine.witness
+        reads = {"find": "orders", "$readPreference": {"mode": "secondaryPreferred"}}
+        reply = cluster.command(name, reads, "shop")
+        assert (reply["ok"], reply.get("code")) == ((0, 13436) if machine.witness else (1, None))
+
+
+def change(scenario: ScenarioRun, command: dict[str, object]) -> dict[str, Any]:
+    return scenario.cluster.command(scenario.primary, command, timeout_s=30)
