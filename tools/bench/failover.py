@@ -6,6 +6,8 @@ Each kill has a set of its own, since a primary that lasted under a minute makes
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import statistics
 import sys
 import threading
@@ -106,24 +108,27 @@ def kill_once(folder: Path, count: int) -> tuple[float, float]:
             return time.monotonic() - began, ready
 
 
-def hand_overs(folder: Path, count: int, times: int) -> list[float]:
-    """Return for each stepdown the seconds from the old primary's last write to the new one's first."""
+def hand_overs(folder: Path, count: int, times: int, *, by_signal: bool) -> list[float]:
+    """Return the seconds from the old primary's last write to the new one's first: of stepdowns, or of SIGTERMs."""
     found: list[float] = []
     with running_set(folder) as local:
         started(local, count)
         for _ in range(times):
             primary = local.wait_for_primary()
             wait_until(lambda primary=primary: _all_counted(primary), 60, "counted members")  # type: ignore[misc]
-            found.append(_hand_over(local, primary))
+            found.append(_hand_over(local, primary, by_signal=by_signal))
+            if by_signal:
+                local.stop(primary)
+                local.start(primary)
             time.sleep(1.5)  # the old primary may stand again
     return found
 
 
-def _hand_over(local: LocalSet, primary: LocalMember) -> float:
+def _hand_over(local: LocalSet, primary: LocalMember, *, by_signal: bool) -> float:
     others = [member for member in local.members if member is not primary]
     last = first = 0.0
     with writing([primary, *others], 1) as writer:
-        asked = threading.Timer(0.3, lambda: primary.command({"replSetStepDown": 1, "secondaryCatchUpPeriodSecs": 1}))
+        asked = threading.Timer(0.3, lambda: os.kill(primary.pid, signal.SIGTERM) if by_signal else _step_down(primary))
         asked.start()
         while (host := writer.write_until()) == primary.host:
             last = time.monotonic()
@@ -131,6 +136,10 @@ def _hand_over(local: LocalSet, primary: LocalMember) -> float:
         asked.join()
     assert host != primary.host
     return first - last
+
+
+def _step_down(primary: LocalMember) -> None:
+    primary.command({"replSetStepDown": 1, "secondaryCatchUpPeriodSecs": 1})
 
 
 def run(folder: Path, kills: int, members: int) -> int:
@@ -144,10 +153,13 @@ def run(folder: Path, kills: int, members: int) -> int:
         print(
             f"kill {number + 1}: {seconds:.2f} s; after the initiate: {first_write:.2f} s", file=sys.stderr, flush=True
         )
-    handed = hand_overs(folder / "hand-over", members, HAND_OVERS if kills else 0)
+    times = HAND_OVERS if kills else 0
+    stepped_down = hand_overs(folder / "stepdown", members, times, by_signal=False)
+    stopped = hand_overs(folder / "stop", members, times, by_signal=True)
     rows: list[tuple[str, list[float], Callable[[list[float]], bool], str]] = [
         ("kill -9 to the next majority write", killed, lambda s: statistics.median(s) < 1 and max(s) < 2, "1 / 2 s"),
-        ("hand-over, last write to first", handed, lambda s: statistics.median(s) < 0.2, "0.2 s"),
+        ("stepdown, last write to first", stepped_down, lambda s: statistics.median(s) < 0.2, "0.2 s"),
+        ("SIGTERM, last write to first", stopped, lambda s: statistics.median(s) < 0.2, "0.2 s"),
         ("initiate to the first majority write", ready, lambda s: statistics.median(s) < 3, "3 s"),
     ]
     failed = 0

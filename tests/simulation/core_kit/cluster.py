@@ -50,6 +50,7 @@ class CoreCluster:
         self.copy_ms = 50
         self.default_write_concern_set = False
         self.cut: set[tuple[HostPort, HostPort]] = set()
+        self.rejecting: set[tuple[HostPort, HostPort]] = set()  # cut, and connects are refused
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
         self._incarnations = 0
@@ -141,6 +142,15 @@ class CoreCluster:
 
     def heal(self) -> None:
         self.cut = set()
+        self.rejecting = set()
+
+    def reject(self, one: HostPort, other: HostPort) -> None:
+        """Cut the link of these two: their connections break, and fresh connects are refused."""
+        self.rejecting = {(one, other), (other, one)}
+        self.cut |= self.rejecting
+        for near, far in sorted(self.rejecting):
+            if self.machines[near].alive:
+                self.machines[near].feed(ConnectionLost(far))
 
     def delay(self) -> int:
         if self.late and self.rng.random() < self.late:
@@ -189,6 +199,8 @@ class CoreCluster:
             target.feed(Request(number, send.body))
 
         self.at(send.timeout_ms, lambda: back(None, "timed out"))
+        if (sender.host, send.to) in self.rejecting:
+            self.at(1, lambda: back(None, "connection refused", refused=True))
         if self.passes(sender.host, send.to):
             self.at(self.delay(), deliver)
 

@@ -238,7 +238,10 @@ class CoreFaults:
             return False  # somebody is about to take over
         term = leader.node.term
         other = self.rng.choice([row.host for row in config.members if row.host != leader.host])
-        self.cluster.cut = {(leader.host, other), (other, leader.host)}
+        if random.Random(f"{self.run.seed} link {self.cluster.now}").random() < 0.5:
+            self.cluster.reject(leader.host, other)
+        else:
+            self.cluster.cut = {(leader.host, other), (other, leader.host)}
         self.cluster.run(LINK_BROKEN_MS)
         self.cluster.heal()
         if leader.node.state is not MemberState.PRIMARY or leader.node.term != term:

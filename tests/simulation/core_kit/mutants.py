@@ -83,6 +83,11 @@ def config_order_without_the_term(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplSetConfig, "is_newer_than", lambda self, version, _term: self.version > version)
 
 
+def agrees_to_a_fast_failover_unseen(patch: pytest.MonkeyPatch) -> None:
+    """A member agrees to an election before the timeout although the primary refused it no connect."""
+    patch.setattr(Elections, "_fast_refusal", lambda _: None)
+
+
 def vote_by_an_older_config(patch: pytest.MonkeyPatch) -> None:
     """A vote is given to a candidate whose configuration is older than the voter's."""
     real = Elections.vote_refusal
@@ -270,6 +275,7 @@ CORE_MUTANTS = tuple(
         (stranger_accepted, (26,), "invariant 11"),
         (source_from_in_between_followed, (2, 6), "invariant 3"),
         (dry_run_beside_a_healthy_primary, (6,), "invariant 12"),
+        (agrees_to_a_fast_failover_unseen, (16,), "invariant 12"),
         (vote_by_an_older_config, (1, 21, 22), "invariant 10"),
         (arbiter_ignores_the_commit_point, (1, 16, 31), "invariant 3"),
         (arbiter_takes_no_commit_point, (1, 3, 4), "not in time"),

@@ -68,6 +68,23 @@ def test_silence_is_left_to_the_election_timeout(end: Callable[[CoreCluster, Cor
     assert ms_without_primary(cluster, leader) > TIMEOUT - DEFAULT.heartbeat_interval_ms
 
 
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_link_that_refuses_changes_no_primary(count: int) -> None:
+    """One member's connects to the primary are refused, as by a firewall; the others hear it and do not agree."""
+    cluster = running(count)
+    leader = cluster.elect()
+    term, deaf = leader.node.term, next(machine for machine in cluster.machines.values() if machine is not leader)
+    cluster.reject(leader.host, deaf.host)
+    for number in range(60):
+        cluster.run(1_000)
+        assert leader.write(f"{number}")
+    assert (cluster.primary, leader.node.term) == (leader, term)
+    asked_fast = [line for line in deaf.journal if "dry run: fastFailover" in line]
+    assert 1 <= len(asked_fast) <= 3
+    cluster.heal()
+    cluster.until(cluster.is_quiet)
+
+
 def test_without_the_setting_the_timeout_rules() -> None:
     cluster = running(3, settings=OFF)
     leader = cluster.elect()
