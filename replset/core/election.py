@@ -168,7 +168,7 @@ class Elections:
         """Refuse unless a fresh connect of this member was refused too. If it was not, find out for the next try."""
         node = self.node
         refusal = self.fast.refusal()
-        peer = None if node.reign is None else node.peer_of(node.reign.primary)
+        peer = None if node.last_primary is None else node.peer_of(node.last_primary.id)
         if refusal is not None and peer is not None and peer.refused_at is None:
             peer.heartbeat_due = min(peer.heartbeat_due, node.now)
         return refusal
@@ -238,7 +238,7 @@ class Elections:
         node = self.node
         if node.now < self._first_due or node.config is None or self.election is not None:
             return False
-        if node.reign is not None or node.term > node.config.term or node.now >= self._first_until:
+        if node.last_primary is not None or node.term > node.config.term or node.now >= self._first_until:
             self._first_due = NEVER
             return False
         peers = [node.peers.get(voter.host) for voter in node.config.voters]

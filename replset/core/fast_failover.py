@@ -35,10 +35,10 @@ class FastFailover:
 
         Members of higher priority ask first, so that votes are rarely split.
         """
-        node, reign = self.node, self.node.reign
-        if reign is None or reign.primary != peer.id or not node.is_electable or self.refusal() is not None:
+        node, last = self.node, self.node.last_primary
+        if last is None or last.id != peer.id or not node.is_electable or self.refusal() is not None:
             return
-        if self._lost == (reign.primary, reign.term):
+        if self._lost == (last.id, last.term):
             if node.now - self._began < self._pause_ms():
                 return
             self._lost = None  # it was heard again since
@@ -47,10 +47,10 @@ class FastFailover:
 
     def _rank(self) -> int:
         """How many other members ask before this one: those of higher priority, then those of lower `_id`."""
-        node, reign = self.node, self.node.reign
-        if node.config is None or reign is None:
+        node, last = self.node, self.node.last_primary
+        if node.config is None or last is None:
             return 0
-        able = [member for member in node.config.voters if member.is_electable and member.id != reign.primary]
+        able = [member for member in node.config.voters if member.is_electable and member.id != last.id]
         order = sorted(able, key=lambda member: (-member.priority, member.id))
         return next((rank for rank, member in enumerate(order) if member.host == node.host), len(order))
 
@@ -74,25 +74,25 @@ class FastFailover:
 
     def note_election(self) -> None:
         """Note that some member starts such an election now."""
-        node, reign = self.node, self.node.reign
-        if reign is not None and self._lost != (reign.primary, reign.term):
-            self._lost, self._began, self._tries = (reign.primary, reign.term), node.now, 0
+        node, last = self.node, self.node.last_primary
+        if last is not None and self._lost != (last.id, last.term):
+            self._lost, self._began, self._tries = (last.id, last.term), node.now, 0
 
     def refusal(self) -> str | None:
         """Why neither this member nor another one should stand before its timeout; None: nothing speaks against it.
 
         A connect that is not answered at all is no refusal: the primary may be well behind a broken link.
         """
-        node, reign = self.node, self.node.reign
-        peer = None if reign is None else node.peer_of(reign.primary)
+        node, last = self.node, self.node.last_primary
+        peer = None if last is None else node.peer_of(last.id)
         if not node.settings.fast_failover:
             return "settings.fastFailover is false"
-        if reign is None or peer is None:
+        if last is None or peer is None:
             return "this member knows of no other primary that is gone"
         if peer.refused_at is None or node.now - peer.refused_at >= node.settings.election_timeout_ms:
             return f"{peer.host} has not refused a fresh connect of this member"
         pause = self._pause_ms()
-        if self._lost not in (None, (reign.primary, reign.term)) and node.now - self._began < pause:
+        if self._lost not in (None, (last.id, last.term)) and node.now - self._began < pause:
             return f"the last election before a timeout was {node.now - self._began} of {pause} ms ago"
         return None
 
@@ -100,6 +100,6 @@ class FastFailover:
         """The least time between two such elections: an election timeout, doubled for each primary in a row that did
         not last. If members die of what a client does, the set must not go through all of them in a second.
         """
-        node, reign = self.node, self.node.reign
-        short = 0 if reign is None else reign.short_before + reign.is_short(node.now, node.settings)
+        node, last = self.node, self.node.last_primary
+        short = 0 if last is None else last.short_before + last.is_recent(node.now, node.settings)
         return node.settings.election_timeout_ms << min(short, MAX_DOUBLINGS)

@@ -56,7 +56,7 @@ class Leader:
         node = self.node
         node.sync_source = None  # the drain applies what is fetched already
         node.primary_id = node.self_id
-        node.note_reign(node.self_id)
+        node.note_primary(node.self_id)
         node.election_wall_ms = node.wall_ms()
         node.become(MemberState.PRIMARY)
         node.lag.restart(node.position.last_applied, node.now)

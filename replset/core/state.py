@@ -31,7 +31,7 @@ NO_POSITION = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
 NEVER = Millis(1 << 62)
 BEGINNING = Millis(0)
 NO_CONFIG_VERSION = -2
-SHORT_REIGN = 6  # in election timeouts
+LASTING_TIMEOUTS = 6  # election timeouts, after which a primary has lasted
 _ROUND_TRIPS, _ENOUGH_ROUND_TRIPS = 8, 5
 
 
@@ -105,20 +105,20 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class LastPrimary:
     """The newest primary that this member knew; it stays when that primary is gone.
 
     since: when this member learned of it. short_before: how many primaries before it, in a row, did not last.
     """
 
-    primary: MemberId
+    id: MemberId
     term: int
     since: Millis
     short_before: int = 0
 
-    def is_short(self, now: Millis, settings: Settings) -> bool:
-        """Whether it ends soon after its election, if it ends now: within a minute by default."""
-        return now - self.since < SHORT_REIGN * settings.election_timeout_ms
+    def is_recent(self, now: Millis, settings: Settings) -> bool:
+        """Whether it has not lasted yet: a minute by default."""
+        return now - self.since < LASTING_TIMEOUTS * settings.election_timeout_ms
 
 
 def shown_state(member: Member | None, state: MemberState) -> MemberState:
@@ -156,7 +156,7 @@ class NodeState:
     term: int = 0
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
-    reign: Reign | None = None
+    last_primary: LastPrimary | None = None
     commit_point: OpTime = OPTIME_NULL
     commit_term: int = 0  # of the primary that committed it; the entry itself may be of an older term
     commit_point_paused: bool = False  # on a primary: until a member that has caught up has its vote
@@ -435,18 +435,18 @@ class NodeState:
         self.emit(StateChanged(self.state, self.term, self.primary_id))
 
     def set_primary(self, member_id: MemberId | None) -> None:
-        self.note_reign(member_id)
+        self.note_primary(member_id)
         if self.primary_id != member_id:
             self.primary_id = member_id
             self.emit_state()
 
-    def note_reign(self, member_id: MemberId | None) -> None:
+    def note_primary(self, member_id: MemberId | None) -> None:
         """Remember the newest primary, also when it is gone."""
-        old = self.reign
-        if member_id is None or (old is not None and (old.primary, old.term) == (member_id, self.term)):
+        old = self.last_primary
+        if member_id is None or (old is not None and (old.id, old.term) == (member_id, self.term)):
             return
-        short = 0 if old is None or not old.is_short(self.now, self.settings) else old.short_before + 1
-        self.reign = Reign(member_id, self.term, self.now, short)
+        short = 0 if old is None or not old.is_recent(self.now, self.settings) else old.short_before + 1
+        self.last_primary = LastPrimary(member_id, self.term, self.now, short)
 
     def restart_heartbeats(self) -> None:
         """Send a heartbeat to every member with the next tick, which follows at once."""
