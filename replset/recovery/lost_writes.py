@@ -15,7 +15,7 @@ from typing import BinaryIO, Self
 
 from replset.bson import InvalidBSONError, RawDocument, encode, encode_key
 from replset.bson.limits import MAX_INTERNAL_SIZE
-from replset.errors import CorruptDataError
+from replset.errors import CorruptDataError, IllegalOperationError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, OplogEntry
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile
@@ -143,6 +143,13 @@ class LostWrites:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Reads every file once. CorruptDataError names the file and the byte that does not fit."""
+        if manifest.oplog_only:
+            # Without documents every write would look as if nothing of it were lost.
+            raise IllegalOperationError(
+                f"{manifest.id} is of {manifest.member}, a witness: it has the entries and no documents to compare or"
+                " put back; if the member that took the writes rolled them back too, use that rollback; rollback-tools"
+                " dump prints the entries"
+            )
         self.manifest = manifest
         self._commands: list[LostCommand] = []
         self._folder = folder

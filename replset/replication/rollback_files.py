@@ -114,6 +114,7 @@ class RollbackFiles:
             operations=operations,
             files=(),
             settled=when if state is RollbackState.EXPORTED else None,
+            oplog_only=self.context.store.oplog_only,
         )
 
     def _documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:

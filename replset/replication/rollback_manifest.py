@@ -72,7 +72,8 @@ class Manifest:
 
     common_point: the newest entry that stays (exported: the newest entry known to be committed). first, last: the
     range of removed entries, with their wall clocks. operations: the number of entries of each op. mongodb_files:
-    paths of the documents in MongoDB's layout, if the member writes that too.
+    paths of the documents in MongoDB's layout, if the member writes that too. oplog_only: of a witness, which has the
+    entries and no documents.
     """
 
     id: str
@@ -92,6 +93,7 @@ class Manifest:
     files: tuple[RollbackFile, ...]
     settled: str | None = None
     mongodb_files: tuple[str, ...] = ()
+    oplog_only: bool = False
 
     def document(self) -> dict[str, object]:
         """The document in the JSON file."""
@@ -129,6 +131,7 @@ class Manifest:
                 for file in self.files
             ],
             **({"mongodbFiles": list(self.mongodb_files)} if self.mongodb_files else {}),
+            **({"oplogOnly": True} if self.oplog_only else {}),
         }
 
     @classmethod
@@ -168,6 +171,7 @@ class Manifest:
                 ),
                 settled=document["settled"],
                 mongodb_files=tuple(str(path) for path in document.get("mongodbFiles", ())),
+                oplog_only=document.get("oplogOnly") is True,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptDataError(f"{name} is not a rollback manifest: {error!r}") from error

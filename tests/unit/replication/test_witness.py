@@ -11,8 +11,10 @@ import pytest
 from replset.bson import RawDocument, encode
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, RollbackEnded
+from replset.errors import IllegalOperationError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.oplog_entry import insert_entry
+from replset.recovery.lost_writes import LostWrites
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
@@ -184,7 +186,9 @@ def test_it_takes_entries_back_and_writes_them_to_a_file(members: tuple[Member, 
     assert witness.oplog() == shared
     (manifest,) = list_manifests(witness.dbpath)
     assert [file.kind for file in manifest.files] == [FileKind.OPLOG]
-    assert manifest.entries == 3
+    assert (manifest.entries, manifest.oplog_only) == (3, True)
+    with pytest.raises(IllegalOperationError, match="a witness: it has the entries and no documents"):
+        LostWrites(witness.folder / "rollback", manifest)
     follow(witness, source)
     assert witness.oplog() == source.oplog()
 
