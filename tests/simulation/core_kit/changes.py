@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.core.messages import ReconfigRequest, ResyncRequest, StepUpRequest
+from replset.core.messages import MaintenanceRequest, ReconfigRequest, ResyncRequest, StepUpRequest, SyncFromRequest
 from replset.errors import ReplError
 from replset.ids import HostPort, MemberId, Millis
 from tests.simulation.core_kit.machine import CoreMachine, host
@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 
 SHAPES_OF_CHANGES = ((3, 0), (3, 0), (3, 1), (4, 1), (4, 0), (5, 0), (5, 1), (5, 2), (2, 0))
 """Members at first, and how many of them are arbiters."""
-ALWAYS = (*("step up",) * 3, *("priority",) * 3, "hide", "settings", "guest", "gone")
+ALWAYS = (
+    *("step up",) * 3,
+    *("priority",) * 3,
+    "hide",
+    "settings",
+    "guest",
+    "gone",
+    "sync from",
+    "sync from",
+    "maintenance",
+)
 OF_DISKS = ("lose disk", "lose disk", "resync")
 OF_VOTES = (*("add",) * 3, *("remove",) * 3, "vote", "vote", "resync")
 OF_FORCE = ("force",) * 4
@@ -79,6 +89,8 @@ class CoreChanges:
             "settings": self._settings,
             "guest": self._guest,
             "gone": self._gone,
+            "sync from": self._sync_from,
+            "maintenance": self._maintenance,
             "lose disk": self._lose_disk,
             "resync": self._resync,
             "add": self._add,
@@ -195,10 +207,35 @@ class CoreChanges:
         settings = replace(
             config.settings,
             chaining_allowed=self.rng.random() < 0.5,
+            fast_failover=self.rng.random() < 0.5,
+            catch_up_takeover_delay_ms=self.rng.choice((-1, 0, 300, 2_000)),
             election_timeout_ms=Millis(self.rng.choice((700, 1_000, 1_200))),
             catch_up_timeout_ms=self.rng.choice((-1, 0, 300)),
         )
         return self._ask(list(config.members), settings=settings)
+
+    def _sync_from(self) -> bool:
+        """A member is told whom to follow; now and then that would be a cycle."""
+        number = self.rng.randrange(self.run.size)
+        if not self.cluster[number].alive:
+            return False
+        self.cluster.ask(number, SyncFromRequest(host(self.rng.randrange(self.run.size))))
+        return True
+
+    def _maintenance(self) -> bool:
+        """A secondary serves no reads for a while."""
+        number = self.rng.randrange(self.run.size)
+        machine, start = self.cluster[number], self.cluster[number].start_number
+        if not machine.alive or machine is self.cluster.primary:
+            return False
+        self.cluster.ask(number, MaintenanceRequest(True))
+
+        def end() -> None:
+            if machine.alive and machine.start_number == start:
+                self.cluster.ask(number, MaintenanceRequest(False))
+
+        self.cluster.at(self.rng.choice((300, 1_500)), end)
+        return True
 
     def _guest(self) -> bool | str:
         """A member without a vote comes or goes; when votes move, one that bears no data may come as well."""
@@ -232,7 +269,9 @@ class CoreChanges:
             voter = row.spare_for if row.spare_for is not None else was.spare_for
             key = (machine.host, machine.node.term, voter)
             if row.spare_for is None:
-                self._given_back[key] = self.cluster.now
+                back = after.member(voter)
+                if back is not None and back.is_voter:  # else an operator took the vote from the spare
+                    self._given_back[key] = self.cluster.now
                 self.cluster.done["votes given back by spares"] += not row.votes
             else:
                 self.cluster.done["votes of spares"] += 1
