@@ -90,6 +90,8 @@ class Faults(ProcessFaults, DiskFaults, NetworkFaults, Membership):
                 raise SimulationError(f"not put right within {REPAIRED_WITHIN_S:g} s\n{cluster.summary()}")
         cluster.network.faults = QUIET
         cluster.heal()
+        if self.done["maintenance"]:
+            await self._end_all_maintenance()
         if cluster.damaged_entry is not None:
             await self._repair_damage(cluster.damaged_entry)
         for name in sorted(cluster.damaged):

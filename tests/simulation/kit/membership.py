@@ -41,6 +41,14 @@ class Membership(Administrators):
     def _end_maintenance(self, name: str) -> None:
         self._background(self._ask(name, {"replSetMaintenance": False}))
 
+    async def _end_all_maintenance(self) -> None:
+        """Whatever became of the requests: no member is left in it."""
+        for machine in self._cluster.members():
+            reply: dict[str, Any] | None = {"ok": 1}
+            while not machine.arbiter and (reply is None or reply["ok"] == 1):
+                reply = await self._ask(machine.name, {"replSetMaintenance": False})
+                await asyncio.sleep(0.2)
+
     def _change_role(self) -> None:
         """A secondary is hidden or shown, or its priority changes, or it becomes 0."""
         primary = self._cluster.primary()
