@@ -39,7 +39,7 @@ class Spares:
         replaced = {member.spare_for for member in config.members}
         for voter in config.members:
             peer = node.peers.get(voter.host)
-            is_own = voter.votes == 1 and voter.bears_data and voter.spare_for is None and voter.id not in replaced
+            is_own = voter.votes == 1 and voter.holds_oplog and voter.spare_for is None and voter.id not in replaced
             if peer is None or not is_own or peer.state is not MemberState.DOWN:
                 continue
             silent_ms = node.now - max(peer.state_since, peer.last_contact)

@@ -65,6 +65,10 @@ class CoreChanges:
     def shape(self) -> tuple[int, int]:
         return self.rng.choice(SHAPES_OF_CHANGES)
 
+    def witnesses(self) -> int:
+        """How many of the first members are witnesses: of two data members and a third one now and then."""
+        return int(self.run.size - self.run.arbiters >= 3 and self.rng.random() < 0.3)
+
     def extra(self) -> int:
         """Machines that are no members at first."""
         return self.rng.choice((1, 1, 2)) if self.run.size > 3 else 1
@@ -280,12 +284,13 @@ class CoreChanges:
                     raise SimulationError(f"invariant 12 broken: member {voter} had its vote for {held_ms} ms only")
 
     def _add(self) -> bool | str:
-        """A machine that is no member becomes one that votes, or an arbiter."""
+        """A machine that is no member becomes one that votes, an arbiter, or a witness."""
         config = self._config()
         if config is None:
             return False
-        kind = self.rng.choice(("plain", "plain", "arbiter", "priority 0"))
-        row = {} if kind == "plain" else {"priority": 0.0, "arbiter_only": kind == "arbiter"}
+        kind = self.rng.choice(("plain", "plain", "arbiter", "witness", "priority 0"))
+        row = {"priority": 0.0, "arbiter_only": kind == "arbiter", "witness": kind == "witness"}
+        row = {} if kind == "plain" else row
         return self._come(config, row)
 
     def _come(self, config: ReplSetConfig, row: dict[str, object]) -> bool | str:

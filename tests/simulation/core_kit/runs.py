@@ -79,6 +79,7 @@ class CoreRun:
             self.size, self.arbiters, self.witnesses = self.kinds.shape()
         self.members = self.size
         if isinstance(self.more, CoreChanges):
+            self.witnesses = self.more.witnesses()
             self.size += self.more.extra()
         self.cluster = CoreCluster(self.size, seed=seed, latency_ms=(1, rng.choice((3, 40))))
         self.cluster.default_write_concern_set = True

@@ -18,13 +18,13 @@ from tests.simulation.core_kit.machine import CoreMachine, config_of, host, memb
 AFTER_SECS = 3
 
 
-def with_spare(count: int = 3, *, arbiters: int = 0, spares: int = 1) -> CoreCluster:
+def with_spare(count: int = 3, *, arbiters: int = 0, witnesses: int = 0, spares: int = 1) -> CoreCluster:
     """A set at rest; the last `spares` members have no vote."""
     cluster = CoreCluster(count + spares)
     cluster.default_write_concern_set = True
     numbers = range(count, count + spares)
     rows = (Member(MemberId(n), host(n), priority=0.0, votes=0, spare_after_secs=AFTER_SECS) for n in numbers)
-    cluster.initiate(*members_of(count, arbiters=arbiters), *rows)
+    cluster.initiate(*members_of(count, arbiters=arbiters, witnesses=witnesses), *rows)
     cluster.until(cluster.is_quiet)
     return cluster
 
@@ -72,6 +72,20 @@ def test_a_spare_votes_for_one_that_is_gone_and_gives_the_vote_back(arbiters: in
     assert the_config(cluster.elect()).voters == tuple(
         replace(voter, incarnation=cluster.machines[voter.host].disk.incarnation) for voter in before.voters
     )
+
+
+@pytest.mark.parametrize("gone", [1, 2], ids=["secondary", "witness"])
+def test_one_of_primary_secondary_and_witness_is_gone(gone: int) -> None:
+    cluster = with_spare(3, witnesses=1)
+    if cluster.elect() is cluster[gone]:
+        cluster.step_down(gone)
+        cluster.until(cluster.is_quiet)
+    cluster[gone].crash()
+    cluster.until(lambda: is_lent(cluster, gone, 3))
+    assert len(the_config(cluster.elect()).oplog_voters) == 3
+    cluster[gone].boot()
+    cluster.until(lambda: row_of(cluster, gone).is_voter and not row_of(cluster, 3).votes)
+    cluster.until(cluster.is_quiet)
 
 
 def test_in_no_step_are_there_fewer_copies() -> None:
