@@ -26,7 +26,7 @@ from replset.core.messages import (
     SyncFromRequest,
 )
 from replset.core.reconfig_effect import reconfig_warning
-from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, kept_default
+from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, kept_default, unsatisfiable
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -91,7 +91,22 @@ async def reconfig(ctx: CommandContext) -> Reply:
     config, new = _config_in_force(ctx), ReplSetConfig.parse(document.decode())
     force = fields.boolean(ctx.body, "force", ctx.name)
     max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, 0, least=0)
+    if not force:
+        _refuse_losing_default(ctx, new)
     return await ask(ctx, ReconfigRequest(new, force, max_time_ms)) | _warning(config, new)
+
+
+def _refuse_losing_default(ctx: CommandContext, new: ReplSetConfig) -> None:
+    """Refuse (103) a configuration that cannot meet the default write concern that is stored, a mode or tags."""
+    default = stored_default(ctx.member.store)
+    if default is None or isinstance(default.w, int):
+        return
+    refusal = unsatisfiable(new, default)
+    if refusal is not None:
+        raise ReplError(
+            f"the set's default write concern could not be met: {refusal.reason}; run setDefaultRWConcern first",
+            code=ErrorCode.NEW_CONFIG_INCOMPATIBLE,
+        )
 
 
 def _warning(old: ReplSetConfig, new: ReplSetConfig) -> dict[str, object]:
@@ -151,6 +166,7 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
     document["version"] = config.version + 1
     document.pop("term", None)
     new = ReplSetConfig.parse(document)
+    _refuse_losing_default(ctx, new)
     info = ""
     if implicit_default(new).w != implicit_default(config).w and stored_default(ctx.member.store) is None:
         _, failure = await store_default(ctx, WriteConcern(MAJORITY))

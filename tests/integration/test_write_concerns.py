@@ -61,6 +61,11 @@ def test_a_write_concern_by_tags_and_as_the_default(make_set: MakeSet) -> None:
     assert (reply["n"], reply["writeConcernError"]["code"]) == (1, 100)
     assert insert_one(primary, 4, {"w": "none"})["writeConcernError"]["code"] == 79
     run(primary, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": {"dc": 2}}}, "admin")
+    config = run(primary, {"replSetGetConfig": 1}, "admin")["config"]
+    config["version"] += 1
+    config["members"][2]["tags"] = {}
+    refused = primary.command({"replSetReconfig": config}, "admin", timeout_s=30)
+    assert (refused["code"], "setDefaultRWConcern first" in refused["errmsg"]) == (103, True)
     west = next(member for member in others(local, primary) if member is local.members[2])
     os.kill(west.pid, signal.SIGSTOP)
     try:

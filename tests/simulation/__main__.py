@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.kit.kinds import CHANGE_RUNS, CORE_ALONE, CORE_CHANGE_RUNS, ROLLBACK_RUNS, WHOLE, Kind
+from tests.simulation.kit.kinds import (
+    CHANGE_RUNS,
+    CONCERN_RUNS,
+    CORE_ALONE,
+    CORE_CHANGE_RUNS,
+    ROLLBACK_RUNS,
+    WHOLE,
+    Kind,
+)
 from tests.simulation.kit.many import processors, report_many
 
 A_LINE_EACH = 50
@@ -24,6 +32,9 @@ def main() -> int:
     parser.add_argument(
         CHANGE_RUNS.option, action="store_true", help="seeds in which operators change the set all the time"
     )
+    parser.add_argument(
+        CONCERN_RUNS.option, action="store_true", help="seeds in which writes ask for all in sync, and are slowed"
+    )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
     parser.add_argument(
         CORE_CHANGE_RUNS.option,
@@ -41,7 +52,7 @@ def main() -> int:
     seeds = range(options.start, options.start + options.seeds)
     jobs = max(1, min(options.jobs, options.seeds))
     each = options.seeds <= A_LINE_EACH and not options.trace
-    kinds: tuple[Kind, ...] = (ROLLBACK_RUNS, CHANGE_RUNS, CORE_ALONE, CORE_CHANGE_RUNS)
+    kinds: tuple[Kind, ...] = (ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, CORE_ALONE, CORE_CHANGE_RUNS)
     chosen = [kind for kind in kinds if getattr(options, kind.option.removeprefix("--").replace("-", "_"))]
     kind = chosen[0] if chosen else WHOLE
     return 1 if report_many(seeds, jobs, each=each, trace=options.trace, kind=kind).failed else 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.kit.runs import changes_plan, classic_plan, draw_plan, rollback_plan, run_seed
+from tests.simulation.kit.runs import changes_plan, classic_plan, concerns_plan, draw_plan, rollback_plan, run_seed
 
 QUICK = range(3)
 SLOW = (
@@ -28,6 +28,7 @@ CHANGES = (
     *range(9, 30),
     222,  # a spare that had been given a priority kept it without its vote: a configuration that no member can read
 )
+CONCERNS = range(5, 12)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
 }
@@ -50,6 +51,12 @@ def test_a_seed_that_found_something_holds(seed: int) -> None:
 @pytest.mark.parametrize("seed", [8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in CHANGES)])
 def test_operators_change_the_set_all_the_time(seed: int) -> None:
     outcome = run_seed(seed, changes_plan(seed))
+    assert outcome.error is None, outcome.report()
+
+
+@pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in CONCERNS)])
+def test_writes_wait_for_all_in_sync(seed: int) -> None:
+    outcome = run_seed(seed, concerns_plan(seed))
     assert outcome.error is None, outcome.report()
 
 

@@ -7,7 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.core_kit.runs import CORE, CORE_CHANGES, run_core, run_core_changes
-from tests.simulation.kit.runs import CHANGES, ROLLBACKS, Outcome, run_changes, run_rollbacks, run_seed
+from tests.simulation.kit.runs import (
+    CHANGES,
+    CONCERNS,
+    ROLLBACKS,
+    Outcome,
+    run_changes,
+    run_concerns,
+    run_rollbacks,
+    run_seed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +52,4 @@ ROLLBACK_RUNS = Kind(ROLLBACKS, run_rollbacks)
 CORE_ALONE = Kind(CORE, run_core)
 CORE_CHANGE_RUNS = Kind(CORE_CHANGES, run_core_changes)
 CHANGE_RUNS = Kind(CHANGES, run_changes)
+CONCERN_RUNS = Kind(CONCERNS, run_concerns)

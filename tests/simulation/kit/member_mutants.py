@@ -14,7 +14,8 @@ from replset.bson import RawDocument, encode
 from replset.commands.messages import request_document
 from replset.commands.write_batch import Batch
 from replset.core import node
-from replset.core.write_concern import WriteConcern
+from replset.core.in_sync import in_sync_have
+from replset.core.write_concern import IN_SYNC, WriteConcern
 from replset.errors import StorageError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.replication import fetcher, initial_sync, rollback
@@ -30,7 +31,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn, revert
 from replset.storage.wal import Wal
 from tests.simulation.kit import scenarios
-from tests.simulation.kit.kinds import ROLLBACK_RUNS
+from tests.simulation.kit.kinds import CONCERN_RUNS, ROLLBACK_RUNS
 from tests.simulation.kit.mutant import Mutant
 
 
@@ -54,6 +55,18 @@ def others_need_not_sync(patch: pytest.MonkeyPatch) -> None:
         return real(concern, optime, own, *args)
 
     patch.setattr(node, "satisfied", satisfied)
+
+
+def in_sync_needs_no_majority(patch: pytest.MonkeyPatch) -> None:
+    """`w: "inSync"` is answered once all members in sync have the write, a majority or not."""
+    real = node.Node.is_satisfied
+
+    def is_satisfied(self: node.Node, concern: WriteConcern, optime: OpTime) -> bool:
+        if concern.w == IN_SYNC:
+            return self._state.is_primary and in_sync_have(self._state, optime)
+        return real(self, concern, optime)
+
+    patch.setattr(node.Node, "is_satisfied", is_satisfied)
 
 
 def batch_waits_for_its_first_group(patch: pytest.MonkeyPatch) -> None:
@@ -301,6 +314,7 @@ FETCHER = "tests/unit/replication/test_fetcher.py"
 MEMBER_MUTANTS = (
     Mutant(two_means_one, (1, 2, 3), "invariant 4"),
     Mutant(others_need_not_sync, (1, 2, 3), "invariant 4"),
+    Mutant(in_sync_needs_no_majority, (3,), "invariant 3", CONCERN_RUNS),
     Mutant(batch_waits_for_its_first_group, (3,), "invariant 4"),
     Mutant(wall_clock_orders_entries, (0,), "only move forward"),
     Mutant(undone_from_the_beginning, (1, 3, 5), "", ROLLBACK_RUNS),

@@ -33,6 +33,7 @@ WITNESS_SHAPES = {12: (2, 1), 18: (3, 2)}
 """Data-bearing members and witnesses, for these two of twenty seeds."""
 ROLLBACKS = "--rollbacks"
 CHANGES = "--changes"
+CONCERNS = "--concerns"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
     "strike_at_change": 6,
@@ -51,7 +52,8 @@ class Plan:
     """What a run is made of; what happens in it is drawn from the seed. registers, operations, retries, transfers: None
     runs without.
 
-    options: of members in the configuration. spare: one more machine, for the fault that adds a member.
+    options: of members in the configuration. settings: of the configuration. spare: one more machine, for the fault
+    that adds a member.
     journal_default: where it is False, what a majority acknowledged need not be on disks, and nobody loses power.
 
     option: of `./dev sim`, for a run that is drawn in another way than most.
@@ -68,6 +70,7 @@ class Plan:
     retries: RetryMix | None = None
     transfers: TransferMix | None = None
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     spare: bool = False
     spare_arbiter: bool = False
     journal_default: bool = True
@@ -228,6 +231,23 @@ def changes_plan(seed: int) -> Plan:
     )
 
 
+def concerns_plan(seed: int) -> Plan:
+    """Majority writes ask for all in sync; the set is small or large, few may be too few, and writers are slowed."""
+    rng = random.Random(f"{seed} concerns")
+    plan = draw_plan(seed)
+    settings = {
+        "inSyncLagSecs": rng.choice((1, 3)),
+        "minInSync": rng.choice((1, 2)) if plan.members > 2 else 1,
+        "flowControlTargetLagSecs": rng.choice((0, 1, 1)),
+    }
+    return replace(plan, load=replace(plan.load, in_sync=True), settings=settings, option=CONCERNS)
+
+
+def run_concerns(seed: int) -> Outcome:
+    """The run of this seed with other write concerns."""
+    return run_seed(seed, concerns_plan(seed))
+
+
 def run_changes(seed: int) -> Outcome:
     """The run with many changes of the set that this seed draws."""
     return run_seed(seed, changes_plan(seed))
@@ -316,7 +336,7 @@ class _Run:
     def to_the_end(self) -> None:
         """Two phases: faults and load, and is it safe? Then everything whole, and is it well again in time?"""
         cluster = self.cluster
-        cluster.initiate()
+        cluster.initiate(settings=self.plan.settings)
         cluster.run(self._faulty())
         self.healed_ms = cluster.loop.now_ms
         cluster.run_until(cluster.all_counted, CONVERGES_WITHIN_S, "one primary, and everybody counted")

@@ -29,11 +29,12 @@ CONCERNS: dict[str, dict[str, object]] = {
     "two": {"w": 2, "j": False, "wtimeout": 5_000},
     "two journaled": {"w": 2, "j": True, "wtimeout": 5_000},
 }
+IN_SYNC: dict[str, object] = {"w": "inSync", "wtimeout": 5_000}
 OLD_CONCERNS = ("w1", "journaled", "majority")
 ALL_CONCERNS = tuple(CONCERNS)
 UNSYNCED = frozenset({"w1", "two"})
 """What a loss of power may take from all who had it."""
-NOT_APPLIED = frozenset({10107, 13435, 13436, 11600, 94, 14031})
+NOT_APPLIED = frozenset({10107, 13435, 13436, 11600, 94, 14031, 9_900_001})
 """Error codes that say that nothing was done."""
 
 
@@ -100,7 +101,8 @@ class Mix:
     """How many clients, and how often each does something.
 
     concerns: of a write, each as likely as the others. several: how many of the inserts are of several documents.
-    cursors: how many of the reads go through a cursor, in small batches. local: how many are at `local`.
+    cursors: how many of the reads go through a cursor, in small batches. local: how many are at `local`. in_sync:
+    writes of a majority ask for `w: "inSync"`, which promises no less.
     """
 
     writers: int = 4
@@ -110,6 +112,7 @@ class Mix:
     several: float = 0.0
     cursors: float = 0.0
     local: float = 0.0
+    in_sync: bool = False
 
 
 class Workload(Clients):
@@ -200,6 +203,8 @@ class Workload(Clients):
     async def _send(self, client: SimClient, writes: list[Write], command: Mapping[str, object]) -> None:
         """Send what these writes ask for, in one command."""
         self.history.writes += writes
+        if self._mix.in_sync and writes[0].concern == "majority":
+            command = {**command, "writeConcern": IN_SYNC}
         target = writes[0].target
         try:
             reply = await client.call(target, DATABASE, command)
