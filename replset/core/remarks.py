@@ -30,6 +30,7 @@ def find_remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
     found += [_quarantined(peer.host, peer.state, peer.quarantine) for peer in node.sorted_peers()]
     if node.damage and not node.quarantine:
         found.append(_damaged(node))
+    found.append(_one_copy_of_documents(node, node.config))
     found += [_not_reached(node, peer) for peer in node.sorted_peers() if not peer.is_up and peer.message]
     found += [_replaced(node.config, member) for member in node.config.members if member.spare_for is not None]
     return tuple(remark for remark in found if remark is not None)
@@ -116,6 +117,20 @@ def _no_majority(node: NodeState, config: ReplSetConfig) -> Remark | None:
         f"majority writes wait: they need {config.write_majority} copies, and {copies} of {len(config.oplog_voters)}"
         f" voting members with data can be reached (not: {names}); an arbiter holds no copy",
         f"start {names} again; until then: replset reconfig --demote {down[0].host}",
+    )
+
+
+def _one_copy_of_documents(node: NodeState, config: ReplSetConfig) -> Remark | None:
+    """Majority writes go on with a witness, and only one reachable member has the documents."""
+    bearing = [member for member in config.oplog_voters if member.bears_data]
+    up = [member for member in bearing if _is_up(node, member)]
+    if len(bearing) == len(config.oplog_voters) or len(up) != 1 or len(bearing) < 2:
+        return None
+    names = ", ".join(str(member.host) for member in bearing if member not in up)
+    return Remark(
+        f"only {up[0].host} has the documents of new majority writes; beside it a witness keeps their entries"
+        f" (not reachable: {names})",
+        f"start {names} again before the witness's oplog no longer reaches back to it",
     )
 
 

@@ -144,7 +144,8 @@ class CopyTransfer:
     async def _begin(self, source: HostPort, sync_id: str, oplog_only: bool) -> CopyRecord:
         """Have the source make a copy, and record which."""
         await self._wait_for_space(0)
-        oplog_bytes = self._context.store.options.oplog_max_bytes if oplog_only else None
+        options = self._context.store.options
+        oplog_bytes = max(options.oplog_max_bytes, options.oplog_lagging_bytes) if oplog_only else None
         offer = SnapshotReply.parse(await self.call(source, SnapshotRequest("begin", oplog_bytes=oplog_bytes)))
         record = CopyRecord(sync_id, source, offer.snapshot_id, offer.rollback_id, oplog_only=oplog_only)
         try:

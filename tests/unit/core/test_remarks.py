@@ -57,6 +57,20 @@ def test_an_arbiter_and_one_copy_too_few() -> None:
     assert f"{other.host} is not reachable" in second.why
 
 
+def test_only_one_member_has_the_documents_beside_a_witness() -> None:
+    """P, S and a witness: without S majority writes go on, and the documents of these are on one disk."""
+    cluster = running(3, witnesses=1)
+    leader = cluster.elect()
+    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
+    assert remarks_of(cluster, leader) == ()
+    other.crash()
+    cluster.run(10_000)
+    first, second = remarks_of(cluster, leader)
+    assert f"only {leader.host} has the documents" in first.why
+    assert f"start {other.host} again" in first.next_step
+    assert f"{other.host} is not reachable" in second.why
+
+
 def test_no_election_starts_because_of_the_disks() -> None:
     cluster = running(3)
     leader = cluster.elect()
