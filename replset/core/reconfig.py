@@ -32,6 +32,7 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 
 FIRST_TERM = 1  # of the initiate; the first election is for the next one
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
+SPARE_FOR_GIVEN = "spareFor is the server's to set: leave it out, with votes: 0 for a spare"
 
 
 class ReconfigStage(Enum):
@@ -116,7 +117,7 @@ class Reconfigs:
         if any(member.newly_added for member in config.members):
             return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
         if any(member.spare_for is not None for member in config.members):
-            return Refused(ErrorCode.INVALID_CONFIG, "spareFor is the server's to set")
+            return Refused(ErrorCode.INVALID_CONFIG, SPARE_FOR_GIVEN)
         own = config.member_at(node.host)
         if own is None:
             return Refused(ErrorCode.NODE_NOT_FOUND, f"none of the members is this one, {node.host}")
@@ -178,7 +179,7 @@ class Reconfigs:
         if any(member.newly_added for member in request.config.members):
             return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
         if any(member.spare_for not in (None, _spare_for(node.config, member)) for member in request.config.members):
-            return Refused(ErrorCode.INVALID_CONFIG, "spareFor is the server's to set")
+            return Refused(ErrorCode.INVALID_CONFIG, SPARE_FOR_GIVEN)
         if self._has_too_many_arbiters(request.config, node.config):
             return Refused(ErrorCode.BAD_VALUE, MANY_ARBITERS)
         return reconfig_refusal(

@@ -141,6 +141,9 @@ class Administrators(FaultBase):
 
         def take_out(config: dict[str, Any]) -> str:
             taken.extend(m for m in config["members"] if m["host"] == host)
+            for member in taken:
+                if member.pop("spareFor", None) is not None:  # it comes back as the spare that it was
+                    member |= {"votes": 0, "priority": 0}
             config["members"] = [m for m in config["members"] if m["host"] != host]
             return f"remove {name}"
 

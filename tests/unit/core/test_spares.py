@@ -254,7 +254,8 @@ def test_only_the_server_says_whose_spare_votes() -> None:
     number = cluster.number_of(leader)
     answer = cluster.ask_and_wait(number, ReconfigRequest(cluster.user_config(number, *rows), False, 0))
     assert isinstance(answer, Refused)
-    assert (answer.code, answer.reason) == (ErrorCode.INVALID_CONFIG, "spareFor is the server's to set")
+    assert answer.code == ErrorCode.INVALID_CONFIG
+    assert answer.reason.startswith("spareFor is the server's to set")
 
 
 def test_what_an_operator_hands_in_keeps_the_spare() -> None:
