@@ -162,6 +162,8 @@ class Administrators(FaultBase):
                     if config.member_at(host) is not None:
                         return
                     reply = await self._change_config(leader, take_in)
+                    if reply is not None and "setDefaultRWConcern" in reply.get("errmsg", ""):
+                        await self._ask(leader, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": "majority"}})
                     if reply is not None and reply.get("code") == NOT_SAFE_TO_ADD:
                         taken[0]["priority"] = 0
                 await asyncio.sleep(1.0)
