@@ -119,3 +119,35 @@ def test_a_member_without_indexes_has_the_documents(make_set: MakeSet) -> None:
     assert len(same_everywhere(local)) == 51
     assert run(member, {"hello": 1}, "admin")["buildIndexes"] is False
     assert secondaries(local)[0].command({"replSetSyncFrom": member.host})["code"] == 72
+
+
+def test_a_member_that_was_too_stale_reports_no_rollback(make_set: MakeSet) -> None:
+    """What it exports before it copies anew is committed, and was in the set's history before that was trimmed."""
+    local = make_set()
+    for member in local.members:
+        local.kill(member)
+        member.flags += ["--oplog-size-mb", "0.2", "--oplog-lagging-mb", "0"]
+    for member in local.members:
+        local.start(member)
+    primary = local.wait_for_primary()
+    away = secondaries(local)[0]
+    insert(primary, *range(500))
+    wait_until(
+        lambda: status(away)["optimes"]["appliedOpTime"] == status(primary)["optimes"]["appliedOpTime"], 20, "it"
+    )
+    local.kill(away)
+    run(primary, {"replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 5}, "admin")
+    primary = local.wait_for_primary()  # the rest of the oplog is of a later term
+    newest = status(primary)["optimes"]["appliedOpTime"]["ts"]
+
+    def is_trimmed() -> bool:
+        run(primary, {"insert": "filler", "documents": [{"x": "x" * 20_000} for _ in range(20)]})
+        oldest = {"find": "oplog.rs", "sort": {"$natural": 1}, "limit": 1}
+        return bool(run(primary, oldest, "local")["cursor"]["firstBatch"][0]["ts"] > newest)
+
+    wait_until(is_trimmed, 60, "the oplog to be trimmed")
+    local.start(away)
+    all_counted(local)
+    same_everywhere(local)
+    assert "too stale" in away.log.read_text()
+    assert [row["unacknowledgedRollbacks"] for row in status(away)["members"]] == [0, 0, 0]
