@@ -247,12 +247,13 @@ class SyncSources:
     # --- failures ------------------------------------------------------------------------------------------------
 
     def on_failed(self, host: HostPort, retry_at: Millis) -> None:
-        """Do not try this source for a while. The primary, and any while none is known, is tried again soon."""
+        """Do not try this source for a while; only until `retry_at` where there is no other one."""
         node = self.node
         if self._requested == host:
             self._requested = None
-        is_primary = node.primary_id is None or host == node.primary_host
-        self._denied[host] = retry_at if is_primary else Millis(node.now + DENIED_MS)
+        self._denied[host] = Millis(node.now + DENIED_MS)
+        if node.primary_id is None or (host == node.primary_host and self.choose() is None):
+            self._denied[host] = retry_at
 
     def allow(self, host: HostPort) -> None:
         self._denied.pop(host, None)

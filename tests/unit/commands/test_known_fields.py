@@ -11,7 +11,14 @@ from replset.commands.known_fields import HARMLESS, KNOWN, is_harmless
 from replset.commands.table import COMMANDS
 from tests.unit.commands.conftest import Client
 
-OURS = {"replSetAddMember", "replSetRemoveMember", "replSetResync", "replSetGetRollbacks", "replSetTestCut"} | {
+OURS = {
+    "replSetAddMember",
+    "replSetRemoveMember",
+    "replSetResync",
+    "replSetGetRollbacks",
+    "replSetGetWriteState",
+    "replSetTestCut",
+} | {
     "replSetTestClock",
     "replSetGetElections",
 }

@@ -194,7 +194,9 @@ def test_while_the_primary_fails_another_member_that_is_ahead_serves() -> None:
     assert node.sync_source == host(1)
     node.receive(SourceFailed(host(1), SourceProblem.UNREACHABLE, "", 0, OPTIME_NULL, OPTIME_NULL), NOW)
     assert node.sync_source == host(2)
-    node.tick(Millis(NOW + 1_000))
+    node.tick(Millis(NOW + 9_999))
+    assert node.sync_source == host(2)
+    node.tick(Millis(NOW + 10_000))
     assert node.sync_source == host(1)
 
 
