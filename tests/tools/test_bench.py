@@ -68,3 +68,12 @@ def test_loads_arrive_over_the_wire_and_over_http(tmp_path: Path) -> None:
     assert all(row["documents_per_s"] > 0 and row["errors"] == 0 for row in loaded.values())
     assert loaded["majority"]["messages"] > 0
     assert sorted(row["who"] for row in figures if row["row"] == "floor") == ["apsw", "echo"]
+
+
+@pytest.mark.slow
+def test_a_failover_and_hand_overs_are_measured() -> None:
+    command = [sys.executable, "-m", "tools.bench", "failover", "--kills", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode in (0, 1), run.stderr  # 1: a figure missed its limit, on a busy machine
+    for row in ("kill -9 to the next majority write", "stepdown, last write", "SIGTERM, last write", "initiate"):
+        assert row in run.stdout

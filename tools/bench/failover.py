@@ -19,7 +19,7 @@ from replset.cli.local_set import LocalMember, LocalSet, free_ports, running_set
 from replset.client import WireClient
 from replset.errors import ReplError
 
-HAND_OVERS = 10
+HAND_OVERS = 10  # at most
 LOOK_EVERY_S = 0.002
 WITHIN_S = 60.0
 
@@ -153,7 +153,7 @@ def run(folder: Path, kills: int, members: int) -> int:
         print(
             f"kill {number + 1}: {seconds:.2f} s; after the initiate: {first_write:.2f} s", file=sys.stderr, flush=True
         )
-    times = HAND_OVERS if kills else 0
+    times = min(HAND_OVERS, kills)
     stepped_down = hand_overs(folder / "stepdown", members, times, by_signal=False)
     stopped = hand_overs(folder / "stop", members, times, by_signal=True)
     rows: list[tuple[str, list[float], Callable[[list[float]], bool], str]] = [

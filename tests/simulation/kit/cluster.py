@@ -14,6 +14,7 @@ import random
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,6 +110,7 @@ class SimCluster:
         self.clients = Process("clients")
         self.broken: list[str] = []
         self.primaries_ever: list[str] = []  # who became primary, in order
+        self.elections: Counter[str] = Counter()  # how many of these stood for which reason
         self.resyncs = 0  # how often a member that had data began to copy anew
         self.running_nodes: list[RunningNode] = []  # members that are up
         self.on_change: list[
@@ -496,6 +498,8 @@ class SimCluster:
         row.state, row.term, row.primary = state.state, state.term, state.primary_id
         if row.state is MemberState.PRIMARY and self.primaries_ever[-1:] != [row.name]:
             self.primaries_ever.append(row.name)
+            if row.machine.running is not None:
+                self.elections[row.machine.running.node._elections.last_reason] += 1
         self.trace.add(row.name, f"{row.state.name} term {row.term} primary {row.primary}")
 
     def summary(self) -> str:

@@ -358,8 +358,15 @@ class _Run:
         await self.faults.run(self.plan.faults_s)
 
     async def _last_load(self) -> None:
-        """The load goes on for a while on the healed set."""
-        await asyncio.sleep(3)
+        """The load goes on for a while on the healed set, whose primary's process is killed once and comes back."""
+        await asyncio.sleep(1)
+        primary = self.cluster.primary()
+        if primary is not None:
+            self.cluster.kill(primary)
+        await asyncio.sleep(2)
+        if primary is not None and self.cluster.machines[primary].process is None:
+            self.cluster.restart(primary)
+        await asyncio.sleep(1)
         await self.workload.stop()
         for clients in (self.registers, self.operations, self.retries, self.transfers):
             if clients is not None:
@@ -436,6 +443,7 @@ class _Run:
             counts["transactions"] = sum(move.acknowledged for move in self.transfers.history)
             counts["transactions aborted"] = sum(move.outcome == "fail" for move in self.transfers.history)
             counts["snapshot reads"] = len(self.transfers.reads)
+        counts.update({f"elections {reason}": n for reason, n in self.cluster.elections.items()})
         counts["ms until well"] = max(0, self.well_ms - self.healed_ms)
         if self.registers is not None:
             for kind, n in self.registers.answered.items():
