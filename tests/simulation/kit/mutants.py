@@ -244,6 +244,11 @@ def positions_made_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeState, "relayed_progress", relayed_progress)
 
 
+def ring_of_sources_lasts(patch: pytest.MonkeyPatch) -> None:
+    """A member does not look where its source's own sources lead."""
+    patch.setattr(SyncSources, "_leads_here", lambda *_: False)
+
+
 def old_incarnation_passed_on(patch: pytest.MonkeyPatch) -> None:
     """A position that another member passes on counts for whatever incarnation it names."""
     real = Heartbeats._accept_progress
@@ -365,7 +370,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(waiter_survives_its_term, (3, 2, 26)),
     Mutant(
         positions_made_up,
-        test="tests/unit/core/test_sync_source.py::test_a_member_passes_on_the_position_of_who_follows_it",
+        test="tests/simulation/test_chains.py::test_a_majority_counts_each_member_of_a_chain_for_what_it_has",
+    ),
+    Mutant(
+        ring_of_sources_lasts,
+        test="tests/simulation/test_chains.py::test_members_that_are_told_to_follow_each_other_do_not_for_long",
     ),
     Mutant(
         old_incarnation_passed_on,
