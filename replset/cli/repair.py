@@ -84,6 +84,14 @@ def accept_loss(disk: Disk, dbpath: str | os.PathLike[str], file: MemberFile, ne
     new oplog, whose first entry names the reason why everything before it is missing.
     """
     nothing_left = newest == OPTIME_NULL and _is_only_copy(file)
+    witnesses = [] if file.config is None else [str(member.host) for member in file.config.members if member.witness]
+    if nothing_left and witnesses:
+        # A new oplog would make them drop theirs, and with it the last trace of what was acknowledged.
+        raise BadValueError(
+            f"{', '.join(witnesses)} may hold the newest entries of this set, without documents: keep a copy of that"
+            " dbpath; then start this member, take the witness out (replset conf, replset reconfig FILE --force"
+            " --accept), stop it and repeat this"
+        )
     if not nothing_left and newest >= file.durability_mark:
         return newest
     lost = "everything" if newest == OPTIME_NULL else f"all after {newest}"

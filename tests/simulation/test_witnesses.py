@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
+from replset.cli.repair import accept_loss
+from replset.storage.member_file import MemberFile
+from tests.simulation.kit.clock import EPOCH_MS
 from tests.simulation.kit.entries import manifests
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
@@ -76,6 +80,33 @@ def test_a_member_that_comes_back_as_the_other_kind_copies_anew(name: str) -> No
         reads = {"find": "orders", "$readPreference": {"mode": "secondaryPreferred"}}
         reply = cluster.command(name, reads, "shop")
         assert (reply["ok"], reply.get("code")) == ((0, 13436) if machine.witness else (1, None))
+
+
+def test_a_lone_data_member_gets_back_from_the_witness_what_its_disk_lost() -> None:
+    """Its WAL is gone. An operator lets it go on with what is there, and it is not elected before it has all again."""
+    with scenario_run(1, witnesses=1) as scenario:
+        cluster, name = scenario.cluster, scenario.primary
+        machine = cluster.machines[name]
+        for number in range(10):
+            if number == 5 and machine.running is not None:
+                machine.running.store.wal.last_pass()  # the first ones are in the database itself
+            scenario.expect(scenario.write(name).acknowledged, "a majority write")
+        cluster.run_for(2)  # the durability mark is raised now and then
+        scenario.kill(name)
+        machine.may_have_lost_data, machine.state_at_death = True, None
+        machine.disk.remove(os.path.join(machine.disk.folder, "replset.db-wal"))
+        scenario.restart(name)
+        cluster.run_until(lambda: machine.running is not None, 10, "it runs")
+        assert machine.running is not None
+        assert machine.running.node.has_lost_data
+        left = machine.running.store.last_applied
+        scenario.kill(name)
+        file = MemberFile.open(machine.disk, machine.disk.folder)
+        accept_loss(machine.disk, machine.disk.folder, file, left, EPOCH_MS)
+        file.close()
+        scenario.restart(name)
+        cluster.run_until(lambda: cluster.primary() == name, 60, "it leads again")
+        scenario.checkers.majority_writes_are_on(name)
 
 
 def change(scenario: ScenarioRun, command: dict[str, object]) -> dict[str, Any]:

@@ -121,12 +121,14 @@ def test_a_loss_is_shown_and_only_accepted_when_it_is_asked_for(dbpath: Path, ca
     file.close()
 
 
-def emptied(folder: Path, others: tuple[str, ...]) -> None:
+def emptied(folder: Path, others: tuple[str, ...], *, witness: bool = False) -> None:
     """A member of a set with these other members; its data file was lost, and a start made an empty one."""
     file = MemberFile.open(RealDisk(), folder, new_incarnation=lambda: "i0")
     file.end_initial_sync()
     hosts = ("m0:27017", *others)
     members = [{"_id": number, "host": name, "incarnation": f"i{number}"} for number, name in enumerate(hosts)]
+    if witness:
+        members[-1]["witness"] = True
     file.save_config(ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": 5, "members": members}))
     file.save_vote(LastVote(6, MemberId(0)), lambda: OpTime(4, pack_ts(1_990_000_000, 9)))
     file.close()
@@ -153,3 +155,12 @@ def test_a_member_of_a_set_that_lost_everything_copies_anew(tmp_path: Path, caps
     emptied(tmp_path, ("m1:27017", "m2:27017"))
     assert main(["repair", str(tmp_path), "--accept-data-loss"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == ["newest entry: 0:0:0 (term 0)", "durability mark: 0:0:0"]
+
+
+def test_the_only_copy_beside_a_witness_does_not_begin_anew(tmp_path: Path, capsys: Capture) -> None:
+    """The witness would drop its entries for the new oplog's, and they may be all that is left."""
+    emptied(tmp_path, ("m1:27017",), witness=True)
+    assert main(["repair", str(tmp_path), "--accept-data-loss"]) == 2
+    assert "m1:27017 may hold the newest entries of this set" in capsys.readouterr().err
+    with closing(Store.open(RealDisk(), str(tmp_path), StoreOptions(min_free_bytes=0))) as store:
+        assert store.oplog_row_at(store.last_applied) is None
