@@ -127,8 +127,14 @@ def test_death_ends_connections_and_listening(loop: SimLoop, silently: bool) -> 
     world.wait(10)
     assert [type(error) for error in receiver.ended] == [ConnectionResetError]
     assert not world.served[0].ended, "the dead hear nothing"
-    with pytest.raises(ConnectionRefusedError):
+    with pytest.raises(TimeoutError if silently else ConnectionRefusedError):
         world.loop.run_until_complete(world.network.port("b", world.starts["b"]).connect(A1, Receiver))
+
+
+def test_a_paused_process_refuses_no_connect(loop: SimLoop) -> None:
+    world = World(loop)
+    loop.pause(world.starts["a"])
+    world.loop.run_until_complete(world.network.port("b", world.starts["b"]).connect(A1, Receiver))
 
 
 def test_close_delivers_what_was_written_before(loop: SimLoop) -> None:

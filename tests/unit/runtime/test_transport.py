@@ -12,7 +12,7 @@ import pytest
 
 from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
-from replset.errors import HostUnreachableError, NothingSentError
+from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSentError
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Listener
 from replset.runtime.admission import Admission
@@ -92,7 +92,8 @@ class World:
         )
         self.answers.server = self.server
         self.clock = RealClock()
-        self.transport = Transport(self.network, self.clock, ME, None, random.Random(1))
+        self.lost: list[HostPort] = []
+        self.transport = Transport(self.network, self.clock, ME, None, random.Random(1), self.lost.append)
 
     @property
     def host(self) -> HostPort:
@@ -173,7 +174,7 @@ async def test_no_server_listens() -> None:
     async with world() as w:
         host = w.host
         await w.server.close()
-        with pytest.raises(NothingSentError, match=str(host)):
+        with pytest.raises(ConnectRefusedError, match=str(host)):
             await w.transport.call(host, {"ping": 1}, timeout_ms=LONG)
 
 
@@ -205,8 +206,9 @@ async def test_an_answer_that_does_not_come_in_time() -> None:
 async def test_connecting_counts_against_the_time_too() -> None:
     async with world() as w:
         w.network.connected = asyncio.Event()
-        with pytest.raises(NothingSentError, match="did not answer within"):
+        with pytest.raises(NothingSentError, match="did not answer within") as caught:
             await w.call("ping", timeout_ms=SHORT)
+        assert not isinstance(caught.value, ConnectRefusedError), "silence is no refusal"
 
 
 @on_sockets
@@ -227,6 +229,32 @@ async def test_a_connection_that_broke_while_idle_is_replaced() -> None:
         await asyncio.sleep(0.05)
         assert (await w.call("ping", 5))["n"] == 5
         assert w.network.opened == 2
+
+
+@on_sockets
+async def test_a_break_by_the_other_end_is_reported_and_ends_the_idle_connections_too() -> None:
+    async with world() as w:
+        slow = asyncio.ensure_future(w.call("slow"))
+        while w.answers.waiting == 0:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0.005)
+        await w.call("ping")  # on a second connection, which is idle then
+        next(iter(w.server.connections)).end()
+        with pytest.raises(HostUnreachableError):
+            await slow
+        assert set(w.lost) == {w.host}
+        await w.call("ping")
+        assert w.network.opened == 3
+
+
+@on_sockets
+async def test_a_connection_that_this_end_closes_is_not_reported() -> None:
+    async with world() as w:
+        with pytest.raises(HostUnreachableError):
+            await w.call("never", timeout_ms=SHORT)
+        await w.call("ping")
+        await w.transport.close()
+        await asyncio.sleep(0.05)
+        assert w.lost == []
 
 
 @on_sockets
