@@ -96,8 +96,8 @@ def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | Non
     if isinstance(concern.w, int):
         reason = f"w: {concern.w} asks for more members than the {len(config.data_bearing)} that hold data"
     else:
-        asked = ", ".join(f"{count} different values of {tag}" for tag, count in tag_counts(config, concern) or ())
-        reason = f"w: {concern.document()['w']!r} asks for {asked}; the members' tags do not have so many"
+        asked = ", ".join(f"{count} of {tag}" for tag, count in tag_counts(config, concern) or ())
+        reason = f"w: {concern.document()['w']!r} asks for different tags ({asked}), and the members have fewer"
     return Refused(ErrorCode.UNSATISFIABLE_WRITE_CONCERN, reason)
 
 

@@ -148,7 +148,8 @@ BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int]] = {
     "a-negative-limit": ("find", {"limit": -1}, 51024),
     "nan-as-limit": ("find", {"limit": {"$numberDouble": "NaN"}}, 2),
     "a-huge-decimal-as-limit": ("find", {"limit": {"$numberDecimal": "1E+6000"}}, 2),
-    "an-odd-write-concern": ("deleteOne", {"filter": {}, "writeConcern": {"w": {"dc": 1}}}, 9),
+    "an-odd-write-concern": ("deleteOne", {"filter": {}, "writeConcern": {"w": {"dc": 0}}}, 9),
+    "tags-that-no-member-has": ("deleteOne", {"filter": {}, "writeConcern": {"w": {"dc": 1}}}, 100),
     "an-infinite-wtimeout": (
         "deleteOne",
         {"filter": {}, "writeConcern": {"w": 1, "wtimeout": {"$numberDouble": "Infinity"}}},
