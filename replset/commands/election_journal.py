@@ -23,6 +23,7 @@ from replset.storage.member_file import JournalLine
 MEMBER_TIMEOUT_MS = Millis(3_000)
 DEFAULT_LIMIT, MOST = 20, 1000
 LINES_BEFORE = 5
+DEFAULT_BEFORE_MS = 20_000
 PHASE_OF = {"dry run": "dry run", "election": "election", "won": "catch-up", "draining": "drain"}
 """The event that begins a phase."""
 LOST = ("dry run lost", "election lost")
@@ -88,15 +89,19 @@ def _line_document(line: JournalLine) -> dict[str, object]:
     }
 
 
-def find_elections(lines: Iterable[JournalLine]) -> list[RecordedElection]:
-    """Put the lines of a journal, oldest first, together by elections, oldest first."""
+def find_elections(lines: Iterable[JournalLine], before_ms: int = DEFAULT_BEFORE_MS) -> list[RecordedElection]:
+    """Put the lines of a journal, oldest first, together by elections, oldest first.
+
+    before_ms: what came so long before an election belongs to its reasons.
+    """
     found: list[RecordedElection] = []
     others: list[JournalLine] = []
     current: RecordedElection | None = None
     for line in lines:
         is_real = line.event == "election"
         if line.event == "dry run" or (is_real and not (is_open(current) and current.outcome == "open")):
-            current = RecordedElection(others[-LINES_BEFORE:], [line])
+            recent = [other for other in others if line.wall_ms - other.wall_ms <= before_ms]
+            current = RecordedElection(recent[-LINES_BEFORE:], [line])
             found.append(current)
             others = []
         elif not is_open(current):
@@ -118,13 +123,15 @@ async def get_elections(ctx: CommandContext) -> Reply:
     limit = fields.whole(ctx.body, "limit", ctx.name, DEFAULT_LIMIT, least=1)
     everywhere = fields.boolean(ctx.body, "all", ctx.name)
     lines = await ctx.member.election_journal(MOST)
-    rows = [{"member": str(ctx.member.host), **each.document()} for each in find_elections(reversed(lines))]
+    config = ctx.member.node.config
+    before_ms = DEFAULT_BEFORE_MS if config is None else 2 * config.settings.election_timeout_ms
+    found = find_elections(reversed(lines), before_ms)
+    rows = [{"member": str(ctx.member.host), **each.document()} for each in found]
     reply: dict[str, object] = {}
     if everywhere:
-        config = ctx.member.node.config
         others = [] if config is None else [each.host for each in config.members if each.host != ctx.member.host]
         answers = await asyncio.gather(*(_ask_member(ctx, host, limit) for host in others))
-        rows += [row for found, _ in answers for row in found]
+        rows += [row for theirs, _ in answers for row in theirs]
         reply["unreachable"] = {str(host): why for host, (_, why) in zip(others, answers, strict=True) if why}
     return {"elections": newest_first(rows)[: min(limit, MOST)], **reply}
 

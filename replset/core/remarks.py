@@ -8,6 +8,7 @@ from replset.config import Member, ReplSetConfig
 from replset.core.follower import ROLLBACK_REFUSED
 from replset.core.member_state import MemberState
 from replset.core.state import NodeState, Peer
+from replset.core.waiting import way_out
 from replset.ids import HostPort, Millis
 
 
@@ -116,7 +117,7 @@ def _no_majority(node: NodeState, config: ReplSetConfig) -> Remark | None:
     return Remark(
         f"majority writes wait: they need {config.write_majority} copies, and {copies} of {len(config.oplog_voters)}"
         f" voting members with data can be reached (not: {names}); an arbiter holds no copy",
-        f"start {names} again; until then: replset reconfig --demote {down[0].host}",
+        way_out(node, config, down),
     )
 
 

@@ -27,7 +27,8 @@ def candidate() -> tuple[SingleNode, list[JournalLine]]:
 
 def test_an_election_that_is_won() -> None:
     node, lines = candidate()
-    lines.insert(0, JournalLine(900, 1, "member", f"{host(1)} is not reachable: refused"))
+    lines.insert(0, JournalLine(-20_000, 1, "member", "long before"))
+    lines.insert(1, JournalLine(900, 1, "member", f"{host(1)} is not reachable: refused"))
     lines += lines_of(grant(node, 2), 1_004)
     lines += lines_of(grant(node, 2), 1_015)
     assert node.state is MemberState.PRIMARY

@@ -1,0 +1,77 @@
+"""Runs the commands of a page in docs/ in order, each in a shell, and compares what they print with the page.
+
+On a page `…` stands for any text within a line, a line with nothing else for any lines, and the ports are others here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from replset.cli.local_set import HTTP_OFFSET
+
+DOCS = Path(__file__).parents[2] / "docs"
+FIRST_PORT = 27017
+COMMAND_WITHIN_S = 120
+
+
+def commands(page: str) -> Iterator[tuple[str, str]]:
+    """(command, what it prints) of each command on the page. Lines that begin with four spaces go on with it."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            lines = part.splitlines()
+            ends = next((n for n, line in enumerate(lines) if n and not line.startswith("    ")), len(lines))
+            yield "\n".join(lines[:ends]), "\n".join(lines[ends:])
+
+
+class Shell:
+    """Runs a page's commands in a folder of its own, with the ports of this run. A function that is defined stays."""
+
+    def __init__(self, folder: Path, ports: list[int]) -> None:
+        self.folder = folder
+        self._ports = {
+            str(FIRST_PORT + offset + n): str(port + offset)
+            for offset in (0, HTTP_OFFSET)
+            for n, port in enumerate(ports)
+        }
+        self._functions = f'replset() {{ "{sys.executable}" -m replset.cli.main "$@"; }}\n'
+
+    def run(self, command: str) -> str:
+        """Return what it prints, on standard output and standard error, with the page's ports."""
+        here = self._replaced(command, self._ports)
+        if re.match(r"\w+\(\) \{", here):
+            self._functions += f"{here}\n"
+            return ""
+        done = subprocess.run(
+            ["bash", "-c", self._functions + here],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(DOCS.parent)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMMAND_WITHIN_S,
+            check=False,
+        )
+        return self._replaced(done.stdout, {there: mine for mine, there in self._ports.items()})
+
+    def _replaced(self, text: str, names: dict[str, str]) -> str:
+        return re.sub(r"\b\d{5}\b", lambda match: names.get(match[0], match[0]), text)
+
+
+def is_as_told(expected: str, found: str) -> bool:
+    """Compare line by line, and word by word in a line: the widths of columns depend on names."""
+    lines = [" ".join(line.split()) for line in expected.splitlines()]
+    wanted = "".join(r"(.*\n)*" if line == "…" else re.escape(line).replace("…", ".*") + r"\n" for line in lines)
+    return re.fullmatch(wanted, "".join(" ".join(line.split()) + "\n" for line in found.splitlines())) is not None
+
+
+def differences(page: str, shell: Shell) -> list[str]:
+    """Run the page; return each command that printed something else."""
+    found = [(command, expected, shell.run(command)) for command, expected in commands(page)]
+    assert found, f"{page} has no commands"
+    return [f"$ {command}\n{printed}" for command, expected, printed in found if not is_as_told(expected, printed)]
