@@ -21,6 +21,7 @@ OURS = {
 } | {
     "replSetTestClock",
     "replSetGetElections",
+    "replSetGetWriteState",
 }
 """Commands that MongoDB does not have."""
 OUR_FIELDS = {"replSetStepDown": {"handOverTo"}}
