@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from replset.commands.write_state import MemberView, WriteState, has_entry
 from tests.simulation.kit.entries import mark_of_optime, mark_of_write, rolled_back_marks
 from tests.simulation.kit.replay import (
     Documents,
@@ -34,6 +35,7 @@ class FinalChecks:
         self.promise(primary)
         self.each_is_applied_once(primary)
         self.transactions_are_whole(primary)
+        self.write_states_are_right(primary)
         self.documents_are_the_oplog()
         self.members_are_equal()
 
@@ -108,6 +110,22 @@ class FinalChecks:
         for entry in self._seen.undone.values():
             if entry.marks[0] not in recorded:
                 self._seen.fail("4", f"undone, and in no rollback file: {entry.body}")
+
+    def write_states_are_right(self, primary: str) -> None:
+        """Invariant 4, as clients may ask: of every entry ever written, no member says that it is committed when it is
+        not in the final history, nor that it is not in the set when it is.
+        """
+        kept = self._seen.mirrors[primary].marks
+        right = {WriteState.COMMITTED: True, WriteState.NOT_IN_SET: False}
+        running = [self._seen.cluster.machines[name].running for name in self._seen.mirrors]
+        for member in running:
+            if member is None or not member.node.state.is_readable:
+                continue
+            through = min(member.node.commit_point, member.store.last_applied)
+            for optime in self._seen.known:
+                state = MemberView(member.host, has_entry(member.store, optime), through).state_of(optime)
+                if right.get(state, mark_of_optime(optime) in kept) is not (mark_of_optime(optime) in kept):
+                    self._seen.fail("4", f"{member.host} says that {optime} is {state.value}")
 
     def each_is_applied_once(self, primary: str) -> None:
         """Invariant 13: a write that was sent several times is in the history at most once, once if a majority
