@@ -14,6 +14,7 @@ from api.connection import HttpConnection
 from replset.ids import HostPort
 from replset.runtime.admission import Admission
 from replset.runtime.connections import ConnectionSlots
+from replset.runtime.listening import ListeningSockets, bound_socket
 
 
 class _Server(uvicorn.Server):
@@ -22,6 +23,23 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._stopping = asyncio.Event()
+        self._listening: ListeningSockets | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen by our own means, which accept many connections in one turn of the loop."""
+
+        def connection() -> asyncio.Protocol:
+            state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+            protocol: asyncio.Protocol = self.config.http_protocol_class(config=self.config, **state)  # type: ignore[call-arg]
+            return protocol
+
+        self._listening = ListeningSockets(sockets or [], connection, self.config.backlog)
+        await super().startup(sockets=[])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listening is not None:
+            self._listening.close()
+        await super().shutdown(sockets)
 
     def stop(self) -> None:
         self.should_exit = True
@@ -73,13 +91,7 @@ class HttpServer:
         """Listen on the address; OSError when it is in use."""
         host, _, port = self._address.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host.strip("[]"), int(port)))
-        except OSError:
-            listener.close()
-            raise
+        listener = bound_socket(family, (host.strip("[]"), int(port)))
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started and not self._task.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)

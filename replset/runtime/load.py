@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-HIGH_S = 0.05
-LOW_S = 0.02
-MOST_S = 0.1
-"""Of one beat that is late, no more counts: a single long stall is no overload."""
-WEIGHT = 0.2
+from typing import Final
+
+HIGH_S: Final = 0.03
+LOW_S: Final = 0.01
+MOST_S: Final = 0.1
+"""Of one beat that is late, no more counts: a single stall, however long, is no overload."""
+WEIGHT: Final = 0.3
 
 
 class Load:
-    """Averages how late the beats of the event loop are, each of about 20 ms. Every request waits that long, too.
+    """Averages how late the beats of the event loop are, each of about 20 ms. A request waits so long several times.
 
-    is_high: the average passed 50 ms, and has not fallen below 20 ms since. It takes four beats in a row at least.
+    is_high: the average passed 30 ms, and has not fallen below 10 ms since.
     """
 
     def __init__(self) -> None:

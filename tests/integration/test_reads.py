@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +17,7 @@ from replset.bson import from_ejson
 from replset.cli.local_set import LocalMember, wait_until
 from replset.optime import parse_optime
 from tests.integration.conftest import MakeSet
-from tests.integration.talk import cut, heal
+from tests.integration.talk import cut, heal, status
 from tests.integration.test_http import act, ask
 
 pytestmark = pytest.mark.slow
@@ -110,3 +115,46 @@ def test_what_became_of_a_write_that_was_not_as_safe_as_asked(make_set: MakeSet)
         assert f"http://{rollback['httpAddress']}" == old.http
         assert check(old, f"/v1/replset/rollbacks/{rollback['id']}/writes")[1]["writes"][-1]["optime"] == doomed
     assert ask(new, "GET", "/v1/replset/writes/soon")[0] == 400
+
+
+@contextlib.contextmanager
+def slow(member: LocalMember) -> Iterator[None]:
+    """Stop the process for a tenth of a second again and again: its loop is as late as under too much load."""
+    ended = threading.Event()
+
+    def pulse() -> None:
+        while not ended.wait(0.03):
+            os.kill(member.pid, signal.SIGSTOP)
+            time.sleep(0.12)
+            os.kill(member.pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=pulse)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_reads_move_away_from_an_overloaded_member(make_set: MakeSet) -> None:
+    local = make_set(electionTimeoutMillis=10_000)
+    busy = local.wait_for_primary()
+    others = [member for member in local.members if member is not busy]
+
+    def hint(member: LocalMember, preference: str = "nearest") -> set[str]:
+        code, headers, _ = act(member, "findOne", readPreference=preference)
+        assert code == 200
+        return named(headers)
+
+    def shown_as_overloaded() -> bool:
+        (row,) = [row for row in status(others[0])["members"] if row["name"] == busy.host]
+        return row.get("overloaded") is True
+
+    with slow(busy):
+        wait_until(lambda: hint(busy) & addresses(*others), 30, "the busy member to name another one")
+        assert hint(busy, "primary") == {""}
+        wait_until(shown_as_overloaded, 30, "the others to know it")
+        refused = act(others[0], "find", readPreference={"mode": "secondary", "tags": [{"no": "such"}]})
+        assert READ_FROM not in refused[1]
+    wait_until(lambda: hint(busy) == {""} and not shown_as_overloaded(), 60, "the load to be over")

@@ -1,0 +1,109 @@
+"""Listening sockets: many connections in one turn of the loop, and none is lost when the system has no room."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from replset.runtime import listening
+from replset.runtime.listening import ListeningSockets, bound_socket
+
+CLIENTS = 100
+
+
+class Greeter(asyncio.Protocol):
+    """Says hello to whoever connects."""
+
+    made = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        Greeter.made += 1
+        cast("asyncio.Transport", transport).write(b"hello")
+        transport.close()
+
+
+def run(loop: Callable[[], asyncio.AbstractEventLoop], main: Coroutine[Any, Any, None]) -> None:
+    Greeter.made = 0
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(main, 20))
+
+
+def connected(address: Any, count: int) -> list[socket.socket]:
+    return [socket.create_connection(address) for _ in range(count)]
+
+
+async def greet(client: socket.socket) -> bytes:
+    client.setblocking(False)
+    with client:
+        return await asyncio.get_running_loop().sock_recv(client, 10)
+
+
+LOOPS = pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+
+
+@LOOPS
+def test_many_clients_are_accepted_in_a_few_turns(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        address = bound.getsockname()
+        server = ListeningSockets([bound], Greeter, 1024)
+        clients = connected(address, CLIENTS)
+        turns = 0
+        while Greeter.made < CLIENTS:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns < CLIENTS / 2
+        assert await asyncio.gather(*map(greet, clients)) == [b"hello"] * CLIENTS
+        server.close()
+        with pytest.raises(ConnectionRefusedError):
+            connected(address, 1)
+
+    run(loop, main())
+
+
+class Full(socket.socket):
+    """Has no room at first, and then a client that has left again."""
+
+    errors: list[int]
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.errors:
+            raise OSError(self.errors.pop(0), "no")
+        return super().accept()
+
+
+@LOOPS
+def test_a_client_waits_while_the_system_has_no_room(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "PAUSE_S", 0.01)
+
+    async def main() -> None:
+        full = Full(socket.AF_INET, socket.SOCK_STREAM)
+        full.errors = [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED]
+        full.bind(("127.0.0.1", 0))
+        server = ListeningSockets([full], Greeter, 16)
+        (client,) = connected(full.getsockname(), 1)
+        assert await greet(client) == b"hello"
+        assert not full.errors
+        full.errors = [errno.EMFILE]
+        (client,) = connected(full.getsockname(), 1)
+        await asyncio.sleep(0.005)
+        server.close()
+        await asyncio.sleep(0.02)  # the pause ends on a closed socket
+        client.close()
+
+    run(loop, main())
+
+
+def test_an_address_in_use() -> None:
+    with bound_socket(socket.AF_INET, ("127.0.0.1", 0)) as first:
+        first.listen()
+        with pytest.raises(OSError, match="in use"):
+            bound_socket(socket.AF_INET, first.getsockname())
