@@ -103,6 +103,16 @@ def vote_by_an_older_config(patch: pytest.MonkeyPatch) -> None:
 # --- spares ----------------------------------------------------------------------------------------------------------
 
 
+def arbiter_counted_as_a_copy(patch: pytest.MonkeyPatch) -> None:
+    """A majority write counts arbiters as if they had the entry."""
+    real = ReplSetConfig.write_majority
+
+    def write_majority(self: ReplSetConfig) -> int:
+        return max(1, real.fget(self) - sum(voter.arbiter_only for voter in self.voters))  # type: ignore[attr-defined]
+
+    patch.setattr(ReplSetConfig, "write_majority", property(write_majority))
+
+
 def spare_votes_before_writes_are_safe(patch: pytest.MonkeyPatch) -> None:
     """The vote of one that is gone goes to its spare before the writes so far are on enough of the others."""
     patch.setattr(VoterChanges, "_is_safe", lambda *_: True)
@@ -265,6 +275,7 @@ CORE_MUTANTS = tuple(
         (config_changed_before_the_writes, (6,), "invariant"),
         (two_voters_at_once, (41, 57, 81), "invariant 10"),
         (vote_before_it_has_caught_up, (42, 92), "invariant"),
+        (arbiter_counted_as_a_copy, (1, 12, 15), "invariant 3"),
         (commits_alone_unknown_to_others, (17, 47), "invariant 3"),
         (config_order_without_the_term, (0,), "not in time"),
         (lost_disks_wait_for_each_other, (22, 36), "not in time"),

@@ -18,7 +18,7 @@ class Membership(Administrators):
 
     def _step_up(self) -> None:
         """Somebody is asked to lead, whoever leads now."""
-        name = self._rng.choice([machine.name for machine in self._cluster.members() if not machine.arbiter])
+        name = self._rng.choice([machine.name for machine in self._cluster.members() if machine.bears_data])
         self._background(self._ask(name, {"replSetStepUp": 1, "skipDryRun": self._rng.random() < 0.5}))
 
     def _gone(self) -> None:
@@ -32,7 +32,7 @@ class Membership(Administrators):
     def _maintenance(self) -> None:
         """A secondary serves no reads for a while."""
         primary = self._cluster.primary()
-        others = [m.name for m in self._cluster.members() if not m.arbiter and m.name != primary]
+        others = [m.name for m in self._cluster.members() if m.bears_data and m.name != primary]
         if others:
             name = self._rng.choice(others)
             self._background(self._ask(name, {"replSetMaintenance": True}))
@@ -45,14 +45,14 @@ class Membership(Administrators):
         """Whatever became of the requests: no member is left in it."""
         for machine in self._cluster.members():
             reply: dict[str, Any] | None = {"ok": 1}
-            while not machine.arbiter and (reply is None or reply["ok"] == 1):
+            while machine.bears_data and (reply is None or reply["ok"] == 1):
                 reply = await self._ask(machine.name, {"replSetMaintenance": False})
                 await asyncio.sleep(0.2)
 
     def _change_role(self) -> None:
         """A secondary is hidden or shown, or its priority changes, or it becomes 0."""
         primary = self._cluster.primary()
-        others = [m.name for m in self._cluster.members() if not m.arbiter and m.name != primary]
+        others = [m.name for m in self._cluster.members() if m.bears_data and m.name != primary]
         if primary is None or not others or self._reconfiguring:
             return
         host, priority = self._cluster.host(self._rng.choice(others)), self._rng.choice((0, 0.5, 1, 3))

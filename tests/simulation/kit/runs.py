@@ -205,20 +205,24 @@ def rollback_plan(seed: int) -> Plan:
 
 
 def changes_plan(seed: int) -> Plan:
-    """Operators change the set all the time; in half of the runs there is a hot spare, which votes for who is gone."""
+    """Operators change the set all the time. In half of the runs there is a hot spare, which votes for who is gone; in
+    others a witness.
+    """
     rng = random.Random(f"{seed} changes")
     members, arbiters = rng.choice(((3, 0), (3, 1), (2, 1), (4, 0), (4, 1)))
     faults = draw_changes(rng)
     options = draw_options(rng, members)
     if members > 2 and not faults.force_reconfig and rng.random() < 0.5:
         options = {"abcdefg"[members - 1]: {"priority": 0, "votes": 0, "spareAfterSecs": rng.choice((1, 3))}}
+    witnesses = int(members < 5 and random.Random(f"{seed} witness").random() < 0.4)
+    arbiters -= witnesses * arbiters  # it takes the arbiter's place
     environment = replace(draw_environment(seed), worker_ms=rng.choice((2.0, 10.0, 40.0)))
     if any("secondaryDelaySecs" in row for row in options.values()):
         environment = replace(environment, skew_ms=200)
     return Plan(
         members,
         arbiters,
-        0,
+        witnesses,
         environment,
         faults,
         Mix(2, 1, pause_ms=(100, 900)),
