@@ -560,12 +560,6 @@ def _validate(config: ReplSetConfig, allow_multiple_arbiters: bool) -> None:
                 raise ReplError(
                     f"settings.getLastErrorModes.{name}.{tag}: no member has this tag", code=ErrorCode.NO_SUCH_KEY
                 )
-    most = sum(member.votes == 1 and member.bears_data and not member.secondary_delay_secs for member in members)
-    if config.settings.min_in_sync > most:
-        raise BadValueError(
-            f"settings.minInSync must be at most {most}, the number of voting members with data that are not delayed,"
-            f" not {config.settings.min_in_sync}"
-        )
     arbiters = sum(member.arbiter_only for member in members)
     if arbiters > 1 and not allow_multiple_arbiters:
         raise BadValueError("more than one arbiter needs --allow-multiple-arbiters on every member")

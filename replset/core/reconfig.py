@@ -24,7 +24,7 @@ from replset.core.messages import (
     Response,
 )
 from replset.core.quorum import commit_point
-from replset.core.reconfig_rules import complete_config, reconfig_refusal
+from replset.core.reconfig_rules import complete_config, min_in_sync_refusal, reconfig_refusal
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.voter_changes import VoterChanges
 from replset.errors import ErrorCode
@@ -106,6 +106,8 @@ class Reconfigs:
             return Refused(
                 ErrorCode.INVALID_CONFIG, f"this member was started for set {node.set_name!r}, not {config.set_name!r}"
             )
+        if (refusal := min_in_sync_refusal(config)) is not None:
+            return refusal
         if config.version != 1:
             return Refused(
                 ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"the first configuration has version 1, not {config.version}"

@@ -69,7 +69,24 @@ def reconfig_refusal(
             "this would change the implicit default write concern from "
             f"{{w: {implicit_default(old).w}}} to {{w: {implicit_default(new).w}}}; run setDefaultRWConcern first",
         )
-    return None if force else _psa_refusal(old, new)
+    return None if force else min_in_sync_refusal(new) or _psa_refusal(old, new)
+
+
+def min_in_sync_refusal(config: ReplSetConfig) -> Refused | None:
+    """Why settings.minInSync could never be met; None when it can.
+
+    It is a rule for what users write. A primary that exchanges a vote may leave one voter less for a moment, and every
+    member must be able to read that configuration.
+    """
+    members = config.members
+    most = sum(member.votes == 1 and member.bears_data and not member.secondary_delay_secs for member in members)
+    if config.settings.min_in_sync <= most:
+        return None
+    return Refused(
+        ErrorCode.BAD_VALUE,
+        f"settings.minInSync must be at most {most}, the number of voting members with data that are not delayed, not"
+        f" {config.settings.min_in_sync}",
+    )
 
 
 def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:

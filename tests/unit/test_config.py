@@ -60,12 +60,6 @@ REFUSED = [
         for name in ("majority", "inSync", "$x", "")
     ),
     pytest.param(document(settings={"minInSync": 0}), 2, "settings.minInSync", id="minInSync-0"),
-    pytest.param(document(settings={"minInSync": 4}), 2, "at most 3", id="minInSync-4"),
-    pytest.param(
-        document(member(0), member(1, secondaryDelaySecs=5, priority=0), arbiter(2), settings={"minInSync": 2}),
-        *(2, "at most 1"),
-        id="minInSync-of-delayed-members",
-    ),
     pytest.param(document(settings={"inSyncLagSecs": 0}), 2, "settings.inSyncLagSecs", id="inSyncLagSecs"),
     pytest.param(document(settings={"flowControlTargetLagSecs": -1}), 2, "flowControl", id="flowControl"),
     pytest.param(document(settings={"followerBytesPerSecond": -1}), 2, "followerBytes", id="followerBytes"),

@@ -6,15 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from replset.config import Settings
+from replset.config import ReplSetConfig, Settings
 from replset.core.effects import Effect, RecordElectionEvent
 from replset.core.lag import MOST_SPANS, PRECISION, SPAN_MS, LagHistory
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition
+from replset.core.reconfig_rules import min_in_sync_refusal, reconfig_refusal
 from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern
 from replset.ids import Millis, OpTime
 from tests.simulation.core_kit.machine import host, members_of
-from tests.unit.core.single_node import NOW, SingleNode, at, lead, leading_three, named, only, place, single_node
+from tests.unit.core.single_node import (
+    NOW,
+    SingleNode,
+    at,
+    lead,
+    leading_three,
+    named,
+    only,
+    place,
+    shaped,
+    single_node,
+)
 
 NEXT = at(2, 2)
 
@@ -199,3 +211,19 @@ def test_the_majority_is_as_far_behind_as_its_slowest_member_that_is_up() -> Non
     assert node.majority_lag() == (4_000, (host(1),))
     silent(node, 1, NOW + 5_000)
     assert node.majority_lag() == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("shape", "least", "refused"),
+    [("PSS", 3, None), ("PSS", 4, "at most 3"), ("PSA", 2, None), ("PSA", 3, "at most 2"), ("PSSN", 4, "at most 3")],
+)
+def test_no_user_asks_for_more_in_sync_than_there_can_be(shape: str, least: int, refused: str | None) -> None:
+    config = shaped(shape)
+    asked = replace(config, version=2, settings=Settings(min_in_sync=least))
+    for refusal in (
+        min_in_sync_refusal(asked),
+        reconfig_refusal(config, asked, host(0), force=False, default_set=True),
+    ):
+        assert (refusal is None) is (refused is None)
+        assert refusal is None or (refusal.code, str(refused) in refusal.reason) == (2, True)
+    assert ReplSetConfig.parse(asked.document(internal=True)), "whatever a primary exchanges, members can read it"
