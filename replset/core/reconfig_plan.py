@@ -127,7 +127,7 @@ def _steps(current: ReplSetConfig, target: ReplSetConfig) -> list[Step]:
 
 
 def _additions(current: ReplSetConfig, member: Member) -> list[Step]:
-    kind = "arbiter" if member.arbiter_only else "member"
+    kind = "arbiter" if member.arbiter_only else "witness" if member.witness else "member"
     whole = _step(current, f"add {kind} {member.host}, and wait until it has caught up", (*current.members, member))
     if member.arbiter_only or member.priority == 0:
         return [whole]

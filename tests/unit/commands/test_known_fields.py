@@ -21,7 +21,6 @@ OURS = {
 } | {
     "replSetTestClock",
     "replSetGetElections",
-    "replSetGetWriteState",
 }
 """Commands that MongoDB does not have."""
 OUR_FIELDS = {"replSetStepDown": {"handOverTo"}}

@@ -43,6 +43,12 @@ WITHOUT_VOTE = {"_id": 2, "host": "b:1", "votes": 0, "priority": 0}
             id="a-secondary-beside-an-arbiter",
         ),
         pytest.param(
+            config("a", "b", "x/"),
+            config("a", "b", {"host": "w:1", "witness": True}),
+            ["add witness w:1", "remove x:1"],
+            id="a-witness-for-an-arbiter",
+        ),
+        pytest.param(
             config("a", "x/", WITHOUT_VOTE),
             config("a", "x/", {"host": "b:1", "priority": 2}),
             ["give b:1 its vote with priority 0", "set b:1: priority 2"],
