@@ -61,8 +61,10 @@ def screen(
     parts += [Text(f"this member was {warning}", "yellow") for warning in reply.get("startupWarnings", ())]
     parts += _rollbacks(reply)
     parts.append(_majority_writes(known))
-    for remark in reply.get("remarks", ()):
-        parts += [Text(str(remark["why"]), "bold yellow"), Text(f"  next: {remark['next']}")]
+    # The primary alone sees who falls off its oplog and whom writers are slowed for.
+    remarks = {str(remark["why"]): remark["next"] for remark in (*reply.get("remarks", ()), *known.get("remarks", ()))}
+    for why, following in remarks.items():
+        parts += [Text(why, "bold yellow"), Text(f"  next: {following}")]
     return Group(*parts)
 
 
