@@ -5,6 +5,7 @@ from __future__ import annotations
 from replset.bson import DateTime, Int64, Timestamp
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
+from replset.commands.election_metrics import candidate_document, participant_document
 from replset.commands.hello import wall_of
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.server_status import flow_control_document
@@ -117,6 +118,10 @@ def status_document(member: MemberPort) -> dict[str, object]:
             "electionTerm": Int64(status.term),
             "numVotesNeeded": status.election_votes_needed,
         }
+        if status.elections.candidate is not None:
+            reply["electionCandidateMetrics"] = candidate_document(status.elections.candidate)
+    if status.state is not MemberState.PRIMARY and status.elections.participant is not None:
+        reply["electionParticipantMetrics"] = participant_document(status.elections.participant)
     if member.warnings:
         reply["startupWarnings"] = list(member.warnings)
     if status.blocking:

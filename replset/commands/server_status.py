@@ -8,9 +8,11 @@ from resource import RUSAGE_SELF, getrusage
 from replset.bson import DateTime, Int64
 from replset.commands.command import Command, CommandContext
 from replset.commands.diagnostics import SERVER_VERSION
+from replset.commands.election_metrics import counts_document
 from replset.commands.hello import set_fields
 from replset.commands.operations import KINDS, WRITES
 from replset.commands.ports import MemberPort, Reply
+from replset.core.election_metrics import ElectionMetrics
 from replset.optime import optime_document
 
 UNLIMITED = 1_000_000_000
@@ -48,6 +50,7 @@ async def server_status(ctx: CommandContext) -> Reply:
             "persistent": True,
             "readOnly": False,
         },
+        "electionMetrics": _elections(ctx),
         "flowControl": flow_control_document(member),
         "repl": {**set_fields(member, legacy=False), "ismaster": member.node.writable, "rbid": store.rollback_id},
         "oplog": {"latestOptime": optime_document(store.last_applied), "earliestOptime": optime_document(store.oldest)},
@@ -71,6 +74,11 @@ def flow_control_document(member: MemberPort) -> dict[str, object]:
         "lagMillis": Int64(flow.lag_ms),
         "waitsFor": [str(host) for host in flow.waits_for],
     }
+
+
+def _elections(ctx: CommandContext) -> dict[str, object]:
+    status = ctx.member.node.status(ctx.member.clock.now())
+    return counts_document(ElectionMetrics() if status is None else status.elections)
 
 
 def _asserts(ctx: CommandContext) -> dict[str, object]:

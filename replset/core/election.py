@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from replset.config import Member
 from replset.core.effects import LastVote, Persist
+from replset.core.election_metrics import CandidateMetrics, ParticipantMetrics
 from replset.core.fast_failover import FAST_FAILOVER, FastFailover
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
@@ -92,9 +94,25 @@ class Elections:
         if not request.dry_run:
             if self._is_candidate(request):
                 self._note_election(request.reason, request.candidate)
+            self._note_vote(request, refusal)
             verdict = "granted" if refusal is None else f"refused: {refusal}"
             node.journal("vote", f"for {node.name_of(request.candidate)} in term {request.term}: {verdict}")
         node.reply(request_id, VoteReply(node.term, refusal is None, refusal or "", node.self_id, node.incarnation))
+
+    def _note_vote(self, request: VoteRequest, refusal: str | None) -> None:
+        """Keep what electionParticipantMetrics shows."""
+        node, member = self.node, self.node.self_member
+        own = node.position.last_applied
+        node.election_metrics.participant = ParticipantMetrics(
+            refusal is None,
+            request.term,
+            node.wall_ms(),
+            request.candidate,
+            refusal or "",
+            own,
+            max([own, request.last_applied, *(peer.position.last_applied for peer in node.peers.values())]),
+            0.0 if member is None else member.priority,
+        )
 
     def _note_election(self, reason: str, candidate: MemberId) -> None:
         """Note a real election of this or another member, for those kinds that must not come too often."""
@@ -285,6 +303,7 @@ class Elections:
             return refusal
         self.end_round("a new election begins")
         self.last_reason = reason
+        node.election_metrics.on_called(reason)
         if skip_dry_run:
             self._start_real_election(reason)
         else:
@@ -342,6 +361,8 @@ class Elections:
         election.request_id = request_id
         self.election = election
         self.last_needed = election.needed
+        if not dry_run:
+            self._note_candidacy(election, config.member(me))
         asked = ", ".join(str(voter.host) for voter in config.voters if voter.host != node.host) or "nobody else"
         text = f"{reason}: asking {asked}; {election.needed} of {len(config.voters)} votes needed"
         if before is not None:
@@ -363,6 +384,21 @@ class Elections:
             if voter.host != node.host:
                 election.pending[node.send(voter.host, request, timeout)] = voter.id
         self._count(election)
+
+    def _note_candidacy(self, election: ElectionRound, member: Member | None) -> None:
+        """Keep what electionCandidateMetrics shows."""
+        node = self.node
+        node.election_metrics.candidate = CandidateMetrics(
+            election.reason,
+            node.wall_ms(),
+            election.term,
+            node.commit_point,
+            node.position.last_applied,
+            election.needed,
+            0.0 if member is None else member.priority,
+            node.settings.election_timeout_ms,
+            None if node.last_primary is None else node.last_primary.id,
+        )
 
     def awaits(self, request_id: int) -> bool:
         return self.election is not None and request_id in self.election.pending
@@ -418,6 +454,7 @@ class Elections:
         invariant(election.term == node.term, "an election is won in its own term")
         self.election = None
         self.takeovers.drop()
+        node.election_metrics.on_won(election.reason)
         node.journal("won", f"{election.reason}: votes of {self._granted_by(election)}")
         self._leader.step_up()
         if election.request_id is not None:

@@ -133,6 +133,7 @@ class Leader:
         self._last_entry_at = node.now
         node.writable = True
         node.emit(AppendNoop(node.term, "new primary"), AcceptWrites(True, node.term))
+        node.election_metrics.on_new_term(node.wall_ms())
         node.journal("leading", "the first entry of the term is written; writes are accepted")
         self._on_step_up()
 
@@ -226,6 +227,8 @@ class Leader:
         if optime > node.commit_point:
             node.commit_point = optime
             node.commit_term = max(node.commit_term, term)
+            if node.is_primary:
+                node.election_metrics.on_committed(optime, node.wall_ms())
             node.emit(CommitPointAdvanced(optime))
 
     def on_progress_changed(self) -> None:

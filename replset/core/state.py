@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
 from replset.core.effects import Effect, ElectionRecord, LastVote, RecordElectionEvent, Reply, Send, StateChanged
+from replset.core.election_metrics import ElectionMetrics
 from replset.core.lag import LagHistory
 from replset.core.member_state import MemberState, is_legal
 from replset.core.messages import (
@@ -157,6 +158,7 @@ class NodeState:
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
     last_primary: LastPrimary | None = None
+    election_metrics: ElectionMetrics = field(default_factory=ElectionMetrics)
     commit_point: OpTime = OPTIME_NULL
     commit_term: int = 0  # of the primary that committed it; the entry itself may be of an older term
     commit_point_paused: bool = False  # on a primary: until a member that has caught up has its vote

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from replset.config import Member
+from replset.core.election_metrics import ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.remarks import Remark, find_remarks
@@ -73,6 +74,7 @@ class Status:
     election_reason: str
     election_votes_needed: int
     remarks: tuple[Remark, ...] = ()
+    elections: ElectionMetrics = field(default_factory=ElectionMetrics)
 
 
 def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Status | None:
@@ -106,6 +108,7 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
         reason,
         needed,
         find_remarks(node, now),
+        node.election_metrics,
     )
 
 
