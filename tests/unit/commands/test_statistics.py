@@ -118,3 +118,19 @@ def test_validate_of_documents_with_many_keys(client: Client, monkeypatch: pytes
     report = client.ok({"validate": "c"})
     assert (report["valid"], report["keysPerIndex"]) == (True, {"_id_": 4, "a": 3_001})
     assert len(made) < 20
+
+
+def test_what_rs_print_replication_info_reads(client: Client, member: FakeMember) -> None:
+    """mongosh lists the collections of local, then takes sizes, the first and the last entry of the oplog."""
+    client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]})
+    listed = client.ok({"listCollections": 1, "nameOnly": True, "authorizedCollections": True}, "local")
+    assert [row["name"] for row in listed["cursor"]["firstBatch"]] == ["oplog.rs"]
+    pipeline = [{"$collStats": {"storageStats": {"scale": 1}}}]
+    (row,) = client.ok({"aggregate": "oplog.rs", "pipeline": pipeline, "cursor": {}}, "local")["cursor"]["firstBatch"]
+    stats = row["storageStats"]
+    assert (stats["maxSize"], stats["size"]) == (member.store.options.oplog_max_bytes, member.store.oplog_bytes)
+    found = [
+        client.ok({"find": "oplog.rs", "sort": {"$natural": order}, "limit": 1}, "local")["cursor"]["firstBatch"][0]
+        for order in (1, -1)
+    ]
+    assert [row["ts"] for row in found] == [client.entries()[place]["ts"] for place in (0, -1)]
