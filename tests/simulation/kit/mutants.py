@@ -321,10 +321,10 @@ def oplog_trimmed_too_far(patch: pytest.MonkeyPatch) -> None:
     """The oplog is trimmed past the commit point."""
     real = retention._trim
 
-    def trim(store: Store, now_wall_ms: int) -> bool:
+    def trim(store: Store, now_wall_ms: int, needed: OpTime | None) -> bool:
         kept, store.commit_point = store.commit_point, store.last_applied
         try:
-            return real(store, now_wall_ms)
+            return real(store, now_wall_ms, needed)
         finally:
             store.commit_point = kept
 
