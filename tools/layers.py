@@ -21,7 +21,6 @@ LEVELS = {
     "replset.ids": 0,
     "replset.bson": 1,
     "replset.config": 1,
-    "replset.durability_levels": 1,
     "replset.key_file": 1,
     "replset.oplog_entry": 1,
     "replset.oplog_row": 1,
