@@ -189,18 +189,18 @@ class Follower:
             node.emit(StartRollback(failed.source))
 
     def _on_too_stale(self, host: HostPort, why: str) -> None:
-        """Copy everything anew; wait if only a witness is there, which cannot be copied.
+        """Copy everything anew; wait if only a witness, or a member without this one's indexes, is there.
 
         A data member that comes back may have the entries that are trimmed away there. Until then this member's data
         and vote are of more use than an initial sync without a source.
         """
         node = self.node
         source = self._choose_sync_source(forced=False) or host
-        if self._has_documents(source):
+        if self._can_be_copied(source):
             self._resync(source, why)
             return
         self.sources.deny_for_long(host)
-        node.journal("too stale", f"{why}; it is a witness, and no data member is there to copy")
+        node.journal("too stale", f"{why}; it has not all documents and indexes, and no member that has them is there")
         if node.state is MemberState.ROLLBACK:
             node.become(MemberState.STARTUP2 if node.must_sync else MemberState.SECONDARY)
 
@@ -364,7 +364,7 @@ class Follower:
         """The one that replSetSyncFrom names, else the primary, else the readable member with the newest entry."""
         node = self.node
         able = [peer for peer in node.sorted_peers() if peer.has_data and peer.state.is_readable]
-        able = [peer for peer in able if self._has_documents(peer.host) and self._builds_enough(peer)]
+        able = [peer for peer in able if self._can_be_copied(peer.host)]
         able = [peer for peer in able if forced or self._reaches(peer)]
         if not able:
             return None
@@ -375,15 +375,10 @@ class Follower:
 
         return max(able, key=fitness).host
 
-    def _builds_enough(self, peer: Peer) -> bool:
-        """Whether a copy of this member has all the indexes that this one is to have."""
-        me, it = self.node.self_member, None if self.node.config is None else self.node.config.member(peer.id)
-        return it is not None and (it.build_indexes or me is None or not me.build_indexes)
-
-    def _has_documents(self, host: HostPort) -> bool:
-        """Whether the member at `host` can be copied: a witness cannot."""
-        member = None if self.node.config is None else self.node.config.member_at(host)
-        return member is not None and member.bears_data
+    def _can_be_copied(self, host: HostPort) -> bool:
+        """Whether the member at `host` has documents, which a witness has not, and all the indexes of this one."""
+        me, it = self.node.self_member, None if self.node.config is None else self.node.config.member_at(host)
+        return it is not None and it.bears_data and (it.build_indexes or me is None or not me.build_indexes)
 
     def _start_sync(self, source: HostPort, why: str) -> None:
         self._is_copying = True

@@ -96,7 +96,7 @@ class SyncSources:
 
         While no primary is known, a member that is ahead. If only a member that cannot be elected holds the newest
         entries, the voters would refuse everybody else. So the others fetch these entries first, and then one of them
-        can win. For that chaining is always allowed.
+        can win. For that chaining is always allowed, and a source without indexes too: its entries are the same.
         """
         node = self.node
         if node.quarantine:
@@ -146,9 +146,14 @@ class SyncSources:
             and (node.primary_id is None or newest.term == node.term)
             and me is not None
             and it is not None
-            and (it.build_indexes or not me.build_indexes)
+            and (node.primary_id is None or self._has_our_indexes(peer))
             and not self._leads_here(peer)
         )
+
+    def _has_our_indexes(self, peer: Peer) -> bool:
+        """Whether the member builds indexes, or this one does not either."""
+        me, it = self.node.self_member, None if self.node.config is None else self.node.config.member(peer.id)
+        return me is not None and it is not None and (it.build_indexes or not me.build_indexes)
 
     def _is_fitting(self, peer: Peer) -> bool:
         """Whether a member suits this one as a source; where none does, one that is able is good enough."""
@@ -215,6 +220,8 @@ class SyncSources:
             return "settings.chainingAllowed is false, and there is a primary"
         if newest.term < node.term:
             return "it has no entry of the primary's term"
+        if not self._has_our_indexes(peer):
+            return "it does not build indexes"
         if self._requested is None and not self._is_denied(primary):
             if primary.closeness_ms <= peer.closeness_ms + RETURN_MS:
                 return "the primary is as close"

@@ -24,7 +24,9 @@ from replset.core.messages import (
     SourceProblem,
     SyncFromRequest,
 )
+from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
+from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, asked, at, lead, named, only, place, single_node
 
@@ -108,6 +110,41 @@ def test_members_that_do_not_suit_as_source(changes: dict[str, Any]) -> None:
     node = far_from_the_primary(config=named(rows[0], rows[1], replace(rows[2], **changes)))
     beat(node, 2, 1, position=place(NEWER))
     assert node.sync_source == host(1)
+
+
+NO_INDEXES = named(*members_of(2), replace(members_of(3)[2], build_indexes=False, priority=0.0))
+
+
+def test_without_a_primary_entries_are_fetched_from_a_member_without_indexes() -> None:
+    """Nobody else may have the newest committed entries. It cannot be elected, and refuses its vote without them."""
+    node = single_node(config=NO_INDEXES, position=place(MINE))
+    assert only(node.receive_heartbeat(2, position=place(NEWER)), StartFetching) == [StartFetching(host(2))]
+    node.receive_heartbeat(1, state=MemberState.PRIMARY, position=place(NEWER), primary_id=MemberId(1))
+    assert node.sync_source == host(1)
+
+
+def test_too_stale_for_a_member_without_indexes_nothing_is_copied() -> None:
+    node = single_node(config=NO_INDEXES, position=place(MINE))
+    node.receive_heartbeat(2, position=place(NEWER))
+    failed = SourceFailed(host(2), SourceProblem.DIVERGED, "", NEWER.term, NEWER, at(2, 8))
+    assert not only(node.receive(failed, NOW), StartInitialSync)
+    assert node.state is MemberState.SECONDARY
+
+
+def test_what_only_a_member_without_indexes_has_of_a_dead_primary_is_fetched_before_anybody_leads() -> None:
+    cluster = CoreCluster(3)
+    cluster.initiate(*members_of(2), replace(members_of(3)[2], build_indexes=False, priority=0.0))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    second = cluster[1 - cluster.number_of(leader)]
+    cluster.isolate(cluster.number_of(second))
+    optime = leader.write("x")
+    assert optime is not None
+    cluster.until(lambda: leader.node.is_satisfied(WriteConcern("majority"), optime))
+    leader.crash()
+    cluster.heal()
+    cluster.until(lambda: cluster.primary is second)
+    assert optime in [entry for entry, _ in second.disk.log]
 
 
 def test_a_member_that_follows_this_one_is_no_source() -> None:
