@@ -107,7 +107,7 @@ async def _own_view(member: MemberPort, optime: OpTime) -> MemberView:
         {"id": manifest.id, "state": manifest.state.value} for manifest in await member.rollbacks.with_entry(optime)
     ]
     node, store = member.node, member.store
-    if not node.state.is_readable:
+    if not node.follows_set:
         return MemberView(member.host, None, OPTIME_NULL, rollbacks)
     return MemberView(member.host, has_entry(store, optime), min(node.commit_point, store.last_applied), rollbacks)
 

@@ -62,7 +62,7 @@ from replset.core.messages import (
 )
 from replset.core.reconfig import Reconfigs
 from replset.core.staleness import lag_ms
-from replset.core.state import NodeState, Peer
+from replset.core.state import NodeState, Peer, shown_state
 from replset.core.status import Status, build_status
 from replset.core.stepdown import StepDowns
 from replset.core.waiting import WaitedFor, in_vain, majority_lag, members_waited_for
@@ -288,6 +288,11 @@ class Node:
         return self._state.state in SERVING
 
     @property
+    def follows_set(self) -> bool:
+        """Whether it is PRIMARY or SECONDARY, a witness too: its oplog is the set's, but for its end."""
+        return self._state.state.is_readable
+
+    @property
     def is_witness(self) -> bool:
         return self._state.is_witness
 
@@ -491,7 +496,7 @@ class Node:
                 {
                     "_id": int(member.id),
                     "host": member.host,
-                    "state": member_state.name,
+                    "state": shown_state(member, member_state).name,
                     "appliedOpTime": position.last_applied,
                     "durableOpTime": position.last_durable,
                 }

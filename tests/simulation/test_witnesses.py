@@ -37,7 +37,10 @@ def test_a_secondary_fetches_from_the_witness_what_the_dead_primary_had_acknowle
         scenario.cut(other)
         for _ in range(5):
             scenario.expect(scenario.write(scenario.primary).acknowledged, "on primary and witness")
+        optime = scenario.checkers.mirrors[WITNESS].newest()
         scenario.kill(scenario.primary, power_loss=True)
+        view = cluster.command(WITNESS, {"replSetGetWriteState": str(optime)}, "admin")
+        assert (view["ok"], view["holds"]) == (1, True)
         scenario.heal()
         cluster.run_until(lambda: cluster.primary() == other, 30, "the secondary leads")
         scenario.checkers.majority_writes_are_on(other)

@@ -115,6 +115,10 @@ class FakeNode:
     def serves_oplog(self) -> bool:
         return self.state in SERVING
 
+    @property
+    def follows_set(self) -> bool:
+        return self.state.is_readable
+
     def http_address_of(self, host: HostPort) -> str | None:
         return f"{host.rpartition(':')[0]}:1{host.rpartition(':')[2]}"
 

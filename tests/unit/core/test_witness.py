@@ -131,6 +131,7 @@ def test_others_see_an_arbiter_and_members_see_a_secondary() -> None:
     seen = other.status(NOW)
     assert seen is not None
     assert (seen.members[WITNESS].state, seen.members[WITNESS].witness) == (MemberState.ARBITER, True)
+    assert other.member_progress()[WITNESS]["state"] == "ARBITER"
 
 
 def test_it_never_starts_an_election() -> None:
