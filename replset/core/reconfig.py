@@ -416,6 +416,11 @@ class Reconfigs:
             self._leader.step_down("it is not in the configuration any more")
             node.become(MemberState.REMOVED)
             return
+        is_running = node.state not in (MemberState.STARTUP, MemberState.REMOVED)
+        if is_running and member.arbiter_only != (node.state is MemberState.ARBITER):
+            # It was removed, and added again with or without data, before it learned of the first change.
+            self._leader.step_down("the configuration makes it another kind of member")
+            node.become(MemberState.REMOVED)
         if node.state is MemberState.PRIMARY:
             if not member.is_electable:
                 self._leader.step_down("the configuration makes it unelectable")

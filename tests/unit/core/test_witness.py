@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -186,6 +187,41 @@ def test_a_member_that_comes_back_as_the_other_kind_syncs_anew(was_witness: bool
         node.receive_heartbeat(0, state=MemberState.PRIMARY, position=place(MINE), config_version=2), StartInitialSync
     )
     assert [sync.oplog_only for sync in syncs] == [not was_witness]
+
+
+KINDS = {"data": members_of(3), "witness": PSW.members, "arbiter": members_of(3, arbiters=1)}
+
+
+@pytest.mark.parametrize("new", KINDS)
+@pytest.mark.parametrize("old", KINDS)
+def test_a_member_that_was_removed_and_added_learns_only_of_the_second_change(old: str, new: str) -> None:
+    fresh = {"position": place(OPTIME_NULL), "initial_sync_pending": True}
+    fields: dict[str, Any] = fresh if old == "arbiter" else {"position": place(MINE), "oplog_only": old == "witness"}
+    node = single_node(WITNESS, config=named(*KINDS[old]), **fields)
+    told: dict[str, Any] = {"state": MemberState.PRIMARY, "position": place(MINE)}
+    told |= {"config_version": 2, "config_term": 1}
+    node.receive_heartbeat(0, config=named(*KINDS[new], version=2), **told)
+    node.receive_heartbeat(0, **told)
+    found, follows = node._state.state, node.sync_source is not None
+    if new == "arbiter":
+        assert (found, follows) == (MemberState.ARBITER, False)
+    elif new == old:
+        assert (found, follows) == (MemberState.SECONDARY, True)
+    else:
+        assert (found, follows) == (MemberState.STARTUP2, False)
+
+
+def test_an_arbiter_that_cannot_be_reached_is_removed_and_added_as_a_witness() -> None:
+    cluster = running(3, arbiters=1)
+    cluster.default_write_concern_set = True
+    leader = cluster[leader_number(cluster)]
+    cluster.isolate(WITNESS)
+    assert isinstance(change(cluster, *rows_of(leader)[:2]), Done)
+    assert isinstance(change(cluster, *rows_of(leader), replace(PSW.members[WITNESS], incarnation=None)), Done)
+    cluster.heal()
+    cluster.until(cluster.is_quiet)
+    assert cluster[WITNESS].disk.oplog_only
+    assert not the_config(leader).members[WITNESS].newly_added
 
 
 def test_an_initial_sync_of_the_wrong_kind_is_followed_by_another_one() -> None:
