@@ -434,7 +434,9 @@ class Node:
         if not state.is_primary:
             return False
         if concern.level_of:
-            concern = concern_of_level(state, concern.level_of) or concern
+            level = concern_of_level(state, concern.level_of)
+            if level is not None:
+                concern = replace(level, j=concern.j or level.j)
         if not isinstance(concern.w, int) and concern.w not in (MAJORITY, IN_SYNC):
             return self._has_tagged_holders(concern, optime)
         committed = state.commit_point

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from replset.config import Settings
@@ -71,6 +73,20 @@ def test_a_level_falls_to_its_bound_and_rises_again_with_the_reason_in_the_journ
     hear(node, 10_000, at_number=2)
     hear(node, 12_000, at_number=2)
     assert node.lowered_levels == {}
+
+
+def test_what_the_client_asks_of_the_disk_stays_while_a_level_is_lowered() -> None:
+    rules = parse_rules({"shop": {"level": 2, "atLeast": 0, "degradeLagSecs": 5}})
+    node = lead(single_node(config=named(*members_of(3), settings=Settings(durability_levels=rules))))
+    level = node.concern_of_level("shop.orders")
+    assert level is not None
+    node.receive(LocalPosition(place(at(2, 2), at(2))), Millis(NOW + 1_000))
+    hear(node, 8_000, at_number=1)
+    assert node.lowered_levels == {"shop": 0}
+    assert node.is_satisfied(level, at(2, 2))
+    assert not node.is_satisfied(replace(level, j=True), at(2, 2))
+    node.receive(LocalPosition(place(at(2, 2))), Millis(NOW + 8_000))
+    assert node.is_satisfied(replace(level, j=True), at(2, 2))
 
 
 def test_a_stepdown_forgets_what_was_lowered() -> None:
