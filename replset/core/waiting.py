@@ -121,7 +121,8 @@ def way_out(node: NodeState, config: ReplSetConfig, down: list[Member]) -> str:
 def majority_lag(node: NodeState) -> tuple[int, tuple[HostPort, ...]]:
     """How far in ms the write majority is behind this primary's newest entry, and which members would have to catch up.
 
-    Members that are down do not count: no slowing of writers brings them back (map D10).
+    Members that are down do not count: no slowing of writers brings them back (map D10). Nor do delayed members, which
+    are behind on purpose.
     """
     if node.config is None:
         return 0, ()
@@ -129,7 +130,7 @@ def majority_lag(node: NodeState) -> tuple[int, tuple[HostPort, ...]]:
     lags = sorted(
         (0 if member.host == node.host else node.lag.lag_ms(positions[member.id].last_durable, node.now), member.id)
         for member in node.config.oplog_voters
-        if member.id in positions and node.serves(member)
+        if member.id in positions and node.serves(member) and not member.secondary_delay_secs
     )
     needed = min(node.config.write_majority, len(lags))
     if not needed or not lags[needed - 1][0]:

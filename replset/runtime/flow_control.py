@@ -22,6 +22,8 @@ SLOWER: Final = 0.85
 FASTER: Final = ((10, 1.5), (2, 1.2), (1, 1.05))
 """By what the limit rises in a second while the lag is at most the target divided by the first number."""
 SMOOTHING: Final = 0.3
+FASTEST: Final = 4
+"""So many times what it applied in a second before is counted as applied in one second, and no more."""
 HISTORY_S: Final = 600
 BURST_S: Final = 0.1
 LONGEST_DEBT_S: Final = 2.0
@@ -63,9 +65,7 @@ class FlowControl:
         self._adjusted_at = now
         self._history.append((now, self._written))
         self.lag_ms, self.waits_for = self._read_lag()
-        applied = max(self._applied, self._written_by(now - self.lag_ms))
-        self._applied_per_s += SMOOTHING * ((applied - self._applied) / elapsed_s - self._applied_per_s)
-        self._applied = applied
+        self._note_applied(self._written_by(now - self.lag_ms), elapsed_s)
         is_behind = self.lag_ms > target_ms > 0
         if self.per_second is None:
             if is_behind:
@@ -79,6 +79,18 @@ class FlowControl:
             self.per_second *= next(factor for part, factor in FASTER if self.lag_ms <= target_ms // part or part == 1)
             if not target_ms or self.per_second > 2 * self._unlimited:
                 self.per_second = None
+
+    def _note_applied(self, applied: float, elapsed_s: float) -> None:
+        """Note what the majority has applied in all, and so what it applies in a second.
+
+        The total jumps when a member that was down counts again, or no longer has to. It falls then, and what the
+        majority applies in a second stays as it was before; or it rises, and counts as a fast second at most.
+        """
+        if applied >= self._applied:
+            fastest = FASTEST * max(LEAST_PER_S, self._applied_per_s)
+            per_s = min(fastest, (applied - self._applied) / elapsed_s)
+            self._applied_per_s += SMOOTHING * (per_s - self._applied_per_s)
+        self._applied = applied
 
     def _written_by(self, time_ms: int) -> float:
         """Return how much was written by then, as far back as it is known."""

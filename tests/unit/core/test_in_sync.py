@@ -213,6 +213,20 @@ def test_the_majority_is_as_far_behind_as_its_slowest_member_that_is_up() -> Non
     assert node.majority_lag() == (0, ())
 
 
+def test_no_writer_is_slowed_for_a_delayed_member() -> None:
+    """It is behind on purpose: slower writes would bring it no nearer."""
+    rows = members_of(3)
+    node = lead(single_node(config=named(*rows[:2], replace(rows[2], secondary_delay_secs=60, priority=0.0))))
+    write(node, at(2), NOW)
+    write(node, NEXT, NOW + 1_000)
+    for number in (1, 2):
+        hears(node, number, at(2), NOW + 5_000)
+    assert node.majority_lag() == (4_000, (host(1),))
+    silent(node, 1, NOW + 5_000)
+    assert node.state is MemberState.PRIMARY
+    assert node.majority_lag() == (0, ())
+
+
 @pytest.mark.parametrize(
     ("shape", "least", "refused"),
     [("PSS", 3, None), ("PSS", 4, "at most 3"), ("PSA", 2, None), ("PSA", 3, "at most 2"), ("PSSN", 4, "at most 3")],

@@ -93,3 +93,31 @@ def test_a_large_group_is_paid_for_by_waiting_but_not_for_ever() -> None:
         clock.time = Millis(clock.time + max(1, round(wait_s * 1000)))
     assert 1_500 <= clock.time - began <= 2_200
     assert flow.held_ms >= 1_500
+
+
+def test_a_member_that_was_away_and_catches_up_does_not_stop_writers() -> None:
+    clock = FakeClock()
+    follower = Follower(2_000_000, clock)
+    is_up = True
+    flow = FlowControl(clock, lambda: follower.lag() if is_up else (0, ()))
+    run(flow, follower, 60, wants=500_000)
+    is_up, follower.applies = False, 0
+    run(flow, follower, 300, wants=500_000)
+    is_up, follower.applies = True, 2_000_000
+    written = run(flow, follower, 60, wants=500_000)
+    assert flow.times_lagged == 1
+    assert min(written) > 300_000
+
+
+def test_a_member_that_is_away_for_a_moment_does_not_lift_the_limit() -> None:
+    clock = FakeClock()
+    follower = Follower(150_000, clock)
+    is_up = True
+    flow = FlowControl(clock, lambda: follower.lag() if is_up else (0, ()))
+    run(flow, follower, 120, wants=500_000)
+    assert flow.is_lagged
+    is_up = False
+    run(flow, follower, 2, wants=500_000)
+    is_up = True
+    run(flow, follower, 10, wants=500_000)
+    assert sum(run(flow, follower, 30, wants=500_000)) < 30 * 300_000
