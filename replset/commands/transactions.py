@@ -430,7 +430,8 @@ async def _commit_once(ctx: CommandContext, session: SessionRequest, concern: Wr
     transaction = member.transactions.find(session, number)
     if transaction.state is not State.COMMITTED:
         transaction.check_open()
-        refuse_few_in_sync(member, concern)
+        if not transaction.write_set.is_empty:
+            refuse_few_in_sync(member, concern)
         await _commit(member, transaction)
 
 

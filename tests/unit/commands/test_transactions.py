@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -503,6 +504,27 @@ def test_numbers_of_one_session(filled: Client) -> None:
     late.is_begun = True
     assert late.code(find()) == NO_SUCH
     assert late.code({"commitTransaction": 1}, "admin") == NO_SUCH
+
+
+def test_too_few_in_sync_refuse_the_commit_of_what_was_written_alone(
+    filled: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = filled.member.node
+    assert node.config is not None
+    settings = replace(node.config.settings, min_in_sync=2)
+    node.config = replace(node.config, settings=settings)
+    few = ["1 of 2 is in sync"]
+    monkeypatch.setattr(node, "in_sync_refusal", lambda: few[0] if few else None, raising=False)
+    reader, writer = Session(filled), Session(filled, B)
+    reader.ok(find())
+    writer.ok(insert({"_id": 9}))
+    end = {"commitTransaction": 1, "writeConcern": {"w": "majority"}}
+    assert reader.ok(end, "admin")
+    assert writer.code(end, "admin") == ErrorCode.NOT_ENOUGH_IN_SYNC
+    few.clear()
+    assert writer.ok(end, "admin")
+    few.append("1 of 2 is in sync")
+    assert writer.ok(end, "admin"), "it is committed: a commit that is repeated applies nothing"
 
 
 def test_a_commit_is_known_from_the_record_alone(filled: Client) -> None:
