@@ -42,7 +42,11 @@ class WriteConcern:
 
 def implicit_default(config: ReplSetConfig) -> WriteConcern:
     """{w: 1} if with arbiters one lost member could block majority writes, else majority (map W6)."""
-    voters = [member for member in config.members if member.votes == 1 and config.member(member.spare_for) is None]
+    voters = [
+        member
+        for member in config.members
+        if member.votes == 1 and (member.spare_for is None or config.member(member.spare_for) is None)
+    ]
     holders = [member for member in voters if member.holds_oplog]
     with_arbiters = len(holders) < len(voters)
     if with_arbiters and len(holders) <= len(voters) // 2 + 1:
