@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -238,8 +239,8 @@ def add_all(
             typer.echo(f"{member} is in the set already")
             continue
         reply = calls.until_done(deadline, lambda: calls.on_primary(host, {"replSetAddMember": row}))  # noqa: B023
-        kind = " as arbiter" if row.get("arbiterOnly") else " as witness" if row.get("witness") else ""
-        done = f"{member} is added{kind}"
+        kind = kind_of(row)
+        done = f"{member} is added" + ("" if kind == "data member" else f" as {kind}")
         if member in unreachable:
             done += ", not reachable yet"
         elif not row.get("arbiterOnly"):
@@ -262,8 +263,17 @@ def why_unreachable(host: str, wait_s: int) -> str:
 def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept: bool) -> list[dict[str, Any]]:
     """Return the rows to add, after the check of how many members may then fail."""
     config = calls.counted_config(host)
-    known = {str(row["host"]) for row in config["members"]}
-    missing = [row for row in rows if not if_needed or parse_host(str(row["host"])) not in known]
+    known = {str(row["host"]): row for row in config["members"]}
+    missing = []
+    for row in rows:
+        there = known.get(parse_host(str(row["host"]))) if if_needed else None
+        if there is None:
+            missing.append(row)
+        elif kind_of(there) != kind_of(row):
+            raise BadValueError(
+                f"{row['host']} is in the set already as {kind_of(there)}, not as {kind_of(row)}; replset remove"
+                f" {row['host']}, then add it again"
+            )
     after = with_members(config, missing)
     effect = check_effect(config, after, accept=accept)
     if any(row.get("arbiterOnly") or row.get("witness") for row in missing):
@@ -271,6 +281,10 @@ def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept:
     if effect:
         typer.echo(effect)
     return missing
+
+
+def kind_of(row: Mapping[str, Any]) -> str:
+    return "arbiter" if row.get("arbiterOnly") else "witness" if row.get("witness") else "data member"
 
 
 def read_document(path: Path) -> dict[str, object]:

@@ -92,6 +92,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSet:
     return made
 
 
+@pytest.mark.parametrize("command", ["add-witness", "add-arbiter"])
+def test_if_needed_does_not_take_another_kind_of_member_for_it(fake: FakeSet, command: str, capsys: Capture) -> None:
+    assert main([command, "m1:1", "--host", "m0:1", "--if-needed", "--accept"]) != 0
+    assert "m1:1 is in the set already as data member" in capsys.readouterr().err
+    assert main(["add", "m1:1", "--host", "m0:1", "--if-needed"]) == 0
+    assert "m1:1 is in the set already" in capsys.readouterr().out
+    assert fake.changes == []
+
+
 @pytest.mark.parametrize(
     "command",
     [
