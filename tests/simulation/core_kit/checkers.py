@@ -222,10 +222,15 @@ class CoreCheckers:
         assert not can_elect, f"invariant 3: {what}: {[v.host for v in lacking]} lack what is committed, and can elect"
 
     def _meets_term(self, machine: CoreMachine, before: ReplSetConfig, after: ReplSetConfig) -> bool:
-        """For a spare it is enough that every majority of the next configuration meets who has the term's writes: the
-        voter that is gone may be needed for the write majority of the one before.
+        """For a spare, and for a voter that lost its disk, it is enough that every majority of the next configuration
+        meets who has the term's writes: the voter may be needed for the write majority of the one before, or count for
+        its size alone, as an arbiter does.
         """
-        if not any(row.spare_for is not None for row in (*before.members, *after.members)):
+        has_spare = any(row.spare_for is not None for row in (*before.members, *after.members))
+        kept, machines = {voter.host for voter in after.voters}, machine.cluster.machines
+        gone = [voter for voter in before.voters if voter.host not in kept]
+        is_lost = any(machines[voter.host].disk.incarnation != voter.incarnation for voter in gone)
+        if not has_spare and not is_lost:
             return False
         written = [voter for voter in after.oplog_voters if self._has_term(machine, voter)]
         same = [voter.host for voter in before.voters] == [voter.host for voter in after.voters]
