@@ -122,6 +122,7 @@ class DbpathBase:
 
     def find(self, ns: str, at: OpTime) -> Start:
         with open_database(self.name, self.path) as connection:
+            _refuse_witness(self.name, connection)
             newest = _newest(connection)
             undone = newest.ts > at.ts
             if undone and (pruned := _pruned(connection)) > at.ts:
@@ -142,6 +143,7 @@ class DbpathBase:
     def collections(self, at: OpTime) -> dict[str, bytes]:
         """The uuids of the collections as of `at`, by name. OplogError: the undo does not reach back so far."""
         with open_database(self.name, self.path) as connection:
+            _refuse_witness(self.name, connection)
             if (pruned := _pruned(connection)) > at.ts:
                 raise OplogError(
                     self.name,
@@ -308,6 +310,12 @@ def _rows(connection: dbapi.Connection, sql: str, values: tuple[object, ...] = (
 def _newest(connection: dbapi.Connection) -> OpTime:
     rows = _rows(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
     return OpTime(*rows[0]) if rows else OPTIME_NULL
+
+
+def _refuse_witness(name: str, connection: dbapi.Connection) -> None:
+    """Raise OplogError for the database of a witness: without documents it would look like a set that lost them all."""
+    if _rows(connection, "SELECT 1 FROM meta WHERE name = 'oplog_only'"):
+        raise OplogError(name, "it is a witness's: it has the oplog, and no documents")
 
 
 def _pruned(connection: dbapi.Connection) -> int:

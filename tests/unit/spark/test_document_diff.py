@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from replset.bson import encode_key
+from replset.storage.disk import RealDisk
+from replset.storage.store import Store
 from spark.cli import main
 from spark.oplog import OplogError
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.diff.documents import document_diff
+from spark.reports.replay.base import DbpathBase
 from tests.spark.kit import insert, write_oplog
 from tests.spark.stores import NS, change_document, change_entry, entries_of, optime_of, write_member
 
@@ -59,6 +62,20 @@ def test_the_documents_of_members_at_different_places(members: list[SqliteOplog]
     assert len(counts) == 1
     assert found["same"] is False, "m3 is behind"
     assert found["documentsAt"]["collections"] == []
+
+
+def test_a_witness_has_no_documents_to_compare_or_to_begin_from(members: list[SqliteOplog], tmp_path: Path) -> None:
+    """All documents would be missing there, and a replay from it would give those of its oplog alone."""
+    store = Store.open(RealDisk(), members[0].path if Path(members[0].path).is_dir() else Path(members[0].path).parent)
+    copy = tmp_path / "witness" / "replset.db"
+    copy.parent.mkdir()
+    store.copy_to(str(copy), oplog_bytes=1 << 20)
+    store.close()
+    witness, point = SqliteOplog("w", str(copy)), optime_of(entries_of(40)[38])
+    with pytest.raises(OplogError, match="no documents"):
+        document_diff([members[1], witness], point)
+    with pytest.raises(OplogError, match="no documents"):
+        DbpathBase("w", str(copy)).find(NS, point)
 
 
 def test_a_changed_and_a_lost_document_are_found(members: list[SqliteOplog], capsys: Capture) -> None:
