@@ -265,7 +265,7 @@ def witness_oplog_taken_for_data(patch: pytest.MonkeyPatch) -> None:
 
 def witness_copied(patch: pytest.MonkeyPatch) -> None:
     """A member copies its data from a witness, which has none."""
-    patch.setattr(Follower, "_has_documents", lambda *_: True)
+    patch.setattr(Follower, "_can_be_copied", lambda *_: True)
 
 
 CORE_MUTANTS = tuple(
