@@ -92,10 +92,11 @@ class OperationTable:
         held_ms = flow.held_ms - operation.held_before
         if held_ms and operation.ctx.command.name in WRITES and now - self._logged_at >= LOG_EVERY_MS:
             self._logged_at = now
-            collection = operation.ctx.body.get(operation.ctx.name)
+            ctx = operation.ctx
+            ns = repr(f"{ctx.database}.{ctx.body.get(ctx.name)}")[1:-1]  # a name may have line breaks
             log.info(
-                "slow operation: %s %s.%s took %d ms; flow control held writers back for %d ms of it and waits for %s",
-                *(operation.ctx.name, operation.ctx.database, collection, took_ms, min(held_ms, took_ms)),
+                "slow operation: %s %s took %d ms; flow control held writers back for %d ms of it and waits for %s",
+                *(ctx.name, ns, took_ms, min(held_ms, took_ms)),
                 ", ".join(flow.waits_for) or "nobody any more",
             )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fail_command
+from replset.commands.command import CommandContext
+from replset.commands.operations import Operation
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.table import COMMANDS
 from replset.ids import HostPort, Millis
@@ -195,3 +197,17 @@ def test_a_slow_write_that_was_held_back_says_whom_it_waited_for(
     assert "waits for b:1" in caplog.text
     assert write(400, 300) == 1
     assert write(1_200, 300) == 2
+
+
+def test_a_collection_s_name_cannot_make_a_line_of_the_log(
+    client: Client, member: FakeMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    operations = client.dispatcher.operations
+    body = RawDocument(encode({"insert": "c\n2026-01-01 ERROR forged"}))
+    ctx = cast("CommandContext", SimpleNamespace(name="insert", database="test", body=body, command=COMMANDS["insert"]))
+    operation = Operation(1, ctx, Millis(0), cast("asyncio.Task[Any]", None), 0)
+    member.flow_control.held_ms = 500
+    with caplog.at_level("INFO", "replset.operations"):
+        operations._log_if_held(operation, 700)
+    (line,) = caplog.messages
+    assert line.startswith("slow operation: insert test.c\\n2026-01-01 ERROR forged took 700 ms;")
