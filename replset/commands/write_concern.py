@@ -140,8 +140,9 @@ def _level_of(ctx: CommandContext) -> WriteConcern | None:
     config = ctx.member.node.config
     if config is None or not config.settings.durability_levels or ctx.transaction is not None:
         return None
-    collection = ctx.body.get(ctx.name)
-    return ctx.member.node.concern_of_level(f"{ctx.database}.{collection}") if isinstance(collection, str) else None
+    if ctx.body.type_of(ctx.name) != 2:  # no string; the operations of applyOps may be megabytes
+        return None
+    return ctx.member.node.concern_of_level(f"{ctx.database}.{ctx.body.get(ctx.name)}")
 
 
 def refuse_few_in_sync(member: MemberPort, concern: WriteConcern) -> None:

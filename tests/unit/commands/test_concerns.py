@@ -6,20 +6,24 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from replset.bson import encode
+from replset.bson import RawDocument, encode
+from replset.commands.command import CommandContext
 from replset.commands.read_concern import ReadConcern, read_point
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import (
     LONGEST_KEPT,
     _kept,
+    _level_of,
     end_waits_in_vain,
     parse_write_concern,
     wait_until_met,
 )
+from replset.config import Settings
+from replset.config.durability_rules import parse_rules
 from replset.core.effects import CommitPointAdvanced, Effect, ProgressChanged, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition, Position
@@ -322,3 +326,28 @@ def test_tags_that_make_no_write_concern(w: object) -> None:
 
 def test_tags_in_a_write_concern() -> None:
     assert parse_write_concern(encode({"w": {"dc": 2.0, "disk": 1}}), lambda: 1).w == (("dc", 2), ("disk", 1))
+
+
+def test_the_durability_level_is_that_of_the_named_collection_and_large_values_are_not_decoded() -> None:
+    class Body(RawDocument):
+        def get(self, name: str, default: object = None) -> object:
+            assert name != "applyOps"
+            return super().get(name, default)
+
+    def level_of(name: str, value: object) -> WriteConcern | None:
+        settings = Settings(durability_levels=parse_rules({"shop.log": {"level": 0}}))
+        node = lead(single_node(config=named(*members_of(3), settings=settings)))
+        ctx = SimpleNamespace(
+            member=SimpleNamespace(node=node),
+            transaction=None,
+            database="shop",
+            name=name,
+            body=Body(encode({name: value})),
+        )
+        return _level_of(cast("CommandContext", ctx))
+
+    level = level_of("insert", "log")
+    assert level is not None
+    assert level.w == 1
+    assert level_of("insert", "orders") is None
+    assert level_of("applyOps", [{"op": "i", "ns": "shop.log"}]) is None
