@@ -210,7 +210,8 @@ async def _ask_for_entry(member: MemberPort, after: int) -> None:
     primary = member.node.primary_host
     if primary is None or primary == member.host:
         return
-    command = {"appendOplogNote": 1, "maxClusterTime": timestamp(after), "data": _NOTE}
+    note = {"appendOplogNote": 1, "maxClusterTime": timestamp(after), "data": _NOTE}
+    command = {**note, "writeConcern": {"w": 1}}  # the read waits by itself, and settings.minInSync concerns writes
     with suppress(ReplError):
         await member.peer.call(primary, command, timeout_ms=Millis(ASK_EVERY_MS))
 

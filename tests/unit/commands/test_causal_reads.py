@@ -60,6 +60,7 @@ def test_a_secondary_asks_the_primary(client: Client, member: FakeMember, ahead:
     began = member.clock.now()
     client.ok(after(ahead))
     assert [command["maxClusterTime"] for command in asked] == [timestamp(ahead)] * 2
+    assert asked[0]["writeConcern"] == {"w": 1}, "else the primary refuses it while fewer than minInSync are in sync"
     assert member.clock.now() - began == 1_100
 
 
