@@ -91,8 +91,13 @@ class TrackedWorkers:
     async def run(self, work: Callable[[], T]) -> T:
         task = asyncio.get_running_loop().create_task(self._run(work))
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._on_ended)
         return await asyncio.shield(task)
+
+    def _on_ended(self, task: asyncio.Task[object]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever awaits it gets it; if that task was cancelled, nobody has to
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._workers.run(work)

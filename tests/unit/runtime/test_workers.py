@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 
@@ -29,6 +30,26 @@ def test_abandoned_work_is_waited_for_at_the_end() -> None:
         await hands.finish()
         assert done == ["renamed"]
         assert ending.done()
+
+    on_virtual_time(main)
+
+
+def test_a_failure_that_nobody_awaits_any_more_is_not_reported() -> None:
+    async def main(clock: SimClock) -> None:
+        reported: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        hands = HandWorkers()
+        workers = TrackedWorkers(hands)
+        waiting = asyncio.ensure_future(workers.run(lambda: 1 // 0))
+        await settle()
+        waiting.cancel()
+        await settle()
+        await hands.finish()
+        await workers.wait()
+        await settle()
+        del waiting
+        gc.collect()
+        assert reported == []
 
     on_virtual_time(main)
 
