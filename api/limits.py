@@ -11,7 +11,8 @@ from api.actions import ACTIONS
 from api.errors import HttpError, http_error
 from api.exchange import DRAIN_BYTES, App, HttpRequest, Receive, RequestMemory, Scope, Send, error_answer, send_answer
 from api.guard import Guard
-from api.read_from import add_read_from
+from api.read_from import read_from
+from replset.commands.read_preference import ReadPreference
 from replset.errors import OverloadedError
 from replset.runtime.admission import STALLED_S
 from replset.runtime.member import RunningMember
@@ -22,6 +23,7 @@ PIECE_BYTES: Final = 256 << 10
 """A longer response is sent in pieces of this size, each after the client has taken those before it."""
 MAX_REQUESTS: Final = 4096
 """Requests of all connections at once."""
+READERS_MS: Final = 100
 LIMITED: Final = ("/v1/action/", "/v1/command/")
 """Only these paths are refused by an overloaded member. All others are small, and people need them to see why."""
 
@@ -38,6 +40,8 @@ class RequestLimits:
         self._guard = guard
         self._member = member
         self._running = 0
+        self._readers: dict[str, str] = {}
+        self._readers_until = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,11 +53,10 @@ class RequestLimits:
         has_reserved_slot = "has_reserved_slot" in scope
         if refusal is None and scope["path"].startswith(LIMITED):
             refusal = self._overload(memory, has_reserved_slot)
-        if refusal is not None:
             action = ACTIONS.get(scope["path"].removeprefix("/v1/action/"))
-            if action is not None and not action.is_write:
-                # Its read preference is not read yet: a client that needs the primary passes over the others.
-                add_read_from(self._member, refusal, {"mode": "nearest"})
+            if refusal is not None and action is not None and not action.is_write:
+                refusal.headers |= self._read_from()
+        if refusal is not None:
             # A reserved slot is for health checks. A client that never sends its body must not keep the slot.
             if not has_reserved_slot:
                 await _drain(receive)
@@ -67,6 +70,17 @@ class RequestLimits:
         finally:
             self._running -= 1
             memory.release()
+
+    def _read_from(self) -> dict[str, str]:
+        """Return the header with who may answer a refused read. It is kept for a while, since a refusal must be cheap.
+
+        The read preference is not read yet: a client that needs the primary passes over the others.
+        """
+        now = self._member.clock.now()
+        if now >= self._readers_until:
+            self._readers = read_from(self._member, ReadPreference("nearest"))
+            self._readers_until = now + READERS_MS
+        return self._readers
 
     def _overload(self, memory: RequestMemory, has_reserved_slot: bool) -> HttpError | None:
         """Return 503 (462) when the member has too much to do."""

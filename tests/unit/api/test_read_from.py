@@ -64,6 +64,22 @@ def test_a_read_that_is_refused_before_its_body_is_read(api: Api) -> None:
     assert HEADER not in api.act("insertOne", document={}).headers
 
 
+def test_refusals_look_for_readers_ten_times_a_second_at_most(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, asked, times = api.member.node, 0, [1_000]
+
+    def status(now: object) -> Status | None:
+        nonlocal asked
+        asked += 1
+        return node.status_value
+
+    monkeypatch.setattr(node, "status", status)
+    monkeypatch.setattr(api.member.clock, "now", lambda: times[0])
+    api.member.admission.add(1 << 30)
+    for times[0], expected in ((1_000, 1), (1_099, 1), (1_100, 2), (1_150, 2)):
+        assert api.act("find").headers[HEADER] == ANY
+        assert asked == expected
+
+
 @pytest.mark.parametrize(("preference", "expected"), [("nearest", ANY), ("primary", None), (None, None)])
 def test_an_overloaded_member_answers_and_says_where_to_go(api: Api, preference: Any, expected: str | None) -> None:
     api.dispatcher.answers["count"] = {"ok": 1.0, "n": 1}
