@@ -75,15 +75,15 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
             f"no primary: the next election begins within {within:g} s{waits}", f"replset status --host {node.host}"
         )
     return Remark(
-        f"no primary: no member can start an election: {'; '.join(reasons) or 'none may, by priority and role'}",
+        f"no primary: no member can be elected: {'; '.join(reasons) or 'none may, by priority and role'}",
         "correct that on one of them; `replset status --host` of that member says more",
     )
 
 
 def _why_no_candidate(node: NodeState, member: Member, now: Millis) -> str:
-    """Why an electable member does not start an election now; empty: it does."""
+    """Why an electable member cannot be elected now; empty: it can."""
     if member.host == node.host:
-        return _why_not_candidate_here(node, now)
+        return _why_not_candidate_here(node, now) or _who_refuses(node, member)
     peer = node.peers.get(member.host)
     if peer is None or not peer.is_up:
         return "cannot be reached"
@@ -91,7 +91,27 @@ def _why_no_candidate(node: NodeState, member: Member, now: Millis) -> str:
         return "keeps out of the set"
     if peer.state is not MemberState.SECONDARY:
         return f"is {peer.state.name}"
-    return "" if peer.electable else "cannot be elected now (its disk is full or slow, or it is frozen)"
+    if not peer.electable:
+        return "cannot be elected now (its disk is full or slow, or it is frozen)"
+    return _who_refuses(node, member)
+
+
+def _who_refuses(node: NodeState, member: Member) -> str:
+    """Whose newest entries it lacks, if their votes are needed; empty: it can win.
+
+    It fetches them at once. Where they are trimmed away, as a witness's may be, it waits for another member.
+    """
+    if node.config is None:
+        return ""
+    peers = node.peers
+    newest = {host: peer.position.last_applied for host, peer in peers.items()} | {
+        node.host: node.position.last_applied
+    }
+    up = [voter for voter in node.config.voters if _is_up(node, voter)]
+    ahead = [voter.host for voter in up if voter.holds_oplog and newest[voter.host] > newest[member.host]]
+    if len(up) - len(ahead) >= node.config.majority_vote_count:
+        return ""
+    return f"lacks the newest entries of {', '.join(ahead)}; if it cannot fetch them, start a member that has them"
 
 
 def _why_not_candidate_here(node: NodeState, now: Millis) -> str:

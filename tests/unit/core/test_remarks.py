@@ -71,6 +71,18 @@ def test_only_one_member_has_the_documents_beside_a_witness() -> None:
     assert f"{other.host} is not reachable" in second.why
 
 
+def test_nobody_can_win_before_it_has_what_a_witness_has() -> None:
+    """The witness has trimmed what the secondary needs next, and refuses its vote. Both of them say so."""
+    config = named(*members_of(3, witnesses=1))
+    for number, other, mine, theirs in ((1, 2, at(1, 5), at(1, 9)), (2, 1, at(1, 9), at(1, 5))):
+        node = single_node(number, config=config, position=place(mine), oplog_only=number == 2)
+        node.receive_heartbeat(other, position=place(theirs), electable=other == 1)
+        status = node.status(NOW)
+        assert status is not None
+        assert f"m1:27017 lacks the newest entries of {host(2)}" in status.remarks[0].why
+        assert "no member can be elected" in status.remarks[0].why
+
+
 def test_no_election_starts_because_of_the_disks() -> None:
     cluster = running(3)
     leader = cluster.elect()
@@ -81,7 +93,7 @@ def test_no_election_starts_because_of_the_disks() -> None:
     leader.crash()
     cluster.run(15_000)
     first = remarks_of(cluster, one)[0]
-    assert "no member can start an election" in first.why
+    assert "no member can be elected" in first.why
     assert f"{leader.host} cannot be reached" in first.why
     assert f"{one.host} has no space on its disk, or its disk does not sync" in first.why
     assert f"{two.host} cannot be elected now (its disk is full or slow, or it is frozen)" in first.why
