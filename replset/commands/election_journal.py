@@ -16,6 +16,7 @@ from replset.bson import DateTime, Int64
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.ports import Reply
+from replset.core.effects import ElectionEvent as Event
 from replset.errors import ReplError
 from replset.ids import HostPort, Millis
 from replset.storage.member_file import JournalLine
@@ -24,9 +25,14 @@ MEMBER_TIMEOUT_MS = Millis(3_000)
 DEFAULT_LIMIT, MOST = 20, 1000
 LINES_BEFORE = 5
 DEFAULT_BEFORE_MS = 20_000
-PHASE_OF = {"dry run": "dry run", "election": "election", "won": "catch-up", "draining": "drain"}
+PHASE_OF: dict[str, str] = {
+    Event.DRY_RUN: "dry run",
+    Event.ELECTION: "election",
+    Event.WON: "catch-up",
+    Event.DRAINING: "drain",
+}
 """The event that begins a phase."""
-LOST = ("dry run lost", "election lost")
+LOST = (Event.DRY_RUN_LOST, Event.ELECTION_LOST)
 
 
 @dataclass(slots=True)
@@ -40,7 +46,7 @@ class RecordedElection:
     @property
     def outcome(self) -> str:
         events = {line.event for line in self.lines}
-        if "won" in events:
+        if Event.WON in events:
             return "won"
         return "lost" if events & set(LOST) else "open"
 
@@ -49,9 +55,9 @@ class RecordedElection:
 
     def document(self) -> dict[str, object]:
         """Return it for a reply; times in UTC, durations in milliseconds."""
-        asked = (self.detail("dry run") or self.detail("election")).partition(": asking ")[2].partition(";")[0]
-        in_dry_run = self.detail("election").partition("granted by ")[2]
-        refused = [line.detail.partition(": ") for line in self.lines if line.event == "vote not granted"]
+        asked = (self.detail(Event.DRY_RUN) or self.detail(Event.ELECTION)).partition(": asking ")[2].partition(";")[0]
+        in_dry_run = self.detail(Event.ELECTION).partition("granted by ")[2]
+        refused = [line.detail.partition(": ") for line in self.lines if line.event == Event.VOTE_NOT_GRANTED]
         document: dict[str, object] = {
             "term": Int64(self.lines[-1].term),
             "date": DateTime(self.lines[0].wall_ms),
@@ -59,7 +65,7 @@ class RecordedElection:
             "outcome": self.outcome,
             "asked": [host for host in asked.split(", ") if host and host != "nobody else"],
             "grantedInDryRun": in_dry_run.split(", ") if in_dry_run else [],
-            "granted": [host for host in self.detail("won").partition("votes of ")[2].split(", ") if host],
+            "granted": [host for host in self.detail(Event.WON).partition("votes of ")[2].split(", ") if host],
             "refused": [{"member": host, "reason": reason} for host, _, reason in refused],
             "phases": [{"phase": name, "millis": Int64(ms)} for name, ms in self._phases()],
             "before": [_line_document(line) for line in self.before],
@@ -73,7 +79,7 @@ class RecordedElection:
 
     def _phases(self) -> list[tuple[str, int]]:
         found = []
-        marks = [line for line in self.lines if line.event in PHASE_OF or line.event in (*LOST, "leading")]
+        marks = [line for line in self.lines if line.event in PHASE_OF or line.event in (*LOST, Event.LEADING)]
         for line, after in pairwise(marks):
             if line.event in PHASE_OF:
                 found.append((PHASE_OF[line.event], max(0, after.wall_ms - line.wall_ms)))
@@ -98,14 +104,14 @@ def find_elections(lines: Iterable[JournalLine], before_ms: int = DEFAULT_BEFORE
     others: list[JournalLine] = []
     current: RecordedElection | None = None
     for line in lines:
-        is_real = line.event == "election"
-        if line.event == "dry run" or (is_real and not (is_open(current) and current.outcome == "open")):
+        is_real = line.event == Event.ELECTION
+        if line.event == Event.DRY_RUN or (is_real and not (is_open(current) and current.outcome == "open")):
             recent = [other for other in others if line.wall_ms - other.wall_ms <= before_ms]
             current = RecordedElection(recent[-LINES_BEFORE:], [line])
             found.append(current)
             others = []
         elif not is_open(current):
-            if line.event == "stepped down" and found and found[-1].outcome == "won" and found[-1].ended is None:
+            if line.event == Event.STEPPED_DOWN and found and found[-1].outcome == "won" and found[-1].ended is None:
                 found[-1].ended = line
             others.append(line)
         else:
@@ -115,7 +121,7 @@ def find_elections(lines: Iterable[JournalLine], before_ms: int = DEFAULT_BEFORE
 
 def is_open(election: RecordedElection | None) -> TypeGuard[RecordedElection]:
     """Whether further lines belong to this election: it is neither lost nor has its winner begun to accept writes."""
-    return election is not None and election.lines[-1].event not in (*LOST, "leading", "stepped down")
+    return election is not None and election.lines[-1].event not in (*LOST, Event.LEADING, Event.STEPPED_DOWN)
 
 
 async def get_elections(ctx: CommandContext) -> Reply:

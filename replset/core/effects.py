@@ -8,6 +8,7 @@ writes (`ends_writes`) waits for nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
@@ -32,15 +33,26 @@ class LastVote:
 NO_VOTE = LastVote(0, None)
 
 
+class ElectionEvent(StrEnum):
+    """The events by which `commands/election_journal.py` puts the lines of an election together."""
+
+    DRY_RUN = "dry run"
+    ELECTION = "election"
+    VOTE_NOT_GRANTED = "vote not granted"
+    DRY_RUN_LOST = "dry run lost"
+    ELECTION_LOST = "election lost"
+    WON = "won"
+    DRAINING = "draining"
+    LEADING = "leading"
+    STEPPED_DOWN = "stepped down"
+
+
 @dataclass(frozen=True, slots=True)
 class ElectionRecord:
-    """One line of the election journal: what happened, and why. wall_ms: when, UTC.
-
-    `commands/election_journal.py` puts the lines of an election together by their `event`.
-    """
+    """One line of the election journal: what happened, and why. wall_ms: when, UTC."""
 
     term: int
-    event: str  # "dry run", "vote granted", "won", "stepped down", ...
+    event: str  # an ElectionEvent, or what else belongs to the reasons of an election
     detail: str
     wall_ms: int = 0
 

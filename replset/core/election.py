@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from replset.config import Member
-from replset.core.effects import LastVote, Persist
+from replset.core.effects import ElectionEvent, LastVote, Persist
 from replset.core.election_metrics import CandidateMetrics, ParticipantMetrics
 from replset.core.fast_failover import FAST_FAILOVER, FastFailover
 from replset.core.leader import Leader
@@ -367,7 +367,7 @@ class Elections:
         text = f"{reason}: asking {asked}; {election.needed} of {len(config.voters)} votes needed"
         if before is not None:
             text += f"; the dry run was granted by {self._granted_by(before)}"
-        node.journal("dry run" if dry_run else "election", text)
+        node.journal(ElectionEvent.DRY_RUN if dry_run else ElectionEvent.ELECTION, text)
         request = VoteRequest(
             node.set_name,
             node.term,
@@ -432,7 +432,7 @@ class Elections:
             election.granted.add(voter)
         else:
             reason = reason or "the configuration does not name its incarnation"
-            node.journal("vote not granted", f"{node.name_of(voter)}: {reason}")
+            node.journal(ElectionEvent.VOTE_NOT_GRANTED, f"{node.name_of(voter)}: {reason}")
         self._count(election)
 
     def _count(self, election: ElectionRound) -> None:
@@ -455,7 +455,7 @@ class Elections:
         self.election = None
         self.takeovers.drop()
         node.election_metrics.on_won(election.reason)
-        node.journal("won", f"{election.reason}: votes of {self._granted_by(election)}")
+        node.journal(ElectionEvent.WON, f"{election.reason}: votes of {self._granted_by(election)}")
         self._leader.step_up()
         if election.request_id is not None:
             node.reply(election.request_id, Done())
@@ -468,7 +468,7 @@ class Elections:
         election, self.election = self.election, None
         if election is None:
             return
-        self.node.journal("dry run lost" if election.dry_run else "election lost", why)
+        self.node.journal(ElectionEvent.DRY_RUN_LOST if election.dry_run else ElectionEvent.ELECTION_LOST, why)
         if election.reason == FAST_FAILOVER:
             self.fast.retry()
         if election.request_id is not None:

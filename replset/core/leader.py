@@ -11,6 +11,7 @@ from replset.core.effects import (
     AppendNoop,
     CommitPointAdvanced,
     Drain,
+    ElectionEvent,
     ProgressChanged,
     StartFetching,
     StopFetching,
@@ -113,7 +114,7 @@ class Leader:
         if self.phase is Phase.CATCH_UP:
             self.phase = Phase.DRAIN
             node.sync_source = None
-            node.journal("draining", why)
+            node.journal(ElectionEvent.DRAINING, why)
             node.emit(Drain(node.term))
 
     def on_abort_catch_up(self, request_id: int) -> None:
@@ -134,7 +135,7 @@ class Leader:
         node.writable = True
         node.emit(AppendNoop(node.term, "new primary"), AcceptWrites(True, node.term))
         node.election_metrics.on_new_term(node.wall_ms())
-        node.journal("leading", "the first entry of the term is written; writes are accepted")
+        node.journal(ElectionEvent.LEADING, "the first entry of the term is written; writes are accepted")
         self._on_step_up()
 
     # --- a primary at work ---------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ class Leader:
         node.election_wall_ms = None
         node.in_sync, node.levels = frozenset(), {}
         node.sync_source = None
-        node.journal("stepped down", why)
+        node.journal(ElectionEvent.STEPPED_DOWN, why)
         node.emit(AcceptWrites(False, node.term), StopFetching())
         if freeze_ms:
             node.frozen_until = Millis(node.now + freeze_ms)

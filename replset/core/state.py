@@ -419,7 +419,7 @@ class NodeState:
         self.emit(Reply(request_id, body))
 
     def journal(self, event: str, detail: str) -> None:
-        self.emit(RecordElectionEvent(ElectionRecord(self.term, event, detail, self.wall_ms())))
+        self.emit(RecordElectionEvent(ElectionRecord(self.term, str(event), detail, self.wall_ms())))
 
     def name_of(self, member_id: MemberId | None) -> str:
         """Return the host of a member, for the journal; its id if the configuration does not have it."""
