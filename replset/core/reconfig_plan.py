@@ -113,7 +113,9 @@ def _steps(current: ReplSetConfig, target: ReplSetConfig) -> list[Step]:
     for member in target.members:
         known = current.member_at(member.host)
         if known is None:
-            found += _additions(current, member)
+            # Most sets may have one arbiter only: the one that leaves goes first.
+            if not member.arbiter_only or _arbiters(current) < _arbiters(target):
+                found += _additions(current, member)
         elif member.votes > known.votes:
             found += _votes_given(current, known, member)
     for member in current.members:
@@ -124,6 +126,10 @@ def _steps(current: ReplSetConfig, target: ReplSetConfig) -> list[Step]:
         elif wanted.votes < member.votes:
             found.append(_changed(current, wanted, f"take the vote of {member.host} away"))
     return found or [Step(_differences(current, target), replace(target, version=current.version + 1))]
+
+
+def _arbiters(config: ReplSetConfig) -> int:
+    return sum(member.arbiter_only for member in config.members)
 
 
 def _additions(current: ReplSetConfig, member: Member) -> list[Step]:

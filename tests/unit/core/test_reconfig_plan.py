@@ -43,6 +43,9 @@ WITHOUT_VOTE = {"_id": 2, "host": "b:1", "votes": 0, "priority": 0}
             id="a-secondary-beside-an-arbiter",
         ),
         pytest.param(
+            config("a", "b", "x/"), config("a", "b", "y/"), ["remove x:1", "add arbiter y:1"], id="another-arbiter"
+        ),
+        pytest.param(
             config("a", "b", "x/"),
             config("a", "b", {"host": "w:1", "witness": True}),
             ["add witness w:1", "remove x:1"],
