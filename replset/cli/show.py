@@ -99,7 +99,7 @@ def _members(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Table:
             Text(state, STYLE.get(state, "yellow")),
             f"{max(0, newest - _millis(row['optimeDate'])) / 1000:.1f} s" if has_data else "-",
             f"{count}{'+' if isinstance(count, int) and count >= SHOWN_ENTRIES else ''}",
-            str(row.get("syncSourceHost") or "-"),
+            str(row.get("syncSourceHost") or "-") if state != "DOWN" else "-",
             "-" if row.get("self") else _age(reply.get("date"), row.get("lastHeartbeat")),
         )
     return table

@@ -59,7 +59,7 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
         down = ", ".join(str(member.host) for member in config.voters if member not in up)
         return Remark(
             f"no primary: an election takes {config.majority_vote_count} of {len(config.voters)} votes, and only"
-            f" {len(up)} voters can be reached from {node.host} (not: {down})",
+            f" {len(up)} voter{'' if len(up) == 1 else 's'} can be reached from {node.host} (not: {down})",
             "start these members again; if they are gone for good: replset conf, take them out of it, replset reconfig"
             " FILE --force --accept (acknowledged writes may be lost)",
         )

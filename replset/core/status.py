@@ -11,6 +11,7 @@ from replset.core.messages import Position
 from replset.core.remarks import Remark, find_remarks
 from replset.core.staleness import lag_ms
 from replset.core.state import NodeState, Peer, shown_state
+from replset.core.waiting import describe_delay
 from replset.ids import HostPort, MemberId, Millis, OpTime
 
 
@@ -103,7 +104,7 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
         node.commit_point,
         node.position,
         tuple(members),
-        _blocking(node, members),
+        _blocking(node),
         node.quarantine,
         reason,
         needed,
@@ -172,14 +173,14 @@ def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: 
     )
 
 
-def _blocking(node: NodeState, members: list[MemberStatus]) -> str:
+def _blocking(node: NodeState) -> str:
     """Which members keep a primary's commit point behind its newest entry (map D6); empty when none does."""
     if node.config is None or node.state is not MemberState.PRIMARY or node.commit_point >= node.position.last_applied:
         return ""
     behind = [
-        f"{row.host} ({row.state.name if row.healthy else 'not reachable'})"
-        for row in members
-        if not row.arbiter and not row.is_self and row.position and row.position.last_durable <= node.commit_point
+        f"{member.host} ({describe_delay(node, member)})"
+        for member in node.config.oplog_voters
+        if (peer := node.peers.get(member.host)) is not None and peer.position.last_durable <= node.commit_point
     ]
     if not behind:
         return ""
