@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import typer
 
 from replset.cli.changes import NotAcceptedError
+from replset.cli.local_set import DEFAULT_HOST, known_hosts
 from replset.client import WireClient
-from replset.errors import HostUnreachableError, ReplError
+from replset.errors import ErrorCode, HostUnreachableError, ReplError
 
 T = TypeVar("T")
+ANSWER_WITHIN_S = 3.0
 
 
 class CommandFailedError(ReplError):
@@ -27,6 +29,23 @@ def ask(host: str, command: dict[str, object], timeout_s: float = 30.0) -> dict[
         text = f"{host}: {reply.get('errmsg')} ({reply.get('codeName')}, {reply.get('code')})"
         raise CommandFailedError(text, code=int(reply.get("code", 1)))
     return reply
+
+
+def ask_status(host: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the status of `host`, or of the first member of this folder's set that answers, with its address."""
+    hosts = [host] if host is not None else known_hosts() or [DEFAULT_HOST]
+    silent: list[str] = []
+    for each in hosts:
+        try:
+            return each, ask(each, {"replSetGetStatus": 1}, ANSWER_WITHIN_S)
+        except HostUnreachableError as error:
+            silent.append(error.message)
+        except CommandFailedError as error:
+            if error.code != ErrorCode.NOT_YET_INITIALIZED:
+                raise
+            hint = f"make a set: replset initiate --host {each}; or have it added: replset add {each} --host MEMBER"
+            raise CommandFailedError(f"{error.message}; {hint}", code=ErrorCode.NOT_YET_INITIALIZED) from error
+    raise HostUnreachableError("; ".join(silent) if len(silent) == 1 else f"no member answers: {'; '.join(silent)}")
 
 
 def on_primary(host: str, command: dict[str, object], timeout_s: float = 60.0) -> dict[str, Any]:

@@ -20,3 +20,16 @@ Host = Annotated[
         show_default=False,
     ),
 ]
+
+AnyHost = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        metavar="HOST:PORT",
+        envvar="REPLSET_HOST",
+        show_envvar=False,
+        help="a member of the set (REPLSET_HOST, the first that answers of the set in this folder, else"
+        " 127.0.0.1:27017)",
+    ),
+]
+"""`--host` of commands that work while one member answers."""

@@ -9,7 +9,7 @@ import typer
 
 from replset.bson import DateTime, to_ejson
 from replset.cli import calls
-from replset.cli.host_option import Host
+from replset.cli.host_option import AnyHost
 from replset.terminal import console
 
 REASONS = {
@@ -25,16 +25,16 @@ REASONS = {
 
 
 def why(
-    host: Host,
+    host: AnyHost = None,
     last: Annotated[int, typer.Option(min=1, max=100, help="how many elections to show")] = 3,
     json: Annotated[bool, typer.Option("--json", help="JSON for scripts, with all lines of the journals")] = False,
 ) -> None:
     """Show why this member is primary, or why there is none: who stood, who refused and why, how long it took."""
-    reply = calls.ask(host, {"replSetGetElections": 1, "all": True, "limit": last})
+    answered, status = calls.ask_status(host)
+    reply = calls.ask(answered, {"replSetGetElections": 1, "all": True, "limit": last})
     if json:
         typer.echo(to_ejson(reply))
         return
-    status = calls.ask(host, {"replSetGetStatus": 1})
     for line in [*headline(status), *(line for row in reply["elections"] for line in story(row))]:
         console().print(line, highlight=False, markup=False, soft_wrap=True)
     for reason in reply.get("unreachable", {}).values():

@@ -30,7 +30,7 @@ def reply(own: int = 0, primary: int | None = 0, **more: Any) -> dict[str, Any]:
         if number == own:
             row["self"] = True
         rows.append(row)
-    rows[2] |= {"stateStr": "(not reachable/healthy)", "health": 0.0, "counted": False}
+    rows[2] |= {"stateStr": "(not reachable/healthy)", "syncSourceHost": "m0:1", "health": 0.0, "counted": False}
     document = {"set": "rs0", "term": Int64(2), "date": DateTime(NOW), "members": rows}
     return {**document, "optimes": {"lastCommittedOpTime": POINT}, **more}
 
@@ -55,7 +55,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
         return {"config": {"members": [hidden]}} if "replSetGetConfig" in command else found[host]
 
     monkeypatch.setattr(calls, "ask", ask)
-    monkeypatch.setattr(status, "known_hosts", lambda: ["m0:1", "m1:1", "m2:1"])
+    monkeypatch.setattr(calls, "known_hosts", lambda: ["m0:1", "m1:1", "m2:1"])
     return found
 
 
@@ -80,11 +80,17 @@ def test_what_only_the_primary_knows_is_asked_of_it(answers: dict[str, Any], cap
 
 
 def test_the_first_member_that_answers_is_enough(answers: dict[str, Any], capsys: Capture) -> None:
-    why = "no primary: an election takes 2 of 3 votes, and only 1 voters can be reached from m2:1"
+    why = "no primary: an election takes 2 of 3 votes, and only 1 voter can be reached from m2:1"
     answers["m2:1"] = reply(2, None, remarks=[{"why": why, "next": "start these members again"}])
     text = shown(capsys)
     assert "NO PRIMARY: writes are refused" in text
     assert f"{why}\n  next: start these members again" in text
+
+
+def test_why_is_asked_of_the_first_member_that_answers(answers: dict[str, Any], capsys: Capture) -> None:
+    answers["m2:1"] = {**reply(2), "elections": []}
+    assert main(["why"]) == 0
+    assert capsys.readouterr().out.startswith("m0:1 is primary of term 2")
 
 
 def test_nobody_answers(answers: dict[str, Any], capsys: Capture) -> None:
