@@ -161,6 +161,8 @@ def reconfig(
     """Install an edited configuration, whose version is raised for you; or plan the steps to it and do them."""
     if sum(given is not None for given in (file, plan, demote, restore)) != 1:
         raise BadValueError("give one of FILE, --plan FILE, --demote HOST:PORT, --restore HOST:PORT")
+    if force and file is None and demote is None:
+        raise BadValueError("--force goes with FILE or --demote: a plan takes only steps that a majority agrees to")
     if plan is not None:
         run_plan(host, ReplSetConfig.parse(read_document(plan)), accept=accept)
     elif restore is not None:
@@ -230,9 +232,10 @@ def add_all(
     for reason in unreachable.values():
         if not accept:
             raise NotAcceptedError(f"{reason}; start it first (--wait SECONDS waits for it), or add it with --accept")
-        typer.echo(f"{reason}; it is added nevertheless")
     deadline = time.monotonic() + wait_s
     missing = rows if judged else calls.until_done(deadline, lambda: missing_rows(host, rows, if_needed, accept))
+    for reason in unreachable.values():
+        typer.echo(reason)
     for row in rows:
         member = str(row["host"])
         if row not in missing:

@@ -98,7 +98,11 @@ def resize_oplog(
     """Change the size of one member's oplog while it runs; a restart keeps it."""
     given = {"size": size_mb, "minRetentionHours": min_retention_hours}
     calls.ask(host, {"replSetResizeOplog": 1, **{name: value for name, value in given.items() if value is not None}})
-    typer.echo(f"{host} keeps its oplog so from now on, also after a restart")
+    size = "" if size_mb is None else f" up to {size_mb:g} MB"
+    least = "" if min_retention_hours is None else f" for at least {min_retention_hours:g} hours"
+    typer.echo(
+        f"{host} keeps its oplog{size}{' and' if size and least else ''}{least} from now on, also after a restart"
+    )
 
 
 def maintenance(

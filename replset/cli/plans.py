@@ -117,9 +117,13 @@ def _wait_for_votes(primary: str) -> None:
 
 
 def with_vote(current: Mapping[str, Any], host: str, votes: int, priority: float) -> ReplSetConfig:
-    """Return the configuration in which this member has so many votes and this priority. NodeNotFoundError."""
+    """Return the configuration in which this member has so many votes and this priority. NodeNotFoundError.
+
+    An arbiter or a witness keeps its priority, which is 0.
+    """
     config = ReplSetConfig.parse(current)
     member = config.member_at(parse_host(host))
     if member is None:
         raise NodeNotFoundError(f"{host} is no member of the set")
-    return config.with_member(replace(member, votes=votes, priority=priority, newly_added=False))
+    wanted = priority if member.bears_data else member.priority
+    return config.with_member(replace(member, votes=votes, priority=wanted, newly_added=False))

@@ -52,7 +52,8 @@ def reconfig_refusal(
             )
     own = new.member_at(me)
     if own is None:
-        return Refused(ErrorCode.NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration")
+        first = "" if force else "; it is the primary: let another member lead first (replset step-down)"
+        return Refused(ErrorCode.NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration{first}")
     if not force and (not own.bears_data or own.priority == 0):
         return Refused(ErrorCode.NODE_NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
     before_voters = {member.id for member in old.members if member.votes}

@@ -11,6 +11,8 @@ import pytest
 from replset.cli import calls
 from replset.cli.changes import NotAcceptedError, check_effect, with_members, without_member
 from replset.cli.main import main
+from replset.cli.plans import with_vote
+from replset.config import ReplSetConfig
 from replset.errors import HostUnreachableError
 
 Capture = pytest.CaptureFixture[str]
@@ -134,9 +136,21 @@ def test_an_arbiter_that_nobody_reaches_is_said_before_and_after(fake: FakeSet, 
     assert "nobody:1 cannot be reached" in capsys.readouterr().err
     assert main(["add-arbiter", "nobody:1", "--host", "m0:1", "--accept"]) == 0
     said = capsys.readouterr().out
-    assert "it is added nevertheless" in said
+    assert "\nnobody:1 cannot be reached: Connection refused\n" in said
     assert "majority writes will need 3 of 3 copies" in said
     assert said.endswith("nobody:1 is added as arbiter, not reachable yet\n")
+
+
+def test_force_is_refused_where_a_plan_would_ignore_it(fake: FakeSet, capsys: Capture) -> None:
+    assert main(["reconfig", "--restore", "m1:1", "--force", "--host", "m0:1"]) == 2
+    assert "--force goes with FILE or --demote" in capsys.readouterr().err
+    assert fake.changes == []
+
+
+@pytest.mark.parametrize("kind", ["arbiterOnly", "witness"])
+def test_a_member_without_documents_keeps_its_priority(kind: str) -> None:
+    current = with_members(config(2), [{"host": "a:1", kind: True}])
+    assert with_vote(current, "a:1", 1, 2) == ReplSetConfig.parse(current)
 
 
 def test_what_costs_nothing_is_done(fake: FakeSet, capsys: Capture) -> None:
