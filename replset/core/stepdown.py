@@ -91,8 +91,6 @@ class StepDowns:
             return
         self._pending = None
         if best is None and not pending.force:
-            to = pending.hand_over_to
-            who = "no electable secondary" if to is None else f"{to} has not, or no write majority has,"
             if self._leader.phase is Phase.ACTIVE:
                 node.writable = True
                 node.emit(AcceptWrites(True, node.term))
@@ -100,7 +98,7 @@ class StepDowns:
                 pending.request_id,
                 Refused(
                     ErrorCode.EXCEEDED_TIME_LIMIT,
-                    f"{who} caught up in time; still primary (see force)",
+                    f"{self._why_no_successor(pending.hand_over_to)}; still primary (see force)",
                 ),
             )
             return
@@ -112,8 +110,9 @@ class StepDowns:
     def _successor(self, wanted: HostPort | None) -> Peer | None:
         """The electable member with every entry, of highest priority and then lowest id (map E12).
 
-        None while fewer than a write majority have every entry, or no electable member does (map E11). wanted: the only
-        one that will do.
+        None while fewer than a write majority have every entry, or no electable member does (map E11). A member that
+        says it cannot stand now (frozen by an earlier stepdown, in maintenance) would refuse, and nobody would lead.
+        wanted: the only one that will do.
         """
         node = self.node
         if node.config is None:
@@ -132,10 +131,20 @@ class StepDowns:
             and wanted in (None, member.host)
             and (peer := node.peers.get(member.host)) is not None
             and peer.is_up
+            and peer.electable
         ]
         if len(caught_up) < node.config.write_majority or not ready:
             return None
         return max(ready, key=lambda row: row[:2])[2]
+
+    def _why_no_successor(self, wanted: HostPort | None) -> str:
+        """Why nobody took over in time."""
+        if wanted is None:
+            return "no electable secondary caught up in time"
+        peer = self.node.peers.get(wanted)
+        if peer is not None and peer.is_up and not peer.electable:
+            return f"{wanted} cannot be elected now: it is frozen, in maintenance, or its disk is full or slow"
+        return f"{wanted} has not, or no write majority has, caught up in time"
 
     def on_freeze(self, request_id: int, request: FreezeRequest) -> None:
         node = self.node

@@ -89,6 +89,38 @@ def test_a_stepdown_asks_the_best_caught_up_member_to_step_up() -> None:
     assert not vote_requests(node.tick(Millis(NOW + 59_999)))
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({"electable": False}, id="frozen"),
+        pytest.param({"state": MemberState.RECOVERING, "electable": False}, id="in-maintenance"),
+    ],
+)
+def test_a_stepdown_asks_nobody_who_cannot_stand_now(told: dict[str, object]) -> None:
+    """As the old primary, frozen for a minute by its own stepdown: it would refuse, and nobody would lead."""
+    node = leading_three()
+    following(node)
+    next_round(node)
+    node.receive_heartbeat(1, position=place(at(2, 1)), config_term=2, **told)
+    node.receive_heartbeat(2, position=place(at(2, 1)), config_term=2)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 10_000, False)), Millis(NOW + 2_000))
+    asks = [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
+    assert [send.to for send in asks] == [host(2)]
+
+
+def test_a_stepdown_waits_until_a_member_can_stand() -> None:
+    node = leading_three()
+    following(node)
+    next_round(node)
+    for other in (1, 2):
+        node.receive_heartbeat(other, position=place(at(2, 1)), config_term=2, electable=False)
+    node.receive(Request(5, StepDownRequest(60_000, 10_000, False)), Millis(NOW + 2_000))
+    assert node.state is MemberState.PRIMARY
+    next_round(node, NOW + 4_000)
+    node.receive_heartbeat(1, NOW + 4_000, position=place(at(2, 1)), config_term=2)
+    assert node.state is MemberState.SECONDARY
+
+
 def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
     """Map E11."""
     node = lead(single_node(config=CONFIG))
