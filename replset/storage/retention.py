@@ -12,6 +12,8 @@ from replset.storage.txn import write_meta
 from replset.storage.undo import rollback_in_progress
 
 _ROWS = 1000
+_RESERVE = 2
+"""How many times the least free space the disk must have, that entries stay for a member that lags behind."""
 
 
 def remove_old_data(store: Store, now_wall_ms: int, needed: OpTime | None = None) -> bool:
@@ -64,14 +66,15 @@ def _trim(store: Store, now_wall_ms: int, needed: OpTime | None) -> bool:
     """Remove the oldest entries, while they take more than the limit and are old enough.
 
     The one at the commit point stays: every rollback ends there or above, and looks for it. Up to a larger limit, and
-    while the disk has space, so do those that another member needs to catch up.
+    while the disk has space to spare, so do those that another member needs to catch up. The file does not shrink when
+    they are removed, so they go before the disk has too little space for writes.
     """
     options = store.options
     excess = store.oplog_bytes - options.oplog_max_bytes
     if excess <= 0:
         return False
     bound = min(store.commit_point.ts, store.last_applied.ts) - 1
-    if needed is not None and needed.ts <= bound and store.has_disk_space():
+    if needed is not None and needed.ts <= bound and store.has_disk_space(reserve=_RESERVE):
         over = store.oplog_bytes - options.oplog_lagging_bytes
         if over > 0:
             excess = min(excess, over)

@@ -210,10 +210,10 @@ class Store:
 
     # --- writing
 
-    def has_disk_space(self) -> bool:
-        """Whether groups are taken: the disk has min_free_bytes left or more."""
+    def has_disk_space(self, *, reserve: int = 1) -> bool:
+        """Whether groups are taken: the disk has min_free_bytes left or more. reserve: so many times as much."""
         try:
-            return self.disk.free_bytes(self.dbpath) >= self.options.min_free_bytes
+            return self.disk.free_bytes(self.dbpath) >= reserve * self.options.min_free_bytes
         except OSError as error:
             raise storage_error(error, self.dbpath) from error
 

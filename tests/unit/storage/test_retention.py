@@ -139,6 +139,20 @@ def test_what_another_member_needs_stays_up_to_a_limit(
     assert driver.store.oplog_bytes <= 2_000
 
 
+def test_what_another_member_needs_goes_before_writes_are_refused(make_driver: Callable[..., Driver]) -> None:
+    """The file never shrinks: a disk that the oplog filled would refuse writes until somebody makes space."""
+    driver = small_oplog(make_driver, oplog_lagging_bytes=1 << 20)
+    store = driver.store
+    store.set_commit_point(store.last_applied)
+    needed, free = driver.history[5][0], store.disk.free_bytes(store.dbpath)
+    store.options = replace(store.options, min_free_bytes=free * 2 // 3)
+    assert store.has_disk_space()
+    while remove_old_data(store, driver.wall_ms, needed):
+        pass
+    assert store.oldest > needed
+    assert store.oplog_bytes <= 2_000
+
+
 def test_when_a_member_falls_off_the_oplog(make_driver: Callable[..., Driver]) -> None:
     driver = small_oplog(make_driver)
     store = driver.store
