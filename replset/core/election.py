@@ -453,6 +453,7 @@ class Elections:
         node = self.node
         invariant(election.term == node.term, "an election is won in its own term")
         self.election = None
+        self._first_due = NEVER
         self.takeovers.drop()
         node.election_metrics.on_won(election.reason)
         node.journal(ElectionEvent.WON, f"{election.reason}: votes of {self._granted_by(election)}")

@@ -291,7 +291,7 @@ CORE_MUTANTS = tuple(
         (arbiter_takes_no_commit_point, (1, 3, 4), "not in time"),
         (late_answer_taken, (0, 1, 2), "invariant 11"),
         (old_report_counted, (4, 6), "invariant 11"),
-        (witness_counted_before_its_sync, (254,), "invariant 10"),
+        (witness_counted_before_its_sync, (62,), "invariant 3"),
         (witness_elected, (29,), "invariant 16"),
         (witness_oplog_taken_for_data, (59, 64), "invariant 16"),
         (witness_copied, (54, 84), "invariant 16"),

@@ -300,9 +300,12 @@ def figure_eight() -> list[str]:
         cluster.command(
             c, {"replSetFreeze": 120}
         )  # it votes; whether it starts an election before a does is not part of this scenario
-        scenario.uncut_pair(a, c)
         mirrors = scenario.checkers.mirrors
+        cluster.command(a, {"replSetFreeze": 120})
+        scenario.uncut_pair(a, c)
+        cluster.run_until(lambda: mirrors[c].newest() == mirrors[a].newest(), 10, "c fetches what a wrote")
         scenario.when(lambda: scenario.is_primary(a), lambda: scenario.cut_one_way(a, c))
+        cluster.command(a, {"replSetFreeze": 0})
         cluster.run_until(lambda: scenario.is_primary(a), 30, "a wins again")
         cluster.run_for(0.7)
         scenario.expect(scenario.is_primary(a), "a leads")

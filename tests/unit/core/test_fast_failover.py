@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from replset.config import ReplSetConfig, Settings
-from replset.core.effects import RecordElectionEvent
+from replset.core.effects import RecordElectionEvent, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import ConnectionLost, HeartbeatRequest, Response, VoteReply, VoteRequest
 from replset.ids import MemberId, Millis
@@ -117,6 +117,21 @@ def test_a_new_set_has_a_primary_as_soon_as_the_others_can_vote() -> None:
     cluster.elect()
     assert cluster.now - began < 1_500
     assert cluster.number_of(cluster.elect()) == 0
+
+
+def test_the_member_that_initiated_asks_at_the_usual_interval_once_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = running(3)
+    leader, sent, send_on = cluster.elect(), [], cluster.send
+
+    def send(sender: CoreMachine, message: Send) -> None:
+        sent.append((sender, message.body))
+        send_on(sender, message)
+
+    monkeypatch.setattr(cluster, "send", send)
+    cluster.run(10 * DEFAULT.heartbeat_interval_ms)
+    heartbeats = [body for sender, body in sent if sender is leader and isinstance(body, HeartbeatRequest)]
+    assert cluster.number_of(leader) == 0
+    assert 18 <= len(heartbeats) <= 22
 
 
 # --- one member ------------------------------------------------------------------------------------------------------
