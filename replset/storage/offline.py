@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from sqlite_utils import Database
+from typing import TYPE_CHECKING, Any
 
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import COLUMNS, OplogRow, TermSpan
 from replset.storage.file_names import DATABASE_FILE
-from replset.storage.schema import DATA_SCHEMA
+from replset.storage.schema import DATA_SCHEMA, load_sqlite_utils
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 _PAGE = 500
 
@@ -61,7 +62,7 @@ class OfflineOplog:
         """Use `open_oplog`."""
         self.path = path
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
-        self._db = Database(self._connection)
+        self._db: Database = load_sqlite_utils()(self._connection)
         try:
             (version,) = self._one("PRAGMA user_version")
             (application_id,) = self._one("PRAGMA application_id")
