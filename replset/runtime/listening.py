@@ -28,21 +28,21 @@ class ListeningSockets:
     def __init__(self, sockets: Sequence[socket.socket], factory: Callable[[], asyncio.Protocol], backlog: int) -> None:
         """Begin to listen. OSError: an address is in use."""
         self._loop = asyncio.get_running_loop()
-        self._sockets = list(sockets)
+        self.sockets = list(sockets)
         self._factory = factory
         self._opening: set[asyncio.Task[None]] = set()
-        for one in self._sockets:
+        for one in self.sockets:
             one.setblocking(False)
             one.listen(backlog)
-        for one in self._sockets:
+        for one in self.sockets:
             self._loop.add_reader(one, self._accept, one)
 
     def close(self) -> None:
         """Stop listening. Connections that are open stay open."""
-        for one in self._sockets:
+        for one in self.sockets:
             self._loop.remove_reader(one)
             one.close()
-        self._sockets.clear()
+        self.sockets.clear()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -72,7 +72,7 @@ class ListeningSockets:
         self._loop.call_later(PAUSE_S, self._go_on, listening)
 
     def _go_on(self, listening: socket.socket) -> None:
-        if listening in self._sockets:
+        if listening in self.sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
 

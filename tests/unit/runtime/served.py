@@ -14,6 +14,7 @@ from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
 from replset.runtime.admission import MAX_BYTES_IN_USE, Admission
 from replset.runtime.connections import ConnectionSlots
+from replset.runtime.listening import ListeningSockets
 from replset.runtime.network import RealNetwork
 from replset.runtime.server import WireServer
 from replset.wire.framing import FrameReader, WireMessage, encode_msg
@@ -120,7 +121,7 @@ class Served:
             """RealNetwork, on a port that the system picks."""
 
             @staticmethod
-            async def serve(address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Server:
+            async def serve(address: HostPort, factory: Callable[[], asyncio.Protocol]) -> ListeningSockets:
                 server = await network.serve(address, factory)
                 self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
                 return server
