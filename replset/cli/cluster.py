@@ -18,6 +18,7 @@ app = typer.Typer(help="A local set as separate processes.", no_args_is_help=Tru
 Folder = Annotated[Path, typer.Option("--dir", help="folder of the set's files")]
 OPLOG_SIZE = "--oplog-size-mb"
 DEFAULT_NAME, DEFAULT_MEMBERS, DEFAULT_PORT = "rs0", 3, 27017
+COMPLETE_WITHIN_S = 30
 
 
 @app.command()
@@ -72,9 +73,10 @@ def up(
             f"{error.message}; correct that, then `replset cluster up --dir {folder}` continues from here, and"
             f" `replset cluster down --dir {folder}` stops what runs"
         ) from error
+    with contextlib.suppress(LocalSetError):  # a large initial sync goes on behind; the member is shown as starting
+        wait_until(local.is_complete, COMPLETE_WITHIN_S, "all members to be in service")
     for member in local.members:
-        role = "primary" if member is primary else member.role_without_data or "secondary"
-        typer.echo(f"{member.name}  {member.host}  {member.http}  {role}")
+        typer.echo(f"{member.name}  {member.host}  {member.http}  {state_of(member)}")
 
 
 def planned_set(

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from replset.cli.processes import lock_holder, start_mark
 from replset.client import WireClient
@@ -36,6 +36,9 @@ DEFAULT_HOST = "127.0.0.1:27017"
 LOCK_WITHIN_S = 10.0
 KEY_FILE, KEY_BYTES = "key", 567
 """The key file's name, and the number of its random bytes, which is that of MongoDB's manual."""
+
+
+IN_SERVICE = {"PRIMARY", "SECONDARY", "ARBITER"}
 
 
 class LocalSetError(ReplError):
@@ -328,6 +331,19 @@ class LocalSet:
 
     def wait_for_primary(self, *, among: Sequence[LocalMember] | None = None, within_s: float = 60) -> LocalMember:
         return wait_until(lambda: self.primary(among=among), within_s, "a primary")
+
+    def is_complete(self) -> bool:
+        """Whether a primary counts every member of its configuration, and each of them is in service."""
+        primary = self.primary()
+        if primary is None:
+            return False
+        rows: list[dict[str, Any]] = primary.command({"replSetGetStatus": 1}).get("members", [])  # type: ignore[assignment]
+        if not rows or not all(row["counted"] and row["stateStr"] in IN_SERVICE for row in rows):
+            return False
+        # A member that has just started again is known to the primary as it was before, so each says its own state.
+        hosts = {row["name"] for row in rows}
+        greetings = [member.command({"hello": 1}) for member in self.members if member.host in hosts]
+        return all(hello["isWritablePrimary"] or hello["secondary"] or hello.get("arbiterOnly") for hello in greetings)
 
 
 def default_host() -> str:

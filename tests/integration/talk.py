@@ -7,7 +7,6 @@ from typing import Any
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 
 DATABASE = "shop"
-READY = {"PRIMARY", "SECONDARY", "ARBITER"}
 
 
 def run(member: LocalMember, document: dict[str, object], database: str = DATABASE) -> dict[str, Any]:
@@ -66,19 +65,7 @@ def heal(member: LocalMember) -> None:
 
 def all_counted(local: LocalSet, within_s: float = 60) -> None:
     """Wait until a primary counts every member of its configuration, and each of them has its data."""
-
-    def counted() -> bool:
-        primary = local.primary()
-        if primary is None:
-            return False
-        rows = status(primary)["members"]
-        if len(rows) != len(local.members) or not all(row["counted"] and row["stateStr"] in READY for row in rows):
-            return False
-        # A member that has just started again is known to the primary as it was before, so each says its own state.
-        greetings = [run(member, {"hello": 1}, "admin") for member in local.members]
-        return all(hello["isWritablePrimary"] or hello["secondary"] or hello.get("arbiterOnly") for hello in greetings)
-
-    wait_until(counted, within_s, "all members to be counted")
+    wait_until(local.is_complete, within_s, "all members to be counted")
 
 
 def same_everywhere(local: LocalSet, within_s: float = 30) -> list[dict[str, Any]]:

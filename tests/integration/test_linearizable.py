@@ -57,8 +57,8 @@ def test_a_cut_off_primary_answers_no_linearizable_read(make_set: MakeSet) -> No
     assert (status, refused["code"]) == (503, 50)
     assert headers["retry-after"]
     began = time.monotonic()
-    refused = read(old)  # without a limit it ends with the stepdown
-    assert (refused["code"], time.monotonic() - began < 25) in ((189, True), (10107, True))
+    refused = read(old)  # without a limit it ends with the stepdown, or (187) once the others count as down
+    assert (refused["code"] in (187, 189, 10107), time.monotonic() - began < 25) == (True, True), refused
 
     new = local.wait_for_primary(among=rest)
     set_n(new, 3)
