@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from replset.bson import decode
+from replset.long_work import LongWork
 from replset.recovery.compare import Difference, RollbackDiff
 from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import CommandKind, LostCommand, LostDocument, LostKind, LostWrites
@@ -43,17 +44,22 @@ def diff(
     Exit status 0: the set has all of them. 1: something is lost.
     """
     with ExitStack() as stack:
-        path = stack.enter_context(manifest_source.local_manifest(manifest))
+        work = stack.enter_context(LongWork("rollback-tools"))
+        path = stack.enter_context(manifest_source.local_manifest(manifest, work))
+        work.begin("reading the files of the rollback")
         found = read_manifest(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(LiveSet(host, found.set_name))
         rollback_diff = RollbackDiff(lost, live)
         report = JsonReport(sys.stdout, rollback_diff.head(), "writes") if as_json else None
+        work.begin("comparing with the set", rollback_diff.total, "lost writes")
         for difference in rollback_diff.run():
+            work.on_row()
             if report is not None:
                 report.row(difference.row())
             else:
                 print_difference(difference)
+        work.close()
         counts = rollback_diff.counts
         if report is not None:
             report.close({"counts": counts})

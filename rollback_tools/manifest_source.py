@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from replset.client import HttpClient
 from replset.errors import BadValueError, CorruptDataError, ReplError
+from replset.long_work import LongWork
 from replset.replication.rollback_manifest import Manifest
 
 ROUTE = "/v1/replset/rollbacks"
@@ -33,14 +34,15 @@ def client_and_id(text: str) -> tuple[HttpClient, str]:
 
 
 @contextmanager
-def local_manifest(text: str) -> Iterator[Path]:
+def local_manifest(text: str, work: LongWork | None = None) -> Iterator[Path]:
     """The path of a manifest on this machine, with its files beside it. Fetches them to a temporary folder if needed.
 
-    ReplError when there is no such manifest; HttpAnswerError and HostUnreachableError from a member.
+    work: shows how far that is. ReplError when there is no such manifest; HttpAnswerError and HostUnreachableError from
+    a member.
     """
     if is_remote(text):
         with tempfile.TemporaryDirectory(prefix="rollback-tools-") as folder:
-            yield _fetch(text, Path(folder))
+            yield _fetch(text, Path(folder), work)
         return
     path = Path(text)
     if not path.is_file():
@@ -48,17 +50,21 @@ def local_manifest(text: str) -> Iterator[Path]:
     yield path
 
 
-def _fetch(text: str, folder: Path) -> Path:
+def _fetch(text: str, folder: Path, work: LongWork | None) -> Path:
     client, identifier = client_and_id(text)
     document = client.get(f"{ROUTE}/{identifier}")
     path = folder / f"{identifier}.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     manifest = Manifest.parse(path.read_bytes(), path.name)
+    if work is not None:
+        work.begin("fetching the files of the rollback", sum(file.size for file in manifest.files), "B")
     for file in manifest.files:
         if Path(file.name).name != file.name:  # a name with a folder in it could write anywhere on this machine
             raise CorruptDataError(f"{manifest.id}: {file.name!r} is no file beside the manifest")
         with (folder / file.name).open("wb") as out:
             client.download(f"{ROUTE}/{identifier}/{quote(file.name, safe='')}", out)
+        if work is not None:
+            work.advance(file.size)
     return path
 
 

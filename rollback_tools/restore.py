@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from replset.long_work import LongWork
 from replset.recovery.audit import AuditLog
 from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import LostCommand, LostDocument, LostWrites
@@ -49,7 +50,9 @@ def restore(
     name, _, collection = policy.partition(JOINT)
     chosen = parse_policy(name, collection)
     with ExitStack() as stack:
-        path = stack.enter_context(manifest_source.local_manifest(manifest))
+        work = stack.enter_context(LongWork("rollback-tools"))
+        path = stack.enter_context(manifest_source.local_manifest(manifest, work))
+        work.begin("reading the files of the rollback")
         found = read_restorable_manifest(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(LiveSet(host, found.set_name))
@@ -58,11 +61,16 @@ def restore(
         log = None if dry_run else stack.enter_context(_audit_log(manifest, path, audit))
         outcomes = stack.enter_context(closing(run.run(log, _now)))
         report = JsonReport(sys.stdout, run.head(log), "writes") if as_json else None
+        work.begin("comparing with the set, and putting back", run.total, "lost writes")
+        if interactive:
+            work.close()
         for outcome in outcomes:
+            work.on_row()
             if report is not None:
                 report.row(outcome.row())
             else:
                 typer.echo(line_of(outcome))
+        work.close()
         if report is not None:
             report.close({"counts": run.counts})
         else:

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from replset.long_work import LongWork
 from replset.recovery.verify import RollbackCheck, verify_rollback
 from replset.replication.rollback_manifest import read_manifest
 from replset.terminal import console
@@ -23,8 +24,10 @@ def verify(
 
     Exit status 1 when anything is damaged; file and byte are named.
     """
-    with manifest_source.local_manifest(manifest) as path:
-        found = verify_rollback(path, read_manifest(path))
+    with LongWork("rollback-tools") as work, manifest_source.local_manifest(manifest, work) as path:
+        rollback = read_manifest(path)
+        work.begin("checking the files", sum(file.size for file in rollback.files), "B")
+        found = verify_rollback(path, rollback, work.advance)
     if as_json:
         typer.echo(json.dumps(found.document(), indent=2, ensure_ascii=False))
     else:

@@ -33,6 +33,7 @@ LEVELS = {
     "replset.replication": 4,
     "replset.client": 4,
     "replset.terminal": 4,
+    "replset.long_work": 4,
     "replset.runtime": 5,
     "replset.recovery": 5,
     "replset.cli": 6,

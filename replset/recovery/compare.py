@@ -47,6 +47,11 @@ class Comparison:
             (row.ns, row.key) for row in self.documents if with_entries or not self._before_is_known(row)
         )
 
+    @property
+    def total(self) -> int:
+        """How many lost writes there are to compare."""
+        return len(self.commands) + len(self.documents)
+
     def batches(self) -> Iterator[list[LostDocument]]:
         """The documents in their order, in batches of one namespace that are read at once."""
         batch: list[LostDocument] = []
@@ -128,6 +133,7 @@ class RollbackDiff:
         self._lost = lost
         self._live = live
         self._comparison = Comparison(lost, live, with_entries=True)
+        self.total = self._comparison.total
         self.counts: Counter[str] = Counter({status.value: 0 for status in ConflictStatus})
 
     def head(self) -> dict[str, Any]:

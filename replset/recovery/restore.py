@@ -114,6 +114,7 @@ class Restore:
         if policy is Policy.TO_COLLECTION:
             for database in {row.ns.partition(".")[0] for row in self._comparison.documents}:
                 writable_namespace(database, collection)
+        self.total = self._comparison.total
         self._audit: AuditLog | None = None
         self.has_written = False
         """Whether anything was sent that changes the set."""

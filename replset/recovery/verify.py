@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,12 @@ class RollbackCheck:
         return {"id": self.id, "ok": self.is_sound, "files": rows, "problems": self.problems}
 
 
-def verify_rollback(path: Path, manifest: Manifest) -> RollbackCheck:
-    """Check every file of a rollback. path: of the manifest; its files are beside it."""
+def verify_rollback(
+    path: Path, manifest: Manifest, on_checked: Callable[[int], None] = lambda size: None
+) -> RollbackCheck:
+    """Check every file of a rollback. path: of the manifest; its files are beside it. on_checked: called with the size
+    of each file that is done.
+    """
     touched: set[DocumentId] = set()
     lost: set[DocumentId] = set()
     problems: list[str] = []
@@ -77,6 +81,7 @@ def verify_rollback(path: Path, manifest: Manifest) -> RollbackCheck:
             _check_documents(file, row, allowed, seen)
         if row.count != row.file.count:
             row.add(None, f"{row.count} documents, the manifest says {row.file.count}")
+        on_checked(row.size)
     if manifest.entries and not any(file.kind is FileKind.OPLOG for file in manifest.files):
         problems.append(f"the manifest counts {manifest.entries} entries and names no file of them")
     if path.stem != manifest.id:

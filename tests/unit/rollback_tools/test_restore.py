@@ -253,7 +253,7 @@ def test_the_record_of_a_member_s_rollback_is_in_the_current_folder(
     live: FakeSet, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(manifest_source, "_fetch", lambda text, folder: manifest)
+    monkeypatch.setattr(manifest_source, "_fetch", lambda text, folder, work: manifest)
     assert run("restore", f"http://127.0.0.1:1{manifest_source.ROUTE}/{manifest.stem}", "--policy", "overwrite") == 0
     assert len(list(tmp_path.glob(f"restore.{manifest.stem}.*.jsonl"))) == 1
     assert list(manifest.parent.glob("restore.*")) == []
