@@ -2,8 +2,8 @@
 
 The field names are MongoDB's. Fields that MongoDB does not have (incarnation,
 rollbackId, httpAddress, commitPoint, commitTerm, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine,
-overloaded, setId, reason) are added. A malformed document or an impossible number is the fault of the peer:
-RemoteProtocolError.
+overloaded, setId, reason, expectedMembers) are added. A malformed document or an impossible number is the fault of the
+peer: RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TypeVar, assert_never
 
 from replset.bson import DateTime, Int64, ObjectId, RawDocument
-from replset.config import MAX_MEMBER_ID, ReplSetConfig
+from replset.config import MAX_MEMBER_ID, MAX_MEMBERS, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
@@ -97,6 +97,7 @@ def parse_request(body: RawDocument) -> MemberRequest:
                 _field(body, "incarnation", str),
                 body.get("checkEmpty") is True,
                 _set_id(body),
+                _hosts(body, "expectedMembers"),
             )
         case "replSetRequestVotes":
             return VoteRequest(
@@ -151,6 +152,8 @@ def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
         "primaryId": _id_or_nobody(body.primary_id),
         "incarnation": body.incarnation,
     }
+    if body.expected:
+        document["expectedMembers"] = [str(host) for host in body.expected]
     return document | _set_id_field(body.set_id)
 
 
@@ -342,6 +345,13 @@ def _member(document: RawDocument, name: str) -> MemberId | None:
     if not _NOBODY <= number <= MAX_MEMBER_ID:
         raise RemoteProtocolError(f"field {name!r} is no member's _id: {number}")
     return None if number == _NOBODY else MemberId(number)
+
+
+def _hosts(document: RawDocument, name: str) -> tuple[HostPort, ...]:
+    rows = _field(document, name, list) if name in document else []
+    if len(rows) > MAX_MEMBERS or not all(isinstance(row, str) for row in rows):
+        raise RemoteProtocolError(f"field {name!r} is no list of hosts")
+    return tuple(HostPort(str(row)) for row in rows)
 
 
 def _set_id(document: RawDocument) -> ObjectId | None:

@@ -16,7 +16,7 @@ from replset.core.messages import (
     ReplyBody,
     Response,
 )
-from replset.core.reconfig import Reconfigs
+from replset.core.reconfig import Reconfigs, other_members_reason
 from replset.core.state import NEVER, NO_CONFIG_VERSION, NodeState, Peer
 from replset.errors import ErrorCode
 from replset.ids import HostPort, Millis, OpTime
@@ -223,6 +223,9 @@ class Heartbeats:
                 node.reply(request_id, Refused(ErrorCode.BAD_VALUE, refusal))
                 return
             self._elections.observe_term(request.term)
+        if request.check_empty and node.config is None and request.expected != node.expected:
+            node.reply(request_id, Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, other_members_reason(node.expected)))
+            return
         peer = node.peers.get(request.sender)
         if peer is not None:
             peer.last_contact = node.now

@@ -33,7 +33,8 @@ class HeartbeatRequest:
     """replSetHeartbeat (map H2). `config_version` is -2 and `config_term` -1 while the sender has no config.
 
     set_id: settings.replicaSetId of the sender's configuration, None while it has none. A member of another set refuses
-    the request, so a reply always comes from the sender's own set.
+    the request, so a reply always comes from the sender's own set. expected: with check_empty, the hosts of
+    --expect-members, sorted; a member that was started with others refuses.
     """
 
     set_name: str
@@ -46,6 +47,7 @@ class HeartbeatRequest:
     incarnation: str
     check_empty: bool = False
     set_id: ObjectId | None = None
+    expected: tuple[HostPort, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

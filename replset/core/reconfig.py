@@ -120,6 +120,8 @@ class Reconfigs:
             return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
         if any(member.spare_for is not None for member in config.members):
             return Refused(ErrorCode.INVALID_CONFIG, SPARE_FOR_GIVEN)
+        if node.expected and (refusal := self._expected_refusal(config)) is not None:
+            return refusal
         own = config.member_at(node.host)
         if own is None:
             return Refused(ErrorCode.NODE_NOT_FOUND, f"none of the members is this one, {node.host}")
@@ -127,6 +129,19 @@ class Reconfigs:
             return Refused(
                 ErrorCode.NODE_NOT_ELECTABLE, f"this member, {node.host}, must be electable to initiate the set"
             )
+        return None
+
+    def _expected_refusal(self, config: ReplSetConfig) -> Refused | None:
+        """Refuse any other beginning than that of --expect-members.
+
+        All its members answer a check only if they were started with the same hosts, and only the first of these asks.
+        So two members can never make two sets, whatever messages are lost and whoever starts when.
+        """
+        node = self.node
+        if tuple(sorted(member.host for member in config.members)) != node.expected:
+            return Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"{node.host} {other_members_reason(node.expected)}")
+        if node.host != node.expected[0]:
+            return Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"{node.expected[0]} makes this set (--expect-members)")
         return None
 
     def _has_too_many_arbiters(self, new: ReplSetConfig, old: ReplSetConfig | None) -> bool:
@@ -457,6 +472,11 @@ class Reconfigs:
         if changed is not None:
             self.install(replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term))
             node.emit(AppendNoop(node.term, "Reconfig set"))
+
+
+def other_members_reason(expected: tuple[HostPort, ...]) -> str:
+    """Say with which hosts a member was started that refuses to begin with others."""
+    return f"was started with --expect-members {','.join(expected)}" if expected else "has no --expect-members"
 
 
 def _spare_for(config: ReplSetConfig, member: Member) -> MemberId | None:

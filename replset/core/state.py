@@ -134,7 +134,8 @@ class NodeState:
 
     rolling_back: an interrupted rollback is not finished; RollbackEnded follows. durability_mark: of member.db; null
     unless the disk lacks entries up to it (docs/storage.md). oplog_only: the disk holds a witness's oplog without
-    documents, whatever the configuration makes of this member.
+    documents, whatever the configuration makes of this member. expected: the hosts of --expect-members, sorted; the
+    first of them makes the set.
     """
 
     host: HostPort
@@ -154,6 +155,7 @@ class NodeState:
     is_overloaded: Callable[[], bool] = lambda: False
     rolling_back: bool = False
     oplog_only: bool = False
+    expected: tuple[HostPort, ...] = ()
     term: int = 0
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
@@ -413,6 +415,7 @@ class NodeState:
             self.incarnation,
             check_empty,
             self.set_id,
+            self.expected if check_empty else (),
         )
 
     def reply(self, request_id: int, body: ReplyBody) -> None:

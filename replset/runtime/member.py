@@ -61,6 +61,7 @@ from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
 from replset.runtime.background import BackgroundTasks
+from replset.runtime.bootstrap import begin_expected_set
 from replset.runtime.connections import ConnectionSlots
 from replset.runtime.core_effects import CoreEffects
 from replset.runtime.data_replacement import DataReplacement
@@ -259,6 +260,7 @@ class RunningMember:
                 wall_ms=self.clock.wall_ms,
                 default_write_concern_set=self._default_is_set,
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
+                expected=options.expected,
                 is_overloaded=lambda: self.load.is_high,
             )
         )
@@ -381,6 +383,8 @@ class RunningMember:
             self._mark.run(),
         ):
             self._tasks.start(work)
+        if self.options.expect_members:
+            self._tasks.start(begin_expected_set(self.options, self.node, self.ask_core))
         if self._rolling_back:
             self._tasks.start(self._effects.then_count_rollbacks(self._rollback.finish))
 

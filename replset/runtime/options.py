@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from replset.config import MAX_VOTERS, parse_host
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.ids import HostPort
 
@@ -32,6 +33,7 @@ class MemberOptions:
     advertise: the host name that the other members use for this one; default the bind address.
     key_file: by its keys the members prove to each other who they are. insecure_members: other machines may reach
     it without one. allowed_hosts: names by which HTTP requests may call this member, beside its own.
+    expect_members: the hosts of the set that the members make by themselves when all of them answer.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
     snapshot_history_secs: how long reads at an old point stay possible.
@@ -49,6 +51,7 @@ class MemberOptions:
     key_file: Path | None = None
     insecure_members: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    expect_members: tuple[str, ...] = ()
     oplog_size_mb: float = 990.0
     oplog_min_retention_hours: float = 0.0
     oplog_lagging_mb: float | None = None
@@ -64,6 +67,11 @@ class MemberOptions:
     def host(self) -> HostPort:
         """Return the address of this member in the configuration."""
         return HostPort(f"{self.advertise or self.bind_ip}:{self.port}")
+
+    @property
+    def expected(self) -> tuple[HostPort, ...]:
+        """Return the hosts of --expect-members, sorted, so that their order does not matter."""
+        return tuple(sorted(parse_host(host, "--expect-members") for host in self.expect_members))
 
     @property
     def listen(self) -> HostPort:
@@ -230,6 +238,7 @@ def _check(options: MemberOptions) -> None:
             f"--bind-ip: {options.bind_ip} means every address of this machine, and no other member can connect to it;"
             " give --advertise HOST"
         )
+    _check_expected(options)
     _check_exposure(options)
     for host in options.allowed_hosts:
         if not re.fullmatch(r"[\w.-]{1,255}|\[?[0-9A-Fa-f:.]{2,45}\]?", host):
@@ -253,6 +262,17 @@ def _check(options: MemberOptions) -> None:
         )
     if options.log_level not in {"debug", "info", "warning", "error"}:
         raise BadOptionError(f"--log-level: {options.log_level!r} is not debug, info, warning or error")
+
+
+def _check_expected(options: MemberOptions) -> None:
+    """Refuse a list that cannot be a set's, or in which this member does not find itself."""
+    hosts = options.expected
+    if len(set(hosts)) != len(hosts):
+        raise BadOptionError("--expect-members: a host is given twice")
+    if len(hosts) > MAX_VOTERS:
+        raise BadOptionError(f"--expect-members: {len(hosts)} hosts, at most {MAX_VOTERS} members have a vote")
+    if hosts and options.host not in hosts:
+        raise BadOptionError(f"--expect-members: this member, {options.host}, is not among {', '.join(hosts)}")
 
 
 def _check_exposure(options: MemberOptions) -> None:

@@ -53,6 +53,35 @@ def test_a_power_cut_while_a_set_begins_leaves_one_that_can_begin(seed: int) -> 
         cluster.check_unbroken()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_expected_members_make_one_set_whoever_loses_power_meanwhile(seed: int) -> None:
+    """They come up one after the other, and two of them lose power around the moment when the set is made."""
+    quiet_logs()
+    expected = ("a:27017", "b:27017", "c:27017")
+    with SimCluster(3, seed=seed, environment=SLOW_DISKS, expect_members=expected) as cluster:
+        for name in "cab":
+            cluster.start(name)
+            cluster.run(asyncio.sleep(0.4))
+        assert cluster.config() is None or len(cluster.config().members) == 3
+        cluster.run(asyncio.sleep(0.1 * seed))
+        for name in ("a", "abc"[seed % 3]):
+            if cluster.machines[name].process is not None:
+                cluster.kill(name, power_loss=True)
+            cluster.run(asyncio.sleep(0.03 * seed))
+            cluster.start(name)
+        cluster.run_until(cluster.all_counted, 60, "one set of all three")
+        config = cluster.config()
+        assert config is not None
+        assert [member.host for member in config.members] == list(expected)
+        cluster.kill("a")
+        cluster.start("a")
+        cluster.run_until(cluster.all_counted, 60, "a is back")
+        now = cluster.config()
+        assert now is not None
+        assert now.settings.replica_set_id == config.settings.replica_set_id, "starting again makes no other set"
+        cluster.check_unbroken()
+
+
 @pytest.mark.parametrize("which", ["the primary", "a secondary"])
 def test_a_member_without_its_data_file_takes_nothing_from_the_others(which: str) -> None:
     """Somebody deletes replset.db to have it copied anew. The member's vote must not be worth anything until it is."""

@@ -81,10 +81,11 @@ def test_every_option_comes_from_the_environment_alone() -> None:
         "log_level": "debug",
         "rollback_layout": "mongodb",
         "insecure_members": "false",
+        "expect_members": "y:7,b",  # the member itself is y, on port 7
     }
     options = resolve_options({}, {variable_of(name): text for name, text in values.items()})
     found = {name: str(getattr(options, name)).lower() for name in values}
-    assert found == values | {"allowed_hosts": "('a',)"}
+    assert found == values | {"allowed_hosts": "('a',)", "expect_members": "('y:7', 'b')"}
     assert resolve_options(BASE, {"REPLSET_INSECURE_MEMBERS": "1"}).insecure_members
 
 
@@ -95,7 +96,8 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         "oplog-size-mb: 0.5\noplog-lagging-mb: 7\n"
         "oplog-min-retention-hours: 1.5\nsnapshot-history-secs: 0\nmin-free-mb: 0\nmax-connections: 5\n"
         "rollback-layout: mongodb\nallow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n"
-        "key-file: /k\ninsecure-members: false\nallowed-hosts: [a, b.c]\n",
+        "key-file: /k\ninsecure-members: false\nallowed-hosts: [a, b.c]\n"
+        "expect-members: [n, 'm:1']\n",
     )
     options = resolve_options({}, {"REPLSET_CONFIG": config})
     assert options == MemberOptions(
@@ -108,6 +110,7 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         Path("/k"),
         insecure_members=False,
         allowed_hosts=("a", "b.c"),
+        expect_members=("n", "m:1"),
         oplog_size_mb=0.5,
         oplog_min_retention_hours=1.5,
         oplog_lagging_mb=7.0,
@@ -189,6 +192,17 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**BASE, "max_connections": 0}, {}, "--max-connections: 0 is not above 0"),
         ({**BASE, "rollback_layout": "4.4"}, {}, "--rollback-layout: '4.4' is not plain or mongodb"),
         ({**BASE, "log_level": "loud"}, {}, "--log-level: 'loud' is not debug, info, warning or error"),
+        ({**BASE, "expect_members": "a,a:27017"}, {}, "--expect-members: a host is given twice"),
+        (
+            {**BASE, "expect_members": "a,b:1"},
+            {},
+            "--expect-members: this member, 127.0.0.1:27017, is not among a:27017, b:1",
+        ),
+        (
+            {**BASE, "expect_members": ",".join(f"m{n}" for n in range(8))},
+            {},
+            "--expect-members: 8 hosts, at most 7 members have a vote",
+        ),
         ({**BASE, "bind_ip": "a b"}, {}, "--bind-ip: 'a b' is not an address"),
         ({**BASE, "advertise": "m1:27017"}, {}, "--advertise: 'm1:27017' is not a host name (without port)"),
     ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,15 @@ from tests.simulation.core_kit.machine import FAST, CoreMachine, config_of, host
 class CoreCluster:
     """The machines, the network between them, and the clock."""
 
-    def __init__(self, count: int, *, seed: int = 1, latency_ms: tuple[int, int] = (1, 3)) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        seed: int = 1,
+        latency_ms: tuple[int, int] = (1, 3),
+        expected: Mapping[HostPort, tuple[HostPort, ...]] | None = None,
+    ) -> None:
+        """expected: the hosts of each member's --expect-members."""
         self.rng = random.Random(seed)
         self.now = Millis(1_000)
         self.latency_ms = latency_ms
@@ -49,6 +57,7 @@ class CoreCluster:
         self.sync_ms = 3
         self.copy_ms = 50
         self.default_write_concern_set = False
+        self.expected = dict(expected or {})
         self.cut: set[tuple[HostPort, HostPort]] = set()
         self.rejecting: set[tuple[HostPort, HostPort]] = set()  # cut, and connects are refused
         self._events: list[tuple[int, int, Callable[[], None]]] = []

@@ -150,6 +150,7 @@ class CoreMachine:
                 wall_ms=lambda: WALL + self.cluster.now,
                 default_write_concern_set=lambda: self.cluster.default_write_concern_set,
                 allow_multiple_arbiters=True,
+                expected=self.cluster.expected.get(self.host, ()),
             )
         )
         self.committed = OPTIME_NULL

@@ -75,9 +75,10 @@ class SimCluster:
         spare_arbiter: bool = False,
         options: Mapping[str, Mapping[str, object]] | None = None,
         journal_default: bool = True,
+        expect_members: tuple[str, ...] = (),
     ) -> None:
         """spare: one more machine, which is no member until it is added. options: of members, in the configuration.
-        journal_default: writeConcernMajorityJournalDefault.
+        journal_default: writeConcernMajorityJournalDefault. expect_members: an option of every member.
         """
         self.seed = seed
         self.loop = SimLoop()
@@ -85,6 +86,7 @@ class SimCluster:
         self._options = options or {}
         self.has_delayed = any("secondaryDelaySecs" in row for row in self._options.values())
         self.journal_default = journal_default
+        self.expect_members = expect_members
         self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, environment.undo_step
         self._statements_before, insert.GROUP_STATEMENTS = insert.GROUP_STATEMENTS, environment.group_statements
         search_batch.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = environment.group_statements
@@ -209,6 +211,7 @@ class SimCluster:
             snapshot_history_secs=self.environment.history_s,
             min_free_mb=1,
             allow_multiple_arbiters=True,
+            expect_members=self.expect_members,
         )
         context = contextvars.copy_context()
         context.run(current_process.set, process)

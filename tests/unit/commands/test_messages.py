@@ -83,6 +83,7 @@ BARE = dataclasses.replace(
         *(HEARTBEAT, dataclasses.replace(HEARTBEAT, sender_id=None, check_empty=False), VOTE, PROGRESS, STEP_UP),
         *WITH_SET_ID,
         dataclasses.replace(VOTE, reason="electionTimeout"),
+        dataclasses.replace(HEARTBEAT, expected=(HostPort("a:1"), HostPort("b:2"))),
     ],
 )
 def test_a_request_survives_the_wire(request_: MemberRequest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -15,9 +16,9 @@ from replset.core.messages import (
     Refused,
     Request,
 )
-from replset.ids import OPTIME_NULL
-from tests.simulation.core_kit.cluster import CoreCluster
-from tests.simulation.core_kit.machine import config_of, members_of
+from replset.ids import OPTIME_NULL, HostPort
+from tests.simulation.core_kit.cluster import CoreCluster, change
+from tests.simulation.core_kit.machine import config_of, host, members_of
 from tests.unit.core.single_node import NOW, asked, at, named, only, place, single_node
 
 
@@ -123,3 +124,88 @@ def test_a_crash_between_the_first_configuration_and_the_first_entry() -> None:
     node = single_node(0, config=named(*members_of(3)), position=place(OPTIME_NULL), start=False)
     assert only(node.start(NOW), AppendNoop) == [AppendNoop(1, "initiating set")]
     assert not only(single_node(0, config=named(*members_of(3)), start=False).start(NOW), AppendNoop)
+
+
+# --- members that find each other (--expect-members) -----------------------------------------------------------------
+
+FIRST, SECOND, THIRD = EXPECTED = (host(0), host(1), host(2))
+
+
+def expecting(count: int = 3, seed: int = 1) -> CoreCluster:
+    return CoreCluster(count, seed=seed, expected={host(n): EXPECTED for n in range(3)})
+
+
+def test_only_the_first_of_the_expected_members_initiates_and_only_with_all_of_them() -> None:
+    cluster = expecting()
+    refused = cluster.ask_and_wait(1, InitiateRequest(config_of(*members_of(3), term=-1)))
+    assert refused == Refused(103, f"{FIRST} makes this set (--expect-members)")
+    alone = cluster.initiate(*members_of(1))
+    assert alone == Refused(103, f"{FIRST} was started with --expect-members {','.join(EXPECTED)}")
+    assert isinstance(cluster.initiate(*reversed(members_of(3))), Done)
+    cluster.until(cluster.is_quiet)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [
+        pytest.param(
+            (FIRST, SECOND), f"{SECOND} refuses: was started with --expect-members {FIRST},{SECOND}", id="fewer"
+        ),
+        pytest.param((), f"{SECOND} refuses: has no --expect-members", id="none"),
+    ],
+)
+def test_a_member_that_expects_others_refuses(theirs: tuple[HostPort, ...], says: str) -> None:
+    cluster = CoreCluster(3, expected={FIRST: EXPECTED, SECOND: theirs, THIRD: EXPECTED})
+    answer = cluster.initiate(*members_of(3))
+    assert answer == Refused(103, says)
+    assert cluster[0].node.config is None
+
+
+def test_nobody_else_takes_an_expected_member_into_a_new_set() -> None:
+    """A member without the option initiates by hand and names one with it."""
+    cluster = CoreCluster(2, expected={FIRST: (FIRST,)})
+    answer = cluster.ask_and_wait(1, InitiateRequest(config_of(*members_of(2), term=-1)))
+    assert answer == Refused(103, f"{FIRST} refuses: was started with --expect-members {FIRST}")
+
+
+def test_an_expected_member_can_still_be_added_to_a_set() -> None:
+    """A check is only of a new set: one that is there adds whom its primary asks."""
+    cluster = CoreCluster(2, expected={host(1): (SECOND,)})
+    cluster.initiate(*members_of(1))
+    cluster.until(cluster.is_quiet)
+    assert isinstance(change(cluster, *members_of(2)), Done)
+    cluster.until(cluster.is_quiet)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_expected_members_never_make_two_sets(seed: int) -> None:
+    """Messages are lost and late, members die and come back, everybody initiates again and again, also by hand."""
+    cluster = expecting(seed=seed)
+    cluster.loss, cluster.late = 0.2, 0.2
+    rng = random.Random(seed)
+    for _ in range(60):
+        number = rng.randrange(3)
+        machine = cluster[number]
+        if not machine.alive:
+            machine.boot()
+        elif rng.random() < 0.3:
+            machine.crash(power=rng.random() < 0.5)
+            continue
+        members = members_of(rng.choice((1, 2, 3, 3, 3)))
+        cluster.ask(number, InitiateRequest(config_of(*members, term=-1)))
+        cluster.run(rng.randrange(1_000))
+        if rng.random() < 0.3:
+            cluster.isolate(rng.randrange(3))
+        else:
+            cluster.heal()
+    cluster.loss = cluster.late = 0.0
+    cluster.heal()
+    for number in range(3):
+        if not cluster[number].alive:
+            cluster[number].boot()
+    cluster.run(15_000)  # a check whose messages were lost ends after ten seconds
+    if cluster[0].node.config is None:
+        cluster.initiate(*members_of(3))
+    cluster.until(cluster.all_counted)
+    ids = {config.settings.replica_set_id for n in range(3) if (config := cluster[n].node.config) is not None}
+    assert len(ids) == 1

@@ -1,0 +1,42 @@
+"""Makes the set of --expect-members, once all of its members answer and are empty."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from replset.config import Member, ReplSetConfig
+from replset.core.messages import InitiateRequest, Refused, ReplyBody, RequestBody
+from replset.core.node import Node
+from replset.errors import ReplError
+from replset.ids import MemberId
+from replset.runtime.options import MemberOptions
+
+log = logging.getLogger("replset.bootstrap")
+ASK_EVERY_S: Final = 1
+
+
+async def begin_expected_set(
+    options: MemberOptions, node: Node, ask: Callable[[RequestBody], Awaitable[ReplyBody]]
+) -> None:
+    """Initiate the set again and again until this member has a configuration; only the first of the list does so.
+
+    A member that has a configuration does nothing, so it may be started with the same list for ever.
+    """
+    expected = options.expected
+    members = tuple(Member(MemberId(number), host) for number, host in enumerate(expected))
+    said = ""
+    while node.config is None:
+        reason = f"{expected[0]} makes it once all of them answer"
+        if options.host == expected[0]:
+            try:
+                answer = await ask(InitiateRequest(ReplSetConfig(options.repl_set, 1, -1, members)))
+                reason = answer.reason if isinstance(answer, Refused) else ""
+            except ReplError as error:
+                reason = error.message
+        if reason and reason != said:
+            said = reason
+            log.info("the set %s of %s is not made yet: %s", options.repl_set, ", ".join(expected), reason)
+        await asyncio.sleep(ASK_EVERY_S)
