@@ -13,6 +13,7 @@ from api.errors import HttpError
 from api.exchange import App, HttpRequest, error_answer, to_response
 from api.guard import Guard, check_content_type
 from api.limits import RequestLimits
+from api.login import LoginRequired, check_route
 from api.openapi import with_actions
 from api.routes import command, docs, health, metrics, oplog, recovery, replset, rollbacks
 from api.routes.actions import ActionRoutes
@@ -29,6 +30,7 @@ def create_app(member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
 
     async def guarded(request: Request) -> None:
         check_content_type(request.scope)
+        check_route(member, request)
 
     app = FastAPI(
         title="replset",
@@ -57,7 +59,7 @@ def create_app(member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
         return with_actions(plain())
 
     app.openapi = openapi  # type: ignore[method-assign]
-    return RequestLimits(ActionRoutes(app, member), member, Guard(member, allowed_hosts))
+    return RequestLimits(LoginRequired(ActionRoutes(app, member), member), member, Guard(member, allowed_hosts))
 
 
 def _handle_errors(app: FastAPI, member: RunningMember) -> None:

@@ -10,8 +10,10 @@ from urllib.parse import parse_qsl, quote, urlencode
 from api.errors import OUTCOME_UNKNOWN, HttpError, failure, http_error, unknown_outcome
 from api.exchange import HttpRequest
 from replset.bson import RawDocument, encode
+from replset.commands.authorization import authorize
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.replies import decode_only_batch, decode_write_reply
+from replset.commands.table import COMMANDS
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError
@@ -35,7 +37,7 @@ ERROR_FIELDS = frozenset({"ok", "code", "codeName", "errmsg", "operationTime", "
 
 
 async def run_command(
-    member: RunningMember, command: Mapping[str, Any] | RawDocument, database: str, client: str = ""
+    member: RunningMember, command: Mapping[str, Any] | RawDocument, database: str, sender: ConnectionContext
 ) -> Reply:
     """Run one command on this member and return its reply, also when the reply says ok: 0."""
     sequences: dict[str, list[RawDocument]] = {}
@@ -49,8 +51,7 @@ async def run_command(
             body = RawDocument(encode(rest))
     except ReplError as error:
         raise http_error(error) from error
-    context = ConnectionContext(peer=client)
-    reply = await member.dispatcher.run(CommandRequest(database, body, sequences, context, "http"))
+    reply = await member.dispatcher.run(CommandRequest(database, body, sequences, sender, "http"))
     return decode_only_batch(reply) or RawDocument(reply) if isinstance(reply, bytes) else reply
 
 
@@ -88,11 +89,12 @@ async def run_write(
     """
     forward = request.wants_forwarding()
     if member.node.writable:
-        reply = await run_command(member, command, database, request.client)
+        reply = await run_command(member, command, database, request.sender)
         if isinstance(reply, RawDocument):
             reply = decode_write_reply(reply.raw) or reply
         if reply.get("ok") == 1 or reply.get("code") != ErrorCode.NOT_WRITABLE_PRIMARY:
             return reply, {}
+    authorize(member, request.sender, COMMANDS[next(iter(command))].needs, database, next(iter(command)))
     primary = member.node.primary_host
     if primary is None or primary == member.host:
         raise failure(ErrorCode.NOT_WRITABLE_PRIMARY, "no primary takes writes now; nothing was applied")

@@ -22,7 +22,9 @@ from api.content import (
     parse_document,
 )
 from api.errors import HttpError, error_body, failure, http_error
+from replset.auth.login import Login
 from replset.bson import InvalidBSONError, RawDocument
+from replset.commands.ports import ConnectionContext
 from replset.errors import ErrorCode
 from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
 from replset.runtime.member import RunningMember
@@ -89,7 +91,18 @@ LONGEST_KEY = 255
 class HttpRequest:
     """One HTTP request: its headers, its client, and the form that the client wants the response in."""
 
-    __slots__ = ("client", "content_type", "form", "headers", "memory", "method", "path", "query", "whole_body")
+    __slots__ = (
+        "client",
+        "content_type",
+        "form",
+        "headers",
+        "login",
+        "memory",
+        "method",
+        "path",
+        "query",
+        "whole_body",
+    )
 
     def __init__(self, scope: Scope) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -100,11 +113,16 @@ class HttpRequest:
         self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
         self.whole_body: bytes | None = scope.get("whole_body")
+        self.login: Login | None = scope.get("login")
         client = scope.get("client")
         self.client = f"{client[0]}:{client[1]}" if client else ""
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
+
+    @property
+    def sender(self) -> ConnectionContext:
+        return ConnectionContext(peer=self.client, login=self.login)
 
     def wants_forwarding(self) -> bool:
         """Read `?forward=true|false`; the default is true. Any other parameter is refused by its name (40415)."""

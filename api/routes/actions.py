@@ -66,7 +66,7 @@ class ActionRoutes:
         request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused
         preference = command.body.get("$readPreference")
         try:
-            reply = check_reply(await run_command(self._member, command.body, command.database, request.client))
+            reply = check_reply(await run_command(self._member, command.body, command.database, request.sender))
             fields = action.answer_fields(reply, command)
             if "documents" in fields:
                 fields["documents"] = await self._all_batches(reply, command, request)
@@ -93,7 +93,7 @@ class ActionRoutes:
         try:
             while cursor:
                 more = {"getMore": cursor, "collection": collection}
-                reply = check_reply(await run_command(self._member, more, database, request.client))
+                reply = check_reply(await run_command(self._member, more, database, request.sender))
                 cursor, batch = read_cursor(reply, "nextBatch")
                 documents += batch
                 size += sum(len(document.raw) for document in batch)
@@ -104,7 +104,7 @@ class ActionRoutes:
                     )
         except (HttpError, asyncio.CancelledError):
             kill = {"killCursors": collection, "cursors": [cursor]}
-            await run_command(self._member, kill, database, request.client)
+            await run_command(self._member, kill, database, request.sender)
             raise
         return documents
 

@@ -45,7 +45,7 @@ def router(member: RunningMember) -> APIRouter:
         http = HttpRequest(request.scope)
         http.refuse_idempotency_key()
         document = await read_document(member, http, request.receive)
-        reply = await run_command(member, document, db, http.client)
+        reply = await run_command(member, document, db, http.sender)
         try:
             fields = decode_reply(check_reply(reply, is_write=document.first_key in WRITES))
         except HttpError as error:

@@ -41,7 +41,7 @@ def router(member: RunningMember) -> APIRouter:
 
     async def run_here(request: Request, command: dict[str, Any], *, is_write: bool = False) -> Response:
         http = HttpRequest(request.scope)
-        reply = check_reply(await run_command(member, command, "admin", http.client), is_write=is_write)
+        reply = check_reply(await run_command(member, command, "admin", http.sender), is_write=is_write)
         return await to_response(member, http, HttpAnswer(decode_reply(reply), times=times_of(reply)))
 
     async def run_on_primary(request: Request, command: dict[str, Any]) -> Response:

@@ -43,7 +43,7 @@ def router(member: RunningMember) -> APIRouter:
     async def rollbacks(request: Request, local: bool = False) -> Response:
         http = HttpRequest(request.scope)
         command = {"replSetGetRollbacks": 1, "all": not local}
-        reply = check_reply(await run_command(member, command, "admin", http.client))
+        reply = check_reply(await run_command(member, command, "admin", http.sender))
         found = decode_reply(reply)
         for row in found["rollbacks"]:
             row["httpAddress"] = member.http_address_of(HostPort(str(row["member"])))

@@ -48,6 +48,7 @@ HELP = {
     "expect_members": "all members, HOST:PORT with commas: when all of them answer, they make the set by themselves",
     "key_file": "file with the key by which the members prove to each other who they are (none: loopback only)",
     "insecure_members": "listen beyond loopback without --key-file: anybody there can act as a member",
+    "auth": "clients must log in as a user of the set; needs --key-file",
     "allowed_hosts": "names, with commas, by which HTTP requests may call this member beside its own and loopback's",
     "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
     "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",

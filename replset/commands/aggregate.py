@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from replset.auth.roles import Action
 from replset.bson import DateTime, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -256,5 +257,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"pipeline", "cursor", "explain", "hint", "collation"}),
         where=Where.READABLE,
         read_concern=True,
+        needs=Action.FIND,
     ),
 )

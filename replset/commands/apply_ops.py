@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from replset.auth.roles import Action
 from replset.bson import Binary, DateTime, RawDocument, decode, encode, encode_key, walk
 from replset.commands import fields
 from replset.commands.collection_changes import coll_mod_of, rename, whole_namespace
@@ -340,5 +341,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"alwaysUpsert", "bypassDocumentValidation"}),
         where=Where.PRIMARY,
         write_concern=True,
+        needs=Action.APPLY_OPS,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from replset.auth.roles import Action
 from replset.bson import Int64, RawDocument
 from replset.commands import fields
 from replset.commands.collection_options import capped_max, capped_size, refuse_images, validation_options
@@ -179,6 +180,7 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         admin_only=True,
         write_concern=True,
+        needs=Action.RENAME_COLLECTION,
     ),
     Command(
         "collMod",
@@ -187,5 +189,6 @@ COMMANDS: tuple[Command, ...] = (
         | {"expireAfterSeconds", "timeseries", "changeStreamPreAndPostImages", "cappedSize", "cappedMax"},
         where=Where.PRIMARY,
         write_concern=True,
+        needs=Action.COLL_MOD,
     ),
 )

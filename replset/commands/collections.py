@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument, encode, to_ejson
 from replset.commands import fields
 from replset.commands.collection_options import CREATE_FIELDS, options_of
@@ -144,14 +145,16 @@ COMMANDS: tuple[Command, ...] = (
         CREATE_FIELDS,
         where=Where.PRIMARY,
         write_concern=True,
+        needs=Action.CREATE_COLLECTION,
     ),
-    Command("drop", drop, where=Where.PRIMARY, write_concern=True),
-    Command("dropDatabase", drop_database, where=Where.PRIMARY, write_concern=True),
+    Command("drop", drop, where=Where.PRIMARY, write_concern=True, needs=Action.DROP_COLLECTION),
+    Command("dropDatabase", drop_database, where=Where.PRIMARY, write_concern=True, needs=Action.DROP_DATABASE),
     Command(
         "listCollections",
         list_collections,
         frozenset({"filter", "nameOnly", "cursor"}),
         where=Where.READABLE,
+        needs=Action.LIST_COLLECTIONS,
     ),
     Command(
         "listDatabases",
@@ -159,5 +162,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"filter", "nameOnly"}),
         where=Where.READABLE,
         admin_only=True,
+        needs=Action.LOGIN,
     ),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
+from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.cursors import CursorTable
@@ -138,7 +139,8 @@ Handler = Callable[[CommandContext], Awaitable[Reply]]
 class Command:
     """One command. fields: those it takes beside its own name and the generic ones; None: any (for internal ones).
 
-    admin_only: refused (13) against another database. test_only: only with --enable-test-commands.
+    needs: what its sender must be allowed to do where members were started with --auth (authorization.py); it has no
+    default. admin_only: refused (13) against another database. test_only: only with --enable-test-commands.
     private: between members. It is not served over HTTP, and with a key file only on a connection that proved a key.
     retryable: takes a `txnNumber` outside of a transaction. ends_transaction: commitTransaction and abortTransaction.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
@@ -156,6 +158,7 @@ class Command:
     write_concern: bool = False
     retryable: bool = False
     ends_transaction: bool = False
+    needs: Action = field(kw_only=True)
     known: frozenset[str] | None = field(init=False, compare=False)
     """All field names that are taken, its own included; None: any."""
     plain: frozenset[bytes] = field(init=False, compare=False)

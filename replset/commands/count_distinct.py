@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -179,6 +180,7 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"query", "limit", "skip", "hint", "collation"}),
         where=Where.READABLE,
         read_concern=True,
+        needs=Action.FIND,
     ),
     Command(
         "distinct",
@@ -186,5 +188,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"key", "query", "hint", "collation"}),
         where=Where.READABLE,
         read_concern=True,
+        needs=Action.FIND,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replset.auth.roles import Action
 from replset.bson import RawDocument, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -77,5 +78,6 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,
+        needs=Action.REMOVE,
     ),
 )

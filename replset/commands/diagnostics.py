@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from importlib.metadata import version
 
+from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, Int64, to_ejson
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
@@ -94,12 +95,15 @@ async def host_info(ctx: CommandContext) -> Reply:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("ping", ping),
-    *(Command(name, ping, test_only=True) for name in ("testDeprecation", "testVersion2", "testVersions1And2")),
-    Command("buildInfo", build_info, aliases=("buildinfo",)),
-    Command("whatsmyuri", whats_my_uri),
-    Command("connectionStatus", connection_status, frozenset({"showPrivileges"})),
-    Command("getCmdLineOpts", get_cmd_line_opts, admin_only=True),
-    Command("getLog", get_log, admin_only=True),
-    Command("hostInfo", host_info, admin_only=True),
+    Command("ping", ping, needs=Action.OPEN),
+    *(
+        Command(name, ping, test_only=True, needs=Action.OPEN)
+        for name in ("testDeprecation", "testVersion2", "testVersions1And2")
+    ),
+    Command("buildInfo", build_info, aliases=("buildinfo",), needs=Action.OPEN),
+    Command("whatsmyuri", whats_my_uri, needs=Action.OPEN),
+    Command("connectionStatus", connection_status, frozenset({"showPrivileges"}), needs=Action.OPEN),
+    Command("getCmdLineOpts", get_cmd_line_opts, admin_only=True, needs=Action.GET_OPTIONS),
+    Command("getLog", get_log, admin_only=True, needs=Action.GET_LOG),
+    Command("hostInfo", host_info, admin_only=True, needs=Action.HOST_INFO),
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from replset.bson import RawDocument
 from replset.commands import fields
+from replset.commands.authorization import authorize
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
@@ -140,6 +141,8 @@ class Dispatcher:
             )
         if len(body.raw) > LARGEST_GENERIC:
             refuse_large(body, name)
+        if self.member.users is not None:
+            authorize(self.member, request.connection, command.needs, request.database, name)
         deadline = None
         is_plain = command.known is None or body.has_only(command.plain)
         if command.known is not None and not is_plain:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeGuard
 
+from replset.auth.roles import Action
 from replset.bson import DateTime, Int64
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
@@ -166,5 +167,7 @@ async def _ask_member(ctx: CommandContext, host: HostPort, limit: int) -> tuple[
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("replSetGetElections", get_elections, frozenset({"limit", "all"}), admin_only=True),
+    Command(
+        "replSetGetElections", get_elections, frozenset({"limit", "all"}), admin_only=True, needs=Action.SET_STATUS
+    ),
 )

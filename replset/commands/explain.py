@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from replset.auth.roles import Action
 from replset.bson import RawDocument, decode
 from replset.commands import count_distinct, delete, fields, find, find_and_modify, update
 from replset.commands.command import GENERIC_FIELDS, Command, CommandContext, Where
@@ -337,5 +338,5 @@ _PARSERS: dict[str, tuple[Command, _Parser]] = {
 }
 
 COMMANDS: tuple[Command, ...] = (
-    Command("explain", explain, frozenset({"verbosity"}), where=Where.READABLE, read_concern=True),
+    Command("explain", explain, frozenset({"verbosity"}), where=Where.READABLE, read_concern=True, needs=Action.FIND),
 )

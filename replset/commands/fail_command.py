@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from replset.auth.roles import Action
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, remember_client
 from replset.commands.fail_points import (
@@ -159,5 +160,12 @@ async def _block(ctx: CommandContext, block_ms: int) -> None:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("configureFailPoint", configure_fail_point, frozenset({"mode", "data"}), admin_only=True, test_only=True),
+    Command(
+        "configureFailPoint",
+        configure_fail_point,
+        frozenset({"mode", "data"}),
+        admin_only=True,
+        test_only=True,
+        needs=Action.INTERNAL,
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from replset.auth.roles import Action
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -486,7 +487,9 @@ async def kill_cursors(ctx: CommandContext) -> Reply:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("find", find, _FIELDS, where=Where.READABLE, read_concern=True),
-    Command("getMore", get_more, frozenset({"collection", "batchSize", "lastKnownCommittedOpTime"})),
-    Command("killCursors", kill_cursors, frozenset({"cursors"})),
+    Command("find", find, _FIELDS, where=Where.READABLE, read_concern=True, needs=Action.FIND),
+    Command(
+        "getMore", get_more, frozenset({"collection", "batchSize", "lastKnownCommittedOpTime"}), needs=Action.LOGIN
+    ),
+    Command("killCursors", kill_cursors, frozenset({"cursors"}), needs=Action.LOGIN),
 )

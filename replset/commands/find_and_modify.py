@@ -6,6 +6,7 @@ batch of one statement: an update or a delete.
 
 from __future__ import annotations
 
+from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -113,5 +114,6 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,
+        needs=Action.UPDATE,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH, DateTime, Int64, ObjectId, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, remember_client
@@ -169,4 +170,4 @@ def wall_of(store: Store, optime: OpTime) -> int:
     return 0 if row is None else row.wall_ms
 
 
-COMMANDS: tuple[Command, ...] = (Command("hello", hello, None, aliases=("isMaster", "ismaster")),)
+COMMANDS: tuple[Command, ...] = (Command("hello", hello, None, aliases=("isMaster", "ismaster"), needs=Action.OPEN),)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
+from replset.auth.roles import Action
 from replset.bson import RawDocument, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -246,13 +247,14 @@ async def re_index(ctx: CommandContext) -> Reply:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("listIndexes", list_indexes, frozenset({"cursor"}), where=Where.READABLE),
+    Command("listIndexes", list_indexes, frozenset({"cursor"}), where=Where.READABLE, needs=Action.LIST_INDEXES),
     Command(
         "createIndexes",
         create_indexes,
         frozenset({"indexes", "ignoreUnknownIndexOptions", "commitQuorum"}),
         where=Where.PRIMARY,
         write_concern=True,
+        needs=Action.CREATE_INDEX,
     ),
     Command(
         "dropIndexes",
@@ -261,6 +263,7 @@ COMMANDS: tuple[Command, ...] = (
         aliases=("deleteIndexes",),
         where=Where.PRIMARY,
         write_concern=True,
+        needs=Action.DROP_INDEX,
     ),
-    Command("reIndex", re_index),
+    Command("reIndex", re_index, needs=Action.CREATE_INDEX),
 )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from struct import Struct
 
+from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, decode, encode_key, validate, walk
 from replset.bson.decoding import read_value
 from replset.bson.keystring import encode_key_of
@@ -287,5 +288,6 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,
+        needs=Action.INSERT,
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from replset.auth.roles import Action
 from replset.bson import Binary, ObjectId
 from replset.commands import fields
 from replset.commands.command import PROVE, Command, CommandContext
@@ -102,15 +103,20 @@ def _binaries(ctx: CommandContext, name: str, most: int) -> list[bytes]:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("replSetHeartbeat", ask_core, None, admin_only=True, private=True),
-    Command("replSetRequestVotes", ask_core, None, admin_only=True, private=True),
-    Command("replSetUpdatePosition", ask_core, None, admin_only=True, private=True),
-    Command("replSetStepUp", ask_core, frozenset({"skipDryRun"}), admin_only=True),
-    Command("replSetOplogFetch", fetch_oplog, None, admin_only=True, private=True),
-    Command("replSetOplogProbe", probe_oplog, None, admin_only=True, private=True),
-    Command("replSetSnapshot", snapshot, None, admin_only=True, private=True),
+    Command("replSetHeartbeat", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetRequestVotes", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetUpdatePosition", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetStepUp", ask_core, frozenset({"skipDryRun"}), admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetOplogFetch", fetch_oplog, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetOplogProbe", probe_oplog, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetSnapshot", snapshot, None, admin_only=True, private=True, needs=Action.INTERNAL),
     Command(
-        PROVE, prove_membership, frozenset({"member", "address", "nonce", "proofs"}), admin_only=True, private=True
+        PROVE,
+        prove_membership,
+        frozenset({"member", "address", "nonce", "proofs"}),
+        admin_only=True,
+        private=True,
+        needs=Action.OPEN,
     ),
-    Command("replSetGetRBID", get_rbid, admin_only=True, private=True),
+    Command("replSetGetRBID", get_rbid, admin_only=True, private=True, needs=Action.INTERNAL),
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
@@ -224,7 +225,7 @@ def _no_use() -> dict[str, dict[str, Int64]]:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("currentOp", current_op, None, admin_only=True),
-    Command("killOp", kill_op, frozenset({"op"}), admin_only=True),
-    Command("top", top, admin_only=True),
+    Command("currentOp", current_op, None, admin_only=True, needs=Action.LOGIN),
+    Command("killOp", kill_op, frozenset({"op"}), admin_only=True, needs=Action.LOGIN),
+    Command("top", top, admin_only=True, needs=Action.TOP),
 )

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, Command, CommandContext
@@ -119,7 +120,7 @@ async def profile(ctx: CommandContext) -> Reply:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("getParameter", get_parameter, None, admin_only=True),
-    Command("setParameter", set_parameter, None, admin_only=True),
-    Command("profile", profile, frozenset({"slowms", "sampleRate", "filter"})),
+    Command("getParameter", get_parameter, None, admin_only=True, needs=Action.GET_PARAMETER),
+    Command("setParameter", set_parameter, None, admin_only=True, needs=Action.SET_PARAMETER),
+    Command("profile", profile, frozenset({"slowms", "sampleRate", "filter"}), needs=Action.PROFILE),
 )

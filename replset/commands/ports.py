@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
+from replset.auth.login import Login
 from replset.bson import ObjectId, RawDocument
 from replset.commands.byte_rate import ByteRate
 from replset.commands.fail_points import FailPoints
@@ -30,6 +31,7 @@ from replset.storage.store import Store
 
 if TYPE_CHECKING:
     from replset.commands.transactions import TransactionTable
+    from replset.commands.user_directory import UserDirectory
 
 T = TypeVar("T")
 LONGEST_LINE = 2_000
@@ -113,6 +115,7 @@ class ConnectionContext:
     id: shown as connectionId. peer: `host:port` of the client. member: the member that sends. With a key
     file it is the one that has proved itself (`replSetProve`), else the one that its hello names (`replsetMember`).
     handshake: of a proof that has begun. metadata: `client` of the first hello. app_name: the application's name in it.
+    login: the user that has logged in on it; None: nobody (and nobody has to without --auth).
     is_to_close: a fail point closes the connection instead of the reply. task: that runs the commands of a connection.
     """
 
@@ -122,6 +125,7 @@ class ConnectionContext:
     handshake: Handshake | None = None
     metadata: RawDocument | None = None
     app_name: str = ""
+    login: Login | None = None
     is_to_close: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -199,6 +203,11 @@ class MemberPort(Protocol):
     @property
     def keys(self) -> Keys | None:
         """Of the key file; None: members need not prove themselves."""
+        ...
+
+    @property
+    def users(self) -> UserDirectory | None:
+        """The set's users; None: this member was started without --auth, and nobody needs to log in."""
         ...
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+from replset.auth.roles import Action
 from replset.bson import Timestamp
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -313,26 +314,45 @@ async def append_oplog_note(ctx: CommandContext) -> Reply:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("replSetInitiate", initiate, admin_only=True),
-    Command("replSetReconfig", reconfig, frozenset({"force"}), admin_only=True),
-    Command("replSetAddMember", add_member, admin_only=True),
-    Command("replSetRemoveMember", remove_member, admin_only=True),
+    Command("replSetInitiate", initiate, admin_only=True, needs=Action.CONFIGURE_SET),
+    Command("replSetReconfig", reconfig, frozenset({"force"}), admin_only=True, needs=Action.CONFIGURE_SET),
+    Command("replSetAddMember", add_member, admin_only=True, needs=Action.CONFIGURE_SET),
+    Command("replSetRemoveMember", remove_member, admin_only=True, needs=Action.CONFIGURE_SET),
     Command(
         "replSetStepDown",
         step_down,
         frozenset({"secondaryCatchUpPeriodSecs", "force", "handOverTo"}),
         admin_only=True,
+        needs=Action.CHANGE_STATE,
     ),
-    Command("replSetAbortPrimaryCatchUp", abort_catch_up, admin_only=True),
-    Command("replSetFreeze", freeze, admin_only=True),
-    Command("replSetResizeOplog", resize_oplog, frozenset({"size", "minRetentionHours"}), admin_only=True),
-    Command("replSetSyncFrom", sync_from, admin_only=True),
-    Command("replSetMaintenance", maintenance, admin_only=True),
-    Command("replSetResync", resync, frozenset({"force"}), admin_only=True),
+    Command("replSetAbortPrimaryCatchUp", abort_catch_up, admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetFreeze", freeze, admin_only=True, needs=Action.CHANGE_STATE),
     Command(
-        "replSetTestCut", test_cut, frozenset({"hosts", "direction", "delayMillis"}), admin_only=True, test_only=True
+        "replSetResizeOplog",
+        resize_oplog,
+        frozenset({"size", "minRetentionHours"}),
+        admin_only=True,
+        needs=Action.SET_PARAMETER,
     ),
-    Command("replSetTestClock", test_clock, frozenset({"aheadMillis"}), admin_only=True, test_only=True),
+    Command("replSetSyncFrom", sync_from, admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetMaintenance", maintenance, admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetResync", resync, frozenset({"force"}), admin_only=True, needs=Action.RESYNC),
+    Command(
+        "replSetTestCut",
+        test_cut,
+        frozenset({"hosts", "direction", "delayMillis"}),
+        admin_only=True,
+        test_only=True,
+        needs=Action.INTERNAL,
+    ),
+    Command(
+        "replSetTestClock",
+        test_clock,
+        frozenset({"aheadMillis"}),
+        admin_only=True,
+        test_only=True,
+        needs=Action.INTERNAL,
+    ),
     Command(
         "appendOplogNote",
         append_oplog_note,
@@ -340,5 +360,6 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         admin_only=True,
         write_concern=True,
+        needs=Action.APPEND_NOTE,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, Timestamp
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
@@ -294,6 +295,6 @@ def _is_committed(config: ReplSetConfig, status: Status) -> bool:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("replSetGetStatus", get_status, frozenset({"initialSync"}), admin_only=True),
-    Command("replSetGetConfig", get_config, frozenset({"commitmentStatus"}), admin_only=True),
+    Command("replSetGetStatus", get_status, frozenset({"initialSync"}), admin_only=True, needs=Action.SET_STATUS),
+    Command("replSetGetConfig", get_config, frozenset({"commitmentStatus"}), admin_only=True, needs=Action.SET_CONFIG),
 )

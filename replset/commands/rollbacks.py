@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from replset.auth.roles import Action
 from replset.bson import encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
@@ -59,4 +60,6 @@ def shorten(rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
     return found
 
 
-COMMANDS: tuple[Command, ...] = (Command("replSetGetRollbacks", get_rollbacks, frozenset({"all"}), admin_only=True),)
+COMMANDS: tuple[Command, ...] = (
+    Command("replSetGetRollbacks", get_rollbacks, frozenset({"all"}), admin_only=True, needs=Action.SET_STATUS),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from resource import RUSAGE_SELF, getrusage
 
+from replset.auth.roles import Action
 from replset.bson import DateTime, Int64
 from replset.commands.command import Command, CommandContext
 from replset.commands.diagnostics import SERVER_VERSION
@@ -125,4 +126,4 @@ def _opcounters(ctx: CommandContext) -> dict[str, object]:
     return counters
 
 
-COMMANDS: tuple[Command, ...] = (Command("serverStatus", server_status, None),)
+COMMANDS: tuple[Command, ...] = (Command("serverStatus", server_status, None, needs=Action.SERVER_STATUS),)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from replset.auth.roles import Action
 from replset.bson import Binary, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
@@ -83,10 +84,10 @@ async def _each(ctx: CommandContext, read: Callable[[RawDocument], T]) -> frozen
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("startSession", start_session),
-    Command("endSessions", end_sessions),
-    Command("refreshSessions", refresh_sessions),
-    Command("killSessions", end_sessions),
-    Command("killAllSessions", kill_all_sessions),
-    Command("killAllSessionsByPattern", kill_by_pattern),
+    Command("startSession", start_session, needs=Action.LOGIN),
+    Command("endSessions", end_sessions, needs=Action.LOGIN),
+    Command("refreshSessions", refresh_sessions, needs=Action.LOGIN),
+    Command("killSessions", end_sessions, needs=Action.LOGIN),
+    Command("killAllSessions", kill_all_sessions, needs=Action.KILL_SESSION),
+    Command("killAllSessionsByPattern", kill_by_pattern, needs=Action.KILL_SESSION),
 )

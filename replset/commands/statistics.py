@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from replset.auth.roles import Action
 from replset.bson import Binary, Int64, InvalidBSONError, decode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -267,8 +268,21 @@ def _entry(index: str, entry: tuple[bytes, bytes]) -> dict[str, object]:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("collStats", coll_stats, frozenset({"scale"}), aliases=("collstats",), where=Where.READABLE),
-    Command("dbStats", db_stats, frozenset({"scale"}), aliases=("dbstats",), where=Where.READABLE),
-    Command("dbHash", db_hash, frozenset({"collections"}), aliases=("dbhash",), where=Where.READABLE),
-    Command("validate", validate, frozenset({"full", "background", "scandata"}), where=Where.READABLE),
+    Command(
+        "collStats",
+        coll_stats,
+        frozenset({"scale"}),
+        aliases=("collstats",),
+        where=Where.READABLE,
+        needs=Action.COLL_STATS,
+    ),
+    Command(
+        "dbStats", db_stats, frozenset({"scale"}), aliases=("dbstats",), where=Where.READABLE, needs=Action.DB_STATS
+    ),
+    Command(
+        "dbHash", db_hash, frozenset({"collections"}), aliases=("dbhash",), where=Where.READABLE, needs=Action.DB_HASH
+    ),
+    Command(
+        "validate", validate, frozenset({"full", "background", "scandata"}), where=Where.READABLE, needs=Action.VALIDATE
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replset.auth.roles import Action
 from replset.commands import (
     aggregate,
     apply_ops,
@@ -82,6 +83,6 @@ async def list_commands(_ctx: CommandContext) -> Reply:
 
 
 COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}
-COMMANDS["listCommands"] = Command("listCommands", list_commands)
+COMMANDS["listCommands"] = Command("listCommands", list_commands, needs=Action.LOGIN)
 PRIVATE: frozenset[str] = frozenset(command.name for command in COMMANDS.values() if command.private)
 """Commands between members; the HTTP API does not serve them."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, TypeVar
 
+from replset.auth.roles import Action
 from replset.bson import Int64, Timestamp
 from replset.commands.command import Command, CommandContext
 from replset.commands.namespaces import collection_field
@@ -493,6 +494,14 @@ COMMANDS: tuple[Command, ...] = (
         admin_only=True,
         write_concern=True,
         ends_transaction=True,
+        needs=Action.LOGIN,
     ),
-    Command("abortTransaction", abort_transaction, admin_only=True, write_concern=True, ends_transaction=True),
+    Command(
+        "abortTransaction",
+        abort_transaction,
+        admin_only=True,
+        write_concern=True,
+        ends_transaction=True,
+        needs=Action.LOGIN,
+    ),
 )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode, encode, encode_key
 from replset.bson.repeated import with_repeated_names
 from replset.commands import fields
@@ -225,5 +226,6 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,
+        needs=Action.UPDATE,
     ),
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
+from replset.auth.roles import Action
 from replset.bson import DateTime, RawDocument, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -421,7 +422,7 @@ async def set_default(ctx: CommandContext) -> Reply:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("getDefaultRWConcern", get_default, frozenset({"inMemory"}), admin_only=True),
+    Command("getDefaultRWConcern", get_default, frozenset({"inMemory"}), admin_only=True, needs=Action.LOGIN),
     Command(
         "setDefaultRWConcern",
         set_default,
@@ -429,5 +430,6 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         admin_only=True,
         write_concern=True,
+        needs=Action.SET_DEFAULTS,
     ),
 )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from replset.auth.roles import Action
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.ports import MemberPort, Reply
@@ -187,4 +188,6 @@ def _describe(
     return reply
 
 
-COMMANDS: tuple[Command, ...] = (Command(NAME, get_write_state, frozenset({"all"}), admin_only=True),)
+COMMANDS: tuple[Command, ...] = (
+    Command(NAME, get_write_state, frozenset({"all"}), admin_only=True, needs=Action.SET_STATUS),
+)

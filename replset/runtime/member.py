@@ -23,6 +23,7 @@ from replset.commands.messages import request_document
 from replset.commands.ports import RecentLog, Traffic
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.transactions import TransactionTable
+from replset.commands.user_directory import UserDirectory
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import end_waits_in_vain, stored_default
 from replset.core.effects import NO_VOTE
@@ -191,6 +192,7 @@ class RunningMember:
         # What others read of this member
         self.options = options
         self.keys = keys
+        self.users = UserDirectory() if options.auth else None
         self.warnings = [INSECURE] if options.insecure_members else []
         self.host = options.host
         self.http_address = options.http_address

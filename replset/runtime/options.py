@@ -32,8 +32,8 @@ class MemberOptions:
 
     advertise: the host name that the other members use for this one; default the bind address.
     key_file: by its keys the members prove to each other who they are. insecure_members: other machines may reach
-    it without one. allowed_hosts: names by which HTTP requests may call this member, beside its own.
-    expect_members: the hosts of the set that the members make by themselves when all of them answer.
+    it without one. auth: clients must log in. allowed_hosts: names by which HTTP requests may call this member, beside
+    its own. expect_members: the hosts of the set that the members make by themselves when all of them answer.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
     snapshot_history_secs: how long reads at an old point stay possible.
@@ -50,6 +50,7 @@ class MemberOptions:
     advertise: str | None = None
     key_file: Path | None = None
     insecure_members: bool = False
+    auth: bool = False
     allowed_hosts: tuple[str, ...] = ()
     expect_members: tuple[str, ...] = ()
     oplog_size_mb: float = 990.0
@@ -281,6 +282,10 @@ def _check_exposure(options: MemberOptions) -> None:
     Anybody who reaches the wire port could then act as a member: acknowledge writes that it does not have,
     make the primary step down, or send a configuration. So such a member is reachable from its own machine only.
     """
+    if options.auth and options.key_file is None:
+        raise BadOptionError(
+            "--auth: it needs --key-file, the same on all members: by it they prove themselves to each other"
+        )
     if options.key_file is not None and options.insecure_members:
         raise BadOptionError("--insecure-members: it is for members without --key-file, and one is given")
     if options.key_file is None and not options.insecure_members and not is_loopback(options.bind_ip):

@@ -45,6 +45,12 @@ def test_the_flag_wins_then_the_environment_then_the_file(tmp_path: Path) -> Non
     assert (options.port, options.http_port, options.min_free_mb) == (21, 12, 3)
 
 
+def test_logins_need_members_that_prove_themselves() -> None:
+    with pytest.raises(BadOptionError, match="--auth: it needs --key-file"):
+        resolve_options({**BASE, "auth": True}, {})
+    assert resolve_options({**BASE, "auth": True, "key_file": "/k"}, {}).auth
+
+
 def test_a_flag_that_was_not_given_is_none_and_hides_nothing() -> None:
     assert resolve_options({**BASE, "port": None}, {"REPLSET_PORT": "11"}).port == 11
 

@@ -136,6 +136,7 @@ class FakeMember:
         )
         self.clock = SimpleNamespace(now=lambda: Millis(5000), wall_ms=lambda: 1_700_000_000_000)
         self.rng = random.Random(1)
+        self.users = None
         self.workers = InlineWorkers()
         self.started_at = Millis(0)
         self.shutting_down = False

@@ -21,6 +21,7 @@ from replset.commands.fail_points import FailPoints
 from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.transactions import TransactionTable
+from replset.commands.user_directory import UserDirectory
 from replset.commands.waiters import WaiterList
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
@@ -149,6 +150,7 @@ class FakeMember:
     test_commands: bool = True
     fail_points: FailPoints = field(default_factory=lambda: FailPoints(random.Random(3)))
     keys: Keys | None = None
+    users: UserDirectory | None = None
     admission: Admission = field(default_factory=Admission)
     flow_control: FlowControl = field(default_factory=lambda: FlowControl(FakeClock(), lambda: (0, ())))
     warnings: list[str] = field(default_factory=list)

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import pytest
 
+from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument, Timestamp, encode
 from replset.commands.command import Command, CommandContext
 from replset.commands.dispatcher import Dispatcher
@@ -114,7 +115,8 @@ def test_an_unforeseen_failure_is_a_reply_but_a_broken_invariant_is_not(
     async def labelled(ctx: CommandContext) -> NoReturn:
         raise ReplError("no", code=112, labels=("TransientTransactionError",), details={"extra": 1})
 
-    commands = {name: Command(name, run) for name, run in (("bug", bug), ("broken", broken), ("labelled", labelled))}
+    rows = (("bug", bug), ("broken", broken), ("labelled", labelled))
+    commands = {name: Command(name, run, needs=Action.OPEN) for name, run in rows}
     client.dispatcher = Dispatcher(member, commands)
     with caplog.at_level(logging.ERROR, logger="replset"):
         assert client.code({"bug": 1}) == 1

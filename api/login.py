@@ -1,0 +1,97 @@
+"""Asks who sends a request where the members were started with --auth, and says what each route needs.
+
+Every path but those of PUBLIC needs a user. Which one may use it is said in NEEDS, by the route; a route that is not
+there is for nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+
+from api.errors import HttpError, failure, http_error
+from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, send_answer
+from replset.auth.login import Login
+from replset.auth.roles import Action
+from replset.commands.authorization import authorize
+from replset.errors import ErrorCode, ReplError
+from replset.runtime.member import RunningMember
+
+PUBLIC: Final = frozenset(
+    {"/health", "/live", "/ready", "/primary", "/secondary", "/arbiter", "/v1/login", "/", "/favicon.ico"}
+)
+"""Health checks, the login itself, and the page, whose files hold nothing of the set."""
+PUBLIC_FILES: Final = "/page/"
+CHALLENGE: Final = {"www-authenticate": 'Bearer realm="replset"'}
+"""No challenge for Basic: a browser would keep the password and send it with every request from then on."""
+
+BY_COMMAND: Final = Action.LOGIN
+"""Of routes that run one command, which has a row of its own in the table of commands."""
+NEEDS: Final[dict[str, Action]] = {
+    "/v1/command/{db}": BY_COMMAND,
+    "/v1/replset/status": BY_COMMAND,
+    "/v1/replset/config": BY_COMMAND,
+    "/v1/replset/writes/{optime}": BY_COMMAND,
+    "/v1/replset/elections": BY_COMMAND,
+    "/v1/replset/initiate": BY_COMMAND,
+    "/v1/replset/reconfig": BY_COMMAND,
+    "/v1/replset/members": BY_COMMAND,
+    "/v1/replset/members/{host}": BY_COMMAND,
+    "/v1/replset/stepDown": BY_COMMAND,
+    "/v1/replset/stepUp": BY_COMMAND,
+    "/v1/replset/freeze": BY_COMMAND,
+    "/v1/replset/syncFrom": BY_COMMAND,
+    "/v1/replset/maintenance": BY_COMMAND,
+    "/v1/replset/resync": BY_COMMAND,
+    "/v1/replset/oplog": Action.READ_OPLOG,
+    "/v1/replset/oplog/info": Action.SET_STATUS,
+    "/v1/replset/rollbacks": BY_COMMAND,
+    "/v1/replset/rollbacks/{rollback}": Action.SET_STATUS,
+    "/v1/replset/rollbacks/{rollback}/writes": Action.READ_ROLLBACKS,
+    "/v1/replset/rollbacks/{rollback}/verify": Action.READ_ROLLBACKS,
+    "/v1/replset/rollbacks/{rollback}/diff": Action.READ_ROLLBACKS,
+    "/v1/replset/rollbacks/{rollback}/restore": Action.RESTORE,
+    "/v1/replset/rollbacks/{rollback}/ack": Action.CHANGE_STATE,
+    "/v1/replset/rollbacks/{rollback}/{file}": Action.READ_ROLLBACKS,
+    "/metrics": Action.SERVER_STATUS,
+    "/docs": Action.LOGIN,
+    "/docs/{name}": Action.LOGIN,
+}
+"""What the sender of a request must be allowed to do, by the path of the route."""
+
+
+class LoginRequired:
+    """Notes in the scope who sends the request; refuses it (401) where nobody has logged in and somebody has to."""
+
+    def __init__(self, next_app: App, member: RunningMember) -> None:
+        self._next_app = next_app
+        self._member = member
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._member.users is not None and not is_public(scope["path"]):
+            try:
+                scope["login"] = await self._login(HttpRequest(scope))
+            except (HttpError, ReplError) as error:
+                problem = http_error(error)
+                if problem.status == 401:
+                    problem.headers |= CHALLENGE
+                await send_answer(self._member, HttpRequest(scope), error_answer(problem), send)
+                return
+        await self._next_app(scope, receive, send)
+
+    async def _login(self, request: HttpRequest) -> Login:
+        """The user whose name and password, or whose token, the request has."""
+        raise failure(ErrorCode.UNAUTHORIZED, "this member asks for a login: Basic or Bearer", status=401)
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC or path.startswith(PUBLIC_FILES)
+
+
+def check_route(member: RunningMember, request: Request) -> None:
+    """Raise 13 (403) if the sender may not use the route of the request."""
+    if member.users is None or is_public(request.url.path):
+        return
+    path = getattr(request.scope.get("route"), "path", "")
+    authorize(member, HttpRequest(request.scope).sender, NEEDS.get(path, Action.INTERNAL), "admin", path)
