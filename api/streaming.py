@@ -145,7 +145,7 @@ class ChunkedResponse(Response):
         self._next = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+        disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             headers = [(b"content-type", JSON.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -160,7 +160,8 @@ class ChunkedResponse(Response):
                 self._chunks.close()
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

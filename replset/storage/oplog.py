@@ -19,6 +19,12 @@ def newest_row(connection: apsw.Connection) -> OplogRow | None:
     return _one(connection, f"SELECT {COLUMNS} FROM oplog ORDER BY ts DESC LIMIT 1", ())
 
 
+def newest_heads(connection: apsw.Connection, limit: int) -> list[tuple[OpTime, str, str]]:
+    """Optime, operation and namespace of the newest rows, oldest first. Their entries are not read."""
+    sql = "SELECT term, ts, op, ns FROM oplog ORDER BY ts DESC LIMIT ?"
+    return [(OpTime(term, ts), op, ns) for term, ts, op, ns in rows_of(connection, sql, (limit,))][::-1]
+
+
 def oldest_row(connection: apsw.Connection) -> OplogRow | None:
     return _one(connection, f"SELECT {COLUMNS} FROM oplog ORDER BY ts LIMIT 1", ())
 

@@ -132,6 +132,7 @@ class FakeMember:
             wal=SimpleNamespace(size=10),
             rollback_id=1,
             data_bytes=lambda: 4096,
+            newest_heads=lambda limit: [],
             options=SimpleNamespace(oplog_max_bytes=1 << 30),
         )
         self.clock = SimpleNamespace(now=lambda: Millis(5000), wall_ms=lambda: 1_700_000_000_000)
@@ -140,6 +141,7 @@ class FakeMember:
         self.workers = InlineWorkers()
         self.started_at = Millis(0)
         self.shutting_down = False
+        self.topology_counter = 0
         self.connection_count = 7
         self.admission = Admission()
         self.load = Load()

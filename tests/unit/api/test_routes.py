@@ -202,7 +202,9 @@ def test_removing_who_is_no_member(api: Api) -> None:
 # --- paths, methods ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/replset", "/v1/replset/nothing", "/v2/action/find", "/V1"])
+@pytest.mark.parametrize(
+    "path", ["/page", "/v1", "/v1/", "/v1/replset", "/v1/replset/nothing", "/v2/action/find", "/V1"]
+)
 def test_unknown_paths(api: Api, path: str) -> None:
     refused(api.get(path), 404, 59, path)
 
