@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib.metadata import version
 from typing import NoReturn
 
 import uvloop
@@ -30,13 +32,15 @@ from replset.runtime.connections import (
     raise_descriptor_limit,
     share_descriptors,
 )
-from replset.runtime.log_writer import LogWriter, log_to_stderr
+from replset.runtime.log_writer import LogWriter, start_log
 from replset.runtime.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.network import RealNetwork, split_host_port
-from replset.runtime.options import MemberOptions, flag_of, resolve_options, variable_of
+from replset.runtime.options import JSON_LOG, MemberOptions, flag_of, resolve_options, variable_of
 from replset.runtime.watchdog import Watchdog
 from replset.storage.disk import RealDisk
+
+log = logging.getLogger("replset.member")
 
 HELP = {
     "repl_set": "name of the replica set (required)",
@@ -60,6 +64,8 @@ HELP = {
     "allow_multiple_arbiters": "let a set have more than one arbiter",
     "enable_test_commands": "open replSetTestCut and fail points; for tests and demos only",
     "log_level": "debug, info, warning or error (info)",
+    "log_format": "text, or json: one JSON document for each line of the log (text)",
+    "log_file": "write the log there instead of to standard error; SIGUSR1 opens it again, after a rename",
 }
 
 GC_THRESHOLDS = 10_000, 20, 20
@@ -83,6 +89,8 @@ METAVARS = {
     "max_connections": "N",
     "rollback_layout": "LAYOUT",
     "log_level": "LEVEL",
+    "log_format": "FORMAT",
+    "log_file": "FILE",
 }
 
 
@@ -119,7 +127,10 @@ def main(argv: Sequence[str]) -> int:
         keys = None if options.key_file is None else read_key_file(options.key_file)
     except ReplError as error:
         return refuse(error.message)
-    writer = log_to_stderr(options.log_level)
+    try:
+        writer = start_log(options.log_level, options.log_file, as_json=options.log_format == JSON_LOG)
+    except OSError as error:
+        return refuse(f"--log-file: {options.log_file} cannot be written: {reason_of(error)}")
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -131,8 +142,7 @@ def refuse(reason: str, writer: LogWriter | None = None) -> int:
     if writer is None:
         print(f"replset start: {reason}", file=sys.stderr)
     else:
-        writer.write(f"replset start: {reason}")
-        writer.flush()
+        writer.write_last(f"replset start: {reason}")
     return 2
 
 
@@ -155,8 +165,7 @@ def reason_of(error: OSError) -> str:
 def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
     """End the process if the disk or an invariant failed. A clean close would write to the damaged files."""
     if member.broken.done():
-        writer.write(f"replset start: stopped: {member.broken.result()}")
-        writer.flush()
+        writer.write_last(f"replset start: stopped: {member.broken.result()}")
         os._exit(1)
 
 
@@ -174,6 +183,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, writer.reopen)
     try:
         member = await RunningMember.start(options, ports, keys=keys, wire_slots=wire_slots)
     except ReplError as error:
@@ -189,12 +199,17 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
         await member.stop()
         return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}", writer)
     print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
+    log.info(
+        "replset %s serves set %s: wire %s, http %s, data in %s, pid %d",
+        *(version("replset"), options.repl_set, options.host, options.http_address, options.dbpath, os.getpid()),
+    )
     watchdog = Watchdog(member.load.on_beat)
     watchdog.start()
     gc.freeze()
     member.broken.add_done_callback(lambda _: stop.set())
     await stop.wait()
     exit_if_broken(member, writer)
+    log.info("a signal asks this member to stop")
     watchdog.stop()
     await member.hand_over()
     exit_if_broken(member, writer)
@@ -202,4 +217,6 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     await member.stop()
     workers.close()
     sync_thread.close()
+    log.info("stopped: all is on disk")
+    writer.flush()
     return 0

@@ -271,7 +271,8 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
 
 
 def _info(row: MemberStatus, member: MemberPort) -> str:
-    return row.message or (member.initial_sync_progress.text() if member.initial_sync_progress.running else "")
+    progress = member.initial_sync_progress
+    return row.message or (progress.text(member.clock.now()) if progress.running else "")
 
 
 async def get_config(ctx: CommandContext) -> Reply:

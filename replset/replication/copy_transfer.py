@@ -161,6 +161,7 @@ class CopyTransfer:
             request = SnapshotRequest("begin", record.snapshot_id)
             offer = await self._ask_repeatedly(record, request)
             while not offer.ready:
+                self._log_progress()
                 await asyncio.sleep(self._options.pause_ms / 1000)
                 offer = await self._ask_repeatedly(record, request)
             if offer.size <= 0:
@@ -180,6 +181,7 @@ class CopyTransfer:
                 data = await self._fetch_chunk(record, copied)
                 await self._when_disk_has_space(lambda: self.copy.append(data, copied))  # noqa: B023  # awaited
                 self._progress.copied = copied = copied + len(data)
+                self._log_progress()
                 if copied - record.kept >= step:
                     record = await self._when_disk_has_space(lambda: self.copy.keep(record, copied))  # noqa: B023
         except (ReplError, OSError):
@@ -188,6 +190,13 @@ class CopyTransfer:
             except OSError as error:
                 log.warning("only %d bytes of the copy are kept: %s", record.kept, error)
             raise
+
+    def _log_progress(self) -> None:
+        now = self._context.clock.now()
+        if self._progress.is_line_due(now):
+            log.info(
+                "%s", self._progress.text(now) if self._progress.total else f"{self._progress.source} makes a copy"
+            )
 
     async def _fetch_chunk(self, record: CopyRecord, offset: int) -> bytes:
         """Return the next chunk, of this copy and no other."""

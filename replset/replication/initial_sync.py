@@ -175,7 +175,8 @@ class InitialSync:
             return
         self.progress.succeed(clock.now(), clock.wall_ms())
         detail = f"{self.progress.copied} bytes in {clock.now() - started_ms} ms"
-        log.info("initial sync from %s done: %s", record.source, detail)
+        attributes = {"source": record.source, "bytes": self.progress.copied, "ms": clock.now() - started_ms}
+        log.info("initial sync from %s done: %s", record.source, detail, extra={"attr": attributes})
         holds_committed = _is_complete(copy, required)
         context.on_report(
             InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed, oplog_only=oplog_only)

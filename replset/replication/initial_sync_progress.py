@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from replset.ids import HostPort, Millis
 
 NO_SOURCE, START = HostPort(""), Millis(0)
+LINE_EVERY_MS = 10_000
 _ATTEMPTS_SHOWN = 10
 
 
@@ -41,6 +42,7 @@ class InitialSyncProgress:
     waiting_for: str = ""
     failed: int = 0
     attempts: list[FailedAttempt] = field(default_factory=list)
+    _line_at: Millis = START
 
     def begin(self, source: HostPort, now: Millis, wall_ms: int) -> None:
         """Note that an attempt begins."""
@@ -48,6 +50,7 @@ class InitialSyncProgress:
             self.running, self.began, self.began_wall_ms = True, now, wall_ms
             self.failed, self.total, self.copied, self.resumed_at = 0, 0, 0, 0
             self.attempts.clear()
+            self._line_at = now
         self.source, self.waiting_for = source, ""
 
     def begin_transfer(self, source: HostPort, kept: int, total: int, now: Millis) -> None:
@@ -70,10 +73,20 @@ class InitialSyncProgress:
             return None
         return (now - self.transfer_began) * (self.total - self.copied) // done
 
-    def text(self) -> str:
+    def is_line_due(self, now: Millis) -> bool:
+        """Whether the log gets a line of this progress now: every ten seconds."""
+        if now - self._line_at < LINE_EVERY_MS:
+            return False
+        self._line_at = now
+        return True
+
+    def text(self, now: Millis) -> str:
         """One line for people."""
         if self.waiting_for:
             return f"initial sync waits for {self.waiting_for}"
         if self.total:
-            return f"initial sync from {self.source}: {self.copied} of {self.total} bytes"
+            text = f"initial sync from {self.source}: {self.copied} of {self.total} bytes"
+            text += f" ({100 * self.copied // self.total} %)"
+            remaining_ms = self.remaining_ms(now)
+            return text if remaining_ms is None else f"{text}, about {-(-remaining_ms // 1000)} s left"
         return f"initial sync from {self.source}"

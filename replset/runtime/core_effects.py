@@ -59,6 +59,11 @@ from replset.runtime.writer import Writer
 from replset.storage.member_file import JournalLine, MemberFile
 
 log = logging.getLogger("replset.member")
+UNUSUAL = frozenset({MemberState.RECOVERING, MemberState.ROLLBACK, MemberState.REMOVED})
+"""States in which a member serves nobody. Somebody should know why."""
+ALARMING = frozenset({"quarantined", "damage found", "chain differs", "data lost", "too stale", "rollback", "resync"})
+NOT_REACHABLE = "is not reachable"
+"""Events of the journal that are warnings in the log: somebody has to look, or a member is away."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,16 +87,22 @@ class CoreEffects:
     on_topology_changed: Callable[[], None]
     report_position: Callable[[], None]
     _is_disk_full: bool = False
+    _state: MemberState | None = None
 
     def handle_effect(self, effect: Effect) -> None:
         match effect:
             case StateChanged(state=state):
+                self._log_state(effect)
                 if state is not MemberState.PRIMARY:
                     self.write_waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
                     self.transactions.abort_all(_interrupted_by_stepdown)
                 self.on_topology_changed()
                 self.changes.notify()
-            case ConfigInstalled():
+            case ConfigInstalled(config):
+                log.info(
+                    "configuration version %d of term %d: %s",
+                    *(config.version, config.term, ", ".join(str(member.host) for member in config.members)),
+                )
                 self.on_topology_changed()
             case AcceptWrites(accept, term):
                 self.writer.accept(term if accept else None)
@@ -109,6 +120,7 @@ class CoreEffects:
             case RelayProgress():
                 self.report_position()
             case StartFetching(source):
+                log.info("entries are fetched from %s", source)
                 self.fetcher.start(source)
             case StopFetching():
                 self.fetcher.stop()
@@ -129,6 +141,16 @@ class CoreEffects:
             case _:
                 raise TypeError(f"nothing handles {effect}")
 
+    def _log_state(self, changed: StateChanged) -> None:
+        if changed.state is self._state:
+            return
+        level = logging.WARNING if changed.state in UNUSUAL else logging.INFO
+        before = "" if self._state is None else f", it was {self._state.name}"
+        self._state = changed.state
+        attributes = {"state": changed.state.name, "term": changed.term}
+        text = "this member is %s in term %d%s"
+        log.log(level, text, changed.state.name, changed.term, before, extra={"attr": attributes})
+
     async def send_request(self, send: Send) -> ReplyBody:
         reply = await self.peer.call(send.to, request_document(send.body), timeout_ms=send.timeout_ms)
         return parse_reply(send.body, reply)
@@ -145,7 +167,11 @@ class CoreEffects:
 
     def save_election_events(self, records: list[ElectionRecord]) -> None:
         for record in records:
-            log.info("term %d: %s: %s", record.term, record.event, record.detail)
+            attributes = {"term": record.term, "event": record.event, "detail": record.detail}
+            is_alarming = record.event in ALARMING or NOT_REACHABLE in record.detail
+            level = logging.WARNING if is_alarming else logging.INFO
+            text = "term %d: %s: %s"
+            log.log(level, text, record.term, record.event, record.detail, extra={"attr": attributes})
         lines = [JournalLine(record.wall_ms, record.term, record.event, record.detail) for record in records]
         self.member_file.append_lines(lines)
 

@@ -1,8 +1,8 @@
-"""Writes the log to standard error in a thread of its own, so that logging never waits for the reader.
+"""Writes the log to standard error or a file in a thread of its own, so that logging never waits for the reader.
 
 A pipe that nobody reads takes some 64 KiB and then blocks its writer for good. Written from the event loop, that would
-stop the member, SIGTERM included. Here lines wait in a bounded queue. What does not fit is dropped and counted, and
-the log says how many.
+stop the member, SIGTERM included. Here lines wait in a bounded queue. What does not fit, or what a full disk does not
+take, is dropped and counted, and the log says how many.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import sys
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import Final
 
 from replset.commands.ports import RecentLog
+from replset.runtime.log_format import JsonFormatter, TextFormatter
 
-FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
+log = logging.getLogger("replset.log")
+
 MAX_LINES: Final = 10_000
 MAX_BYTES: Final = 4 << 20
 MAX_LINE_CHARS: Final = 64 << 10
@@ -28,14 +31,19 @@ _BATCH = 100
 
 
 class LogWriter(logging.Handler):
-    """Writes to the file descriptor `out`. `dropped`: lines so far that did not fit."""
+    """Writes to the file descriptor `out`. `dropped`: lines so far that were not written."""
 
-    def __init__(self, out: int, *, max_lines: int = MAX_LINES) -> None:
+    def __init__(
+        self, out: int, *, path: Path | None = None, as_json: bool = False, max_lines: int = MAX_LINES
+    ) -> None:
+        """path: of the file that `out` is; None: standard error."""
         super().__init__()
-        formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%S")
-        formatter.converter = time.gmtime
-        self.setFormatter(formatter)
+        self.setFormatter(JsonFormatter() if as_json else TextFormatter())
+        self.path = path
+        self._as_json = as_json
         self._out = out
+        self._is_to_reopen = False
+        self._is_torn = False  # the file ends in the middle of a line, because the disk was full
         self._max_lines = max_lines
         self._lines: deque[bytes] = deque()
         self._bytes = 0
@@ -55,7 +63,7 @@ class LogWriter(logging.Handler):
             self.write(f"a line of the log could not be written: {record.name}")
 
     def write(self, text: str) -> None:
-        """Queue one entry, of one line or several; never waits."""
+        """Queue one line, or with a stack several; never waits."""
         line = text[:MAX_LINE_CHARS].encode("utf-8", "replace") + b"\n"
         with self._changed:
             if len(self._lines) >= self._max_lines or self._bytes + len(line) > MAX_BYTES:
@@ -63,6 +71,22 @@ class LogWriter(logging.Handler):
                 return
             self._lines.append(line)
             self._bytes += len(line)
+            self._changed.notify_all()
+
+    def write_last(self, text: str) -> None:
+        """Write why the process ends. In a file it looks like the other lines, and standard error gets it too."""
+        if self._as_json or self.path is not None:
+            self.emit(logging.makeLogRecord({"name": "replset", "levelname": "ERROR", "msg": text}))
+        else:
+            self.write(text)
+        self.flush()
+        if self.path is not None:
+            print(text, file=sys.stderr, flush=True)
+
+    def reopen(self) -> None:
+        """Open the file again by its name, for what comes from now on: the old one was renamed (SIGUSR1)."""
+        with self._changed:
+            self._is_to_reopen = self.path is not None
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -75,37 +99,71 @@ class LogWriter(logging.Handler):
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._lines:
+                while not self._lines and not self._is_to_reopen:
                     self._changed.wait()
+                is_to_reopen, self._is_to_reopen = self._is_to_reopen, False
                 batch = [self._lines.popleft() for _ in range(min(_BATCH, len(self._lines)))]
                 missing = self.dropped - self._told
                 self._writing = True
-            if missing:
-                batch.append(f"{missing} lines of the log were dropped: nobody read them in time\n".encode())
-            self._put(b"".join(batch))
+            size = sum(map(len, batch))
+            is_written = self._put(b"".join(batch) + (self._missing_line(missing) if missing else b""))
             with self._changed:
-                self._told += missing
-                self._bytes -= sum(len(line) for line in batch[: len(batch) - bool(missing)])
+                if is_written:
+                    self._told += missing
+                elif self.path is not None:
+                    self.dropped += len(batch)
+                self._bytes -= size
                 self._writing = False
                 self._changed.notify_all()
+            if is_to_reopen:
+                self._reopen()
 
-    def _put(self, data: bytes) -> None:
-        """Write all of it, however long that takes; what can never be written is given up."""
+    def _missing_line(self, count: int) -> bytes:
+        why = "nobody read them in time" if self.path is None else "the file did not take them in time"
+        text = f"{count} lines of the log were dropped: {why}"
+        if self._as_json:
+            text = self.format(logging.makeLogRecord({"name": "replset.log", "levelname": "WARNING", "msg": text}))
+        return text.encode() + b"\n"
+
+    def _put(self, data: bytes) -> bool:
+        """Write all of it, however long that takes; False: it can never be written, and is given up."""
+        if self._is_torn:
+            data = b"\n" + data
         while data:
             try:
-                data = data[os.write(self._out, data) :]
+                count = os.write(self._out, data)
+                data, self._is_torn = data[count:], count < len(data)
             except BlockingIOError:
                 select.select([], [self._out], [], 1)
             except OSError:
-                return
+                return False
+        return True
+
+    def _reopen(self) -> None:
+        """Open the file again. If that fails, the old one is used on."""
+        if self.path is None:
+            return
+        try:
+            out = open_log_file(self.path)
+        except OSError as error:
+            log.warning("%s cannot be opened again, so the log stays in the old file: %s", self.path, error.strerror)
+            return
+        old, self._out, self._is_torn = self._out, out, False
+        os.close(old)
+        log.info("the log goes on in %s", self.path)
 
 
-def log_to_stderr(level: str) -> LogWriter:
-    """Send all log output of this process through one LogWriter from now on."""
-    writer = LogWriter(sys.stderr.fileno())
+def open_log_file(path: Path) -> int:
+    """Open it for lines at its end; made when missing, for its owner alone. OSError."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def start_log(level: str, path: Path | None = None, *, as_json: bool = False) -> LogWriter:
+    """Send all log output of this process through one LogWriter from now on. OSError: `path` cannot be written."""
+    out = sys.stderr.fileno() if path is None else open_log_file(path)
+    writer = LogWriter(out, path=path, as_json=as_json)
     logging.basicConfig(level=level.upper(), handlers=[writer])
     logging.captureWarnings(True)
-    log = logging.getLogger("replset")
 
     def unraisable(found: sys.UnraisableHookArgs) -> None:
         log.error("%s: %r: %r", found.err_msg or "ignored", found.object, found.exc_value)

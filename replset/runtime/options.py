@@ -18,6 +18,7 @@ from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.ids import HostPort
 
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
+TEXT_LOG, JSON_LOG = "text", "json"
 
 
 class BadOptionError(ReplError):
@@ -39,6 +40,7 @@ class MemberOptions:
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
     max_connections: of clients and members on the wire port.
+    log_format: `json` writes each line of the log as a JSON document. log_file: instead of standard error.
     rollback_layout: `mongodb` writes a rollback's documents in MongoDB's folders too (map Ro5).
     """
 
@@ -63,6 +65,8 @@ class MemberOptions:
     allow_multiple_arbiters: bool = False
     enable_test_commands: bool = False
     log_level: str = "info"
+    log_format: str = TEXT_LOG
+    log_file: Path | None = None
 
     @property
     def host(self) -> HostPort:
@@ -263,6 +267,8 @@ def _check(options: MemberOptions) -> None:
         )
     if options.log_level not in {"debug", "info", "warning", "error"}:
         raise BadOptionError(f"--log-level: {options.log_level!r} is not debug, info, warning or error")
+    if options.log_format not in {TEXT_LOG, JSON_LOG}:
+        raise BadOptionError(f"--log-format: {options.log_format!r} is not {TEXT_LOG} or {JSON_LOG}")
 
 
 def _check_expected(options: MemberOptions) -> None:

@@ -1,4 +1,4 @@
-"""Logs what blocked the event loop. Heartbeats run on it, so nothing may block it for long."""
+"""Logs what blocks the event loop. Heartbeats run on it, so nothing may block it for long."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 
 log = logging.getLogger("replset.watchdog")
 
@@ -23,7 +25,7 @@ REPORT_EVERY_S = 60.0
 class StallReports:
     """Which stalls are written to the log: one a minute, with the number and the longest of those left out before it.
 
-    A slow machine stalls the loop again and again; a stack for each would fill the log.
+    A slow machine stalls the loop again and again, and a line for each would fill the log.
     """
 
     def __init__(self) -> None:
@@ -33,7 +35,7 @@ class StallReports:
         self._longest_ms = 0
 
     def on_stall(self, now_s: float, held_ms: int, where: str) -> str | None:
-        """Count one stall; the text for the log, None: it is only counted."""
+        """Count one stall; the line for the log, None: it is only counted."""
         self.stalls += 1
         if self._reported_at is not None and now_s - self._reported_at < REPORT_EVERY_S:
             self._left_out += 1
@@ -41,11 +43,11 @@ class StallReports:
             return None
         more = f" ({self._left_out} more since the last report, up to {self._longest_ms} ms)" if self._left_out else ""
         self._reported_at, self._left_out, self._longest_ms = now_s, 0, 0
-        return f"the event loop was blocked for over {held_ms} ms{more}, at:\n{where}"
+        return f"the event loop was blocked for over {held_ms} ms{more}, in {where}"
 
 
 class Watchdog:
-    """Watches the event loop from a thread, and reports the stack of what blocks it over 50 ms, once for each stall.
+    """Watches the event loop from a thread, and reports what blocks it for over 50 ms, once for each stall.
 
     While the process is nearly idle it looks less often, and may miss a stall of under half a second.
     """
@@ -86,10 +88,23 @@ class Watchdog:
             if blocked_s > LIMIT_S and due_at != reported:
                 reported = due_at
                 frame = sys._current_frames().get(self._loop_thread)
-                where = "".join(traceback.format_stack(frame)[-3:]).rstrip() if frame is not None else "?"
-                text = self.reports.on_stall(now, int(blocked_s * 1000), where)
+                text = self.reports.on_stall(now, int(blocked_s * 1000), place_of(frame))
                 if text is not None:
                     log.info("%s", text)
+                    log.debug("the stack of it, innermost first: %s", " < ".join(stack_of(frame)))
             is_busy = used_now_s - used_s > BUSY * (now - looked_at)
             self._interval_s = BEAT_S if is_busy else IDLE_BEAT_S
             looked_at, used_s = now, used_now_s
+
+
+def stack_of(frame: FrameType | None) -> list[str]:
+    """Return the calls of a thread, the innermost first, each as `folder/file.py:LINE function`."""
+    rows = traceback.extract_stack(frame)[::-1] if frame is not None else []
+    return [f"{'/'.join(Path(row.filename).parts[-2:])}:{row.lineno} {row.name}" for row in rows]
+
+
+def place_of(frame: FrameType | None) -> str:
+    """Return the innermost call in this product's own files."""
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(("replset.", "api.")):
+        frame = frame.f_back
+    return next(iter(stack_of(frame)), "code that is not this product's")

@@ -85,6 +85,7 @@ def test_every_option_comes_from_the_environment_alone() -> None:
     texts |= {"Path | None": "/k", "tuple[str, ...]": "a"}
     values = {field.name: texts[str(field.type)] for field in fields(MemberOptions)} | {
         "log_level": "debug",
+        "log_format": "json",
         "rollback_layout": "mongodb",
         "insecure_members": "false",
         "expect_members": "y:7,b",  # the member itself is y, on port 7
@@ -102,6 +103,7 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         "oplog-size-mb: 0.5\noplog-lagging-mb: 7\n"
         "oplog-min-retention-hours: 1.5\nsnapshot-history-secs: 0\nmin-free-mb: 0\nmax-connections: 5\n"
         "rollback-layout: mongodb\nallow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n"
+        "log-format: json\nlog-file: /l\n"
         "key-file: /k\ninsecure-members: false\nallowed-hosts: [a, b.c]\n"
         "expect-members: [n, 'm:1']\n",
     )
@@ -127,6 +129,8 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         allow_multiple_arbiters=True,
         enable_test_commands=True,
         log_level="error",
+        log_format="json",
+        log_file=Path("/l"),
     )
 
 
@@ -197,6 +201,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**BASE, "min_free_mb": -1}, {}, "--min-free-mb: -1 is below 0"),
         ({**BASE, "max_connections": 0}, {}, "--max-connections: 0 is not above 0"),
         ({**BASE, "rollback_layout": "4.4"}, {}, "--rollback-layout: '4.4' is not plain or mongodb"),
+        ({**BASE, "log_format": "xml"}, {}, "--log-format: 'xml' is not text or json"),
         ({**BASE, "log_level": "loud"}, {}, "--log-level: 'loud' is not debug, info, warning or error"),
         ({**BASE, "expect_members": "a,a:27017"}, {}, "--expect-members: a host is given twice"),
         (

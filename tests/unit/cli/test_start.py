@@ -312,3 +312,37 @@ def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=BARE_ENVIRONMENT
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
+
+
+def wait_for_line(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists() or text not in path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_log_goes_to_a_file_as_json_and_follows_a_rename(tmp_path: Path, port: int) -> None:
+    path, renamed = tmp_path / "m.log", tmp_path / "m.log.1"
+    log = ("--log-file", str(path), "--log-format", "json")
+    with running(tmp_path / "data", port, *log) as process:
+        wait_for_line(path, f"wire 127.0.0.1:{port}")
+        path.rename(renamed)
+        process.send_signal(signal.SIGUSR1)
+        wait_for_line(path, "goes on in")
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+    assert all(json.loads(line)["t"] for line in renamed.read_text().splitlines())
+    after = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["msg"] for row in after] == [
+        f"the log goes on in {path}",
+        "a signal asks this member to stop",
+        "stopped: all is on disk",
+    ]
+    assert {row["s"] for row in after} == {"I"}
+
+
+def test_a_log_file_that_cannot_be_written(tmp_path: Path, port: int) -> None:
+    path = tmp_path / "no" / "m.log"
+    reason = refused(start("--dbpath", str(tmp_path / "data"), "--port", str(port), "--log-file", str(path)))
+    assert reason == f"--log-file: {path} cannot be written: No such file or directory"
+    assert not (tmp_path / "data").exists()

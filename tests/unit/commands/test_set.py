@@ -296,7 +296,10 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     )
     assert status["remainingInitialSyncEstimatedMillis"] == 600
     assert status["initialSyncAttempts"] == [{"durationMillis": 7, "status": "it went away", "syncSource": source}]
-    assert reply["members"][0]["infoMessage"] == "initial sync from localhost:27018: 400 of 1000 bytes"
+    assert (
+        reply["members"][0]["infoMessage"]
+        == "initial sync from localhost:27018: 400 of 1000 bytes (40 %), about 1 s left"
+    )
     member.initial_sync_progress.waiting_for = "disk space"
     status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
     assert status["waitingFor"] == "disk space"

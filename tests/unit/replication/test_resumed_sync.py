@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 
 from replset.core.messages import InitialSyncEnded
 from replset.errors import CorruptDataError
-from replset.ids import HostPort, OpTime
+from replset.ids import HostPort, Millis, OpTime
+from replset.replication import initial_sync_progress
 from replset.replication.partial_copy import CopyRecord, PartialCopy
 from replset.replication.rollback_manifest import list_manifests
 from replset.storage.disk import RealDisk
@@ -99,6 +102,22 @@ def test_a_broken_transfer_goes_on_where_it_stopped(members: tuple[Member, Membe
     assert mine.initial_sync.progress.resumed_at == 3 * CHUNK
     assert not list(mine.folder.glob("initial-sync*"))
     assert left_at_source(source) == 0
+
+
+def test_a_long_transfer_writes_lines_about_itself(
+    members: tuple[Member, Member], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, mine = members
+    caplog.set_level(logging.INFO, "replset.initial_sync")
+    monkeypatch.setattr(initial_sync_progress, "LINE_EVERY_MS", 0)
+
+    async def test() -> None:
+        assert (await sync(mine)).ok
+
+    run(test)
+    lines = [line for line in caplog.messages if " bytes (" in line]
+    assert re.fullmatch(r"initial sync from source:1: 10000 of \d+ bytes \(\d+ %\), about \d+ s left", lines[0])
+    assert re.fullmatch(r"initial sync from source:1: (\d+) of \1 bytes \(100 %\), about 0 s left", lines[-1])
 
 
 def test_a_killed_member_goes_on_from_what_was_on_record(members: tuple[Member, Member], tmp_path: Path) -> None:
@@ -335,7 +354,7 @@ def test_a_full_disk_makes_it_wait_and_say_so(members: tuple[Member, Member], mo
         syncing = asyncio.ensure_future(sync(mine))
         await until(lambda: progress.waiting_for)
         assert "100" in progress.waiting_for
-        assert progress.text().startswith("initial sync waits for disk space")
+        assert progress.text(Millis(0)).startswith("initial sync waits for disk space")
         calls = len(mine.network.calls)
         await asyncio.sleep(0.02)
         assert not syncing.done()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from replset.runtime.log_writer import FLUSH_S, LogWriter
+from replset.ids import HostPort
+from replset.runtime.log_writer import FLUSH_S, LogWriter, open_log_file
 
 Pipe = tuple[int, int]
 
@@ -86,3 +89,99 @@ def test_a_record_that_cannot_be_formatted_does_no_harm(pipe: Pipe) -> None:
     logger(writer).warning("%d", "x")
     writer.flush()
     assert b"could not be written" in os.read(pipe[0], 1 << 16)
+
+
+def test_a_line_break_of_a_client_begins_no_line(pipe: Pipe) -> None:
+    writer = LogWriter(pipe[1])
+    logger(writer).warning("no %s", "x\n2026-01-01T00:00:00.000Z ERROR forged\r")
+    writer.flush()
+    assert os.read(pipe[0], 1 << 16).endswith(b"no x\\n2026-01-01T00:00:00.000Z ERROR forged\\r\n")
+
+
+def test_json_has_the_names_of_mongodb_s_log(pipe: Pipe) -> None:
+    writer = LogWriter(pipe[1], as_json=True)
+    log = logger(writer)
+    log.warning("slow\n%s", "find", extra={"attr": {"ns": "a.b", "ms": 120, "host": HostPort("m:1")}})
+    log.info("half of a pair: %s", "\ud800", extra={"attr": {"n": 1 << 70}})
+    try:
+        raise KeyError("x")
+    except KeyError:
+        log.exception("failed")
+    writer.flush()
+    rows = [json.loads(line) for line in os.read(pipe[0], 1 << 16).splitlines()]
+    assert rows[0].pop("t")["$date"].endswith("Z")
+    assert rows[0] == {
+        "s": "W",
+        "c": "test",
+        "ctx": "MainThread",
+        "msg": "slow\nfind",
+        "attr": {"ns": "a.b", "ms": 120, "host": "m:1"},
+    }
+    assert rows[1]["msg"] == "half of a pair: \\ud800"
+    assert rows[2]["s"] == "E"
+    assert "KeyError: 'x'" in rows[2]["attr"]["error"]
+
+
+def test_a_renamed_file_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "m.log"
+    writer = LogWriter(open_log_file(path), path=path)
+    log = logger(writer)
+    log.warning("first")
+    writer.flush()
+    path.rename(tmp_path / "m.log.1")
+    log.warning("second")
+    writer.flush()
+    writer.reopen()
+    wait_until(path.exists)
+    log.warning("third")
+    writer.flush()
+    assert [line[-6:].strip() for line in (tmp_path / "m.log.1").read_text().splitlines()] == ["first", "second"]
+    assert path.read_text().endswith("third\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_cannot_be_opened_again_leaves_the_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    path = folder / "m.log"
+    writer = LogWriter(open_log_file(path), path=path)
+    folder.rename(tmp_path / "old")
+    writer.reopen()
+    wait_until(lambda: "cannot be opened again" in caplog.text)
+    logger(writer).warning("on")
+    writer.flush()
+    assert (tmp_path / "old" / "m.log").read_text().endswith("on\n")
+
+
+def test_a_full_disk_drops_lines_and_the_log_says_so(tmp_path: Path) -> None:
+    """The kernel's /dev/full takes nothing."""
+    path = tmp_path / "m.log"
+    path.symlink_to("/dev/full")
+    writer = LogWriter(open_log_file(path), path=path)
+    log = logger(writer)
+    log.warning("lost")
+    writer.flush()
+    assert writer.dropped == 1
+    path.unlink()
+    writer.reopen()
+    wait_until(path.exists)
+    log.warning("on")
+    writer.flush()
+    assert "on\n1 lines of the log were dropped" in path.read_text()
+
+
+def test_the_last_line_is_in_the_file_and_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.log"
+    writer = LogWriter(open_log_file(path), path=path)
+    writer.write_last("replset start: stopped: no disk")
+    assert path.read_text().endswith("ERROR replset replset start: stopped: no disk\n")
+    assert capsys.readouterr().err == "replset start: stopped: no disk\n"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
