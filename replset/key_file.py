@@ -76,14 +76,18 @@ def read_key_file(path: Path) -> Keys:
     """The keys of a file: one key, or a YAML list of several. BadValueError names the file and what is wrong.
 
     Whitespace counts for nothing. Others than its owner may not read it, or the key would be no secret.
+    A file of root's may be read by its group.
     """
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise BadValueError(f"key file {path}: {error.strerror}") from error
-    if stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
+    forbidden = stat.S_IRWXG | stat.S_IRWXO
+    if found.st_uid == 0 and os.geteuid() != 0:  # the administrator's, for a service's group; a mounted secret is so
+        forbidden &= ~stat.S_IRGRP
+    if found.st_mode & forbidden:
         raise BadValueError(f"key file {path}: others than its owner may use it (chmod 600 {path})")
     try:
         return parse_keys(data)

@@ -69,6 +69,23 @@ def test_a_key_is_for_its_owner_alone(tmp_path: Path) -> None:
         assert knows_the_same(read_key_file(path), Keys([OLD]))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a file of root's")
+def test_a_file_of_roots_may_be_read_by_the_group_of_who_runs_the_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So orchestrators mount a secret for a user that is not root."""
+    path = tmp_path / "key"
+    path.write_text(OLD)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for mode in (0o440, 0o640):
+        path.chmod(mode)
+        assert knows_the_same(read_key_file(path), Keys([OLD]))
+    for mode in (0o444, 0o660, 0o644):
+        path.chmod(mode)
+        with pytest.raises(BadValueError, match="chmod 600"):
+            read_key_file(path)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "no", tmp_path):
         with pytest.raises(BadValueError, match=str(path)):
