@@ -1,17 +1,18 @@
-"""compose/compose.yaml without containers: its services' commands as local processes make the set it promises."""
+"""compose/ without containers: its services as local processes make the set that it promises, and its images hold what
+they need.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,91 +22,63 @@ import yaml
 from replset.cli.local_set import wait_until
 from replset.client import WireClient
 from replset.key_file import read_key_file
+from tests.integration.compose import COMPOSE, MEMBERS, LocalCompose, answers, last, services, stages
 from tests.integration.conftest import next_ports
+from tests.spark.cluster import SHORT_LIVED
 
 pytestmark = pytest.mark.slow
 
-COMPOSE = Path(__file__).parents[2] / "compose"
-MEMBERS = ("m1", "m2", "m3")
-VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
-BARE_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
+ROOT = COMPOSE.parent
 
 
-def services(variables: dict[str, str]) -> dict[str, Any]:
-    """The services of the file with `${NAME:-default}` resolved, as compose does it."""
+class LocalServices(LocalCompose):
+    """The services on free ports of this machine, with their files in `folder`."""
 
-    def resolved(value: Any) -> Any:
-        if isinstance(value, str):
-            return VARIABLE.sub(lambda match: variables.get(match[1]) or match[2], value)
-        if isinstance(value, list):
-            return [resolved(item) for item in value]
-        if isinstance(value, dict):
-            return {name: resolved(item) for name, item in value.items()}
-        return value
-
-    document = yaml.safe_load((COMPOSE / "compose.yaml").read_text(encoding="utf-8"))
-    found: dict[str, Any] = resolved(document)["services"]
-    return found
-
-
-def local_variables(folder: Path, ports: list[int]) -> dict[str, str]:
-    """Values for a set on this machine: every service a port and a folder of its own."""
-    values: dict[str, str] = {"REPLSET_KEY_FILE": str(folder / "key")}
-    for name, port in zip((*MEMBERS, "m4", "arbiter"), ports, strict=True):
-        prefix = f"REPLSET_{name.upper()}"
-        values |= {
-            f"{prefix}_HOST": "127.0.0.1",
-            f"{prefix}_BIND_IP": "127.0.0.1",
-            f"{prefix}_PORT": str(port),
-            f"{prefix}_HTTP_PORT": str(port + 1000),
-            f"{prefix}_DBPATH": str(folder / name),
+    def __init__(self, folder: Path) -> None:
+        self.ports = dict(zip((*MEMBERS, "m4", "arbiter"), next_ports(5), strict=True))
+        self.others = next_ports(8)
+        spark, spark_ui, prometheus, *haproxy = map(str, self.others)
+        values = {
+            "REPLSET_KEY_FILE": str(folder / "key"),
+            "REPLSET_SPARK_HOST": "127.0.0.1",
+            "REPLSET_SPARK_PORT": spark,
+            "REPLSET_SPARK_UI_PORT": spark_ui,
+            "REPLSET_PROMETHEUS_ADDRESS": f"127.0.0.1:{prometheus}",
+            "REPLSET_PROMETHEUS_CONFIG": str(folder / "monitoring/prometheus.yaml"),
+            "REPLSET_PROMETHEUS_DATA": str(folder / "prometheus"),
+            "REPLSET_HAPROXY_CONFIG": str(COMPOSE / "haproxy.cfg"),
+            "REPLSET_HAPROXY_BIND_IP": "127.0.0.1",
         }
-    return values
+        names = ("PRIMARY", "SECONDARY", "PRIMARY_HTTP", "SECONDARY_HTTP", "READY")
+        values |= {f"REPLSET_HAPROXY_{name}_PORT": port for name, port in zip(names, haproxy, strict=True)}
+        for name, port in self.ports.items():
+            prefix = f"REPLSET_{name.upper()}"
+            values |= {
+                f"{prefix}_HOST": "127.0.0.1",
+                f"{prefix}_BIND_IP": "127.0.0.1",
+                f"{prefix}_PORT": str(port),
+                f"{prefix}_HTTP_PORT": str(port + 1000),
+                f"{prefix}_DBPATH": str(folder / name),
+            }
+        java = ("SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS")
+        local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_WEBUI_PORT": "0"}
+        super().__init__(folder, values, local | dict.fromkeys(java, SHORT_LIVED))
 
+    def begin(self) -> None:
+        for name in MEMBERS:
+            self.up(name)
+        for name in MEMBERS:
+            self.wait_healthy(name)
 
-def command_of(service: dict[str, Any]) -> list[str]:
-    """What the image runs: its entry point is `replset`, the service's command follows."""
-    return [sys.executable, "-m", "replset.cli.main", *service["command"]]
+    def ask(self, name: str, command: dict[str, object]) -> dict[str, Any]:
+        return ask(self.ports[name], command)
 
+    def states(self) -> list[str]:
+        return sorted(str(row["stateStr"]) for row in self.ask("m2", {"replSetGetStatus": 1})["members"])
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], subprocess.Popen[bytes]]]:
-    """Start a service that stays; all are stopped at the end."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(service: dict[str, Any]) -> subprocess.Popen[bytes]:
-        environment = BARE_ENVIRONMENT | {name: str(value) for name, value in service["environment"].items()}
-        with (tmp_path / f"log{len(processes)}").open("wb") as log:
-            processes.append(subprocess.Popen(command_of(service), stdout=log, stderr=log, env=environment))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=20)
-        process.kill()
-        process.wait(timeout=20)
-
-
-def run_once(service: dict[str, Any]) -> str:
-    """A service that does one thing and ends."""
-    done = subprocess.run(
-        command_of(service), capture_output=True, text=True, check=False, timeout=240, env=BARE_ENVIRONMENT
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def made_key(service: dict[str, Any]) -> str:
-    """Run the service that makes the key file; what is in it."""
-    (text,) = service["command"]
-    command = [*service["entrypoint"], text.replace("$$", "$")]
-    subprocess.run(command, check=True, timeout=60, env=BARE_ENVIRONMENT | service["environment"])
-    path = Path(service["environment"]["KEY"])
-    read_key_file(path)
-    return path.read_text()
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['m1'] + 1000}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
 
 
 def ask(port: int, command: dict[str, object]) -> dict[str, Any]:
@@ -115,8 +88,18 @@ def ask(port: int, command: dict[str, object]) -> dict[str, Any]:
     return reply
 
 
-def states(port: int) -> list[str]:
-    return sorted(str(row["stateStr"]) for row in ask(port, {"replSetGetStatus": 1})["members"])
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServices]:
+    """The three members, which have made their set by themselves."""
+    local = LocalServices(tmp_path_factory.mktemp("compose"))
+    try:
+        local.begin()
+        yield local
+    finally:
+        local.close()
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_defaults_are_containers_that_know_each_other_by_name() -> None:
@@ -129,63 +112,211 @@ def test_the_defaults_are_containers_that_know_each_other_by_name() -> None:
         assert found[name]["volumes"] == [f"{name}:/data", "key:/key:ro"]
         assert environment["REPLSET_KEY_FILE"] == found["key"]["environment"]["KEY"]
         assert found[name]["depends_on"]["key"]["condition"] == "service_completed_successfully"
-    assert found["init"]["command"][1:4] == ["m1:27017", "m2:27017", "m3:27017"]
-    assert [name for name, service in found.items() if service.get("profiles")] == ["m4", "arbiter", "more"]
+        expected = environment.get("REPLSET_EXPECT_MEMBERS")
+        assert expected == ("m1:27017,m2:27017,m3:27017" if name in MEMBERS else None)
+    profiles = {name: service["profiles"] for name, service in found.items() if "profiles" in service}
+    assert sorted({name for names in profiles.values() for name in names}) == ["haproxy", "monitoring", "more", "spark"]
+    assert set(found) - set(profiles) == {"key", *MEMBERS}
+    for name, service in found.items():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), f"{name} is open to the network"
 
 
-def test_the_image_runs_replset_as_a_user_that_owns_the_data() -> None:
-    lines = (COMPOSE / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    entry = next(line for line in lines if line.startswith("ENTRYPOINT"))
-    assert json.loads(entry.removeprefix("ENTRYPOINT")) == ["replset"]
-    assert "USER replset" in lines
+def test_prometheus_asks_the_members_that_compose_starts() -> None:
+    found = services({})
+    config = yaml.safe_load((COMPOSE / "monitoring/prometheus.yaml").read_text(encoding="utf-8"))
+    environments = [found[name]["environment"] for name in MEMBERS]
+    targets = [f"{one['REPLSET_ADVERTISE']}:{one['REPLSET_HTTP_PORT']}" for one in environments]
+    assert config["scrape_configs"][0]["static_configs"] == [{"targets": targets}]
 
 
-def test_every_program_of_the_project_starts_in_the_image(tmp_path: Path) -> None:
-    """The image holds what COPY names: each entry point's package must be there, with what it needs installed."""
-    lines = (COMPOSE / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    for line in (line for line in lines if line.startswith("COPY")):
+# --- the image --------------------------------------------------------------------------------------------------------
+
+
+def test_the_images_run_as_a_user_that_owns_the_data() -> None:
+    assert list(stages()) == ["build", "member", "spark"]
+    assert json.loads(last("member", "ENTRYPOINT")) == ["replset"]
+    assert json.loads(last("spark", "ENTRYPOINT")) == ["oplog-spark"]
+    assert last("member", "USER") == last("spark", "USER") == " 1000"
+    assert "chown replset /data /key" in last("member", "RUN")
+    assert '"$(echo /wheel/*.whl)[spark]"' in last("spark", "RUN")
+
+
+def copied() -> list[tuple[Path, str]]:
+    """What the first stage copies: a path of the project, its name in the image."""
+    found = []
+    for line in (line for line in stages()["build"] if line.startswith("COPY")):
         *sources, target = line.split()[1:]
-        for source in (COMPOSE.parent / name for name in sources):
-            if source.is_dir():
-                shutil.copytree(source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, tmp_path / target)
-    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    install = next(line for line in lines if line.startswith("RUN pip install"))
-    assert ".[spark]" in install
+        found += [(ROOT / source, source if target == "./" else target) for source in sources]
+    return found
+
+
+def test_the_build_sees_what_it_copies_and_nothing_else() -> None:
+    lines = (COMPOSE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    assert {rule[1:] for rule in rules if rule.startswith("!")} == {str(path.relative_to(ROOT)) for path, _ in copied()}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel that the image builds, from exactly what it copies, and nothing else of the project."""
+    folder = tmp_path_factory.mktemp("image")
+    source, target = folder / "src", folder / "installed"
+    source.mkdir()
+    for path, name in copied():
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run([*pip, *build], check=True, timeout=120)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True, timeout=120)
+    return target
+
+
+def test_the_image_holds_every_file_of_the_packages(installed: Path) -> None:
+    """A page, a script or a template that is not listed as package data would be missing only there."""
+    for package in ("replset", "api", "rollback_tools", "spark"):
+        for path in (ROOT / package).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert (installed / path.relative_to(ROOT)).is_file(), f"{path.relative_to(ROOT)}: [tool.setuptools]"
+
+
+def test_every_program_of_the_project_starts_in_the_image(installed: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
     for program, entry in project["scripts"].items():
-        module, _, function = entry.partition(":")
-        code = f"import {module} as m; print(m.__file__); raise SystemExit(m.{function}(['--help']))"
-        environment = BARE_ENVIRONMENT | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
-        )
-        assert done.returncode == 0, f"{program}: {done.stderr}"
-        assert done.stdout.startswith(str(tmp_path)), f"{program} is not in the image"
+        module = entry.partition(":")[0]
+        environment = bare | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+        where = f"import {module} as module; print(module.__file__)"
+        for command in ([installed / "bin" / program, "--help"], [sys.executable, "-c", where]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=installed, env=environment)
+            assert done.returncode == 0, f"{program}: {done.stderr}"
+        assert done.stdout.startswith(str(installed)), f"{program} is not in the image"
 
 
-def test_the_services_as_local_processes_make_a_set(
-    tmp_path: Path, up: Callable[[dict[str, Any]], subprocess.Popen[bytes]]
-) -> None:
-    ports = next_ports(5)
-    found = services(local_variables(tmp_path, ports))
-    key = made_key(found["key"])
-    assert made_key(found["key"]) == key, "the key of a set that is there is kept"
-    for name in MEMBERS:
-        up(found[name])
-    assert "initiated" in run_once(found["init"])
-    wait_until(lambda: states(ports[0]) == ["PRIMARY", "SECONDARY", "SECONDARY"], 90, "a primary and two secondaries")
-    assert "already" in run_once(found["init"]), "starting the services again does no harm"
+# --- the services -----------------------------------------------------------------------------------------------------
 
+
+def test_the_members_make_their_set_by_themselves_and_starting_again_changes_nothing(made: LocalServices) -> None:
+    key = Path(made.services["key"]["environment"]["KEY"])
+    read_key_file(key)
+    text = key.read_text()
+    assert made.states() == ["PRIMARY", "SECONDARY", "SECONDARY"]
+    config = made.ask("m1", {"replSetGetConfig": 1})["config"]
+    assert [row["host"] for row in config["members"]] == [f"127.0.0.1:{made.ports[name]}" for name in MEMBERS]
+
+    made.run("key")
+    assert key.read_text() == text, "the key of a set that is there is kept"
+    assert made.stop("m1") == 0, "a member stops cleanly, within its time"
+    made.up("m1")
+    made.wait_healthy("m1")
+    now = made.ask("m1", {"replSetGetConfig": 1})["config"]
+    assert now["settings"]["replicaSetId"] == config["settings"]["replicaSetId"]
+
+
+def test_the_probes_of_kubernetes_are_answered(made: LocalServices) -> None:
+    manifests = yaml.safe_load_all((ROOT / "deploy/kubernetes/replset.yaml").read_text(encoding="utf-8"))
+    pods = next(row for row in manifests if row["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+        get = pods["containers"][0][kind]["httpGet"]
+        headers = {"Host": "10.0.0.7"} | {row["name"]: row["value"] for row in get["httpHeaders"]}
+        url = f"http://127.0.0.1:{made.ports['m1'] + 1000}{get['path']}"
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            assert answer.status == 200
+
+
+def test_alerts_and_dashboard_use_metrics_that_members_have(made: LocalServices) -> None:
+    known = {line.split("{")[0].split()[0] for line in made.metrics().splitlines() if not line.startswith("#")}
+    families = {line.split()[2] for line in made.metrics().splitlines() if line.startswith("# TYPE")}
+    dashboard = json.loads((COMPOSE / "monitoring/grafana/dashboards/replset.json").read_text(encoding="utf-8"))
+    sources = yaml.safe_load((COMPOSE / "monitoring/grafana/datasources/prometheus.yaml").read_text(encoding="utf-8"))
+    alerts = yaml.safe_load((COMPOSE / "monitoring/alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+    queries = [rule["expr"] for rule in alerts]
+    for panel in dashboard["panels"]:
+        assert panel["datasource"]["uid"] == sources["datasources"][0]["uid"]
+        queries += [target["expr"] for target in panel["targets"]]
+    used = {name for query in queries for name in re.findall(r"\breplset_\w+", query)}
+    assert len(used) > 12
+    assert used <= known | families
+
+
+def test_a_fourth_member_and_an_arbiter_join(made: LocalServices) -> None:
+    made.up("more")
     for name in ("m4", "arbiter"):
-        up(found[name])
-    run_once(found["more"])
+        made.wait_healthy(name)
     wait_until(
-        lambda: states(ports[0]) == ["ARBITER", "PRIMARY", "SECONDARY", "SECONDARY", "SECONDARY"],
+        lambda: made.states() == ["ARBITER", "PRIMARY", "SECONDARY", "SECONDARY", "SECONDARY"],
         120,
         "the fourth member and the arbiter",
     )
-    config = ask(ports[0], {"replSetGetConfig": 1})["config"]
-    assert [row["host"] for row in config["members"]] == [f"127.0.0.1:{port}" for port in ports]
+    config = made.ask("m1", {"replSetGetConfig": 1})["config"]
+    assert [row["host"] for row in config["members"]] == [f"127.0.0.1:{port}" for port in made.ports.values()]
     assert [row["arbiterOnly"] for row in config["members"]] == [False, False, False, False, True]
-    run_once(found["more"])
+    assert "already" in made.run("more"), "starting the services again does no harm"
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy here (apt install haproxy)")
+def test_haproxy_leads_to_the_primary_and_follows_it(made: LocalServices) -> None:
+    made.up("haproxy")
+    made.wait_healthy("haproxy")
+    write, read, http, read_http, _ = made.others[3:]
+    first = ask(write, {"hello": 1})
+    assert first["isWritablePrimary"]
+    wait_until(lambda: answers(f"http://localhost:{read_http}/secondary"), 30, "the secondaries over HTTP")
+    assert ask(read, {"hello": 1})["secondary"]
+    assert answers(f"http://localhost:{http}/primary")
+    ask(write, {"replSetStepDown": 60})
+
+    def is_new() -> bool:
+        try:
+            reply = ask(write, {"hello": 1})
+        except Exception:
+            return False
+        return bool(reply["isWritablePrimary"]) and reply["me"] != first["me"]
+
+    wait_until(is_new, 60, "the port to lead to the new primary")
+    assert made.stop("haproxy") in (0, 143)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (apt install prometheus)")
+def test_prometheus_reads_all_members_and_no_alert_fires(made: LocalServices) -> None:
+    folder = made.folder / "monitoring"
+    shutil.copytree(COMPOSE / "monitoring", folder)
+    config = folder / "prometheus.yaml"
+    text = config.read_text(encoding="utf-8").replace("5s", "1s")
+    for name in MEMBERS:
+        text = text.replace(f"{name}:28017", f"127.0.0.1:{made.ports[name] + 1000}")
+    config.write_text(text, encoding="utf-8")
+    made.up("prometheus")
+    made.wait_healthy("prometheus")
+
+    def api(what: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{made.others[2]}/api/v1/{what}", timeout=5) as answer:
+            return json.loads(answer.read())["data"]
+
+    def is_scraped() -> bool:
+        targets = api("targets")["activeTargets"]
+        return len(targets) == 3 and all(target["health"] == "up" for target in targets)
+
+    wait_until(is_scraped, 30, "all members to be read")
+
+    def are_evaluated() -> bool:
+        return all(rule["health"] == "ok" for group in api("rules")["groups"] for rule in group["rules"])
+
+    wait_until(are_evaluated, 30, "every alert to be evaluated")
+    firing = [alert["labels"]["alertname"] for alert in api("alerts")["alerts"] if alert["state"] == "firing"]
+    assert firing == []
+
+
+def test_spark_compares_the_members(made: LocalServices) -> None:
+    """A standalone master and two workers, each a JVM; the executors read the members over HTTP."""
+    said = made.up("oplog-spark")
+    assert "same" in said
+    for name in ("spark-worker-1", "spark-worker-2"):
+        wait_until(lambda name=name: "Successfully registered with master" in made.log(name), 30, name)  # type: ignore[misc]
+    for name in ("spark-worker-2", "spark-worker-1", "spark-master"):
+        made.stop(name)
