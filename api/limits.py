@@ -28,8 +28,8 @@ LIMITED: Final = ("/v1/action/", "/v1/command/")
 """Only these paths are refused by an overloaded member. All others are small, and people need them to see why."""
 
 
-class StalledError(Exception):
-    """The client has stopped reading its response."""
+class UnfinishedAnswerError(Exception):
+    """An answer that has begun cannot be sent to its end; the text says why. The connection is closed."""
 
 
 class RequestLimits:
@@ -65,8 +65,8 @@ class RequestLimits:
         self._running += 1
         try:
             await self._next_app(scope, receive, send)
-        except StalledError:  # uvicorn closes the connection, because the response is incomplete
-            log.warning("%s has read nothing of its response for %.0f s", HttpRequest(scope).client, STALLED_S)
+        except UnfinishedAnswerError as error:  # uvicorn closes the connection, because the response is incomplete
+            log.warning("an answer to %s ended in the middle: %s", HttpRequest(scope).client, error)
         finally:
             self._running -= 1
             memory.release()
@@ -111,7 +111,8 @@ async def _drain(receive: Receive) -> None:
 def _send_in_pieces(send: Send, memory: RequestMemory) -> Send:
     """Return a `send` that splits long bodies and counts them in `memory` until the client has taken them.
 
-    It raises StalledError when the client takes nothing of a long body, or of a response in many parts, for STALLED_S.
+    It raises UnfinishedAnswerError when the client takes nothing of a long body, or of a response in many parts, for
+    STALLED_S.
     """
 
     async def send_pieces(message: MutableMapping[str, Any]) -> None:
@@ -129,6 +130,6 @@ def _send_in_pieces(send: Send, memory: RequestMemory) -> Send:
                 async with asyncio.timeout(STALLED_S):
                     await send(piece)
             except TimeoutError:
-                raise StalledError from None
+                raise UnfinishedAnswerError(f"it read nothing for {STALLED_S:.0f} s") from None
 
     return send_pieces

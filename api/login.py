@@ -45,6 +45,7 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/syncFrom": BY_COMMAND,
     "/v1/replset/maintenance": BY_COMMAND,
     "/v1/replset/resync": BY_COMMAND,
+    "/v1/replset/backup": BY_COMMAND,
     "/v1/replset/oplog": Action.READ_OPLOG,
     "/v1/replset/oplog/info": Action.SET_STATUS,
     "/v1/replset/rollbacks": BY_COMMAND,

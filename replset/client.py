@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -110,6 +111,22 @@ class HttpClient:
 
     def delete(self, path: str) -> dict[str, Any]:
         return self._request("DELETE", path, None)
+
+    @contextmanager
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        """POST, and give the answer to read from; a read that breaks raises OSError or HTTPException."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            try:
+                connection.request("POST", path, json.dumps(body).encode(), {"content-type": "application/json"})
+                response = connection.getresponse()
+                if response.status != 200:
+                    self._read_answer("POST", path, response, response.read())
+            except (OSError, http.client.HTTPException) as error:
+                raise HostUnreachableError(f"{self.base_url} cannot be reached: {error}") from error
+            yield response
+        finally:
+            connection.close()
 
     def download(self, path: str, out: BinaryIO) -> None:
         """Write the answer's bytes to `out`, one part after the other. The errors are those of `get`."""

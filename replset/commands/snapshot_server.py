@@ -1,4 +1,4 @@
-"""Serves copies of the database file to members that sync for the first time: replSetSnapshot.
+"""Serves copies of the database file, to members that sync for the first time (replSetSnapshot) and for backups.
 
 A witness gets a copy with the oplog alone, and serves none. A copy is kept until the other member has fetched it, or
 until it expires.
@@ -24,9 +24,10 @@ from replset.errors import (
     OutOfDiskSpaceError,
     ReplError,
 )
-from replset.ids import OPTIME_NULL, Millis
+from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
+from replset.storage.copies import CopyInfo
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.snapshot_server")
@@ -65,6 +66,7 @@ class _Copy:
     ready: bool = False
     size: int = 0
     sha256: str = ""
+    newest: OpTime = OPTIME_NULL
     failure: str = ""
     rate: ByteRate = field(default_factory=ByteRate)
     making: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -99,14 +101,35 @@ class SnapshotServer:
             case "begin":
                 return self._offer(request.snapshot_id, self._find(request.snapshot_id)).document()
             case "chunk":
-                return (await self._chunk(request)).document()
+                return (await self.chunk(request.snapshot_id, request.offset, request.length)).document()
             case "end":
-                copy = self._copies.pop(request.snapshot_id, None)
-                if copy is not None:
-                    await self._remove(copy)
+                await self.end(request.snapshot_id)
                 return SnapshotReply(request.snapshot_id, False, 0, "", self._context.store.rollback_id).document()
             case _:
                 raise BadValueError(f"step {request.step!r} is none of begin, chunk, end")
+
+    async def copy_for_backup(self) -> tuple[str, CopyInfo]:
+        """Make a copy and return its id and what is in it. `chunk` reads it, `end` removes it."""
+        await self.expire()
+        snapshot_id, copy = self._begin(None)
+        if copy.making is not None:
+            await asyncio.shield(copy.making)
+        try:
+            self._offer(snapshot_id, copy)
+        except ReplError:
+            await self.end(snapshot_id)
+            raise
+        return snapshot_id, CopyInfo(copy.size, copy.sha256, copy.newest)
+
+    def check_valid(self, snapshot_id: str) -> None:
+        """Raise CursorNotFoundError if the copy is gone, or if this member rolled back after it was made."""
+        self._find(snapshot_id)
+
+    async def end(self, snapshot_id: str) -> None:
+        """Remove a copy, if it is there."""
+        copy = self._copies.pop(snapshot_id, None)
+        if copy is not None:
+            await self._remove(copy)
 
     async def expire(self) -> None:
         """Remove the copies that nobody has asked for in `expire_ms`."""
@@ -159,7 +182,7 @@ class SnapshotServer:
         if free < needed:
             raise OutOfDiskSpaceError(f"a copy needs {needed} bytes, the disk has {free} left")
         info = store.copy_to(copy.path, pause=self._check_disk_space, oplog_bytes=oplog_bytes)
-        copy.size, copy.sha256 = info.size, info.sha256
+        copy.size, copy.sha256, copy.newest = info.size, info.sha256, info.newest
         copy.ready = True
 
     def _check_disk_space(self) -> None:
@@ -187,24 +210,23 @@ class SnapshotServer:
             raise CursorNotFoundError(f"copy {snapshot_id} is void: this member rolled back")
         return copy
 
-    async def _chunk(self, request: SnapshotRequest) -> SnapshotReply:
-        copy = self._find(request.snapshot_id)
-        offer = self._offer(request.snapshot_id, copy)
-        if not copy.ready or not 0 <= request.offset < copy.size or request.length <= 0:
-            raise BadValueError(f"no such part of the copy: {request.length} bytes from {request.offset}")
+    async def chunk(self, snapshot_id: str, offset: int, length: int) -> SnapshotReply:
+        """Read a part of a copy, at the rate of one copy."""
+        copy = self._find(snapshot_id)
+        offer = self._offer(snapshot_id, copy)
+        if not copy.ready or not 0 <= offset < copy.size or length <= 0:
+            raise BadValueError(f"no such part of the copy: {length} bytes from {offset}")
         bytes_per_s = min(
             self._options.bytes_per_s, self._node.follower_bytes_per_second() or self._options.bytes_per_s
         )
-        length = min(request.length, MAX_CHUNK_BYTES, bytes_per_s)
+        length = min(length, MAX_CHUNK_BYTES, bytes_per_s)
         copy.rate.spend(length, bytes_per_s)
         await copy.rate.wait(LONGEST_WAIT_S, spare_s=0.05)
         try:
-            data = await self._context.workers.run(
-                lambda: self._context.disk.read_at(copy.path, request.offset, length)
-            )
+            data = await self._context.workers.run(lambda: self._context.disk.read_at(copy.path, offset, length))
         except OSError as error:
             raise HostUnreachableError(f"the copy cannot be read: {error}") from error
-        return SnapshotReply(offer.snapshot_id, True, offer.size, offer.sha256, self._context.store.rollback_id, data)
+        return SnapshotReply(snapshot_id, True, offer.size, offer.sha256, self._context.store.rollback_id, data)
 
     async def _remove(self, copy: _Copy) -> None:
         if copy.making is not None and not copy.making.done():

@@ -6,6 +6,7 @@ from replset.auth.roles import Action
 from replset.commands import (
     aggregate,
     apply_ops,
+    backup,
     collection_changes,
     collections,
     count_distinct,
@@ -39,6 +40,7 @@ from replset.commands.ports import Reply
 FAMILIES = (
     aggregate.COMMANDS,
     apply_ops.COMMANDS,
+    backup.COMMANDS,
     collection_changes.COMMANDS,
     collections.COMMANDS,
     count_distinct.COMMANDS,

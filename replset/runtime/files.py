@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from replset.errors import DamagedEntryError, InvalidReplicaSetConfigError, ReplError
+from replset.errors import DamagedEntryError, InvalidReplicaSetConfigError, ReplError, StorageError
 from replset.replication.context import MemberContext
 from replset.replication.rollback import finish_rollbacks
 from replset.runtime.options import MemberOptions
 from replset.storage.disk import Disk, Lock
+from replset.storage.file_names import RESTORE_FILE
 from replset.storage.member_file import MemberFile
 from replset.storage.sqlite import is_disk_full
 from replset.storage.store import Store, StoreOptions, lock_dbpath
@@ -56,6 +58,8 @@ def open_files(
     dbpath = str(options.dbpath)
     lock = lock_dbpath(disk, dbpath)
     opened.callback(lock.release)
+    if disk.exists(os.path.join(dbpath, RESTORE_FILE)):
+        raise StorageError(f"a restore into {dbpath} did not end: run replset restore again, or use an empty folder")
     member_file = MemberFile.open(disk, dbpath, new_incarnation=lambda: f"{rng.getrandbits(64):016x}")
     opened.callback(member_file.close)
     config = member_file.config

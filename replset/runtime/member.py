@@ -439,10 +439,11 @@ class RunningMember:
             self.broken.set_result(f"{type(error).__name__}: {error}")
 
     async def _refresh(self) -> None:
-        """Every ten seconds count rollbacks, which other processes acknowledge, and close forgotten cursors."""
+        """Every ten seconds count rollbacks, which others acknowledge, and drop forgotten cursors and copies."""
         while True:
             await asyncio.sleep(REFRESH_EVERY_S)
             self.dispatcher.cursors.sweep()
+            await self.snapshots.expire()
             await self.rollbacks.refresh()
 
     async def _watch_majority(self) -> None:

@@ -7,3 +7,5 @@ DATA_APPLICATION_ID = 0x72706C73
 """SQLite's application_id of the file that holds what is replicated."""
 LOCK_FILE = "replset.lock"
 """In the dbpath: locked by the member that runs there, and holds its pid."""
+RESTORE_FILE = "restoring"
+"""In the dbpath while a restore fills it: no member starts there."""

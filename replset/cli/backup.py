@@ -1,0 +1,137 @@
+"""`replset backup DIR` fetches a member's data while it runs; `replset restore BACKUP DBPATH` makes a member of it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from replset.cli import calls
+from replset.cli.host_option import Host
+from replset.client import HttpClient
+from replset.config import ReplSetConfig
+from replset.errors import BadValueError, CorruptDataError, HostUnreachableError, OutOfDiskSpaceError, ReplError
+from replset.long_work import LongWork
+from replset.storage.backup import MANIFEST_FILE, SPARE_BYTES, BackupManifest, NewSet, read_manifest, restore_backup
+from replset.storage.disk import RealDisk, file_sha256
+from replset.storage.file_names import DATABASE_FILE
+
+COPY_WITHIN_S = 3600.0
+"""How long a member may take to make the copy, before the first byte comes."""
+_CHUNK = 1 << 20
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder")],
+    host: Host,
+) -> None:
+    """Copy a member's data while it runs: all of it at one moment, committed by a majority, checked by its hash."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadValueError(f"{folder} exists and is not an empty folder")
+    hello = calls.ask(host, {"hello": 1})
+    address = hello.get("httpAddress")
+    if not address:
+        raise HostUnreachableError(f"{host} names no HTTP address, from which a backup is read")
+    with LongWork("replset") as work:
+        work.begin(f"{host} makes a copy of its data")
+        with HttpClient(str(address), timeout_s=COPY_WITHIN_S).stream("/v1/replset/backup", {}) as answer:
+            manifest = receive_backup(answer, folder, work)
+    typer.echo(
+        f"{folder} holds the data of {manifest.member} up to {manifest.newest}: {manifest.size} bytes,"
+        f" SHA-256 {manifest.sha256}"
+    )
+
+
+def receive_backup(source: IO[bytes] | http.client.HTTPResponse, folder: Path, work: LongWork) -> BackupManifest:
+    """Write the tar file that `source` gives into `folder`. backup.json comes last, so without it there is no backup.
+
+    After an error the folder is empty.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    database, part = folder / DATABASE_FILE, folder / f"{MANIFEST_FILE}.part"
+    disk = RealDisk()
+    try:
+        try:
+            with tarfile.open(fileobj=source, mode="r|") as tar:
+                text = _next_file(tar, MANIFEST_FILE).read()
+                manifest = BackupManifest.parse(text, f"the answer's {MANIFEST_FILE}")
+                free = disk.free_bytes(str(folder))
+                if free < manifest.size + SPARE_BYTES:
+                    raise OutOfDiskSpaceError(f"the backup needs {manifest.size} bytes in {folder}, {free} are free")
+                work.begin("fetching the copy", manifest.size, "B")
+                disk.write_file(str(database), _chunks(_next_file(tar, DATABASE_FILE), work.advance))
+        except (tarfile.TarError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            raise HostUnreachableError(f"the backup broke off: {error or type(error).__name__}") from error
+        work.begin("checking its hash")
+        disk.sync_file(str(database))
+        if file_sha256(disk, str(database)) != manifest.sha256:
+            raise CorruptDataError(f"{database} is not what the member sent: its hash differs")
+        disk.write_file(str(part), [text])
+        disk.sync_file(str(part))
+        disk.rename(str(part), str(folder / MANIFEST_FILE))
+        disk.sync_folder(str(folder))
+        disk.sync_folder(str(folder.absolute().parent))
+        return manifest
+    except (ReplError, OSError, KeyboardInterrupt):
+        for path in (database, part):
+            with suppress(OSError):
+                disk.remove(str(path))
+        raise
+
+
+def _next_file(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    """Open the next file of the stream, which must have this name. Its path is used for nothing else."""
+    info = tar.next()
+    file = None if info is None or info.name != name else tar.extractfile(info)
+    if file is None:
+        raise tarfile.ReadError(f"{name} is missing")
+    return file
+
+
+def _chunks(file: IO[bytes], on_bytes: Callable[[int], None]) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK):
+        yield chunk
+        on_bytes(len(chunk))
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="a folder that `replset backup` made")],
+    dbpath: Annotated[Path, typer.Argument(metavar="DBPATH", help="the new member's data folder: empty or missing")],
+    new_set: Annotated[
+        str | None,
+        typer.Option("--new-set", metavar="HOST:PORT", help="begin a new set, whose first member is at this address"),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="of the new set; else that of the backup's")] = None,
+) -> None:
+    """Make a member's data folder of a backup. It takes part in its set again, or begins a set of its own."""
+    if name is not None and new_set is None:
+        raise BadValueError("--name is for --new-set: in its own set a member keeps the set's name")
+    manifest = read_manifest(RealDisk(), os.fspath(source))
+    wanted = None if new_set is None else make_new_set(name or manifest.set_name, new_set)
+    with LongWork("replset") as work:
+        work.begin("restoring", manifest.size, "B")
+        restore_backup(RealDisk(), os.fspath(source), os.fspath(dbpath), wanted, work.advance)
+    typer.echo(f"{dbpath} holds the data of set {manifest.set_name} up to {manifest.newest}")
+    if wanted is None:
+        typer.echo(
+            f"start it with --replSet {manifest.set_name} under an address that the set has or is given with"
+            " `replset add`: it fetches what came since, then it votes"
+        )
+    else:
+        port = wanted.host.rpartition(":")[2]
+        typer.echo(
+            f"start it with --replSet {wanted.name} --port {port}, reached as {wanted.host}: it is primary of a new"
+            " set; then `replset add` the others"
+        )
+
+
+def make_new_set(name: str, host: str) -> NewSet:
+    """Check name and address as a configuration does."""
+    config = ReplSetConfig.parse({"_id": name, "version": 1, "members": [{"_id": 0, "host": host}]})
+    return NewSet(config.set_name, config.members[0].host)

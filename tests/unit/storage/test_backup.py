@@ -1,0 +1,212 @@
+"""A restore makes a whole dbpath or none: whatever is damaged, missing or in the way, and wherever the power goes."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, OutOfDiskSpaceError
+from replset.ids import HostPort
+from replset.storage.backup import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
+from replset.storage.disk import Disk, RealDisk
+from replset.storage.file_names import DATABASE_FILE, RESTORE_FILE
+from replset.storage.member_file import MemberFile
+from replset.storage.store import Store, StoreOptions, lock_dbpath
+from tests.simulation.kit.disk import SimDisk
+
+from .conftest import Driver
+from .test_copies import append
+
+NEW_SET = NewSet("copy", HostPort("m9:27017"))
+
+
+def make_backup(store: Store, disk: Disk, folder: str) -> BackupManifest:
+    disk.make_folder(folder)
+    info = store.copy_to(os.path.join(folder, DATABASE_FILE))
+    manifest = BackupManifest(
+        "rs0", "0" * 24, "m0:27017", str(info.newest), info.size, info.sha256, "2026-01-01T00:00:00+00:00", {"a": 1}
+    )
+    write(disk, folder, manifest)
+    return manifest
+
+
+def write(disk: Disk, folder: str, manifest: BackupManifest) -> None:
+    path = os.path.join(folder, MANIFEST_FILE)
+    disk.write_file(path, [manifest.encode()])
+    disk.sync_file(path)
+    disk.sync_folder(folder)
+
+
+def ignore(_size: int) -> None:
+    pass
+
+
+@pytest.fixture
+def source(make_driver: Callable[..., Driver]) -> Driver:
+    driver = make_driver("source")
+    driver.term = 4
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 300) for number in range(200)))
+    return driver
+
+
+@pytest.fixture
+def folder(source: Driver, tmp_path: Path) -> Path:
+    make_backup(source.store, RealDisk(), str(tmp_path / "backup"))
+    return tmp_path / "backup"
+
+
+@pytest.mark.parametrize("new_set", [None, NEW_SET])
+def test_a_restored_member_has_the_data_and_another_incarnation(
+    source: Driver, folder: Path, tmp_path: Path, new_set: NewSet | None
+) -> None:
+    done: list[int] = []
+    target = tmp_path / "new" / "data"
+    manifest = restore_backup(RealDisk(), str(folder), str(target), new_set, done.append)
+    assert (sum(done), manifest) == (manifest.size, read_manifest(RealDisk(), str(folder)))
+    assert sorted(os.listdir(target)) == ["member.db", "replset.db", "replset.lock"]
+    restored = Driver(target)
+    assert restored.documents() == source.documents()
+    assert restored.store.last_applied == source.store.last_applied
+    assert restored.store.rollback_id > source.store.rollback_id
+    restored.store.close()
+    file = MemberFile.open(RealDisk(), target)
+    file.close()
+    assert (file.initial_sync_pending, file.last_vote) == (False, None)
+    if new_set is None:
+        assert file.config is None
+    else:
+        assert file.config is not None
+        (member,) = file.config.members
+        assert (file.config.set_name, member.host) == (new_set.name, new_set.host)
+        assert (member.incarnation, file.config.term) == (file.incarnation, 4)
+        assert str(file.config.settings.replica_set_id) != manifest.set_id
+
+
+def test_two_restores_are_two_sets(folder: Path, tmp_path: Path) -> None:
+    found = set()
+    for name in ("one", "two"):
+        restore_backup(RealDisk(), str(folder), str(tmp_path / name), NEW_SET, ignore)
+        file = MemberFile.open(RealDisk(), tmp_path / name)
+        file.close()
+        assert file.config is not None
+        found |= {file.incarnation, file.config.settings.replica_set_id}
+    assert len(found) == 4
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def other_newest(folder: Path) -> None:
+    write(RealDisk(), str(folder), replace(read_manifest(RealDisk(), str(folder)), newest="9:9:9"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (lambda folder: flip(folder / DATABASE_FILE, 9000), CorruptDataError, "not what backup.json describes"),
+        (lambda folder: flip(folder / MANIFEST_FILE, 40), CorruptDataError, "backup.json"),
+        (lambda folder: (folder / MANIFEST_FILE).write_text("[]"), CorruptDataError, "describes no backup"),
+        (lambda folder: (folder / MANIFEST_FILE).unlink(), BadValueError, "is no backup, or one that did not end"),
+        (lambda folder: (folder / DATABASE_FILE).unlink(), OSError, "No such file"),
+        (lambda folder: os.truncate(folder / DATABASE_FILE, 8192), CorruptDataError, "not what backup.json describes"),
+        (other_newest, CorruptDataError, "not at 9:9:9"),
+    ],
+)
+def test_a_damaged_backup_leaves_the_folder_empty(
+    folder: Path, tmp_path: Path, spoil: Callable[[Path], object], error: type[Exception], text: str
+) -> None:
+    spoil(folder)
+    target = tmp_path / "data"
+    with pytest.raises(error, match=text):
+        restore_backup(RealDisk(), str(folder), str(target), None, ignore)
+    assert not target.exists() or os.listdir(target) == ["replset.lock"]
+
+
+def test_a_folder_that_holds_something_is_refused(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    (target / "lost+found").mkdir(parents=True)
+    (target / "notes.txt").write_text("mine")
+    with pytest.raises(BadValueError, match=r"not empty \(notes.txt is there\)"):
+        restore_backup(RealDisk(), str(folder), str(target), None, ignore)
+    assert (target / "notes.txt").read_text() == "mine"
+    (target / "notes.txt").unlink()
+    lock = lock_dbpath(RealDisk(), target)
+    with pytest.raises(DbPathLockedError):
+        restore_backup(RealDisk(), str(folder), str(target), None, ignore)
+    lock.release()
+    restore_backup(RealDisk(), str(folder), str(target), None, ignore)
+
+
+def test_a_disk_without_room_is_refused_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RealDisk, "free_bytes", lambda *_: 1 << 20)
+    with pytest.raises(OutOfDiskSpaceError, match="1048576 are free"):
+        restore_backup(RealDisk(), str(folder), str(tmp_path / "data"), None, ignore)
+
+
+class PowerLossError(BaseException):
+    """Ends the work in the middle, so to speak."""
+
+
+STEPS = ("write_file", "remove", "rename", "sync_file", "sync_folder", "connect")
+
+
+def test_power_that_goes_at_any_step_leaves_nothing_or_a_marker_or_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = {counted_restore(tmp_path / str(steps), monkeypatch, steps) for steps in range(26)}
+    assert ends == {"nothing", "marker", "all"}
+
+
+def counted_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> str:
+    """Restore until the power goes before step `steps`; return what is there then."""
+    disk = SimDisk(str(tmp_path / "disk"))
+    driver = Store.open(disk, os.path.join(disk.folder, "source"), StoreOptions(min_free_bytes=0))
+    append(driver, 3)
+    backup, dbpath = os.path.join(disk.folder, "backup"), os.path.join(disk.folder, "data")
+    manifest = make_backup(driver, disk, backup)
+    disk.make_folder(dbpath)
+    disk.sync_folder(disk.folder)
+    left = steps
+
+    def counted(work: Callable[..., object]) -> Callable[..., object]:
+        def step(*arguments: object, **options: object) -> object:
+            nonlocal left
+            if not left:
+                raise PowerLossError
+            left -= 1
+            return work(*arguments, **options)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in STEPS:
+            patch.setattr(disk, name, counted(getattr(disk, name)))
+        with suppress(PowerLossError):
+            restore_backup(disk, backup, dbpath, NEW_SET, ignore)
+    ends = set()
+    for seed in range(4):
+        after = disk.crash(str(tmp_path / f"after {seed}"), random.Random(seed), power_loss=True)
+        place = os.path.join(after.folder, "data")
+        names = set(after.list_folder(place)) - {"replset.lock"}
+        ends.add("marker" if RESTORE_FILE in names else "all" if names else "nothing")
+        if RESTORE_FILE in names or not names:
+            restore_backup(after, os.path.join(after.folder, "backup"), place, NEW_SET, ignore)
+        store = Store.open(after, place, StoreOptions(min_free_bytes=0))
+        assert str(store.last_applied) == manifest.newest
+        store.close()
+        file = MemberFile.open(after, place)
+        file.close()
+        assert file.config is not None
+        assert not file.initial_sync_pending
+        after.close()
+    disk.close()
+    return min(ends)
