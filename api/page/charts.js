@@ -78,7 +78,7 @@ class History {
     const time = { label: "time", value: (_, second) => (second === null ? "" : clock(new Date(second * 1000))) };
     const times = { ...axis, space: 80, values: (_, splits) => splits.map((second) => clock(new Date(second * 1000))) };
     const range = (_, least, most) => [0, Math.max(1, most || 0) * 1.1];
-    return { ...this.size(), series: [time, ...series], axes: [times, { ...axis, size: 56 }], scales: { y: { range } }, cursor: { drag: { x: false } } };
+    return { ...this.size(), series: [time, ...series], axes: [times, { ...axis, size: 56 }], scales: { y: { range } }, legend: { live: false }, cursor: { drag: { x: false } } };
   }
 }
 

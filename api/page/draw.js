@@ -10,12 +10,12 @@ const KINDS = { PRIMARY: "primary", SECONDARY: "secondary", ARBITER: "voter" };
 // The style of a member's state. The text of the state stands beside it always: colour alone says nothing.
 export function kindOf(member) {
   if (member.health === 0) return "down";
-  return member.witness && member.stateStr === "SECONDARY" ? "voter" : KINDS[member.stateStr] || "changing";
+  return KINDS[member.stateStr] || "changing";
 }
 
 export function stateOf(member) {
   if (member.health === 0) return "DOWN";
-  return member.witness ? `${member.stateStr} (witness)` : member.stateStr;
+  return member.witness && member.stateStr === "ARBITER" ? "WITNESS" : member.stateStr;
 }
 
 export function lagOf(member, newest) {
@@ -64,7 +64,7 @@ function noteOf(member, newest) {
 function layOut(members, width) {
   const byName = new Map(members.map((one) => [one.name, one]));
   const depth = (one, seen = new Set()) => {
-    const source = byName.get(one.syncSourceHost);
+    const source = one.health ? byName.get(one.syncSourceHost) : undefined;
     if (!source || seen.has(one.name)) return one.stateStr === "PRIMARY" ? 0 : 1;
     return 1 + depth(source, seen.add(one.name));
   };
@@ -97,7 +97,7 @@ function listed(members, depth) {
   const place = (one) => {
     if (positions.has(one.name)) return;
     positions.set(one.name, { x: 4 + 28 * depth(one), y: 4 + positions.size * (BOX.height + 12) });
-    members.filter((other) => other.syncSourceHost === one.name).forEach(place);
+    members.filter((other) => other.health && other.syncSourceHost === one.name).forEach(place);
   };
   [...members].sort((a, b) => depth(a) - depth(b)).forEach(place);
   positions.height = 4 + positions.size * (BOX.height + 12);

@@ -13,6 +13,8 @@ const POLICIES = {
   "to-collection": "to-collection: copy what was lost elsewhere",
 };
 
+const CHANGED_BY = { lost: "the lost write", live: "the set", same: "both, to the same", both: "both: a conflict" };
+
 let self = "";
 
 export async function showRollbacks(member) {
@@ -130,6 +132,6 @@ function difference(row) {
   const head = ["Field", "Before", "Lost", "Now", "Changed by"].map((text) => el("th", { scope: "col" }, text));
   const fields = (row.fields || []).map((field) => el("tr", {},
     el("th", { scope: "row" }, field.path.join(".")), ...[field.before, field.lost, field.live].map((value) => el("td", {}, el("pre", {}, shown(value)))),
-    el("td", {}, field.changedBy)));
+    el("td", {}, CHANGED_BY[field.changedBy] || field.changedBy)));
   return el("details", {}, summary, el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...fields))));
 }

@@ -1,0 +1,228 @@
+"""The page at `/` in a real browser, on a real set: what it shows, what it does, and who can use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.optime import optime_or_none
+from tests.integration.browser import LARGE, PHONE, REWRITES_PICTURES, chromium, tab
+from tests.integration.conftest import next_ports, start_set
+from tests.integration.forked import running_set
+from tests.integration.talk import cut, find, heal, insert, run, state
+from tests.integration.test_restore import lose_writes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def local(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSet]:
+    """One set for all tests of this file: each leaves it with a primary."""
+    with running_set(tmp_path_factory.mktemp("page") / "set") as made:
+        start_set(made)
+        insert(made.wait_for_primary(), *range(1000, 1020))
+        yield made
+
+
+def a_secondary(local: LocalSet) -> LocalMember:
+    primary = local.wait_for_primary()
+    return next(member for member in local.members if member is not primary and not member.role_without_data)
+
+
+def row(member: LocalMember) -> str:
+    return f'#member-rows tr[data-key="{member.host}"]'
+
+
+def answer_yes(page: Any) -> None:
+    page.locator("#question button.danger").click()
+
+
+def test_the_set_is_shown_as_it_is_and_the_commit_point_moves(browser: Any, local: LocalSet) -> None:
+    primary = local.wait_for_primary()
+    with tab(browser, primary.http) as seen:
+        seen.wait_for("#connection", "live")
+        for member in local.members:
+            seen.wait_for(row(member), "PRIMARY" if member is primary else "SECONDARY")
+            seen.wait_for("#topology svg", member.host)
+        assert seen.text("#set-name") == local.name
+        assert f"Primary {primary.host}" in seen.text("#summary")
+        assert "Nothing" in seen.text("#remarks")
+        for member in (member for member in local.members if member is not primary):
+            assert primary.host in seen.text(row(member)), "it fetches from the primary"
+        seen.wait_for("#elections li.won", primary.host)
+        assert "Reason: " in seen.text("#elections li:first-child")
+
+        committed = str(optime_or_none(insert(primary, *range(1100, 1110))["opTime"]))
+        seen.wait_for('#oplog-facts dd[data-key="Commit point:"]', committed)
+        assert "all are committed" in seen.page.locator("#track svg").get_attribute("aria-label")
+        seen.wait_for("#operations-text", "write commands a second")
+        seen.page.locator("#lag-chart canvas").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+def test_everybody_can_use_it(browser: Any, local: LocalSet, scheme: str, size: tuple[int, int] | None) -> None:
+    """The accessibility rules of axe hold, and nothing is wider than the screen."""
+    primary = local.wait_for_primary()
+    options = {} if size is None else {"size": size}
+    with tab(browser, primary.http, scheme=scheme, **options) as seen:
+        seen.wait_for("#elections li", "Term")
+        seen.page.locator("#operations-chart canvas").wait_for()
+        assert seen.violations() == []
+        assert seen.is_as_wide_as_the_screen()
+
+
+@pytest.mark.skipif(not REWRITES_PICTURES, reason="docs/images is rewritten with REWRITE_SCREENSHOTS=1 only")
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"), [("light", LARGE, "light"), ("dark", LARGE, "dark"), ("phone", PHONE, "dark")]
+)
+def test_pictures_for_the_docs(browser: Any, local: LocalSet, name: str, size: tuple[int, int], scheme: str) -> None:
+    primary = local.wait_for_primary()
+    with tab(browser, primary.http, size=size, scheme=scheme) as seen:
+        ends = time.monotonic() + 15
+        while time.monotonic() < ends:
+            run(primary, {"insert": "work", "documents": [{"n": n} for n in range(5)]})
+            run(primary, {"find": "work", "limit": 1})
+        seen.picture(f"page-{name}")
+
+
+def test_a_primary_steps_down_by_keyboard_and_the_change_is_told(browser: Any, local: LocalSet) -> None:
+    old, heir = local.wait_for_primary(), a_secondary(local)
+    with tab(browser, old.http) as seen:
+        seen.wait_for("#step-down option", heir.host)
+        page = seen.page
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.locator("#step-down [name=seconds]").focus()
+        page.keyboard.press("Tab")
+        page.locator("#step-down select").select_option(heir.host)
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        assert f"for {heir.host}" in seen.text("#question-text")
+        assert page.evaluate("document.activeElement.value") == "no", "a slip of the finger does nothing"
+        assert seen.violations() == []
+        page.keyboard.press("Escape")
+        page.locator("#step-down button").press("Enter")
+        page.locator("#question button.danger").press("Enter")
+        seen.wait_for("#action-outcome", "Done.")
+        seen.wait_for(row(heir), "PRIMARY")
+        seen.wait_for("#announcements", f"{heir.host} is PRIMARY now")
+        seen.wait_for("#elections li.won", heir.host)
+        assert page.locator("#step-down button").is_disabled()
+        seen.wait_for("#step-down .elsewhere", f"page of {heir.host}")
+    assert local.wait_for_primary() is heir
+
+
+def test_a_member_is_frozen_and_what_is_refused_is_said(browser: Any, local: LocalSet) -> None:
+    member = a_secondary(local)
+    with tab(browser, member.http) as seen:
+        seen.wait_for("#connection", "live")
+        page = seen.page
+        page.fill("#freeze [name=seconds]", "1")
+        page.click("#freeze button")
+        answer_yes(page)
+        seen.wait_for("#action-outcome", "Done.")
+        page.fill("#add-member [name=host]", local.members[0].host)
+        page.click("#add-member button")
+        answer_yes(page)
+        seen.wait_for("#action-outcome.bad", local.members[0].host)
+
+
+def test_a_member_without_a_primary_says_so(browser: Any, local: LocalSet) -> None:
+    member = a_secondary(local)
+    rest = [other for other in local.members if other is not member]
+    with tab(browser, member.http) as seen:
+        seen.wait_for("#connection", "live")
+        cut(member, rest)
+        try:
+            seen.wait_for("#summary", "No primary")
+            for other in rest:
+                seen.wait_for(row(other), "DOWN")
+            seen.page.locator("#attention.loud").wait_for()
+            seen.picture("page-no-primary")
+            assert seen.violations() == []
+        finally:
+            heal(member)
+        seen.wait_for("#summary", "3 of 3 members reachable")
+
+
+def test_a_page_whose_member_ends_says_so_and_goes_on_when_it_is_back(browser: Any, local: LocalSet) -> None:
+    member = a_secondary(local)
+    with tab(browser, member.http) as seen:
+        seen.wait_for("#connection", "live")
+        local.kill(member)
+        seen.page.locator("#connection.off").wait_for()
+        local.start(member)
+        seen.page.locator("#connection.on").wait_for()
+        wait_until(lambda: state(member) == "SECONDARY", 30, "the member to be back")
+
+
+def test_a_rollback_is_compared_tried_and_restored(browser: Any, local: LocalSet) -> None:
+    story = lose_writes(local)
+    card = f'#rollback-list li[data-key*="{story.manifest.stem}"]'
+    with tab(browser, story.new.http) as seen:
+        seen.wait_for(card, "not acknowledged")
+        seen.page.locator(card).get_by_role("link").click()
+        seen.page.wait_for_url(f"{story.old.http}/**")
+        seen.wait_for("#remarks", "rollbacks that nobody acknowledged")
+        rollback = seen.page.locator(card)
+        press = lambda name: rollback.get_by_role("button", name=name).click()  # noqa: E731
+
+        press("Show the differences")
+        seen.wait_for(f"{card} details", "shop.orders _id 2 update, conflict")
+        seen.page.locator(f"{card} summary", has_text="_id 2 ").click()
+        assert "kept" in seen.text(f"{card} details[open]")
+        rollback.scroll_into_view_if_needed()
+        seen.picture("page-rollback", "#rollbacks")
+        assert seen.violations() == []
+
+        rollback.get_by_label("Policy").select_option("merge")
+        press("Try (writes nothing)")
+        seen.wait_for(f"{card} .outcome", "would be put back")
+        assert not find(story.new, {"_id": 100})
+        press("Restore…")
+        answer_yes(seen.page)
+        seen.wait_for(f"{card} .outcome", "6 put back, 0 are there already, 3 stay undone")
+        assert find(story.new, {"_id": 2})[0]["lost"] is True
+        press("Check the files")
+        seen.wait_for(f"{card} .outcome", "All files are sound")
+        press("Acknowledge")
+        seen.wait_for(f"{card} .facts", "; acknowledged")
+
+
+def test_a_witness_is_added_from_a_secondarys_page(browser: Any, local: LocalSet, tmp_path: Path) -> None:
+    local.wait_for_primary()
+    witness = local.add(next_ports(1)[0], witness=True)
+    with tab(browser, a_secondary(local).http) as seen:
+        seen.wait_for("#connection", "live")
+        seen.page.fill("#add-member [name=host]", witness.host)
+        seen.page.locator("#add-member select").select_option("witness")
+        seen.page.click("#add-member button")
+        answer_yes(seen.page)
+        seen.wait_for("#action-outcome", "Done.")
+        seen.wait_for(row(witness), "WITNESS")
+
+
+def test_the_interactive_page_of_the_api_works_without_the_internet(browser: Any, local: LocalSet) -> None:
+    with tab(browser, f"{local.members[0].http}/docs") as seen:
+        seen.wait_for(".opblock-summary-path", "/v1/replset/status")
+
+
+def test_a_member_that_is_in_no_set_says_what_to_do(browser: Any, tmp_path: Path) -> None:
+    with running_set(tmp_path / "alone") as alone:
+        member = alone.add(next_ports(1)[0])
+        with tab(browser, member.http) as seen:
+            seen.wait_for("#summary", f"replset initiate --host {member.host}")
+            run(member, {"replSetInitiate": {"_id": alone.name, "members": [{"_id": 0, "host": member.host}]}}, "admin")
+            seen.wait_for(row(member), "PRIMARY")
