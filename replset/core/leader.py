@@ -230,7 +230,8 @@ class Leader:
             node.commit_term = max(node.commit_term, term)
             if node.is_primary:
                 node.election_metrics.on_committed(optime, node.wall_ms())
-            node.emit(CommitPointAdvanced(optime))
+            if not node.is_arbiter:  # it says nothing of an old oplog in an arbiter's folder, so it is not stored there
+                node.emit(CommitPointAdvanced(optime))
 
     def on_progress_changed(self) -> None:
         if self.node.state is MemberState.PRIMARY:

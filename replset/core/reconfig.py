@@ -427,6 +427,10 @@ class Reconfigs:
         """Change to the state that the configuration asks for."""
         node = self.node
         member = node.self_member
+        if node.state is MemberState.ARBITER and (member is None or not member.arbiter_only):
+            # An arbiter takes every commit point. If an old oplog is in its folder, and it bears data again, then that
+            # one says nothing of its old entries: none of them may count as committed.
+            node.commit_point, node.commit_term = OPTIME_NULL, 0
         if member is None:
             self._leader.step_down("it is not in the configuration any more")
             node.become(MemberState.REMOVED)

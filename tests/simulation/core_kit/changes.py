@@ -299,8 +299,6 @@ class CoreChanges:
         if not away or self._misses_everybody(away, config):
             return False
         number = self.rng.choice(away)
-        if row.get("arbiter_only") and self.cluster[number].disk.log:
-            return False  # an arbiter begins in an empty folder: it learns a commit point that says nothing of old data
         ids = {member.id for member in config.members}
         member_id = MemberId(number) if MemberId(number) not in ids else MemberId(max(ids) + 1)
         added = Member(member_id, host(number), **row)  # type: ignore[arg-type]

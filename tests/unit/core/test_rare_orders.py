@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from replset.bson import ObjectId
 from replset.config import Member
-from replset.core.effects import AppendNoop, Effect, LastVote, Persist, Reply, StartInitialSync
+from replset.core.effects import AppendNoop, CommitPointAdvanced, Effect, LastVote, Persist, Reply, StartInitialSync
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     HeartbeatReply,
@@ -190,3 +190,25 @@ def test_other_hosts_under_the_same_ids_are_voters_that_go() -> None:
         refusal = reconfig_refusal(old, new, host(0), force=False, default_set=True)
         assert (refusal is not None) == refused
         assert reconfig_refusal(old, new, host(0), force=True, default_set=True) is None
+
+
+# --- an arbiter with an old oplog in its folder -----------------------------------------------------------------------
+
+
+def test_what_an_arbiter_heard_commits_no_entry_of_an_old_oplog_in_its_folder() -> None:
+    """Else its own old entries, which nobody has, would count as committed when it bears data again: a rollback of them
+    would be refused, and its files would not name them.
+    """
+    rows = members_of(4)
+    arbiter = replace(rows[3], arbiter_only=True, priority=0.0)
+    node = single_node(3, config=named(*rows[:3], arbiter), position=place(at(3, 9)))
+    assert node.state is MemberState.ARBITER
+    effects = node.receive_heartbeat(0, state=MemberState.PRIMARY, term=5, commit_point=at(4, 2), commit_term=5)
+    assert node.commit_point == at(4, 2)
+    assert not only(effects, CommitPointAdvanced), "it would be stored beside the old oplog"
+    for version, members in ((2, rows[:3]), (3, rows)):  # it is removed, and comes back with data
+        now = Millis(NOW + version * 2_000)
+        asked(node, HeartbeatRequest("rs0", host(0), MemberId(0), 5, version, 5, MemberId(0), "i0"), now)
+        told = {"config": named(*members, version=version, term=5), "config_version": version, "config_term": 5}
+        node.receive_heartbeat(0, now, term=5, **told)
+    assert (node.state, node.commit_point) == (MemberState.SECONDARY, OPTIME_NULL)
