@@ -268,6 +268,11 @@ def witness_copied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Follower, "_can_be_copied", lambda *_: True)
 
 
+def everybody_begins_the_expected_set(patch: pytest.MonkeyPatch) -> None:
+    """Each of the members of --expect-members initiates, not the first of them alone."""
+    patch.setattr(Reconfigs, "_expected_refusal", lambda *_: None)
+
+
 CORE_MUTANTS = tuple(
     Mutant(break_rule, killers, verdict, CORE_ALONE)
     for break_rule, killers, verdict in (
@@ -305,6 +310,13 @@ CORE_MUTANTS += (
         vote_passed_by_an_election,
         kind=CORE_ALONE,
         test=INCARNATION_TESTS + "test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it",
+    ),
+)
+CORE_MUTANTS += (
+    Mutant(
+        everybody_begins_the_expected_set,
+        kind=CORE_ALONE,
+        test="tests/unit/core/test_initiate.py::test_expected_members_never_make_two_sets",
     ),
 )
 CORE_MUTANTS += tuple(
