@@ -13,6 +13,7 @@ from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
+from replset.commands.slow_operations import SlowReason, Work
 from replset.errors import DocumentHeldError, MaxTimeMSExpiredError
 from replset.ids import Millis
 from replset.replication.write_ops import WriteGroup
@@ -55,6 +56,7 @@ class CommandContext:
     session: None when the command names none. sessions: those in use on this member. has_written: set when the command
     fails after a part of it was committed. transaction: that the command is part of. operations: those that run on this
     member. opened_by: of a getMore, the command that opened its cursor. collection: that it names, once that is read.
+    work: what it did and waited for so far.
     """
 
     member: MemberPort
@@ -72,6 +74,7 @@ class CommandContext:
     transaction: Transaction | None = None
     opened_by: RawDocument | None = None
     collection: str | None = None
+    work: Work = field(default_factory=Work)
 
     @property
     def in_transaction(self) -> bool:
@@ -94,10 +97,22 @@ class CommandContext:
             await asyncio.sleep(0)
             return member.transactions.write(self.transaction, operation)
         while True:
+            began = member.clock.now()
+
+            def run(group: WriteGroup, began: Millis = began) -> T:
+                self.work.waited(SlowReason.WRITE_QUEUE, member.clock.now() - began)
+                return operation(group)
+
             try:
-                return await member.write(operation)
+                return await member.write(run)
             except DocumentHeldError as held:
-                await member.transactions.wait_until_free(held.place, self.deadline)
+                await self.wait_until_free(held.place)
+
+    async def wait_until_free(self, place: tuple[bytes, bytes]) -> None:
+        """Wait until no transaction holds the document. MaxTimeMSExpiredError."""
+        began = self.member.clock.now()
+        await self.member.transactions.wait_until_free(place, self.deadline)
+        self.work.waited(SlowReason.TRANSACTION, self.member.clock.now() - began)
 
     @property
     def body(self) -> RawDocument:

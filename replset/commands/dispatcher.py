@@ -26,6 +26,7 @@ from replset.commands.replies import (
 )
 from replset.commands.session_table import SessionTable
 from replset.commands.sessions import SessionRequest, check_cluster_time, parse_session, plain_session
+from replset.commands.slow_operations import WORK
 from replset.commands.stable_api import check_api
 from replset.commands.table import COMMANDS
 from replset.commands.transactions import add_transaction_label, run_in_transaction
@@ -180,6 +181,7 @@ class Dispatcher:
                 await fail_command(ctx)
             return await ctx.command.run(ctx)
         operation = self.operations.begin(ctx, task)
+        WORK.set(ctx.work)
         try:
             if ctx.in_transaction:
                 return await self._carry_out_inside(ctx)

@@ -6,7 +6,6 @@ A command that is killed ends at its next await, as if its client had left, and 
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -17,13 +16,10 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import large_reply, read_statement, run_in_thread
 from replset.commands.ports import FlowControlState, Reply
+from replset.commands.slow_operations import SLOW_MS, TEXTS, SlowOperation, SlowOperations, SlowReason
 from replset.ids import Millis
 from replset.query.match import compile_filter
 from replset.replication.ports import Clock
-
-log = logging.getLogger("replset.operations")
-SLOW_MS = 100
-LOG_EVERY_MS = 1_000
 
 KINDS = {
     "find": "queries",
@@ -37,10 +33,13 @@ KINDS = {
     "findAndModify": "commands",
 }
 """The commands that `top` counts, by what it calls them."""
+PATIENT = frozenset({"hello", "isMaster", "replSetStepDown"})
+"""Commands that wait because their client asks for it."""
 WRITES = frozenset({"insert", "update", "delete", "findAndModify"})
 _OPS = {"find": "query", "getMore": "getmore", "insert": "insert", "update": "update", "delete": "remove"}
 MAX_USED = 10_000
 """Collections and kinds of use that are counted; a client may name any number of collections."""
+FIELDS_SHOWN = 5
 SHOWN_BYTES = 4 << 10
 """A command above this size is cut in currentOp."""
 _OPTIONS = frozenset({"$all", "$ownOps", "$truncateOps", "$db", "$clusterTime", "$readPreference", "lsid", "comment"})
@@ -61,7 +60,7 @@ class Operation:
 class OperationTable:
     """The running commands of clients, by their id; and count and milliseconds by (database, collection, command).
 
-    failed: how many were answered with an error.
+    failed: how many were answered with an error. slow: those that took long.
     """
 
     def __init__(self, clock: Clock, flow_control: FlowControlState) -> None:
@@ -69,7 +68,7 @@ class OperationTable:
         self._flow_control = flow_control
         self._ids = count(1)
         self.failed = 0
-        self._logged_at = -LOG_EVERY_MS
+        self.slow = SlowOperations()
         self.running: dict[int, Operation] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
 
@@ -84,22 +83,27 @@ class OperationTable:
         del self.running[operation.id]
         took_ms = self._now() - operation.began
         self.count(operation.ctx, took_ms)
-        if took_ms >= SLOW_MS:
-            self._log_if_held(operation, took_ms)
+        if took_ms - operation.ctx.work.idle_ms >= SLOW_MS and operation.ctx.command.name not in PATIENT:
+            self._add_slow(operation, took_ms - operation.ctx.work.idle_ms)
 
-    def _log_if_held(self, operation: Operation, took_ms: int) -> None:
-        """Write a line for a write that flow control held back; at most one in a second, for all of them wait then."""
-        flow, now = self._flow_control, self._now()
-        held_ms = flow.held_ms - operation.held_before
-        if held_ms and operation.ctx.command.name in WRITES and now - self._logged_at >= LOG_EVERY_MS:
-            self._logged_at = now
-            ctx = operation.ctx
-            ns = repr(f"{ctx.database}.{ctx.body.get(ctx.name)}")[1:-1]  # a name may have line breaks
-            log.info(
-                "slow operation: %s %s took %d ms; flow control held writers back for %d ms of it and waits for %s",
-                *(ctx.name, ns, took_ms, min(held_ms, took_ms)),
-                ", ".join(flow.waits_for) or "nobody any more",
-            )
+    def _add_slow(self, operation: Operation, took_ms: int) -> None:
+        ctx, flow, work = operation.ctx, self._flow_control, operation.ctx.work
+        held_ms = flow.held_ms - operation.held_before if ctx.command.name in WRITES else 0
+        if held_ms:
+            queued_ms = work.waits.pop(SlowReason.WRITE_QUEUE, 0)
+            held_ms = min(held_ms, took_ms)
+            work.waited(SlowReason.FLOW_CONTROL, held_ms)
+            work.waited(SlowReason.WRITE_QUEUE, max(0, queued_ms - held_ms))
+        reason = work.reason(took_ms)
+        if held_ms:
+            waits_for = ", ".join(flow.waits_for) or "nobody any more"
+            why = f"flow control held writers back for {held_ms} ms of it and waits for {waits_for}"
+        else:
+            why = TEXTS[reason].format(ms=work.waits.get(reason, 0), documents=work.documents)
+        ns = repr(f"{ctx.database}.{_collection(ctx)}")[1:-1]  # a name may have line breaks
+        wall_ms, client = ctx.member.clock.wall_ms(), ctx.connection.peer
+        row = SlowOperation(wall_ms, ctx.name, ns, took_ms, reason, why, client, _filtered(ctx), work)
+        self.slow.add(row, self._now())
 
     def count(self, ctx: CommandContext, took_ms: int) -> None:
         """Add one use of the collection that the command names."""
@@ -161,6 +165,24 @@ def describe(operation: Operation, now: Millis) -> dict[str, object]:
     if ctx.opened_by is not None:
         row["cursor"] = {"originatingCommand": _shown(ctx.opened_by)}
     return row
+
+
+def _collection(ctx: CommandContext) -> str:
+    """The collection that a command names; `$cmd` where it names none."""
+    field = "collection" if ctx.command.name == "getMore" else ctx.name
+    name = ctx.collection or ctx.body.get(field)
+    return name if isinstance(name, str) else "$cmd"
+
+
+def _filtered(ctx: CommandContext) -> tuple[str, ...]:
+    """The first fields that the filter of a read names: an index on them might help."""
+    try:
+        if len(ctx.body.raw) > SHOWN_BYTES:
+            return ()
+        found = ctx.body.get("filter", ctx.body.get("query"))
+        return tuple(found)[:FIELDS_SHOWN] if isinstance(found, dict) else ()
+    except InvalidBSONError:
+        return ()
 
 
 def _shown(command: RawDocument) -> dict[str, object]:

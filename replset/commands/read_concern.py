@@ -17,6 +17,7 @@ from replset.commands.command import CommandContext
 from replset.commands.fields import unknown_field, wrong_type
 from replset.commands.ports import MemberPort
 from replset.commands.read_preference import read_preference_of, refuse_unsuitable_member
+from replset.commands.slow_operations import SlowReason
 from replset.commands.write_concern import WriteConcernFailure, wait_until_met
 from replset.core.member_state import MemberState
 from replset.core.write_concern import MAJORITY, WriteConcern
@@ -155,7 +156,8 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
     member, node = ctx.member, ctx.member.node
     if concern.level == "local" and concern.after is None:
         return None
-    ask_at = Millis(member.clock.now() + ASK_AFTER_MS)
+    began = member.clock.now()
+    ask_at = Millis(began + ASK_AFTER_MS)
     is_commit_point_asked = concern.level == "local"
     while True:
         if concern.level == "linearizable" and node.state is not MemberState.PRIMARY:
@@ -184,6 +186,7 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
             until_ask_ms = max(1, ask_at - member.clock.now())
             left_ms = until_ask_ms if left_ms is None else min(left_ms, until_ask_ms)
         await member.wait_for_change(left_ms)
+    ctx.work.waited(SlowReason.READ_CONCERN, member.clock.now() - began)
     if concern.level == "linearizable":
         ctx.linearizable_term = node.term
     if concern.at is not None:
@@ -242,8 +245,10 @@ async def confirm_linearizable(ctx: CommandContext) -> None:
     term = ctx.linearizable_term
     if term is None:
         return
+    began = ctx.member.clock.now()
     optime = await ctx.member.write(lambda group: append_confirmation(group, term))
     failure = await wait_until_met(ctx.member, optime, WriteConcern(MAJORITY), ctx.deadline)
+    ctx.work.waited(SlowReason.READ_CONCERN, ctx.member.clock.now() - began)
     if failure is not None:
         raise _confirmation_error(failure)
 

@@ -14,9 +14,10 @@ from typing import Generic, TypeVar
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import evaluate
 from replset.commands.namespaces import namespace
-from replset.commands.plan import ByKeys, Plan
+from replset.commands.plan import ByKeys, Natural, Plan
 from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_point
+from replset.commands.slow_operations import WORK
 from replset.commands.sources import Candidate, OverlayView, SnapshotView, View, source_of
 from replset.errors import CatalogChangedError, CursorNotFoundError, QueryPlanKilledError
 from replset.ids import OpTime
@@ -59,6 +60,7 @@ class Scan(Generic[T]):
         self._weight = weight
         self._limit = SLICE_DECODED if weight else SLICE_RAW
         self._source = source_of(plan)
+        self._is_whole = isinstance(plan, Natural)
         self._only_key = plan.keys[0] if isinstance(plan, ByKeys) and len(plan.keys) == 1 else None
         self._own = own
         self.at = at
@@ -83,6 +85,10 @@ class Scan(Generic[T]):
             self._source.advance(fetched[done - 1])
         self.keys_examined += done
         self.documents_examined += looked_at
+        if (work := WORK.get()) is not None:
+            work.keys += 0 if self._is_whole else done
+            work.documents += looked_at
+            work.is_scan |= self._is_whole
         self.exhausted = is_last and is_all
         return found
 

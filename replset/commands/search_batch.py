@@ -17,7 +17,7 @@ from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small
 from replset.commands.filters import Filter
 from replset.commands.first_matches import FirstMatches
 from replset.commands.hint import Hint
-from replset.commands.plan import AnyOf, ByIndex, choose_plan
+from replset.commands.plan import AnyOf, ByIndex, Natural, choose_plan
 from replset.commands.retryable import Executed
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED
 from replset.commands.sources import Candidate, KeySource, Source, source_of, view_of
@@ -75,8 +75,8 @@ class ReturnedDocument:
 class Search:
     """Where an update or delete statement looks, and how far it is.
 
-    evaluated: by key, the bytes of a document that was evaluated in the thread, and the result. sorted: of a search for
-    the first document of an order.
+    evaluated: by key, the bytes of a document that was evaluated in the thread, and the result. is_scan: it reads the
+    whole collection. sorted: of a search for the first document of an order.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Search:
         self.evaluated: dict[bytes, tuple[bytes, Match | ReplError | None]] = {}
         self.is_done = False
         self.is_sorted = False
+        self.is_scan = False
         self.sorted: SortedSearch | None = None
         self.taken: set[bytes] | None = None
         """Of a search through an index, where a change may move a document ahead: those that are done with."""
@@ -106,6 +107,7 @@ class Search:
             in_transaction = isinstance(txn, WriteSet)
             plan, self.is_sorted = choose_plan(coll, self.filter, self.sort, self.hint, in_transaction=in_transaction)
             self._source, self._coll = source_of(plan), coll.uuid
+            self.is_scan = isinstance(plan, Natural)
             self.taken = set() if isinstance(plan, ByIndex | AnyOf) else None
         return self._source.candidates(view_of(txn, coll))
 
@@ -390,7 +392,10 @@ class SearchingBatch(Batch):
     ) -> Iterator[tuple[bytes, bytes, Match]]:
         """As `matches`. evaluate: what is done to a document. only_one: the caller takes one match."""
         candidates = search.candidates(txn, coll)
+        work = self.ctx.work
+        work.is_scan |= search.is_scan
         for candidate in candidates:
+            work.documents += 1
             _, key, raw = candidate
             if search.taken is not None and key in search.taken:
                 raw = None

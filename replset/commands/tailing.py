@@ -12,6 +12,7 @@ from replset.bson import decode, encode
 from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, Pause
 from replset.commands.evaluation import evaluate
 from replset.commands.ports import MemberPort
+from replset.commands.slow_operations import WORK
 from replset.errors import (
     CappedPositionLostError,
     CursorNotFoundError,
@@ -63,10 +64,13 @@ class TailingCursor(Cursor):
         documents = await self._collect(pause, limit)
         is_first, self._began = not self._began, True
         if not documents and self.await_data and not is_first and not self.finished:
-            deadline = self._member.clock.now() + (AWAIT_MS if await_ms is None else await_ms)
+            began = self._member.clock.now()
+            deadline = began + (AWAIT_MS if await_ms is None else await_ms)
             while not documents and not self.finished and (left := deadline - self._member.clock.now()) > 0:
                 await self._member.wait_for_change(left)
                 documents = await self._collect(pause, limit)
+            if (work := WORK.get()) is not None:
+                work.idle_ms += self._member.clock.now() - began
         return documents
 
     async def _collect(self, pause: Pause, limit: int | None) -> list[bytes]:

@@ -216,7 +216,7 @@ async def _between_groups(batch: Batch) -> None:
         batch.note_committed()
     ctx.check_deadline()
     if batch.blocked_by is not None:
-        await member.transactions.wait_until_free(batch.blocked_by, ctx.deadline)
+        await ctx.wait_until_free(batch.blocked_by)
     work, batch.thread_work = batch.thread_work, None
     if work is not None:
         await run_in_thread(member, work)

@@ -19,6 +19,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.fail_command import replaced_write_concern_error
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import write_times
+from replset.commands.slow_operations import SlowReason
 from replset.commands.waiters import done_within
 from replset.config import ReplSetConfig, TagCounts, parse_tag_counts
 from replset.core.member_state import MemberState
@@ -277,7 +278,9 @@ async def wait_for_write_concern(
         return replaced
     if (concern.w == 1 and not concern.j) or concern.w == 0 or ctx.transaction is not None:
         return None
+    began = ctx.member.clock.now()
     failure = await wait_until_met(ctx.member, optime, concern, ctx.deadline)
+    ctx.work.waited(SlowReason.WRITE_CONCERN, ctx.member.clock.now() - began)
     return None if failure is None else _error_document(failure, concern)
 
 

@@ -13,6 +13,7 @@ import pytest
 from replset.bson import RawDocument, encode
 from replset.commands.command import CommandContext
 from replset.commands.read_concern import ReadConcern, read_point
+from replset.commands.slow_operations import Work
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import (
     LONGEST_KEPT,
@@ -93,7 +94,7 @@ class Rig:
 
     def read(self, level: Any, after: int | None = None, deadline_ms: int | None = None) -> asyncio.Task[Any]:
         deadline = None if deadline_ms is None else Millis(self.clock.now() + deadline_ms)
-        ctx = SimpleNamespace(member=self, deadline=deadline)
+        ctx = SimpleNamespace(member=self, deadline=deadline, work=Work())
         return asyncio.get_running_loop().create_task(read_point(ctx, ReadConcern(level, after)))
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fail_command
-from replset.commands.command import CommandContext
-from replset.commands.operations import Operation
 from replset.commands.ports import CommandRequest, ConnectionContext
-from replset.commands.table import COMMANDS
+from replset.commands.slow_operations import SlowReason, Work
 from replset.ids import HostPort, Millis
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -166,48 +163,107 @@ def test_top(client: Client, member: FakeMember) -> None:
     assert all(isinstance(use["time"], Int64) for use in uses.values())
 
 
+def slow_operation(client: Client, took_ms: int, work: Work, held_ms: int = 0, **command: object) -> None:
+    """A command that took so long, with this work."""
+    member, table = client.member, client.dispatcher.operations
+
+    async def main() -> None:
+        request = CommandRequest("shop", RawDocument(encode(command)), {}, ConnectionContext(7, "127.0.0.1:7"))
+        ctx = client.dispatcher._begin(request)
+        ctx.work = work
+        task = asyncio.current_task()
+        assert task is not None
+        operation = table.begin(ctx, task)
+        member.clock.time = Millis(member.clock.time + took_ms)
+        member.flow_control.held_ms += held_ms
+        table.end(operation)
+
+    client.loop.run_until_complete(main())
+
+
 def test_a_slow_write_that_was_held_back_says_whom_it_waited_for(
     client: Client, member: FakeMember, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line a second, for all writers wait then."""
-    table, flow = client.dispatcher.operations, member.flow_control
-
-    def write(took_ms: int, held_ms: int) -> int:
-        async def main() -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            insert = COMMANDS["insert"]
-            body = RawDocument(encode({"insert": "orders"}))
-            ctx = SimpleNamespace(command=insert, name="insert", database="shop", body=body, collection="orders")
-            ctx.request = SimpleNamespace(database="shop")
-            operation = table.begin(ctx, task)  # type: ignore[arg-type]
-            member.clock.time = Millis(member.clock.time + took_ms)
-            flow.held_ms += held_ms
-            table.end(operation)
-
-        client.loop.run_until_complete(main())
-        return len(caplog.records)
-
+    member.flow_control.waits_for = (HostPort("b:1"),)
     caplog.set_level("INFO", logger="replset.operations")
-    flow.waits_for = (HostPort("b:1"),)
-    assert write(5_000, 0) == 0
-    assert write(50, 50) == 0
-    assert write(400, 900) == 1
+    work = Work(waits={SlowReason.WRITE_QUEUE: 390})
+    slow_operation(client, 400, work, held_ms=900, insert="orders", documents=[{}])
     assert "insert shop.orders took 400 ms; flow control held writers back for 400 ms" in caplog.text
     assert "waits for b:1" in caplog.text
-    assert write(400, 300) == 1
-    assert write(1_200, 300) == 2
+    assert work.waits == {SlowReason.FLOW_CONTROL: 400}
 
 
-def test_a_collection_s_name_cannot_make_a_line_of_the_log(
-    client: Client, member: FakeMember, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("work", "reason", "why"),
+    [
+        (Work(waits={SlowReason.WRITE_CONCERN: 190}), "write concern", "it waited 190 ms for its write concern"),
+        (Work(waits={SlowReason.READ_CONCERN: 150}), "read concern", "it waited 150 ms for its read concern"),
+        (Work(waits={SlowReason.WRITE_QUEUE: 120}), "write queue", "it waited 120 ms behind other writes"),
+        (Work(waits={SlowReason.TRANSACTION: 101}), "transaction", "for a transaction that held the document"),
+        (
+            Work(documents=5_000, is_scan=True),
+            "scan",
+            "without an index; its filter names city, age; client",
+        ),
+        (Work(keys=9_000, documents=5_000), "documents", "it looked at 5000 documents; client"),
+        (Work(documents=5_000, is_scan=True, waits={SlowReason.WRITE_CONCERN: 120}), "write concern", "120 ms"),
+        (Work(), "busy", "or the machine was busy"),
+    ],
+)
+def test_a_slow_operation_says_why(
+    client: Client, caplog: pytest.LogCaptureFixture, work: Work, reason: str, why: str
 ) -> None:
-    operations = client.dispatcher.operations
-    body = RawDocument(encode({"insert": "c\n2026-01-01 ERROR forged"}))
-    ctx = cast("CommandContext", SimpleNamespace(name="insert", database="test", body=body, command=COMMANDS["insert"]))
-    operation = Operation(1, ctx, Millis(0), cast("asyncio.Task[Any]", None), 0)
-    member.flow_control.held_ms = 500
+    caplog.set_level("INFO", logger="replset.operations")
+    slow_operation(client, 200, work, find="people", filter={"city": "x", "age": {"$gt": 1}})
+    assert why in caplog.text
+    slow = client.dispatcher.operations.slow
+    assert slow.counts == {reason: 1}
+    (row,) = slow.rows
+    assert (row.command, row.ns, row.took_ms, row.client) == ("find", "shop.people", 200, "127.0.0.1:7")
+
+
+def test_a_second_has_one_line_and_the_next_one_counts_the_others(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="replset.operations")
+    for took_ms in (99, 300, 300, 300, 600):
+        slow_operation(client, took_ms, Work(), count="c")
+    assert len(caplog.messages) == 2
+    assert caplog.messages[1].endswith("(2 more since the last line)")
+    assert len(client.dispatcher.operations.slow.rows) == 4, "99 ms are not slow"
+
+
+def test_what_waits_because_its_client_asks_for_that_is_not_slow(client: Client) -> None:
+    slow_operation(client, 9_000, Work(), hello=1)
+    slow_operation(client, 9_000, Work(idle_ms=8_950), find="c")
+    assert not client.dispatcher.operations.slow.rows
+
+
+def test_commands_note_what_they_look_at_and_wait_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replset.commands.operations.SLOW_MS", 0)
+    client.ok({"insert": "c", "documents": [{"_id": i, "a": i % 10} for i in range(300)]})
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"b": 1}, "name": "b"}]})
+    work = {}
+    for name, command in {
+        "scan": {"find": "c", "filter": {"a": 1}, "batchSize": 500},
+        "count": {"count": "c", "query": {"a": 1}},
+        "index": {"find": "c", "filter": {"b": 1}},
+        "update": {"update": "c", "updates": [{"q": {"a": 1}, "u": {"$set": {"b": 2}}, "multi": True}]},
+        "by id": {"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]},
+    }.items():
+        client.ok(command)
+        work[name] = client.dispatcher.operations.slow.rows[-1].work
+    assert [(name, row.documents, row.is_scan) for name, row in work.items()] == [
+        ("scan", 300, True),
+        ("count", 300, True),
+        ("index", 0, False),
+        ("update", 300, True),
+        ("by id", 1, False),
+    ]
+
+
+def test_a_collection_s_name_cannot_make_a_line_of_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "replset.operations"):
-        operations._log_if_held(operation, 700)
+        slow_operation(client, 700, Work(), insert="c\n2026-01-01 ERROR forged", documents=[{}])
     (line,) = caplog.messages
-    assert line.startswith("slow operation: insert test.c\\n2026-01-01 ERROR forged took 700 ms;")
+    assert line.startswith("slow operation: insert shop.c\\n2026-01-01 ERROR forged took 700 ms;")
