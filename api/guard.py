@@ -1,9 +1,10 @@
 """Refuses requests that another site's web page may have sent from a user's browser.
 
 A browser lets any page send simple requests to any address, also to a member on loopback. A page whose host name is
-made to resolve to this member (DNS rebinding) can even read the answers. So three rules hold. The Host header must be a
-name of this member. The Origin header must not be a page of another site. A POST must have a content type that no form
-and no plain `fetch` can send.
+made to resolve to this member (DNS rebinding) can even read the answers. So four rules hold. The Host header must be a
+name of this member. The Origin header must not be a page of another site, and a request without one must not be a part
+of such a page, such as an image, by what the browser says of it. A POST must have a content type that no form and no
+plain `fetch` can send.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Guard:
             else:
                 text = f"the host {host[:80]!r} is none of this member's; see --allowed-hosts"
                 return failure(ErrorCode.UNAUTHORIZED, text)
-        for origin in _headers(scope, b"origin"):
+        origins = _headers(scope, b"origin")
+        if not origins and _is_part_of_another_page(scope):
+            return failure(ErrorCode.UNAUTHORIZED, "parts of pages of other sites are refused")
+        for origin in origins:
             if not self._is_own(origin, hosts):
                 return failure(
                     ErrorCode.UNAUTHORIZED, f"requests of pages from {origin[:80]!r} are refused; see --allowed-hosts"
@@ -84,6 +88,12 @@ def check_content_type(scope: Scope) -> None:
 
 def _headers(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for header, value in scope["headers"] if header == name]
+
+
+def _is_part_of_another_page(scope: Scope) -> bool:
+    """Return True for an image, a frame or the like in a page of another site. A link may lead here."""
+    sites = _headers(scope, b"sec-fetch-site")
+    return sites not in ([], ["none"], ["same-origin"]) and _headers(scope, b"sec-fetch-dest") != ["document"]
 
 
 def _split(address: str) -> tuple[str, str]:

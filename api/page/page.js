@@ -9,6 +9,7 @@ import {
 import { showRollbacks } from "./rollbacks.js";
 
 const AGAIN_MS = 15000; // elections and rollbacks are read again after this time, and when the set changes
+const WAITS_LONG_MS = 2000;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 8000;
 
@@ -95,7 +96,11 @@ function showHead(status) {
 
 function showRemarks(status) {
   const warnings = (status.startupWarnings || []).map((why) => ({ why, next: "" }));
-  const waits = status.blocking ? [{ why: `Majority writes wait: ${JSON.stringify(plain(status.blocking))}`, next: "" }] : [];
+  const since = dateOf(status.blockingSince);
+  const isLong = since === null || dateOf(status.date) - since > WAITS_LONG_MS; // a busy set always waits for a moment
+  const from = since === null ? "" : `, since ${clock(since)}`;
+  const waits = status.blocking && isLong ? [{ why: `Majority writes wait${from}: ${status.blocking}`, next: "" }] : [];
+  if (status.rollbackStatus) waits.push({ why: status.rollbackStatus.text, next: "" });
   const remarks = [...(status.remarks || []), ...waits, ...warnings];
   if (status.unacknowledgedRollbacks) {
     remarks.push({ why: `${status.unacknowledgedRollbacks} rollbacks that nobody acknowledged`, next: "look at them below" });

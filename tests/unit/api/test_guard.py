@@ -45,6 +45,15 @@ def test_pages_of_others_are_refused(api: Api, method: str, origin: str) -> None
     assert api.dispatcher.requests == []
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize(("dest", "status"), [("image", 403), ("iframe", 403), ("empty", 403), ("document", 200)])
+def test_a_page_of_another_site_may_link_here_and_hold_no_part(api: Api, site: str, dest: str, status: int) -> None:
+    """Browsers send no Origin with the request of an image or a frame, so they could hold all streams of events."""
+    headers = {"sec-fetch-site": site, "sec-fetch-dest": dest}
+    assert api.get("/", headers=headers).status_code == status
+    assert api.get("/", headers={**headers, "sec-fetch-site": "same-origin"}).status_code == 200
+
+
 @pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com:28017", "10.0.0.1:28017", "a b", "[::2]"])
 def test_other_hosts_are_refused(api: Api, host: str) -> None:
     """A page whose name is made to lead here would be of this origin."""
