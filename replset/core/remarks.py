@@ -31,6 +31,8 @@ def find_remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
     found += [_quarantined(peer.host, peer.state, peer.quarantine) for peer in node.sorted_peers()]
     if node.damage and not node.quarantine:
         found.append(_damaged(node))
+    if node.maintenance:
+        found.append(_in_maintenance(node))
     found.append(_one_copy_of_documents(node, node.config))
     found += [_not_reached(node, peer) for peer in node.sorted_peers() if not peer.is_up and peer.message]
     found += [_replaced(node.config, member) for member in node.config.members if member.spare_for is not None]
@@ -45,6 +47,14 @@ def _not_named(node: NodeState, config: ReplSetConfig) -> Remark:
         " runs under another address than it was added with",
         f"to take it in again: replset add {node.host} --host {config.members[0].host}; if it is to be one of these"
         " addresses: start it with that --port and --advertise",
+    )
+
+
+def _in_maintenance(node: NodeState) -> Remark:
+    times = "once" if node.maintenance == 1 else f"{node.maintenance} times"
+    return Remark(
+        f"{node.host} is in maintenance mode, switched on {times}: it serves no reads and cannot be elected",
+        f"replset maintenance off --host {node.host}",
     )
 
 

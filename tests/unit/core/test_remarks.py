@@ -7,7 +7,14 @@ from typing import Any
 from replset.config import Member
 from replset.core.effects import StartRollback
 from replset.core.member_state import MemberState
-from replset.core.messages import DamageFound, DiskStalled, RollbackEnded, SourceFailed, SourceProblem
+from replset.core.messages import (
+    DamageFound,
+    DiskStalled,
+    MaintenanceRequest,
+    RollbackEnded,
+    SourceFailed,
+    SourceProblem,
+)
 from replset.core.remarks import Remark
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from tests.simulation.core_kit.cluster import CoreCluster, change, running
@@ -42,6 +49,17 @@ def test_too_few_votes() -> None:
     assert all(str(machine.host) in first.why for machine in gone)
     assert "start these members again" in first.next_step
     assert [str(machine.host) in remark.why for machine, remark in zip(gone, others, strict=True)] == [True, True]
+
+
+def test_a_member_in_maintenance_names_the_command_that_ends_it() -> None:
+    cluster = running(3)
+    member = others_of(cluster, cluster.elect())[0]
+    for _ in range(2):
+        cluster.ask(cluster.number_of(member), MaintenanceRequest(True))
+    cluster.run(1_000)
+    (remark,) = remarks_of(cluster, member)
+    assert "maintenance mode, switched on 2 times" in remark.why
+    assert remark.next_step == f"replset maintenance off --host {member.host}"
 
 
 def test_an_arbiter_and_one_copy_too_few() -> None:
