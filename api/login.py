@@ -34,7 +34,7 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/config": BY_COMMAND,
     "/v1/replset/writes/{optime}": BY_COMMAND,
     "/v1/replset/elections": BY_COMMAND,
-    "/v1/replset/events": Action.SET_STATUS,
+    "/v1/replset/events": Action.IN_PROGRESS,
     "/v1/replset/initiate": BY_COMMAND,
     "/v1/replset/reconfig": BY_COMMAND,
     "/v1/replset/members": BY_COMMAND,

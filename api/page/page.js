@@ -71,7 +71,7 @@ function show(data) {
   showOplog(status, oplog);
   addLags(status.members, Number(dateOf(status.optimes.lastCommittedWallTime)));
   addRates(data.operations);
-  showSlow(data.slow || []);
+  showSlow(data.slow);
   showActions(status);
   readTheRest(status, data.member);
 }
@@ -164,7 +164,7 @@ function showOplog(status, oplog) {
 function showSlow(rows) {
   setText(byId("slow-note"), rows.length ? `The newest ${rows.length}, newest first.` : "None since this member started.");
   keyed(byId("slow-list"), rows, (row) => JSON.stringify(row), (row) =>
-    el("li", {}, el("time", {}, clock(dateOf(row.date))), ` ${row.command} `, el("span", { class: "mono" }, row.ns), ` took ${row.millis} ms${row.why ? `: ${row.why}` : ""}`));
+    el("li", {}, el("time", {}, clock(dateOf(row.date))), ` ${row.command} `, el("span", { class: "mono" }, row.ns), ` took ${row.millis} ms: ${row.why}${row.fields.length ? `; its filter names ${row.fields.join(", ")}` : ""}; client ${row.client}`));
 }
 
 // --- elections and rollbacks -------------------------------------------------------------------------------------

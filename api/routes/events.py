@@ -14,7 +14,8 @@ from api.errors import HttpError, http_error
 from api.exchange import HttpRequest, Receive, Scope, Send
 from api.openapi import answers
 from api.streaming import wait_for_disconnect
-from replset.bson import Int64
+from replset.bson import DateTime, Int64
+from replset.commands.slow_operations import SlowOperation
 from replset.errors import ErrorCode, OverloadedError, ReplError
 from replset.ids import OPTIME_NULL
 from replset.runtime.member import RunningMember
@@ -111,6 +112,7 @@ async def _status_event(member: RunningMember, http: HttpRequest) -> bytes:
         "member": str(member.host),
         "status": decode_reply(reply),
         "oplog": _oplog_document(member),
+        "slow": [_slow_document(row) for row in reversed(member.dispatcher.operations.slow.rows)],
         "operations": {name: Int64(counts.get(name, 0)) for name in COUNTED},
     }
     return _event("status", document)
@@ -130,6 +132,18 @@ def _oplog_document(member: RunningMember) -> dict[str, Any]:
         "bytes": Int64(store.oplog_bytes),
         "maxBytes": Int64(store.options.oplog_max_bytes),
         "newest": [{"optime": str(optime), "op": op, "ns": ns} for optime, op, ns in heads],
+    }
+
+
+def _slow_document(row: SlowOperation) -> dict[str, Any]:
+    return {
+        "date": DateTime(row.wall_ms),
+        "command": row.command,
+        "ns": row.ns,
+        "millis": Int64(row.took_ms),
+        "why": row.why,
+        "fields": list(row.fields),
+        "client": row.client,
     }
 
 

@@ -69,6 +69,11 @@ def test_the_set_is_shown_as_it_is_and_the_commit_point_moves(browser: Any, loca
         seen.wait_for("#operations-text", "write commands a second")
         seen.page.locator("#lag-chart canvas").wait_for()
 
+        slow = {"failCommands": ["count"], "blockConnection": True, "blockTimeMS": 150}
+        run(primary, {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": slow}, "admin")
+        run(primary, {"count": "orders"})
+        seen.wait_for("#slow-list li", "count shop.orders took")
+
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])

@@ -16,6 +16,7 @@ from api.app import create_app
 from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.commands.replies import finish
+from replset.commands.slow_operations import SlowOperations
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
@@ -46,6 +47,7 @@ class FakeDispatcher:
         self.answers: dict[str, Answer] = {}
         self.counts = {"find": 2}
         self.failures = {11000: 1}
+        self.operations = SimpleNamespace(slow=SlowOperations())
 
     async def run(self, request: CommandRequest) -> Reply:
         self.requests.append(request)

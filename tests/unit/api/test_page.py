@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from api.routes import events, page
+from replset.commands.slow_operations import SlowOperation, SlowReason, Work
 from replset.errors import ErrorCode
 from replset.ids import OpTime, pack_ts
 from tests.unit.api.kit import NEWEST, Api, refused
@@ -90,6 +91,9 @@ def test_a_stream_has_the_status_at_once_and_after_each_change_until_the_member_
     api = api_with_events(changes=2)
     head = OpTime(3, pack_ts(1_700_000_000, 5))
     api.member.store.newest_heads = lambda limit: [(head, "i", "shop.orders")][:limit]
+    for took_ms in (150, 900):
+        row = SlowOperation(0, "find", "shop.orders", took_ms, SlowReason.SCAN, "it looked", "c:1", ("n",), Work())
+        api.dispatcher.operations.slow.rows.append(row)
     response = api.get(EVENTS)
     assert response.headers["content-type"] == "text/event-stream"
     assert response.headers["cache-control"] == "no-store"
@@ -99,6 +103,7 @@ def test_a_stream_has_the_status_at_once_and_after_each_change_until_the_member_
     assert (data["member"], data["status"]["set"]) == ("127.0.0.1:27017", "rs0")
     assert data["oplog"]["newest"] == [{"optime": str(NEWEST), "op": "i", "ns": "shop.orders"}]
     assert data["operations"]["find"] == 2
+    assert [row["millis"] for row in data["slow"]] == [900, 150], "newest first"
 
 
 def test_a_member_that_is_not_in_a_set_says_so_in_the_stream() -> None:
