@@ -41,7 +41,7 @@ def ask_status(host: str | None) -> tuple[str, dict[str, Any]]:
         except HostUnreachableError as error:
             silent.append(error.message)
         except CommandFailedError as error:
-            if error.code != ErrorCode.NOT_YET_INITIALIZED:
+            if error.code != ErrorCode.NOT_YET_INITIALIZED or "--expect-members" in error.message:
                 raise
             hint = f"make a set: replset initiate --host {each}; or have it added: replset add {each} --host MEMBER"
             raise CommandFailedError(f"{error.message}; {hint}", code=ErrorCode.NOT_YET_INITIALIZED) from error

@@ -277,6 +277,11 @@ class MemberPort(Protocol):
     @property
     def recent_log(self) -> RecentLog: ...
 
+    @property
+    def awaited_members(self) -> str:
+        """Why the set of --expect-members is not made yet; empty without that option."""
+        ...
+
     async def election_journal(self, limit: int) -> list[JournalLine]:
         """The newest lines of the election journal, newest first."""
         ...

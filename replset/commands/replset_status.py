@@ -31,7 +31,8 @@ def status_of(member: MemberPort) -> Status:
     """NotYetInitializedError (94) while there is no configuration."""
     status = member.node.status(member.clock.now())
     if status is None:
-        raise NotYetInitializedError("no replset config has been received")
+        waits = f"; --expect-members: {member.awaited_members}" if member.awaited_members else ""
+        raise NotYetInitializedError(f"no replset config has been received{waits}")
     return status
 
 

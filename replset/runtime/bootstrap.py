@@ -19,11 +19,15 @@ ASK_EVERY_S: Final = 1
 
 
 async def begin_expected_set(
-    options: MemberOptions, node: Node, ask: Callable[[RequestBody], Awaitable[ReplyBody]]
+    options: MemberOptions,
+    node: Node,
+    ask: Callable[[RequestBody], Awaitable[ReplyBody]],
+    on_waiting: Callable[[str], None],
 ) -> None:
     """Initiate the set again and again until this member has a configuration; only the first of the list does so.
 
-    A member that has a configuration does nothing, so it may be started with the same list for ever.
+    A member that has a configuration does nothing, so it may be started with the same list for ever. on_waiting: is
+    called with the reason why there is no set yet.
     """
     expected = options.expected
     members = tuple(Member(MemberId(number), host) for number, host in enumerate(expected))
@@ -38,5 +42,6 @@ async def begin_expected_set(
                 reason = error.message
         if reason and reason != said:
             said = reason
+            on_waiting(reason)
             log.info("the set %s of %s is not made yet: %s", options.repl_set, ", ".join(expected), reason)
         await asyncio.sleep(ASK_EVERY_S)

@@ -208,6 +208,7 @@ class RunningMember:
         self.topology_counter = 0
         self.shutting_down = False
         self.recent_log = RecentLog()
+        self.awaited_members = ""
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.admission = Admission()
         self.load = Load()
@@ -386,7 +387,7 @@ class RunningMember:
         ):
             self._tasks.start(work)
         if self.options.expect_members:
-            self._tasks.start(begin_expected_set(self.options, self.node, self.ask_core))
+            self._tasks.start(begin_expected_set(self.options, self.node, self.ask_core, self._on_awaited_members))
         if self._rolling_back:
             self._tasks.start(self._effects.then_count_rollbacks(self._rollback.finish))
 
@@ -523,6 +524,9 @@ class RunningMember:
 
     def _on_disk_stalled(self, stalled: bool) -> None:
         self.shell.feed(DiskStalled(stalled))
+
+    def _on_awaited_members(self, reason: str) -> None:
+        self.awaited_members = reason
 
     def _on_topology_changed(self) -> None:
         self.topology_counter += 1

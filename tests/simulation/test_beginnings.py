@@ -82,6 +82,20 @@ def test_expected_members_make_one_set_whoever_loses_power_meanwhile(seed: int) 
         cluster.check_unbroken()
 
 
+def test_a_member_says_for_whom_the_expected_set_waits() -> None:
+    quiet_logs()
+    with SimCluster(3, seed=1, expect_members=("a:27017", "b:27017", "c:27017")) as cluster:
+        for name in "ab":
+            cluster.start(name)
+        cluster.run(asyncio.sleep(12))  # the question to a machine that is off ends after ten seconds
+        for name, reason in {"a": "cannot reach c:27017", "b": "a:27017 makes it once all of them answer"}.items():
+            status = cluster.command(name, {"replSetGetStatus": 1})
+            assert status["code"] == 94
+            assert f"--expect-members: {reason}" in status["errmsg"]
+        cluster.start("c")
+        cluster.run_until(cluster.all_counted, 60, "one set of all three")
+
+
 @pytest.mark.parametrize("which", ["the primary", "a secondary"])
 def test_a_member_without_its_data_file_takes_nothing_from_the_others(which: str) -> None:
     """Somebody deletes replset.db to have it copied anew. The member's vote must not be worth anything until it is."""

@@ -162,6 +162,7 @@ class FakeMember:
     most_connections: int = 100
     traffic: Traffic = field(default_factory=Traffic)
     recent_log: RecentLog = field(default_factory=RecentLog)
+    awaited_members: str = ""
     initial_sync_progress: InitialSyncProgress = field(default_factory=InitialSyncProgress)
     rollback_progress: RollbackProgress = field(default_factory=RollbackProgress)
     process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))
