@@ -34,12 +34,13 @@ ROOT = COMPOSE.parent
 class LocalServices(LocalCompose):
     """The services on free ports of this machine, with their files in `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, auth: bool = False) -> None:
         self.ports = dict(zip((*MEMBERS, "m4", "arbiter"), next_ports(5), strict=True))
         self.others = next_ports(8)
         spark, spark_ui, prometheus, *haproxy = map(str, self.others)
         values = {
             "REPLSET_KEY_FILE": str(folder / "key"),
+            "REPLSET_AUTH": str(auth).lower(),
             "REPLSET_SPARK_HOST": "127.0.0.1",
             "REPLSET_SPARK_PORT": spark,
             "REPLSET_SPARK_UI_PORT": spark_ui,
@@ -120,6 +121,15 @@ def test_the_defaults_are_containers_that_know_each_other_by_name() -> None:
     for name, service in found.items():
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), f"{name} is open to the network"
+
+
+def test_the_file_is_what_compose_understands() -> None:
+    pytest.importorskip("check_jsonschema")  # has the schema of Compose's specification
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run(
+        [*command, str(COMPOSE / "compose.yaml")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_prometheus_asks_the_members_that_compose_starts() -> None:
@@ -216,6 +226,17 @@ def test_the_members_make_their_set_by_themselves_and_starting_again_changes_not
     made.wait_healthy("m1")
     now = made.ask("m1", {"replSetGetConfig": 1})["config"]
     assert now["settings"]["replicaSetId"] == config["settings"]["replicaSetId"]
+
+
+def test_they_do_so_where_everybody_must_log_in(tmp_path: Path) -> None:
+    """Nobody is logged in yet: neither the members nor the health checks need a user."""
+    local = LocalServices(tmp_path, auth=True)
+    try:
+        local.begin()
+        with pytest.raises(AssertionError, match="requires authentication"):
+            local.states()
+    finally:
+        local.close()
 
 
 def test_the_probes_of_kubernetes_are_answered(made: LocalServices) -> None:
