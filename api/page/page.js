@@ -54,6 +54,7 @@ function setConnection(isLive, text) {
   pill.className = `pill ${isLive ? "on" : "off"}`;
   setText(pill, text);
   byId("log-out").hidden = !isLoggedIn();
+  byId("links").hidden = isLoggedIn(); // a link takes no token with it
 }
 
 function show(data) {
@@ -173,13 +174,11 @@ async function readTheRest(status, member) {
   const seen = JSON.stringify([status.term, status.unacknowledgedRollbacks, status.members.map((one) => [one.name, one.stateStr])]);
   if (seen === known && Date.now() - readAt < AGAIN_MS) return;
   [known, readAt] = [seen, Date.now()];
-  try {
-    await Promise.all([showElections(), showRollbacks(member)]);
-    followLink();
-  } catch (error) {
-    known = "";
-    setText(byId("elections-note"), error.message);
-  }
+  const tell = (id) => (error) => setText(byId(id), error.message);
+  await Promise.all([
+    showElections().catch(tell("elections-note")),
+    showRollbacks(member).then(followLink, tell("rollbacks-note")),
+  ]);
 }
 
 async function showElections() {
@@ -268,6 +267,7 @@ let waitsForLogin = null;
 
 // Shows the form. The promise ends when somebody has logged in or has closed the form.
 function askToLogIn() {
+  logOut();
   byId("log-in").hidden = false;
   const dialog = byId("login");
   if (!dialog.open) dialog.showModal();
