@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
 from api.errors import headers_of
+from api.openapi import answers
 from replset.core.member_state import MemberState
 from replset.runtime.member import RunningMember
 
@@ -51,7 +52,7 @@ def router(member: RunningMember) -> APIRouter:
             summary=summary,
             operation_id=path[1:],
             response_class=JSONResponse,
-            responses=_RESPONSES,
+            responses={**_RESPONSES, **(answers(400) if path in readers else {})},
         )
         routes.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return routes
