@@ -109,8 +109,9 @@ def _redirect(member: RunningMember, primary: HostPort, request: HttpRequest) ->
     if not address:
         return failure(ErrorCode.NOT_WRITABLE_PRIMARY, f"the primary is {primary}; its HTTP address is not known yet")
     rest = urlencode([(name, value) for name, value in parse_qsl(request.query) if name != "forward"])
-    location = f"http://{address}{quote(request.path, safe=_PATH_SAFE)}{'?' + rest if rest else ''}"
-    text = f"this member is not primary; the primary's HTTP API is at http://{address}"
+    base = f"{request.scheme}://{address}"
+    location = f"{base}{quote(request.path, safe=_PATH_SAFE)}{'?' + rest if rest else ''}"
+    text = f"this member is not primary; the primary's HTTP API is at {base}"
     return failure(ErrorCode.NOT_WRITABLE_PRIMARY, text, status=307, headers={"location": location})
 
 

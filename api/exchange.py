@@ -101,6 +101,7 @@ class HttpRequest:
         "method",
         "path",
         "query",
+        "scheme",
         "whole_body",
     )
 
@@ -109,6 +110,7 @@ class HttpRequest:
         self.form: Form = form_of(self.header(b"accept"))
         self.content_type = self.header(b"content-type")
         self.memory: RequestMemory = scope["memory"]
+        self.scheme: str = scope.get("scheme", "http")
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")

@@ -15,13 +15,15 @@ from replset.ids import HostPort
 from replset.runtime.admission import Admission
 from replset.runtime.connections import ConnectionSlots
 from replset.runtime.listening import ListeningSockets, bound_socket
+from replset.runtime.tls import MemberTls
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers. The member handles SIGTERM: it steps down before it stops."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: MemberTls | None) -> None:
         super().__init__(config)
+        self._tls = tls
         self._stopping = asyncio.Event()
         self._listening: ListeningSockets | None = None
 
@@ -33,7 +35,10 @@ class _Server(uvicorn.Server):
             protocol: asyncio.Protocol = self.config.http_protocol_class(config=self.config, **state)  # type: ignore[call-arg]
             return protocol
 
-        self._listening = ListeningSockets(sockets or [], connection, self.config.backlog)
+        tls = self._tls
+        self._listening = ListeningSockets(
+            sockets or [], connection, self.config.backlog, None if tls is None else lambda: tls.http
+        )
         await super().startup(sockets=[])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -63,7 +68,15 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves `app` on `address` until `stop`."""
 
-    def __init__(self, app: Any, address: HostPort, slots: ConnectionSlots, admission: Admission, backlog: int) -> None:
+    def __init__(
+        self,
+        app: Any,
+        address: HostPort,
+        slots: ConnectionSlots,
+        admission: Admission,
+        backlog: int,
+        tls: MemberTls | None = None,
+    ) -> None:
         """Make a server. slots: limits its connections. admission: counts the memory that their requests use."""
 
         class Connection(HttpConnection):
@@ -84,7 +97,7 @@ class HttpServer:
             server_header=False,
             timeout_graceful_shutdown=5,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, tls)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

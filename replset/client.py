@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
+import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -18,6 +22,45 @@ from replset.wire.framing import FrameReader, encode_request
 
 _CHUNK = 1 << 16
 _DOWNLOAD_CHUNK = 1 << 20
+TLS_VARIABLE, TLS_CA_VARIABLE = "REPLSET_TLS", "REPLSET_TLS_CA"
+"""With TLS, if the second names the CAs or the first is 1. They count for processes that this one starts too."""
+
+
+@functools.cache
+def _context(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca or None)
+    except OSError as error:  # ssl.SSLError too
+        raise BadValueError(f"TLS CA file {ca}: {error.strerror or error}") from error
+
+
+def _tls_of_environment() -> ssl.SSLContext | None:
+    ca = os.environ.get(TLS_CA_VARIABLE, "")
+    return _context(ca) if ca or os.environ.get(TLS_VARIABLE, "") in ("1", "true") else None
+
+
+@dataclass(slots=True)
+class ClientSettings:
+    """How the clients of this process connect. tls: asked for each connection; None: without TLS."""
+
+    tls: Callable[[], ssl.SSLContext | None] = _tls_of_environment
+
+
+SETTINGS = ClientSettings()
+
+
+def http_url(address: str) -> str:
+    """Return the URL of a member's HTTP API, of `HOST:PORT`."""
+    return f"{'http' if SETTINGS.tls() is None else 'https'}://{address}"
+
+
+def http_connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to the HTTP API at an `http://` or `https://` URL; it is not opened yet."""
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        context = SETTINGS.tls() or _context("")
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout_s, context=context)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
 
 
 class WireClient:
@@ -33,11 +76,24 @@ class WireClient:
         self._reader = FrameReader()
         try:
             self._socket = socket.create_connection((name.strip("[]"), int(port)), timeout=timeout_s)
+            self._begin_tls(name.strip("[]"))
+        except ssl.SSLError as error:
+            reason = f"{error.verify_message} (--tls-ca)" if isinstance(error, ssl.SSLCertVerificationError) else error
+            raise HostUnreachableError(f"{host}: no TLS connection: {reason}") from error
         except OSError as error:
             raise HostUnreachableError(f"{host} cannot be reached: {error.strerror or error}") from error
         except ValueError as error:  # a name that no machine can have
             raise BadValueError(f"{host!r:.100} is not HOST:PORT: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _begin_tls(self, name: str) -> None:
+        context = SETTINGS.tls()
+        if context is not None:
+            try:
+                self._socket = context.wrap_socket(self._socket, server_hostname=name)
+            except BaseException:
+                self._socket.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -68,16 +124,20 @@ class WireClient:
             while True:
                 data = self._socket.recv(_CHUNK)
                 if not data:
-                    raise HostUnreachableError(f"{self.host} closed the connection")
+                    raise HostUnreachableError(f"{self.host} closed the connection{self._hint()}")
                 for message in self._reader.feed(data):
                     if message.response_to == request_id:
                         return message.body
         except TimeoutError:
             raise HostUnreachableError(f"{self.host} did not answer in time") from None
         except OSError as error:
-            raise HostUnreachableError(f"{self.host}: {error.strerror or error}") from error
+            raise HostUnreachableError(f"{self.host}: {error.strerror or error}{self._hint()}") from error
         except RemoteProtocolError as error:
             raise HostUnreachableError(f"{self.host} uses another protocol: {error.message}") from error
+
+    def _hint(self) -> str:
+        """Say what a connection without TLS lacks if the member asks for TLS: it only closes it."""
+        return "" if isinstance(self._socket, ssl.SSLSocket) else " (does it need --tls?)"
 
 
 class HttpAnswerError(ReplError):
@@ -94,14 +154,14 @@ class HttpClient:
 
     def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
         try:
-            parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
-            host, port = parts.hostname, parts.port
+            parts = urlsplit(base_url if "//" in base_url else http_url(base_url))
+            host, _ = parts.hostname, parts.port  # a port that is none is refused here
         except ValueError as error:
             raise BadValueError(f"{base_url!r:.100} is not http://HOST:PORT: {error}") from error
-        if parts.scheme != "http" or host is None:
+        if parts.scheme not in ("http", "https") or host is None:
             raise BadValueError(f"{base_url!r} is not http://HOST:PORT")
-        self.base_url = f"http://{parts.netloc}"
-        self._host, self._port, self._timeout_s = host, port or 80, timeout_s
+        self.base_url = f"{parts.scheme}://{parts.netloc}"
+        self._timeout_s = timeout_s
 
     def get(self, path: str) -> dict[str, Any]:
         return self._request("GET", path, None)
@@ -115,7 +175,7 @@ class HttpClient:
     @contextmanager
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
         """POST, and give the answer to read from; a read that breaks raises OSError or HTTPException."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        connection = http_connection(self.base_url, self._timeout_s)
         try:
             try:
                 connection.request("POST", path, json.dumps(body).encode(), {"content-type": "application/json"})
@@ -130,7 +190,7 @@ class HttpClient:
 
     def download(self, path: str, out: BinaryIO) -> None:
         """Write the answer's bytes to `out`, one part after the other. The errors are those of `get`."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        connection = http_connection(self.base_url, self._timeout_s)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -143,14 +203,14 @@ class HttpClient:
                 out.write(chunk)
             if expected is not None and size != expected:  # a read with a size does not notice
                 raise HostUnreachableError(f"{self.base_url}{path} ended after {size} of {expected} bytes")
-        except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
             raise HostUnreachableError(f"{self.base_url} cannot be reached: {error}") from error
         finally:
             connection.close()
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the answer's JSON. HttpAnswerError: the status is 300 or above. HostUnreachableError: no answer."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        connection = http_connection(self.base_url, self._timeout_s)
         headers = {"accept": "application/json"}
         data = None
         if body is not None:

@@ -3,6 +3,10 @@
 A proof is an HMAC-SHA-256 over random numbers of both ends, both addresses and the role of who gives it. So an answer
 of another connection is not valid on this one, and the proof of one end is not valid as the proof of the other. A
 member that was made to connect to a stranger gives a proof for the stranger's address, which is not valid elsewhere.
+
+Members without a key file prove themselves in the same way, with a key that is no secret. That keeps out who cannot
+read what a member answers, or does not mean to be a member: a port scan, a web page, a server that is made to send
+bytes to this address. It does not keep out who runs this program.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import yaml
 
@@ -27,6 +31,7 @@ NONCE_BYTES: Final = 32
 LEAST, MOST = 6, 1024
 MAX_KEYS: Final = 8
 MAX_FILE_BYTES: Final = 1 << 16
+_PUBLIC = "members without a key file"
 _PURPOSE = b"replset member proof 1"
 _KEY = re.compile(rf"[A-Za-z0-9+/=]{{{LEAST},{MOST}}}")
 
@@ -42,10 +47,23 @@ class Handshake:
 
 
 class Keys:
-    """The keys of one member. The first is no better than the others: any one that both ends know will do."""
+    """The keys of one member. The first is no better than the others: any one that both ends know will do.
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    is_secret: False where the member has no key file.
+    """
+
+    def __init__(self, keys: Sequence[str], *, is_secret: bool = True) -> None:
         self._keys = [key.encode("ascii") for key in keys]
+        self.is_secret = is_secret
+
+    @classmethod
+    def public(cls) -> Self:
+        """Return the key of members without a key file."""
+        return cls([_PUBLIC], is_secret=False)
+
+    def replace(self, others: Keys) -> None:
+        """Use these keys from now on, for new connections."""
+        self._keys = others._keys
 
     def proofs(self, role: Role, handshake: Handshake) -> list[bytes]:
         """Return one proof for each key, since this end does not know which keys the other end has."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from replset.client import TLS_CA_VARIABLE, TLS_VARIABLE
 from replset.errors import ReplError
 
 # typer brings click along under its own name or uses the installed one, by its version: ask it for the class.
 _ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+WITHOUT_MEMBERS = frozenset({"start", "cluster", "repair", "dump"})
 _WIDTH_OF_A_FILE = 200
 
 
@@ -26,7 +29,9 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
     The subcommand returns its status, or None for 0. Ctrl-C gives 130. A reader that closed the output gives 1.
     """
     try:
-        status = app(args=list(arguments), prog_name=program, standalone_mode=False)
+        command = typer.main.get_command(app)
+        _add_connection_options(command)
+        status = command(args=list(arguments), prog_name=program, standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
         return 130
@@ -42,6 +47,46 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
     except _ClickException as error:
         return _misused(program, error)
     return int(status) if isinstance(status, int) else 0
+
+
+def _connect_with_tls(asked: bool) -> None:
+    if asked:
+        os.environ[TLS_VARIABLE] = "1"
+
+
+def _connect_with_ca(path: Path | None) -> None:
+    if path is not None:
+        os.environ[TLS_CA_VARIABLE] = str(path.expanduser().absolute())
+
+
+_connection = typer.Typer(add_completion=False)
+
+
+@_connection.command()
+def _connection_options(
+    tls: Annotated[
+        bool, typer.Option("--tls", help="connect to members with TLS (REPLSET_TLS)", callback=_connect_with_tls)
+    ] = False,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-ca", metavar="FILE", help="the CAs to believe, PEM (REPLSET_TLS_CA)", callback=_connect_with_ca
+        ),
+    ] = None,
+) -> None:
+    """Hold the options of all commands that connect to members. They go to clients by the environment."""
+
+
+def _add_connection_options(command: Any) -> None:
+    """Add them to every subcommand that connects to members."""
+    for name, each in getattr(command, "commands", {}).items():
+        if name in WITHOUT_MEMBERS:
+            continue
+        _add_connection_options(each)
+        if not hasattr(each, "commands"):
+            for option in typer.main.get_command(_connection).params:
+                option.expose_value = False
+                each.params.append(option)
 
 
 def refuse(program: str, reason: str) -> int:

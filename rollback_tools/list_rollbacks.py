@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from replset.client import http_url
 from replset.errors import CorruptDataError, ReplError
 from replset.replication.rollback_manifest import (
     FileKind,
@@ -84,7 +85,7 @@ def _print_all_members(rows: list[Row]) -> None:
     out = _print_table(columns, [[escape(str(row["member"])), *_start(row), _end(row)] for row in rows])
     newest = rows[-1]
     if newest.get("httpAddress"):
-        address = f"http://{newest['httpAddress']}{manifest_source.ROUTE}/{newest['id']}"
+        address = f"{http_url(newest['httpAddress'])}{manifest_source.ROUTE}/{newest['id']}"
         out.print(f"See one: rollback-tools show {escape(address)}", highlight=False, soft_wrap=True)
 
 

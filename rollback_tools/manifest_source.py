@@ -21,7 +21,7 @@ HELP = "a rollback-*.json file, or http://HOST:PORT/v1/replset/rollbacks/ID of t
 
 
 def is_remote(text: str) -> bool:
-    return text.startswith("http://")
+    return text.startswith(("http://", "https://"))
 
 
 def client_and_id(text: str) -> tuple[HttpClient, str]:

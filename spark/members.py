@@ -78,7 +78,7 @@ def _found_at(text: str) -> list[_Finding]:
 
 def _kind(text: str) -> tuple[str, str]:
     """What it is, and the path or address to open."""
-    if text.startswith("http://"):
+    if text.startswith(("http://", "https://")):
         return "live", _address(text)
     if "://" in text:
         return _remote(text)
@@ -107,8 +107,6 @@ def _folder(path: Path) -> tuple[str, str]:
 
 
 def _remote(text: str) -> tuple[str, str]:
-    if text.startswith("https://"):
-        raise OplogError(text, "members speak plain HTTP: http://HOST:PORT")
     return "parquet", text
 
 
@@ -117,7 +115,7 @@ def _address(text: str) -> str:
         parts = urlsplit(text)
         if parts.hostname and parts.port and parts.path in ("", "/") and not parts.query:
             parts.hostname.encode("idna")
-            return f"http://{parts.netloc}"
+            return f"{parts.scheme}://{parts.netloc}"
     except ValueError:
         pass
     raise OplogError(text, "a live member is http://HOST:PORT")

@@ -54,6 +54,7 @@ class Action(Enum):
     SET_PARAMETER = "setParameter", "cluster"
     IN_PROGRESS = "inprog", "cluster"
     KILL_OP = "killop", "cluster"
+    ROTATE_CERTIFICATES = "rotateCertificates", "cluster"
     KILL_SESSION = "killAnySession", "cluster"
     TOP = "top", "cluster"
     CONFIGURE_SET = "replSetConfigure", "cluster"
@@ -99,7 +100,7 @@ _MANAGE: Final = frozenset(
     {Action.SET_STATUS, Action.SET_CONFIG, Action.CONFIGURE_SET, Action.CHANGE_STATE, Action.RESYNC}
     | {Action.APPEND_NOTE, Action.SET_DEFAULTS}
 )
-_HOST: Final = frozenset({Action.SET_PARAMETER, Action.KILL_OP, Action.KILL_SESSION})
+_HOST: Final = frozenset({Action.SET_PARAMETER, Action.KILL_OP, Action.KILL_SESSION, Action.ROTATE_CERTIFICATES})
 _STATISTICS: Final = frozenset({Action.COLL_STATS, Action.DB_STATS, Action.LIST_INDEXES, Action.LIST_COLLECTIONS})
 _BACKUP: Final = frozenset(
     {Action.BACKUP, Action.LIST_DATABASES, Action.SET_STATUS, Action.SET_CONFIG, Action.READ_OPLOG}

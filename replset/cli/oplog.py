@@ -94,7 +94,7 @@ def http_of(host: str) -> HttpClient:
     address = hello.get("httpAddress")
     if not isinstance(address, str):
         raise ReplError(f"{host} does not report the address of its HTTP API")
-    return HttpClient(f"http://{address}")
+    return HttpClient(address)
 
 
 def offline_info(place: Path) -> dict[str, Any]:

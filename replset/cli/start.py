@@ -23,8 +23,8 @@ import uvloop
 
 from api.app import create_app
 from api.serve import HttpServer
+from replset.client import SETTINGS
 from replset.errors import ReplError
-from replset.key_file import Keys, read_key_file
 from replset.runtime.connections import (
     HTTP_CONNECTIONS,
     ConnectionSlots,
@@ -32,6 +32,7 @@ from replset.runtime.connections import (
     raise_descriptor_limit,
     share_descriptors,
 )
+from replset.runtime.credentials import Credentials
 from replset.runtime.log_writer import LogWriter, start_log
 from replset.runtime.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.member import MemberPorts, RunningMember
@@ -51,8 +52,11 @@ HELP = {
     "advertise": "host name under which the other members reach this one (the bind address)",
     "expect_members": "all members, HOST:PORT with commas: when all of them answer, they make the set by themselves",
     "key_file": "file with the key by which the members prove to each other who they are (none: loopback only)",
-    "insecure_members": "listen beyond loopback without --key-file: anybody there can act as a member",
-    "auth": "clients must log in as a user of the set; needs --key-file",
+    "tls_cert": "this member's certificate, PEM: both ports speak TLS; without --key-file it proves the member",
+    "tls_key": "the certificate's key, PEM",
+    "tls_ca": "the CAs that sign the members' certificates, PEM",
+    "insecure_members": "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member",
+    "auth": "clients must log in as a user of the set; needs --key-file or --tls-cert",
     "allowed_hosts": "names, with commas, by which HTTP requests may call this member beside its own and loopback's",
     "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
     "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",
@@ -80,6 +84,9 @@ METAVARS = {
     "advertise": "HOST",
     "expect_members": "HOSTS",
     "key_file": "FILE",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "tls_ca": "FILE",
     "allowed_hosts": "HOSTS",
     "oplog_size_mb": "MB",
     "oplog_min_retention_hours": "HOURS",
@@ -124,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
     parsed = vars(build_parser().parse_args(argv))
     try:
         options = resolve_options(parsed, os.environ)
-        keys = None if options.key_file is None else read_key_file(options.key_file)
+        credentials = Credentials.of_options(options)
     except ReplError as error:
         return refuse(error.message)
     try:
@@ -134,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(options, keys, writer))
+        return runner.run(run(options, credentials, writer))
 
 
 def refuse(reason: str, writer: LogWriter | None = None) -> int:
@@ -162,6 +169,22 @@ def reason_of(error: OSError) -> str:
     return str(error.strerror or error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
+def reload_on_hangup(member: RunningMember, options: MemberOptions) -> None:
+    """Let SIGHUP read the key file and the certificates again. Without such files it ends the process, as ever."""
+    if options.key_file is None and options.tls_cert is None:
+        return
+
+    def reload() -> None:
+        try:
+            member.reload_credentials()
+        except ReplError as error:
+            log.error("SIGHUP: nothing is changed: %s", error.message)
+        else:
+            log.info("SIGHUP: key file and certificates are read again")
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
 def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
     """End the process if the disk or an invariant failed. A clean close would write to the damaged files."""
     if member.broken.done():
@@ -169,14 +192,15 @@ def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
         os._exit(1)
 
 
-async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> int:
+async def run(options: MemberOptions, credentials: Credentials, writer: LogWriter) -> int:
     taken = taken_port(options)  # checked first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
         return refuse(taken, writer)
     workers, sync_thread = RealWorkers(), RealSyncThread()
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
-    ports = MemberPorts(RealNetwork(backlog), RealDisk(), RealClock(), workers, random.SystemRandom(), sync_thread)
+    network = RealNetwork(backlog, credentials.tls)
+    ports = MemberPorts(network, RealDisk(), RealClock(), workers, random.SystemRandom(), sync_thread)
     wire_slots, http_slots = ConnectionSlots(options.max_connections, "wire"), ConnectionSlots(HTTP_CONNECTIONS, "HTTP")
     share_descriptors(descriptors, wire_slots, http_slots)
     stop = asyncio.Event()
@@ -185,20 +209,23 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
         loop.add_signal_handler(name, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, writer.reopen)
     try:
-        member = await RunningMember.start(options, ports, keys=keys, wire_slots=wire_slots)
+        member = await RunningMember.start(options, ports, credentials=credentials, wire_slots=wire_slots)
     except ReplError as error:
         return refuse(error.message, writer)
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}", writer)
     member.recent_log = writer.recent
+    tls = credentials.tls
+    if tls is not None:
+        SETTINGS.tls = lambda: tls.client  # of a restore over HTTP, which is a client of the primary
     app = create_app(member, options.allowed_hosts)
-    http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog)
+    http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog, credentials.tls)
     try:
         await http.start()
     except OSError as error:
         await member.stop()
         return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}", writer)
-    print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
+    print(f"replset {options.repl_set}: wire {options.host}, http {options.http_url}", flush=True)
     log.info(
         "replset %s serves set %s: wire %s, http %s, data in %s, pid %d",
         *(version("replset"), options.repl_set, options.host, options.http_address, options.dbpath, os.getpid()),
@@ -206,6 +233,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     watchdog = Watchdog(member.load.on_beat)
     watchdog.start()
     gc.freeze()
+    reload_on_hangup(member, options)
     member.broken.add_done_callback(lambda _: stop.set())
     await stop.wait()
     exit_if_broken(member, writer)

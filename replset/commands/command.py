@@ -156,7 +156,7 @@ class Command:
 
     needs: what its sender must be allowed to do where members were started with --auth (authorization.py); it has no
     default. admin_only: refused (13) against another database. test_only: only with --enable-test-commands.
-    private: between members. It is not served over HTTP, and with a key file only on a connection that proved a key.
+    private: between members. It is not served over HTTP, and only on a connection that has proved itself a member's.
     retryable: takes a `txnNumber` outside of a transaction. ends_transaction: commitTransaction and abortTransaction.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from importlib.metadata import version
 
@@ -11,6 +12,8 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.ports import Reply
 from replset.errors import BadValueError
+
+log = logging.getLogger("replset.commands")
 
 SERVER_VERSION = "7.0.14"
 VERSION_ARRAY = [7, 0, 14, 0]
@@ -51,6 +54,15 @@ async def connection_status(ctx: CommandContext) -> Reply:
     if fields.boolean(ctx.body, "showPrivileges", ctx.name):
         info["authenticatedUserPrivileges"] = []
     return {"authInfo": info}
+
+
+async def rotate_certificates(ctx: CommandContext) -> Reply:
+    """Read the certificates and the key file again, as SIGHUP does, for connections from now on."""
+    message = fields.text(ctx.body, "message", ctx.name, "")
+    if not await ctx.member.workers.run(ctx.member.reload_credentials):
+        raise BadValueError("this member has neither certificates (--tls-cert) nor a key file")
+    log.info("rotateCertificates: key file and certificates are read again. %.200s", message)
+    return {}
 
 
 async def get_cmd_line_opts(ctx: CommandContext) -> Reply:
@@ -103,6 +115,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("buildInfo", build_info, aliases=("buildinfo",), needs=Action.OPEN),
     Command("whatsmyuri", whats_my_uri, needs=Action.OPEN),
     Command("connectionStatus", connection_status, frozenset({"showPrivileges"}), needs=Action.OPEN),
+    Command(
+        "rotateCertificates",
+        rotate_certificates,
+        frozenset({"message"}),
+        admin_only=True,
+        needs=Action.ROTATE_CERTIFICATES,
+    ),
     Command("getCmdLineOpts", get_cmd_line_opts, admin_only=True, needs=Action.GET_OPTIONS),
     Command("getLog", get_log, admin_only=True, needs=Action.GET_LOG),
     Command("hostInfo", host_info, admin_only=True, needs=Action.HOST_INFO),

@@ -134,11 +134,11 @@ class Dispatcher:
             )
         if command.admin_only and request.database != "admin":
             raise ReplError(f"{name} may only be run against the admin database.", code=ErrorCode.UNAUTHORIZED)
-        if self.member.keys is not None and not request.connection.is_member and command.private and name != PROVE:
+        if command.private and not request.connection.is_member and name != PROVE:
             # A heartbeat, position or vote of a stranger would count like a member's. A stranger could then have writes
             # acknowledged that no member has on disk, or make the primary step down again and again.
             raise ReplError(
-                f"{name} is for members, which prove that they know the key file", code=ErrorCode.UNAUTHORIZED
+                f"{name} is for members, which prove first that they are members ({PROVE})", code=ErrorCode.UNAUTHORIZED
             )
         if len(body.raw) > LARGEST_GENERIC:
             refuse_large(body, name)

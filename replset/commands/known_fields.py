@@ -65,6 +65,7 @@ _BY_PLACE: Final = {
     "getCmdLineOpts": "",
     "getDefaultRWConcern": "inMemory",
     "getLog": "",
+    "rotateCertificates": "message",
     "getMore": "collection batchSize term lastKnownCommittedOpTime",
     "hostInfo": "",
     "insert": f"documents {_WRITE}",

@@ -69,12 +69,14 @@ async def get_rbid(ctx: CommandContext) -> Reply:
 async def prove_membership(ctx: CommandContext) -> Reply:
     """Check that the other end knows a key of this set, and prove the same to it; once per connection.
 
-    Step 1 takes the sender's address, the address that it connected to, and its nonce. Step 2 takes its proofs. Raises
+    Step 1 takes the sender's address, the address that it connected to, and its nonce. Step 2 takes its proofs. Where
+    members have certificates and no key file, the connection must have shown one of a member too. Raises
     AuthenticationFailedError.
     """
     member, connection = ctx.member, ctx.connection
-    if member.keys is None:
-        raise AuthenticationFailedError("this member was started without --key-file")
+    if not connection.is_certified:
+        log.warning("%s did not prove that it is a member: it showed no certificate of a member", connection.peer)
+        raise AuthenticationFailedError("this connection shows no certificate of a member (same O, OU and DC)")
     step = fields.whole(ctx.body, ctx.name, ctx.name, least=1, most=2)
     handshake, connection.handshake = connection.handshake, None
     if step == 1:
@@ -86,8 +88,11 @@ async def prove_membership(ctx: CommandContext) -> Reply:
         return {"nonce": Binary(connection.handshake.asked_nonce)}
     proof = None if handshake is None else member.keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS))
     if handshake is None or proof is None:
-        log.warning("%s did not prove that it is a member: it knows no key of the key file", connection.peer)
-        raise AuthenticationFailedError("no key of this member's key file was proved")
+        log.warning("%s did not prove that it is a member: it knows no key of this member", connection.peer)
+        reason = "no key of this member's key file was proved"
+        raise AuthenticationFailedError(
+            reason if member.keys.is_secret else "this member was started without a key file"
+        )
     connection.member = handshake.asking
     return {"proof": Binary(proof)}
 

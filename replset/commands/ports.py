@@ -112,8 +112,8 @@ class Traffic:
 class ConnectionContext:
     """The sender of commands. There is one per connection; the HTTP API makes one per request.
 
-    id: shown as connectionId. peer: `host:port` of the client. member: the member that sends. With a key
-    file it is the one that has proved itself (`replSetProve`), else the one that its hello names (`replsetMember`).
+    id: shown as connectionId. peer: `host:port` of the client. member: the member that sends, once it
+    has proved itself (`replSetProve`). is_certified: whether it has shown a member's certificate, or needs none.
     handshake: of a proof that has begun. metadata: `client` of the first hello. app_name: the application's name in it.
     login: the user that has logged in on it; None: nobody (and nobody has to without --auth).
     is_to_close: a fail point closes the connection instead of the reply. task: that runs the commands of a connection.
@@ -122,6 +122,7 @@ class ConnectionContext:
     id: int = 0
     peer: str = ""
     member: HostPort | None = None
+    is_certified: bool = True
     handshake: Handshake | None = None
     metadata: RawDocument | None = None
     app_name: str = ""
@@ -201,8 +202,15 @@ class MemberPort(Protocol):
     def fail_points(self) -> FailPoints: ...
 
     @property
-    def keys(self) -> Keys | None:
-        """Of the key file; None: members need not prove themselves."""
+    def keys(self) -> Keys:
+        """Of the key file, or the one that all members without a key file have."""
+        ...
+
+    def reload_credentials(self) -> bool:
+        """Read the key file and the certificates again, blocking. False: this member has none.
+
+        BadValueError: they are wrong, and what was read before stays in force.
+        """
         ...
 
     @property

@@ -16,7 +16,7 @@ _NOT_BUILT = (
     " getClusterParameter getDiagnosticData grantPrivilegesToRole grantRolesToRole grantRolesToUser"
     " invalidateUserCache lockInfo logout mapReduce planCacheClear planCacheClearFilters planCacheListFilters"
     " planCacheSetFilter revokePrivilegesFromRole revokeRolesFromRole"
-    " revokeRolesFromUser rolesInfo rotateCertificates saslContinue saslStart setAuditConfig setClusterParameter"
+    " revokeRolesFromUser rolesInfo saslContinue saslStart setAuditConfig setClusterParameter"
     " setFeatureCompatibilityVersion setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole updateUser"
     " usersInfo validateDBMetadata waitForFailPoint whatsmysid"
 )

@@ -2,15 +2,18 @@
 
 uvloop's own server takes one connection a turn. A turn of a busy member takes a tenth of a second, so hundreds of
 clients that connected at once, after a failover say, waited for half a minute, and health checks behind them.
+
+With TLS a connection is given to its protocol after the handshake. Before, it is not counted as a client's. So the
+number of handshakes at once is limited, and a client that is slow at it makes room for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,18 +22,34 @@ log = logging.getLogger("replset.listening")
 ACCEPTED_AT_ONCE: Final = 128
 PAUSE_S: Final = 0.2
 """After an accept for which the system had no room; the client waits in the backlog."""
+HANDSHAKE_S: Final = 10.0
+HANDSHAKES: Final = 64
+"""Handshakes at once on one port. A quarter of the descriptors beside clients' connections, where these are few."""
+PATIENCE_S: Final = 1.0
+"""A handshake that takes longer is ended for a new connection, if there are as many as may be."""
+FULL_PAUSE_S: Final = 0.05
+WARN_EVERY_S: Final = 60.0
 NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class ListeningSockets:
     """Listens on `sockets`, which are bound, and makes a protocol of `factory` for each connection."""
 
-    def __init__(self, sockets: Sequence[socket.socket], factory: Callable[[], asyncio.Protocol], backlog: int) -> None:
-        """Begin to listen. OSError: an address is in use."""
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        factory: Callable[[], asyncio.Protocol],
+        backlog: int,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """Begin to listen. tls: asked for each connection; None: no TLS. OSError: an address is in use."""
         self._loop = asyncio.get_running_loop()
         self.sockets = list(sockets)
         self._factory = factory
-        self._opening: set[asyncio.Task[None]] = set()
+        self._tls = tls
+        self._opening: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
+        self._failed_handshakes = 0
+        self._warned_at = -WARN_EVERY_S
         for one in self.sockets:
             one.setblocking(False)
             one.listen(backlog)
@@ -43,33 +62,71 @@ class ListeningSockets:
             self._loop.remove_reader(one)
             one.close()
         self.sockets.clear()
+        for task in list(self._opening):
+            task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
+            if self._tls is not None and not self._has_room():
+                self._pause(listening, FULL_PAUSE_S)
+                return
             try:
-                accepted, _ = listening.accept()
+                accepted, peer = listening.accept()
             except OSError as error:
                 if error.errno in NO_ROOM:
-                    self._pause(listening, error)
+                    log.warning("no connection can be accepted for %g s: %s", PAUSE_S, error.strerror)
+                    self._pause(listening, PAUSE_S)
                 if error.errno in NO_ROOM or isinstance(error, BlockingIOError):
                     return
                 continue  # the client has left again
-            task = self._loop.create_task(self._open(accepted))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            task = self._loop.create_task(self._open(accepted, peer))
+            self._opening[task] = self._loop.time()
+            task.add_done_callback(self._opened)
 
-    async def _open(self, accepted: socket.socket) -> None:
-        accepted.setblocking(False)
-        with contextlib.suppress(OSError):  # the client has left again
+    def _has_room(self) -> bool:
+        """Whether one more handshake may begin. If not, end the oldest once it has had its time."""
+        if len(self._opening) < HANDSHAKES:
+            return True
+        oldest, since = next(iter(self._opening.items()))
+        if self._loop.time() - since < PATIENCE_S:
+            return False
+        del self._opening[oldest]
+        oldest.cancel()
+        return True
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.pop(task, None)
+
+    async def _open(self, accepted: socket.socket, peer: object) -> None:
+        try:
+            accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await self._loop.connect_accepted_socket(self._factory, accepted)
-            return
-        accepted.close()
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._factory, accepted)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._factory, accepted, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S
+                )
+        except OSError as error:  # the client has left again, or speaks no TLS
+            accepted.close()
+            if self._tls is not None:
+                self._warn_of_handshake(peer, error)
+        except BaseException:
+            accepted.close()
+            raise
 
-    def _pause(self, listening: socket.socket, error: OSError) -> None:
-        log.warning("no connection can be accepted for %g s: %s", PAUSE_S, error.strerror)
+    def _warn_of_handshake(self, peer: object, error: OSError) -> None:
+        """Log a failed handshake, with the number of those since the last line: strangers must not fill the log."""
+        self._failed_handshakes += 1
+        now = self._loop.time()
+        if now - self._warned_at >= WARN_EVERY_S:
+            host = peer[0] if isinstance(peer, tuple) else peer
+            log.warning("%d TLS handshakes failed; the last, of %s: %s", self._failed_handshakes, host, error)
+            self._warned_at, self._failed_handshakes = now, 0
+
+    def _pause(self, listening: socket.socket, seconds: float) -> None:
         self._loop.remove_reader(listening)
-        self._loop.call_later(PAUSE_S, self._go_on, listening)
+        self._loop.call_later(seconds, self._go_on, listening)
 
     def _go_on(self, listening: socket.socket) -> None:
         if listening in self.sockets:

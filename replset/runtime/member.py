@@ -44,7 +44,6 @@ from replset.core.node import Node
 from replset.core.state import NodeState
 from replset.errors import NotPrimaryOrSecondaryError, ReplError, ShutdownInProgressError
 from replset.ids import HostPort, Millis, OpTime
-from replset.key_file import Keys
 from replset.replication.context import Identity, MemberContext
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import Fetcher, FetchOptions
@@ -65,6 +64,7 @@ from replset.runtime.background import BackgroundTasks
 from replset.runtime.bootstrap import begin_expected_set
 from replset.runtime.connections import ConnectionSlots
 from replset.runtime.core_effects import CoreEffects
+from replset.runtime.credentials import Credentials
 from replset.runtime.data_replacement import DataReplacement
 from replset.runtime.durability import Durability
 from replset.runtime.durability_mark import DurabilityMark
@@ -74,7 +74,7 @@ from replset.runtime.hand_over import hand_over_primary
 from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.load import Load
 from replset.runtime.machine import LimitedWorkers, TrackedWorkers
-from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
+from replset.runtime.options import MONGODB_LAYOUT, MemberOptions, exposure_warnings
 from replset.runtime.server import WireServer
 from replset.runtime.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
 from replset.runtime.shell import Shell
@@ -87,7 +87,6 @@ from replset.storage.store import Store, StoreOptions
 log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
-INSECURE = "started with --insecure-members: anybody who reaches the wire port can act as a member of the set"
 REFRESH_EVERY_S = 10
 WATCH_EVERY_S = 1
 AWAITED_MS = 1_000
@@ -130,14 +129,14 @@ class RunningMember:
         options: MemberOptions,
         ports: MemberPorts,
         *,
-        keys: Keys | None = None,
+        credentials: Credentials | None = None,
         wire_slots: ConnectionSlots | None = None,
         steps: StepSizes | None = None,
     ) -> Self:
         """Open the files, finish what a crash interrupted, listen, and begin to take part.
 
-        keys: of `options.key_file`. Raises ReplError (folder locked, files damaged) and OSError (port in use); nothing
-        stays open then.
+        credentials: of the options' files; None: there are no such files. Raises ReplError (folder locked, files
+        damaged) and OSError (port in use); nothing stays open then.
         """
         steps = steps or StepSizes()
         process_id = ObjectId.generate(ports.clock.wall_ms() // 1000, ports.rng)
@@ -162,7 +161,7 @@ class RunningMember:
                 ports,
                 files,
                 context,
-                keys=keys,
+                credentials=credentials or Credentials(),
                 wire_slots=ConnectionSlots(options.max_connections, "wire") if wire_slots is None else wire_slots,
                 steps=steps,
                 process_id=process_id,
@@ -182,7 +181,7 @@ class RunningMember:
         files: MemberFiles,
         context: MemberContext,
         *,
-        keys: Keys | None,
+        credentials: Credentials,
         wire_slots: ConnectionSlots,
         steps: StepSizes,
         process_id: ObjectId,
@@ -191,9 +190,12 @@ class RunningMember:
         """For `start`. context: of the open files. rolling_back: a rollback waits for space on the disk."""
         # What others read of this member
         self.options = options
-        self.keys = keys
+        self.keys = credentials.keys
+        self.reload_credentials = credentials.reload
         self.users = UserDirectory() if options.auth else None
-        self.warnings = [INSECURE] if options.insecure_members else []
+        self.warnings = [*exposure_warnings(options), *credentials.warnings()]
+        for warning in self.warnings:
+            log.warning("%s", warning)
         self.host = options.host
         self.http_address = options.http_address
         self.set_name = options.repl_set
@@ -300,7 +302,15 @@ class RunningMember:
         self._session_expiry = SessionExpiry(
             self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms
         )
-        self.peer = Transport(ports.network, self.clock, self.host, keys, self.rng, self._on_connection_lost)
+        self.peer = Transport(
+            ports.network,
+            self.clock,
+            self.host,
+            self.keys,
+            self.rng,
+            self._on_connection_lost,
+            certifies=credentials.certifies,
+        )
         self._server = WireServer(
             ports.network,
             self.dispatcher,
@@ -309,7 +319,7 @@ class RunningMember:
             slots=wire_slots,
             cursors=self.dispatcher.cursors,
             admission=self.admission,
-            needs_proof=keys is not None,
+            certifies=credentials.certifies,
         )
 
         # Replication

@@ -1,15 +1,18 @@
-"""The real network behind the port `Network`: TCP on this machine's interfaces."""
+"""The real network behind the port `Network`: TCP on this machine's interfaces, with TLS or without."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
+import ssl
 from collections.abc import Callable
 
 from replset.ids import HostPort
 from replset.runtime.connections import BACKLOG
-from replset.runtime.listening import ListeningSockets, bound_socket
+from replset.runtime.listening import HANDSHAKE_S, ListeningSockets, bound_socket
+from replset.runtime.tls import MemberTls
 
 
 def split_host_port(address: HostPort) -> tuple[str, int]:
@@ -20,22 +23,34 @@ def split_host_port(address: HostPort) -> tuple[str, int]:
 class RealNetwork:
     """TCP; asyncio and uvloop switch Nagle's delay off themselves."""
 
-    def __init__(self, backlog: int = BACKLOG) -> None:
+    def __init__(self, backlog: int = BACKLOG, tls: MemberTls | None = None) -> None:
         self._backlog = backlog
+        self._tls = tls
 
     async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> ListeningSockets:
         """Listen on every address that the name in `address` stands for."""
+        tls = self._tls
         name, port = split_host_port(address)
         found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
         with contextlib.ExitStack() as opened:
             sockets = [
                 opened.enter_context(bound_socket(*one)) for one in dict.fromkeys((row[0], row[4]) for row in found)
             ]
-            listening = ListeningSockets(sockets, factory, self._backlog)
+            listening = ListeningSockets(sockets, factory, self._backlog, None if tls is None else lambda: tls.wire)
             opened.pop_all()
         return listening
 
     async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """Connect. OSError: nobody answers, or with TLS, the other end has no certificate for the name in `address`."""
         host, port = split_host_port(address)
-        transport, _ = await asyncio.get_running_loop().create_connection(factory, host, port)
+        loop = asyncio.get_running_loop()
+        if self._tls is None:
+            transport, _ = await loop.create_connection(factory, host, port)
+            return transport
+        try:
+            transport, _ = await loop.create_connection(
+                factory, host, port, ssl=self._tls.client, ssl_handshake_timeout=HANDSHAKE_S
+            )
+        except ssl.SSLError as error:
+            raise ConnectionAbortedError(errno.ECONNABORTED, f"TLS: {error}") from error
         return transport

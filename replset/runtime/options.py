@@ -32,9 +32,10 @@ class MemberOptions:
     """Holds the options of one member. `flag_of` returns the name of each on the command line.
 
     advertise: the host name that the other members use for this one; default the bind address.
-    key_file: by its keys the members prove to each other who they are. insecure_members: other machines may reach
-    it without one. auth: clients must log in. allowed_hosts: names by which HTTP requests may call this member, beside
-    its own. expect_members: the hosts of the set that the members make by themselves when all of them answer.
+    key_file: by its keys the members prove to each other who they are. tls_cert, tls_key, tls_ca: both ports speak
+    TLS, and without a key file the members prove themselves by their certificates. insecure_members: other machines may
+    reach it without either. auth: clients must log in. allowed_hosts: names by which HTTP requests may call this
+    member, beside its own. expect_members: the hosts of the set that the members make by themselves when all answer.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
     snapshot_history_secs: how long reads at an old point stay possible.
@@ -51,6 +52,9 @@ class MemberOptions:
     bind_ip: str = "127.0.0.1"
     advertise: str | None = None
     key_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
     insecure_members: bool = False
     auth: bool = False
     allowed_hosts: tuple[str, ...] = ()
@@ -89,6 +93,10 @@ class MemberOptions:
     @property
     def http_address(self) -> str:
         return f"{self.advertise or self.bind_ip}:{self._http_port}"
+
+    @property
+    def http_url(self) -> str:
+        return f"{'http' if self.tls_cert is None else 'https'}://{self.http_address}"
 
     @property
     def _http_port(self) -> int:
@@ -288,17 +296,47 @@ def _check_exposure(options: MemberOptions) -> None:
     Anybody who reaches the wire port could then act as a member: acknowledge writes that it does not have,
     make the primary step down, or send a configuration. So such a member is reachable from its own machine only.
     """
-    if options.auth and options.key_file is None:
+    _check_tls(options)
+    proves = options.key_file is not None or options.tls_cert is not None
+    if options.auth and not proves:
         raise BadOptionError(
-            "--auth: it needs --key-file, the same on all members: by it they prove themselves to each other"
+            "--auth: it needs --key-file, the same on all members, or --tls-cert; by it members prove themselves"
         )
-    if options.key_file is not None and options.insecure_members:
-        raise BadOptionError("--insecure-members: it is for members without --key-file, and one is given")
-    if options.key_file is None and not options.insecure_members and not is_loopback(options.bind_ip):
+    if proves and options.insecure_members:
+        way = "--tls-cert" if options.key_file is None else "--key-file"
+        raise BadOptionError(f"--insecure-members: it is for members without {way}, and one is given")
+    if not proves and not options.insecure_members and not is_loopback(options.bind_ip):
         raise BadOptionError(
-            f"--bind-ip: {options.bind_ip} can be reached from other machines; give all members the same --key-file"
-            " (or --insecure-members, and anybody there can act as a member)"
+            f"--bind-ip: {options.bind_ip} can be reached from other machines; give all members the same --key-file,"
+            " or certificates by --tls-cert (or --insecure-members, and anybody there can act as a member)"
         )
+
+
+def _check_tls(options: MemberOptions) -> None:
+    """Refuse TLS that is configured by half."""
+    files = {"tls-cert": options.tls_cert, "tls-key": options.tls_key, "tls-ca": options.tls_ca}
+    given = [flag for flag, path in files.items() if path is not None]
+    missing = [flag for flag, path in files.items() if path is None]
+    if given and missing:
+        raise BadOptionError(f"--{given[0]}: TLS needs --{' and --'.join(missing)} too")
+
+
+def exposure_warnings(options: MemberOptions) -> list[str]:
+    """Return what this member leaves open to everybody who reaches its ports, for its log and its status."""
+    found = []
+    if options.insecure_members:
+        found.append(
+            "started with --insecure-members: anybody who reaches the wire port can act as a member of the set, have"
+            f" writes acknowledged that no member has, and change the primary ({options.listen})"
+        )
+    if is_loopback(options.bind_ip):
+        return found
+    ports = f"{options.listen} and {options.http_listen}"
+    if not options.auth:
+        found.append(f"there are no users (--auth): anybody who reaches {ports} can do everything")
+    if options.tls_cert is None:
+        found.append(f"without --tls-cert all that passes {ports} can be read and changed on its way")
+    return found
 
 
 def is_loopback(host: str) -> bool:

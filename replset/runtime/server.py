@@ -17,6 +17,7 @@ from replset.ids import HostPort
 from replset.replication.ports import Listener, Network
 from replset.runtime.admission import SMALL_BYTES, Admission
 from replset.runtime.connections import ConnectionSlots
+from replset.runtime.tls import Certifies, needs_no_certificate
 from replset.runtime.wire_connection import WireConnection
 
 log = logging.getLogger("replset.server")
@@ -38,13 +39,13 @@ class WireServer:
         slots: ConnectionSlots,
         admission: Admission,
         cursors: CursorTable | None = None,
-        needs_proof: bool = False,
+        certifies: Certifies = needs_no_certificate,
     ) -> None:
         """drops_inbound, drops_outbound: whether a test cut drops the commands of a member, or the replies to it.
 
-        needs_proof: members must prove themselves; naming a member in hello is not enough.
+        certifies: says of a connection's TLS whether the other end has shown a member's certificate.
         """
-        self.needs_proof = needs_proof
+        self.certifies = certifies
         self._cursors = cursors
         self.dispatcher = dispatcher
         self.drops_inbound = drops_inbound

@@ -1,9 +1,9 @@
 """Sends commands to other members, on pooled connections (the port `MemberClient`).
 
 A connection carries one command at a time, and concurrent calls use one connection each. So a fetch that waits for new
-entries never delays a heartbeat. The first message on each connection names this member; with a key file both ends
-prove themselves before it. A test cut drops or delays the messages to and from named hosts, without an error, as a
-network would. It does not affect clients' connections.
+entries never delays a heartbeat. On each new connection both ends first prove that they are members. A test cut drops
+or delays the messages to and from named hosts, without an error, as a network would. It does not affect clients'
+connections.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSen
 from replset.ids import HostPort, Millis
 from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.replication.ports import Clock, Network
+from replset.runtime.tls import Certifies, needs_no_certificate
 from replset.wire.framing import FrameReader, WireMessage, encode_request
 
 MAX_IDLE = 6
@@ -32,11 +33,16 @@ class Transport:
         network: Network,
         clock: Clock,
         local_host: HostPort,
-        keys: Keys | None,
+        keys: Keys,
         rng: random.Random,
         on_lost: Callable[[HostPort], None] = lambda _: None,
+        certifies: Certifies = needs_no_certificate,
     ) -> None:
-        """keys: of the key file; None: nobody proves anything. on_lost: called when the other end breaks one."""
+        """keys: by which members prove themselves. on_lost: called when the other end breaks a connection.
+
+        certifies: says of a connection's TLS whether the other end has shown a member's certificate.
+        """
+        self._certifies = certifies
         self._on_lost = on_lost
         self._keys = keys
         self._rng = rng
@@ -94,8 +100,9 @@ class Transport:
         connection = _PeerConnection(host, self._local_host, self._on_broken_by_other)
         try:
             await self._network.connect(host, lambda: connection)
-            if self._keys is not None:
-                await connection.prove(self._keys, self._rng.randbytes(NONCE_BYTES))
+            if not connection.is_certified_by(self._certifies):
+                raise PermissionError("its certificate is not one of a member (same O, OU and DC)")
+            await connection.prove(self._keys, self._rng.randbytes(NONCE_BYTES))
         except ValueError as error:  # what a resolver makes of a name that cannot be one, as a..b
             raise OSError(f"no address can have this name: {error}") from error
         except BaseException:
@@ -195,6 +202,10 @@ class _PeerConnection(asyncio.Protocol):
         """Open, and not waiting for an answer that somebody gave up on."""
         return not self._broken and self._answer is None and self._transport is not None
 
+    def is_certified_by(self, certifies: Certifies) -> bool:
+        """Whether the other end has shown a member's certificate, or needs none."""
+        return self._transport is not None and certifies(self._transport.get_extra_info("ssl_object"))
+
     async def call(self, command: Mapping[str, object], database: str) -> RawDocument:
         """Send and wait; OSError when the connection breaks. A call that is cancelled leaves the connection unfit."""
         if self._transport is None or self._broken:
@@ -222,12 +233,10 @@ class _PeerConnection(asyncio.Protocol):
         value = reply.get(name)
         if reply.get("ok") == 1 and isinstance(value, Binary):
             return bytes(value)
-        raise PermissionError(f"the key files do not fit: {reply.get('errmsg')}")
+        raise PermissionError(f"no proof of membership: {reply.get('errmsg')}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        hello = {"hello": 1, "replsetMember": self._local_host}
-        self._transport.write(encode_request(next(self._ids), hello, "admin"))
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -25,7 +25,6 @@ from replset.errors import (
     ReplError,
     code_name,
 )
-from replset.ids import HostPort
 from replset.runtime.admission import SMALL_BYTES, STALLED_S
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
@@ -43,7 +42,6 @@ TURN = 16
 """Commands of one connection that run before other tasks of the event loop run."""
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
 _FIND = b"find\0"
-_HELLO_NAMES = tuple(name.encode() + b"\0" for name in sorted(HELLO_COMMANDS))
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """Commands that an overloaded member still answers: they need little memory and show what is wrong."""
 
@@ -80,6 +78,7 @@ class WireConnection(asyncio.Protocol):
             return
         peer = transport.get_extra_info("peername")
         self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self._context.is_certified = self._server.certifies(transport.get_extra_info("ssl_object"))
         self._server.connections.add(self)
         self._server.traffic.connections += 1
         self._task = self._context.task = self._loop.create_task(self._serve())
@@ -313,12 +312,6 @@ class WireConnection(asyncio.Protocol):
     async def _answer(self, message: WireMessage) -> None:
         if (message.uncut or message.unverified or message.refused) and not await self._prepare(message):
             return
-        if message.body.raw.startswith(_HELLO_NAMES, 5):
-            try:
-                self._recognise_member(message.body)
-            except InvalidBSONError as error:
-                self._reply(message, _refusal(error))
-                return
         member = self._context.member
         if member is not None and self._server.drops_inbound(member):
             return
@@ -348,11 +341,6 @@ class WireConnection(asyncio.Protocol):
     def _may_use_reserved(self, body: RawDocument) -> bool:
         """Whether this command may run on a reserved slot."""
         return self._context.is_member or (_name_of(body) in ALLOWED_WHEN_FULL and not _is_awaitable(body))
-
-    def _recognise_member(self, body: RawDocument) -> None:
-        host = body.get("replsetMember")
-        if isinstance(host, str) and not self._server.needs_proof:
-            self._context.member = HostPort(host)
 
     def _request_of(self, message: WireMessage) -> CommandRequest | bytes:
         """Return the command for the dispatcher, or the reply that refuses it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 import pyarrow as pa
 
 from replset.bson import InvalidBSONError, RawDocument, decode
+from replset.client import http_connection
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import next_chain
 from spark.oplog import (
@@ -94,7 +96,7 @@ class LiveOplog:
     @contextmanager
     def _connect(self) -> Iterator[_Member]:
         parts = urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=_TIMEOUT_S)
+        connection = http_connection(self.url, _TIMEOUT_S)
         try:
             yield _Member(self.name, connection)
         except TimeoutError as error:
@@ -107,6 +109,8 @@ class LiveOplog:
             gone = isinstance(error, http.client.RemoteDisconnected)
             reason = "the member went away while it was read" if gone else f"{self.url} does not speak HTTP"
             raise OplogError(self.name, reason) from error
+        except ssl.SSLError as error:
+            raise OplogError(self.name, f"no TLS connection to {self.url}: {error}") from error
         except (OSError, http.client.HTTPException) as error:
             raise OplogError(self.name, f"the member went away while it was read: {error}") from error
         except (InvalidBSONError, ValueError, LookupError) as error:

@@ -16,6 +16,7 @@ from replset.client import WireClient
 from tests.integration.conftest import FAST, MakeSet, next_ports
 from tests.integration.forked import running_set
 from tests.integration.talk import all_counted, insert, run, status
+from tools.chaos.hostile import prove_without_key_file
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +116,7 @@ def forgeries(local: LocalSet, config: dict[str, Any]) -> dict[str, dict[str, ob
 
 
 def test_a_stranger_cannot_speak_as_a_member(local: LocalSet) -> None:
-    """Also not one that says it is one in its hello, or that goes half of the way of a proof."""
+    """Also not one that goes half of the way of a proof."""
     primary = local.wait_for_primary()
     insert(primary, 1)
     config = run(primary, {"replSetGetConfig": 1}, "admin")["config"]
@@ -123,7 +124,7 @@ def test_a_stranger_cannot_speak_as_a_member(local: LocalSet) -> None:
     other = next(member for member in local.members if member is not primary)
     for member in local.members:
         with WireClient(member.host) as client:
-            assert client.command("admin", {"hello": 1, "replsetMember": other.host})["ok"] == 1.0
+            assert not prove_without_key_file(client, other.host), "the key that is no secret proves nothing here"
             begin = {"replSetProve": 1, "member": other.host, "address": member.host, "nonce": Binary(bytes(32))}
             assert client.command("admin", begin)["ok"] == 1.0
             for name, command in forgeries(local, config).items():
@@ -156,7 +157,7 @@ def test_forged_positions_acknowledge_nothing(local: LocalSet) -> None:
 
 @pytest.fixture
 def unkeyed(tmp_path: Path) -> Iterator[LocalSet]:
-    """A set without a key file, on loopback: who reaches it can act as a member."""
+    """A set without a key file, on loopback: who knows this program and reaches it can act as a member."""
     with running_set(tmp_path / "unkeyed") as local:
         for port in next_ports(3):
             local.plan(port)
@@ -170,7 +171,8 @@ def unkeyed(tmp_path: Path) -> Iterator[LocalSet]:
 
 def test_without_a_key_file_what_a_stranger_says_is_bounded(unkeyed: LocalSet) -> None:
     """No term near the end of all terms, no position that was never written, no configuration that nobody has: a
-    stranger may cost an election, but never ends a member nor leaves the set without a primary.
+    stranger who proves that he knows this program may cost an election, but never ends a member nor leaves the set
+    without a primary.
     """
     primary = unkeyed.wait_for_primary()
     insert(primary, 1)
@@ -178,7 +180,9 @@ def test_without_a_key_file_what_a_stranger_says_is_bounded(unkeyed: LocalSet) -
     config = run(primary, {"replSetGetConfig": 1}, "admin")["config"]
     for member in unkeyed.members:
         with WireClient(member.host) as stranger:
-            stranger.command("admin", {"hello": 1, "replsetMember": unkeyed.members[1].host})
+            for command in forgeries(unkeyed, config).values():
+                assert stranger.command("admin", command)["code"] == UNAUTHORIZED
+            assert prove_without_key_file(stranger, unkeyed.members[1].host)
             for name, command in forgeries(unkeyed, config).items():
                 reply = stranger.command("admin", command)
                 assert reply.get("code") not in (1, 8, UNAUTHORIZED), (name, reply)

@@ -101,7 +101,7 @@ def test_what_is_no_address(host: str) -> None:
         WireClient(host)
 
 
-@pytest.mark.parametrize("url", ["https://localhost:1", "ftp://x", "http://", "127.0.0.1:99999", "h:x", "http://[::1"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:99999", "h:x", "http://[::1"])
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(BadValueError, match="http://HOST:PORT"):
         HttpClient(url)

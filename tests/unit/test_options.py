@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from replset.errors import FailedToParseError, ReplError
-from replset.runtime.options import BadOptionError, MemberOptions, flag_of, is_unspecified, resolve_options, variable_of
+from replset.runtime.options import (
+    BadOptionError,
+    MemberOptions,
+    exposure_warnings,
+    flag_of,
+    is_unspecified,
+    resolve_options,
+    variable_of,
+)
 
 BASE = {"repl_set": "rs0", "dbpath": "/data"}
 
@@ -274,3 +282,37 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FailedToParseError, match="is not YAML"):
         resolve_options({**BASE, "config": str(binary)}, {})
+
+
+TLS = {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
+
+
+@pytest.mark.parametrize("missing", sorted(TLS))
+def test_half_of_tls_is_refused(missing: str) -> None:
+    with pytest.raises(BadOptionError, match=f"TLS needs .*--{missing.replace('_', '-')}"):
+        resolve_options({**BASE, **{name: path for name, path in TLS.items() if name != missing}}, {})
+
+
+def test_certificates_are_enough_beyond_loopback_and_for_users() -> None:
+    options = resolve_options({**BASE, **TLS, "advertise": "m1", "bind_ip": "0.0.0.0", "auth": True}, {})
+    assert exposure_warnings(options) == []
+    assert options.http_url.startswith("https://m1:")
+    with pytest.raises(BadOptionError, match="without --tls-cert"):
+        resolve_options({**BASE, **TLS, "insecure_members": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"insecure_members": True}, ["act as a member", "no users", "without --tls-cert"]),
+        ({"key_file": "/k"}, ["no users", "without --tls-cert"]),
+        ({"key_file": "/k", "auth": True}, ["without --tls-cert"]),
+        (TLS, ["no users"]),
+    ],
+)
+def test_a_member_beyond_loopback_says_what_is_open(given: dict[str, object], said: list[str]) -> None:
+    options = resolve_options({**BASE, **given, "advertise": "m1", "bind_ip": "0.0.0.0"}, {})
+    found = exposure_warnings(options)
+    assert len(found) == len(said)
+    for text, warning in zip(said, found, strict=True):
+        assert text in warning

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from api.app import create_app
-from replset.bson import RawDocument, decode, encode
+from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.ports import CommandRequest, ConnectionContext, Source
+from replset.commands.table import PRIVATE
 from replset.errors import LONGEST_MESSAGE
+from replset.ids import HostPort
 from replset.runtime.member import RunningMember
 from replset.runtime.wire_connection import WireConnection
 from tests.simulation.kit.cluster import SimCluster
@@ -80,7 +82,10 @@ class OneMember:
         source: Source = "wire",
     ) -> dict[str, Any] | None:
         """The reply of the dispatcher; None when there is none in time."""
-        request = CommandRequest(database, RawDocument(body), sequences or {}, self._connection, source)
+        document = RawDocument(body)
+        with suppress(InvalidBSONError):  # what members ask each other comes from a member
+            self._connection.member = HostPort("b:27017") if document.first_key in PRIVATE else None
+        request = CommandRequest(database, document, sequences or {}, self._connection, source)
         reply = self.in_time(self.member.dispatcher.run(request))
         return None if reply is None else decode(reply if isinstance(reply, bytes) else encode(reply))
 

@@ -26,6 +26,7 @@ from replset.errors import CorruptDataError
 from replset.ids import HostPort
 from replset.key_file import Keys
 from replset.replication import rollback
+from replset.runtime.credentials import Credentials
 from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.options import MemberOptions
 from replset.storage import member_file, store
@@ -234,7 +235,9 @@ class SimCluster:
             workers,
         )
         keys = Keys(["c2ltdWxhdGlvbg=="]) if self.environment.keyed else None
-        machine.member = await RunningMember.start(options, ports, keys=keys, steps=step_sizes(self.environment))
+        machine.member = await RunningMember.start(
+            options, ports, credentials=Credentials(keys), steps=step_sizes(self.environment)
+        )
 
     def _started(self, machine: Machine, process: Process, task: asyncio.Task[None]) -> None:
         if machine.process is not process:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
@@ -16,10 +16,12 @@ import pytest
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
 from replset.commands.byte_rate import ByteRate
+from replset.commands.command import PROVE
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
 from replset.commands.snapshot_server import SnapshotServer
+from replset.commands.table import PRIVATE
 from replset.commands.transactions import TransactionTable
 from replset.commands.user_directory import UserDirectory
 from replset.commands.waiters import WaiterList
@@ -149,7 +151,8 @@ class FakeMember:
     peer: NoPeer = field(default_factory=NoPeer)
     test_commands: bool = True
     fail_points: FailPoints = field(default_factory=lambda: FailPoints(random.Random(3)))
-    keys: Keys | None = None
+    reload_credentials: Callable[[], bool] = lambda: True
+    keys: Keys = field(default_factory=Keys.public)
     users: UserDirectory | None = None
     admission: Admission = field(default_factory=Admission)
     flow_control: FlowControl = field(default_factory=lambda: FlowControl(FakeClock(), lambda: (0, ())))
@@ -275,6 +278,8 @@ class Client:
         self.member = member
         self.dispatcher = Dispatcher(member)
         self.connection = ConnectionContext(5, "127.0.0.1:5555")
+        self.proves = True
+        """Whether commands between members come from a member."""
         self.loop = asyncio.new_event_loop()
 
     def run(
@@ -283,7 +288,10 @@ class Client:
         """One command; the bytes of the reply pass the codec, as on the wire."""
         body = RawDocument(encode({**command, "$db": db}))
         found = {name: [RawDocument(encode(doc)) for doc in docs] for name, docs in sequences.items()}
-        request = CommandRequest(db, body, found, self.connection, source)
+        connection = self.connection
+        if self.proves and PRIVATE & command.keys() - {PROVE}:
+            connection = replace(connection, member=HostPort("localhost:27018"))
+        request = CommandRequest(db, body, found, connection, source)
         reply = self.loop.run_until_complete(self.dispatcher.run(request))
         return decode(reply if isinstance(reply, bytes) else encode(reply))
 

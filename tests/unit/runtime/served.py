@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from replset.bson import encode
+from replset.bson import Binary, encode
+from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
+from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.runtime.admission import MAX_BYTES_IN_USE, Admission
 from replset.runtime.connections import ConnectionSlots
 from replset.runtime.listening import ListeningSockets
@@ -21,6 +23,8 @@ from replset.wire.framing import FrameReader, WireMessage, encode_msg
 
 HELLO = {"hello": 1, "$db": "admin"}
 OTHER = "127.0.0.1:27999"
+SERVED = HostPort("127.0.0.1:0")
+"""The name of a server whose dispatcher is the one below."""
 PATIENCE_S = 10
 QUIET_S = 0.1
 """How long a test listens when it expects to hear nothing."""
@@ -49,7 +53,7 @@ class Dispatcher:
             answer = self.answers.get(request.body.first_key or "")
             if answer is not None:
                 return await answer(request)
-            return {"ok": 1.0, "n": request.body.get("n")}
+            return answer_proof(request, SERVED) or {"ok": 1.0, "n": request.body.get("n")}
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
@@ -59,6 +63,22 @@ class Dispatcher:
     @property
     def names(self) -> list[str | None]:
         return [request.body.first_key for request in self.asked]
+
+
+def answer_proof(request: CommandRequest, address: HostPort) -> Reply | None:
+    """Answer a proof as a member without a key file; None: it is another command."""
+    body, connection = request.body, request.connection
+    if body.first_key != PROVE:
+        return None
+    if body.get(PROVE) == 1:
+        nonce = bytes(NONCE_BYTES)
+        connection.handshake = Handshake(HostPort(str(body.get("member"))), address, bytes(body.get("nonce")), nonce)
+        return {"ok": 1.0, "nonce": Binary(nonce)}
+    assert connection.handshake is not None
+    connection.member = connection.handshake.asking
+    proof = Keys.public().answer(connection.handshake, [bytes(each) for each in body.get("proofs")])
+    assert proof is not None
+    return {"ok": 1.0, "proof": Binary(proof)}
 
 
 class Client:
@@ -88,6 +108,13 @@ class Client:
         answer = await self.receive()
         assert answer.response_to == request_id
         return answer.body.decode()
+
+    async def prove(self, address: HostPort) -> None:
+        """Prove to the member at `address` that this is the one at OTHER."""
+        step = {PROVE: 1, "member": OTHER, "address": address, "nonce": Binary(bytes(NONCE_BYTES)), "$db": "admin"}
+        theirs = bytes((await self.ask(step))["nonce"])
+        proofs = Keys.public().proofs("asking", Handshake(HostPort(OTHER), address, bytes(NONCE_BYTES), theirs))
+        await self.ask({PROVE: 2, "proofs": [Binary(proof) for proof in proofs], "$db": "admin"})
 
     async def is_closed(self) -> bool:
         """Wait until the server closes the connection."""

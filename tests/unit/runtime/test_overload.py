@@ -12,7 +12,7 @@ from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.runtime import wire_connection
 from replset.wire.framing import encode_msg
-from tests.unit.runtime.served import HELLO, OTHER, PATIENCE_S, on_sockets, ping, serving
+from tests.unit.runtime.served import HELLO, PATIENCE_S, SERVED, on_sockets, ping, serving
 
 OVERLOADED = (0.0, 462, ["SystemOverloadedError", "RetryableError"])
 
@@ -82,7 +82,7 @@ async def test_unread_answers_count_and_their_connection_is_closed(monkeypatch: 
 
         served.dispatcher.answers["much"] = much
         slow, other, member = await served.client(), await served.client(), await served.client()
-        assert (await member.ask({**HELLO, "replsetMember": OTHER}))["ok"] == 1.0
+        await member.prove(SERVED)
         slow.send({"much": 1, "$db": "admin"})
         await until(lambda: bool(served.admission.is_full))
         assert told(await other.ask({"find": "c", "$db": "d"})) == OVERLOADED

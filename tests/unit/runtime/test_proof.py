@@ -39,13 +39,12 @@ def member_fake(tmp_path: Path) -> Iterator[FakeMember]:
 class Member(Served):
     """A wire server with the real dispatcher over a fake member that has these keys."""
 
-    def __init__(self, fake: FakeMember, keys: Keys | None) -> None:
+    def __init__(self, fake: FakeMember, keys: Keys) -> None:
         super().__init__()
         self.fake = fake
         fake.keys = keys
         self.real = Dispatcher(fake)
         self.server.dispatcher = self
-        self.server.needs_proof = keys is not None
         self.asked: list[CommandRequest] = []
 
     async def run(self, request: CommandRequest) -> Reply:
@@ -62,7 +61,7 @@ class Member(Served):
 
 @asynccontextmanager
 async def member(fake: FakeMember, *keys: str) -> AsyncIterator[Member]:
-    made = Member(fake, Keys(keys) if keys else None)
+    made = Member(fake, Keys(keys) if keys else Keys.public())
     await made.start()
     try:
         yield made
@@ -74,7 +73,7 @@ async def member(fake: FakeMember, *keys: str) -> AsyncIterator[Member]:
 
 @asynccontextmanager
 async def asking(*keys: str) -> AsyncIterator[Transport]:
-    known = Keys(keys) if keys else None
+    known = Keys(keys) if keys else Keys.public()
     transport = Transport(RealNetwork(), RealClock(), HostPort(OTHER), known, random.Random(1))
     try:
         yield transport
@@ -109,11 +108,13 @@ async def answered(transport: Transport, host: HostPort) -> dict[str, Any]:
 
 
 @on_sockets
-async def test_without_a_key_file_there_is_no_proof(member_fake: FakeMember) -> None:
+async def test_without_a_key_file_members_prove_that_they_are_members_too(member_fake: FakeMember) -> None:
     async with member(member_fake) as m, asking() as transport:
         assert (await rbid(transport, m.address))["ok"] == 1.0
-        assert m.proofs() == 0
+        assert m.proofs() == 2
         assert m.asked[-1].connection.is_member
+        client = await m.client()
+        assert (await client.ask(RBID))["code"] == UNAUTHORIZED
 
 
 @pytest.mark.parametrize(("own", "theirs"), [((KEY,), (WRONG,)), ((KEY,), ())])
@@ -134,7 +135,8 @@ def test_another_key_or_none_is_explained(
 @on_sockets
 async def test_a_member_without_a_key_is_refused(member_fake: FakeMember) -> None:
     async with member(member_fake, KEY) as m, asking() as transport:
-        assert (await rbid(transport, m.address))["code"] == UNAUTHORIZED
+        with pytest.raises(NothingSentError, match="no key of this member's key file"):
+            await rbid(transport, m.address)
 
 
 @on_sockets

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
+from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import InvariantError
 from replset.runtime.wire_connection import MAX_QUEUED, MAX_QUEUED_BYTES, TURN
@@ -22,6 +23,7 @@ from tests.unit.runtime.served import (
     OTHER,
     PATIENCE_S,
     QUIET_S,
+    SERVED,
     Client,
     Dispatcher,
     Served,
@@ -130,7 +132,6 @@ MALFORMED = {
     "an-unknown-type": bson(b"\x77ping\0abc"),
     "a-value-beyond-its-document": bson(b"\x02ping\0" + struct.pack("<i", 1 << 30) + b"abc\0"),
     "a-hello-cut-off": bson(b"\x10hello\0\1\0"),
-    "a-hello-of-a-member-that-is-no-text": bson(b"\x10hello\0\1\0\0\0\x02replsetMember\0\2\0\0\0\xff\0"),
     "a-database-that-is-no-text": bson(b"\x10ping\0\1\0\0\0\x02$db\0\3\0\0\0\xff\xfe\0"),
 }
 
@@ -347,7 +348,7 @@ async def test_members_and_status_have_reserved_slots() -> None:
         while served.dispatcher.running < 14:  # noqa: ASYNC110 - a count, no event
             await asyncio.sleep(0.01)
         member, watcher = await served.client(), await served.client()
-        assert (await member.ask({**HELLO, "replsetMember": OTHER}))["ok"] == 1.0
+        await member.prove(SERVED)
         assert (await member.ask({"replSetRequestVotes": 1, "$db": "admin"}))["ok"] == 1.0
         assert (await watcher.ask({"replSetGetStatus": 1, "$db": "admin"}))["ok"] == 1.0
         client = await served.client()
@@ -640,16 +641,16 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def member_client(served: Served) -> Client:
     client = await served.client()
-    await client.ask({**HELLO, "replsetMember": OTHER})
+    await client.prove(SERVED)
     return client
 
 
 @on_sockets
-async def test_a_first_hello_with_an_address_makes_the_connection_a_members() -> None:
+async def test_a_proof_makes_the_connection_a_members() -> None:
     async with serving() as served:
         client = await member_client(served)
         await client.ask(ping(1))
-        assert all(request.connection.is_member for request in served.dispatcher.asked)
+        assert served.dispatcher.asked[-1].connection.member == OTHER
 
 
 @on_sockets
@@ -659,7 +660,7 @@ async def test_a_message_of_a_cut_off_member_does_not_arrive() -> None:
         served.dropped_in.add(OTHER)
         member.send(ping(1))
         assert await member.receives_nothing()
-        assert served.dispatcher.names == ["hello"]
+        assert served.dispatcher.names == [PROVE, PROVE]
         assert (await client.ask(ping(2)))["n"] == 2, "clients stay connected"
         served.dropped_in.clear()
         assert (await member.ask(ping(3)))["n"] == 3
@@ -672,17 +673,7 @@ async def test_an_answer_to_a_cut_off_member_is_not_sent() -> None:
         served.dropped_out.add(OTHER)
         member.send(ping(1))
         assert await member.receives_nothing()
-        assert served.dispatcher.names == ["hello", "ping"], "the command itself ran"
-
-
-@on_sockets
-async def test_a_new_connection_of_a_cut_off_member_gets_no_answer_after_its_hello() -> None:
-    async with serving() as served:
-        served.dropped_in.add(OTHER)
-        client = await served.client()
-        client.send({**HELLO, "replsetMember": OTHER})
-        assert await client.receives_nothing()
-        assert served.dispatcher.asked == []
+        assert served.dispatcher.names == [PROVE, PROVE, "ping"], "the command itself ran"
 
 
 @pytest.mark.parametrize("commands", [0, 1])

@@ -100,7 +100,7 @@ def test_what_stands_for_no_oplog(tmp_path: Path) -> None:
     assert "http://HOST:PORT" in error_text("http://host:port")
     assert "http://HOST:PORT" in error_text("http://a..b:1")
     assert "http://HOST:PORT" in error_text("http://host:1/v1")
-    assert "plain HTTP" in error_text("https://host:1")
+    assert "http://HOST:PORT" in error_text("https://host")
     assert "nosuch://a" in error_text("nosuch://a")
 
 

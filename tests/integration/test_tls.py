@@ -1,0 +1,151 @@
+"""A set of real processes that speaks TLS alone, its members known by their certificates, and its clients."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pymongo
+import pytest
+
+from replset.cli.local_set import LocalMember, wait_until
+from replset.client import TLS_CA_VARIABLE, WireClient
+from replset.errors import HostUnreachableError
+from replset.runtime.tls import TlsFiles
+from tests.certificates import Authority, flags_of
+from tests.integration.conftest import FAST, next_ports
+from tests.integration.forked import ForkedSet, run_program, running_set
+from tests.integration.talk import all_counted, insert, run, status
+
+pytestmark = pytest.mark.slow
+
+
+class TlsSet:
+    """A set, the CA of its certificates, and the files of each member."""
+
+    def __init__(self, local: ForkedSet, ca: Authority, files: TlsFiles) -> None:
+        self.local, self.ca, self.files = local, ca, files
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsSet]:
+    folder = tmp_path_factory.mktemp("tls")
+    ca = Authority(folder)
+    files = ca.issue()
+    with pytest.MonkeyPatch.context() as patch, running_set(folder / "set") as local:
+        patch.setenv(TLS_CA_VARIABLE, str(ca.ca))
+        for port in next_ports(3):
+            local.plan(port, flags=flags_of(files))
+        local.key_file.unlink()
+        for member in local.members:
+            local.start(member)
+        local.initiate(FAST)
+        all_counted(local)
+        yield TlsSet(local, ca, files)
+
+
+def serial_of(member: LocalMember) -> str:
+    """The serial number of the certificate that a new connection is shown."""
+    context = ssl.create_default_context(cafile=os.environ[TLS_CA_VARIABLE])
+    with (
+        socket.create_connection(("127.0.0.1", member.port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        return str((secured.getpeercert() or {})["serialNumber"])
+
+
+def test_drivers_tools_and_http_reach_a_set_that_speaks_tls_alone(tls: TlsSet, tmp_path: Path) -> None:
+    primary = tls.local.wait_for_primary()
+    insert(primary, 1, w=3)
+    uri = f"mongodb://{primary.host}/?replicaSet=rs0&serverSelectionTimeoutMS=20000&tls=true&tlsCAFile={tls.ca.ca}"
+    with pymongo.MongoClient(uri) as client:
+        client.shop.orders.insert_one({"_id": 2})
+        assert client.shop.orders.count_documents({}) == 2
+    context = ssl.create_default_context(cafile=str(tls.ca.ca))
+    connection = http.client.HTTPSConnection("127.0.0.1", primary.port + 1000, timeout=20, context=context)
+    connection.request("GET", "/primary")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+    shown = run_program("replset.cli.main", "status", "--host", primary.host, "--json", "--tls-ca", tls.ca.ca)
+    assert json.loads(shown.stdout)["set"] == "rs0", shown.stderr
+    environment = {TLS_CA_VARIABLE: str(tls.ca.ca)}
+    listed = run_program(
+        "rollback_tools.main", "list", f"https://127.0.0.1:{primary.port + 1000}", environment=environment
+    )
+    assert listed.returncode == 0, listed.stderr
+    tail = run_program("replset.cli.main", "oplog", "tail", "--host", primary.host, environment=environment)
+    assert "shop.orders" in tail.stdout, tail.stderr
+
+
+def test_without_tls_a_client_is_told_what_it_lacks(tls: TlsSet) -> None:
+    member = tls.local.members[0]
+    asked = run_program("replset.cli.main", "status", "--host", member.host)
+    assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
+    assert "does it need --tls?" in asked.stderr
+    other = Authority(tls.ca.ca.parent, "strangers")
+    asked = run_program("replset.cli.main", "status", "--host", member.host, "--tls-ca", other.ca)
+    assert "self-signed certificate in certificate chain (--tls-ca)" in asked.stderr
+    assert asked.returncode == 2
+
+
+def test_certificates_are_changed_without_a_connection_lost(tls: TlsSet) -> None:
+    """A connection that is open goes on, new ones are shown the new certificate, and wrong files change nothing."""
+    local = tls.local
+    primary = local.wait_for_primary()
+    term = status(primary)["term"]
+    with WireClient(primary.host) as before:
+        assert before.command("admin", {"ping": 1})["ok"] == 1.0
+        old = serial_of(primary)
+        right = tls.files.cert.read_bytes()
+        tls.files.cert.write_text("this is no certificate")
+        for member in local.members:
+            os.kill(member.pid, signal.SIGHUP)
+            wait_until(lambda member=member: "nothing is changed" in member.log.read_text(), 10, "the refusal")
+            reply = member.command({"rotateCertificates": 1})
+            assert (reply["code"], serial_of(member)) == (2, old), reply
+        tls.files.cert.write_bytes(right)
+        tls.ca.issue()
+        for member in local.members:
+            run(member, {"rotateCertificates": 1, "message": "a new year"}, "admin")
+            assert serial_of(member) != old
+        assert before.command("admin", {"ping": 1})["ok"] == 1.0
+        insert(primary, 10, w=3)
+    secondary = next(member for member in local.members if member is not primary)
+    local.stop(secondary)
+    local.start(secondary)
+    insert(primary, 11, w=3)
+    assert status(primary)["term"] == term
+
+
+def test_a_member_whose_ca_is_not_the_sets_stays_out(tls: TlsSet) -> None:
+    """Neither end believes the other, and the set goes on without it."""
+    local = tls.local
+    primary = local.wait_for_primary()
+    secondary = next(member for member in local.members if member is not primary)
+    folder = tls.ca.ca.parent / "elsewhere"
+    folder.mkdir()
+    other = Authority(folder)
+    flags = secondary.flags
+    local.stop(secondary)
+    secondary.flags = flags_of(other.issue())
+    local.begin(secondary)
+
+    def reason() -> str | None:
+        row = next(row for row in status(primary)["members"] if row["name"] == secondary.host)
+        message = str(row.get("lastHeartbeatMessage"))
+        return message if "certificate verify failed" in message else None
+
+    assert wait_until(reason, 30, "the primary to say why it does not hear the member")
+    with pytest.raises(HostUnreachableError):
+        WireClient(secondary.host).close()
+    local.kill(secondary)
+    secondary.flags = flags
+    local.start(secondary)
+    insert(primary, 20, w=3)
