@@ -6,6 +6,7 @@ A command that is killed ends at its next await, as if its client had left, and 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,6 +16,7 @@ from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import large_reply, read_statement, run_in_thread
+from replset.commands.histogram import SECONDS, Histogram
 from replset.commands.ports import FlowControlState, Reply
 from replset.commands.slow_operations import SLOW_MS, TEXTS, SlowOperation, SlowOperations, SlowReason
 from replset.ids import Millis
@@ -60,7 +62,8 @@ class Operation:
 class OperationTable:
     """The running commands of clients, by their id; and count and milliseconds by (database, collection, command).
 
-    failed: how many were answered with an error. slow: those that took long.
+    failed: how many were answered with an error. slow: those that took long. took_ms: by command.
+    write_concern_failures: by code.
     """
 
     def __init__(self, clock: Clock, flow_control: FlowControlState) -> None:
@@ -69,6 +72,9 @@ class OperationTable:
         self._ids = count(1)
         self.failed = 0
         self.slow = SlowOperations()
+        self.took_ms: dict[str, int] = {}
+        self.write_concern_waits = Histogram(SECONDS)
+        self.write_concern_failures: Counter[int] = Counter()
         self.running: dict[int, Operation] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
 
@@ -83,7 +89,9 @@ class OperationTable:
         del self.running[operation.id]
         took_ms = self._now() - operation.began
         self.count(operation.ctx, took_ms)
-        if took_ms - operation.ctx.work.idle_ms >= SLOW_MS and operation.ctx.command.name not in PATIENT:
+        name = operation.ctx.command.name
+        self.took_ms[name] = self.took_ms.get(name, 0) + took_ms
+        if took_ms - operation.ctx.work.idle_ms >= SLOW_MS and name not in PATIENT:
             self._add_slow(operation, took_ms - operation.ctx.work.idle_ms)
 
     def _add_slow(self, operation: Operation, took_ms: int) -> None:

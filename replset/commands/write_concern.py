@@ -280,7 +280,11 @@ async def wait_for_write_concern(
         return None
     began = ctx.member.clock.now()
     failure = await wait_until_met(ctx.member, optime, concern, ctx.deadline)
-    ctx.work.waited(SlowReason.WRITE_CONCERN, ctx.member.clock.now() - began)
+    waited_ms = ctx.member.clock.now() - began
+    ctx.work.waited(SlowReason.WRITE_CONCERN, waited_ms)
+    ctx.operations.write_concern_waits.observe(waited_ms / 1000)
+    if failure is not None:
+        ctx.operations.write_concern_failures[failure.code] += 1
     return None if failure is None else _error_document(failure, concern)
 
 

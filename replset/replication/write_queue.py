@@ -33,6 +33,10 @@ class WriteQueue:
         self._retry: asyncio.TimerHandle | None = None
         self._tries = 0
 
+    def __len__(self) -> int:
+        """Return how many writes wait."""
+        return len(self._writes)
+
     def pause(self) -> None:
         """Run nothing until `resume`."""
         self._paused = True

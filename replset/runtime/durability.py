@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from replset.commands.histogram import SECONDS, Histogram
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.context import MemberContext
@@ -74,6 +75,8 @@ class Durability:
         self._on_stalled = on_stalled
         self._stall_after_ms = stall_after_ms
         self._sync: Sync | None = None  # under way
+        self._sync_began = context.clock.now()
+        self.sync_times = Histogram(SECONDS)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._pauses = 0
@@ -107,7 +110,7 @@ class Durability:
         store = self._context.store
         if self._sync is not None or self._pauses or store.last_applied == self.last_durable:
             return
-        self._sync = Sync(store, self._epoch)
+        self._sync, self._sync_began = Sync(store, self._epoch), self._context.clock.now()
         self._is_idle.clear()
         self._check_later(self._sync, 0)
         try:
@@ -124,6 +127,7 @@ class Durability:
 
     def _finish(self, error: BaseException | None) -> None:
         sync, self._sync = self._sync, None
+        self.sync_times.observe((self._context.clock.now() - self._sync_began) / 1000)
         self._is_idle.set()
         if self._timer is not None:
             self._timer.cancel()

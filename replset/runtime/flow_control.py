@@ -54,6 +54,11 @@ class FlowControl:
         self._adjusted_at = clock.now()
 
     @property
+    def written(self) -> int:
+        """Bytes of oplog that clients wrote since the start."""
+        return self._written
+
+    @property
     def is_lagged(self) -> bool:
         return self.per_second is not None
 

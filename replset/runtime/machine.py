@@ -141,10 +141,16 @@ class LimitedWorkers:
     def __init__(self, workers: Workers, limit: int) -> None:
         self._workers = workers
         self._free = asyncio.Semaphore(limit)
+        self.waiting = 0
+        """How much work waits for a thread."""
 
     async def run(self, work: Callable[[], T]) -> T:
         """Whoever gives up waiting frees no thread: the place stays taken until the work has ended."""
-        await self._free.acquire()
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
         task = asyncio.get_running_loop().create_task(self._run(work))
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)

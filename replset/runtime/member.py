@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +20,7 @@ from replset.bson import ObjectId, RawDocument, encode
 from replset.commands.byte_rate import ByteRate
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
+from replset.commands.histogram import Histogram
 from replset.commands.messages import request_document
 from replset.commands.ports import RecentLog, Traffic
 from replset.commands.snapshot_server import SnapshotServer
@@ -648,6 +650,27 @@ class RunningMember:
     @property
     def rollback_folder(self) -> str:
         return os.path.join(self.context.dbpath, "rollback")
+
+    @property
+    def group_sizes(self) -> Histogram:
+        return self._writer.group_sizes
+
+    def queue_depths(self) -> dict[str, int]:
+        """How much waits, by the name of the queue."""
+        return {
+            "clients": self._writer.queued,
+            "store": len(self.context.write_queue),
+            "threads": self.workers.waiting,
+            "evaluations": self.evaluations.waiting,
+        }
+
+    async def free_bytes(self) -> float:
+        """What is free on the disk of the data; not a number if the disk does not say."""
+        disk, dbpath = self.context.disk, self.context.dbpath
+        try:
+            return await self._threads.run(lambda: disk.free_bytes(dbpath))
+        except OSError:
+            return math.nan
 
     def http_address_of(self, host: HostPort) -> str | None:
         return self.node.http_address_of(host)

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from replset.bson import Timestamp
+from replset.commands.histogram import SIZES, Histogram
 from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.errors import (
@@ -68,6 +69,8 @@ class Writer:
         self._closed = False
         self._operations: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]] = []
         self._scheduled = False
+        self.group_sizes = Histogram(SIZES)
+        """Operations of each group."""
 
     def accept(self, term: int | None) -> None:
         """Take clients' writes in `term`; None: refuse them from here on, those in the queue included."""
@@ -77,6 +80,11 @@ class Writer:
     def term(self) -> int | None:
         """The term in which clients' writes are taken; None while they are not."""
         return self._term
+
+    @property
+    def queued(self) -> int:
+        """How many operations of clients wait for a group."""
+        return len(self._operations)
 
     def close(self) -> None:
         """Refuse everything from here on."""
@@ -207,6 +215,7 @@ class Writer:
                     outcomes.append((None, failure))
             wrote = txn.changed
         self._flow_control.on_written(txn.appended_bytes)
+        self.group_sizes.observe(len(outcomes))
         return outcomes, wrote
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from replset.bson import RawDocument, encode
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
@@ -75,6 +77,31 @@ def test_a_write_to_any_member_and_a_read_of_it_anywhere(make_set: MakeSet) -> N
     assert act(primary, "countDocuments")[2]["count"] == 1, "it was refused before anything was applied"
     status, _, refused = act(secondary, "find")
     assert (status, refused["code"]) == (503, 13435)
+    check_metrics(local, primary)
+
+
+def check_metrics(local: LocalSet, primary: LocalMember) -> None:
+    """What Prometheus reads of a real set is documented, and says who leads and who follows."""
+    text = ask(primary, "GET", "/metrics")[2].decode()
+    documented = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert f"`{name}`" in documented
+        samples |= {(sample.name, *sample.labels.values()): sample.value for sample in family.samples}
+    assert samples["replset_writable",] == 1
+    assert sum(value for key, value in samples.items() if key[0] == "replset_elections_won_total") >= 1
+    assert samples["replset_write_concern_wait_seconds_count",] >= 1
+    assert samples["replset_write_group_operations_count",] >= 1
+    assert samples["replset_sync_seconds_count",] >= 1
+    assert samples["process_resident_memory_bytes",] > 1 << 20
+    for member in local.members:
+        state = "PRIMARY" if member is primary else "SECONDARY"
+        assert samples["replset_member_state", member.host, state] == 1
+        assert samples["replset_member_lag_seconds", member.host] < 30
+    if shutil.which("promtool") is not None:
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_write_without_its_majority_is_applied_and_says_how_far_each_member_is(make_set: MakeSet) -> None:

@@ -8,20 +8,24 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
 from api.app import create_app
 from replset.bson import RawDocument, encode
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.histogram import SECONDS, SIZES, Histogram
+from replset.commands.operations import OperationTable
+from replset.commands.ports import CommandRequest, Reply, Traffic
 from replset.commands.replies import finish
-from replset.commands.slow_operations import SlowOperations
+from replset.commands.waiters import WaiterList
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.status import Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.replication.ports import Clock
 from replset.replication.rollback_list import RollbackList
 from replset.runtime.admission import Admission
 from replset.runtime.load import Load
@@ -39,6 +43,9 @@ CONFIG = {
 Answer = dict[str, Any] | bytes | Callable[[dict[str, Any]], Any]
 
 
+FLOW: Any = SimpleNamespace(is_lagged=False, per_second=None, lag_ms=250, held_ms=1500, written=77)
+
+
 class FakeDispatcher:
     """Answers a command by its name: with a reply, its bytes, or the result of a function of the command."""
 
@@ -47,7 +54,8 @@ class FakeDispatcher:
         self.answers: dict[str, Answer] = {}
         self.counts = {"find": 2}
         self.failures = {11000: 1}
-        self.operations = SimpleNamespace(slow=SlowOperations())
+        self.cursors: list[object] = []
+        self.operations = OperationTable(cast("Clock", SimpleNamespace(now=lambda: Millis(5000))), FLOW)
 
     async def run(self, request: CommandRequest) -> Reply:
         self.requests.append(request)
@@ -147,9 +155,23 @@ class FakeMember:
         self.connection_count = 7
         self.admission = Admission()
         self.load = Load()
+        self.most_connections = 4096
+        self.traffic = Traffic(100, 200, 9)
+        self.flow_control = FLOW
+        self.group_sizes = Histogram(SIZES)
+        self.durability = SimpleNamespace(sync_times=Histogram(SECONDS))
+        self.transactions = SimpleNamespace(open_count=1)
+        self.write_waiters = WaiterList()
+        self.initial_sync_progress = InitialSyncProgress()
         self.rollback_folder = rollback_folder
         self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
         self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
+
+    def queue_depths(self) -> dict[str, int]:
+        return {"clients": 3}
+
+    async def free_bytes(self) -> float:
+        return 1e9
 
     def http_address_of(self, host: HostPort) -> str | None:
         return self.http_addresses.get(host)

@@ -91,12 +91,6 @@ def test_the_example_of_an_action_is_accepted(api: Api, name: str) -> None:
     assert set(answer["required"]) <= set(response.json())
 
 
-def test_every_metric_is_in_the_docs(api: Api) -> None:
-    names = set(re.findall(r"^# TYPE (\w+)", api.get("/metrics").text, re.MULTILINE))
-    assert names
-    assert [name for name in names if not re.search(rf"`{name}[`{{]", DOCS)] == []
-
-
 def test_every_status_is_in_the_docs() -> None:
     for status in {503, *STATUS.values()} - {401}:
         assert f"| {status} |" in DOCS

@@ -1,0 +1,222 @@
+"""Collects the metrics of one member for Prometheus. docs/metrics.md describes each; a test compares both."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from replset.commands.election_metrics import COUNTERS
+from replset.commands.histogram import Histogram
+from replset.commands.slow_operations import SlowReason
+from replset.core.election_metrics import ElectionMetrics
+from replset.core.member_state import MemberState
+from replset.core.status import MemberStatus, Status
+from replset.errors import code_name
+from replset.ids import OPTIME_NULL
+from replset.runtime.member import RunningMember
+
+REASONS = tuple(reason for reasons in COUNTERS.values() for reason in reasons)
+ROLLBACK_STATES = ("planned", "finished", "exported", "abandoned", "unreadable")
+
+
+class MemberCollector(Collector):
+    """See the module. rollbacks: the state of each rollback whose files are here. unacknowledged: how many of them
+    nobody acknowledged. free_bytes: of the data's disk.
+    """
+
+    def __init__(self, member: RunningMember, rollbacks: list[str], unacknowledged: int, free_bytes: float) -> None:
+        self._member = member
+        self._rollbacks = rollbacks
+        self._unacknowledged = unacknowledged
+        self._free_bytes = free_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        member = self._member
+        status = member.node.status(member.clock.now())
+        yield from self._process()
+        yield from self._place_in_set()
+        yield from self._members(status)
+        yield from self._elections(status)
+        yield from self._oplog()
+        yield from self._rollback_files()
+        yield from self._writes()
+        yield from self._flow_control()
+        yield from self._clients()
+        yield from self._commands()
+
+    def _process(self) -> Iterator[Metric]:
+        member = self._member
+        build = GaugeMetricFamily("replset_build_info", "1, with the version", labels=["version", "python"])
+        build.add_metric([version("replset"), platform.python_version()], 1)
+        yield build
+        yield _gauge("replset_up", "1: this member answers", 1)
+        yield _gauge(
+            "replset_uptime_seconds", "since this process started", (member.clock.now() - member.started_at) / 1000
+        )
+        yield _gauge("replset_overloaded", "1 while the event loop is late again and again", member.load.is_high)
+        yield _gauge("replset_event_loop_delay_seconds", "how late the event loop is, on average", member.load.late_s)
+        yield _counter("replset_event_loop_stalls", "times that the event loop was over 50 ms late", member.load.stalls)
+
+    def _place_in_set(self) -> Iterator[Metric]:
+        node = self._member.node
+        states = GaugeMetricFamily("replset_state", "1 for the state that the member is in", labels=["state"])
+        for state in MemberState:
+            states.add_metric([state.name], int(node.state is state))
+        yield states
+        yield _gauge("replset_term", "the newest term known", node.term)
+        yield _gauge("replset_writable", "1 while clients may write here", node.writable)
+        yield _gauge("replset_quarantined", "1 while the member keeps out of the set", bool(node.quarantine))
+        config_version = 0 if node.config is None else node.config.version
+        yield _gauge("replset_config_version", "version of the configuration in force", config_version)
+
+    def _members(self, status: Status | None) -> Iterator[Metric]:
+        """Each member as this one sees it, and how far the data-bearing ones are behind the newest entry known here."""
+        lag = GaugeMetricFamily("replset_member_lag_seconds", "behind the newest entry known", labels=["member"])
+        health = GaugeMetricFamily("replset_member_health", "1 while the member answers", labels=["member"])
+        ping = GaugeMetricFamily("replset_member_ping_seconds", "last round trip of a heartbeat", labels=["member"])
+        counted = GaugeMetricFamily("replset_member_counted", "1: counts for votes and majorities", labels=["member"])
+        states = GaugeMetricFamily("replset_member_state", "1 for the member's state", labels=["member", "state"])
+        sources = GaugeMetricFamily(
+            "replset_member_sync_source", "1: the member fetches from the source", labels=["member", "source"]
+        )
+        waiting = GaugeMetricFamily(
+            "replset_member_rollbacks_unacknowledged", "rollbacks that nobody has acknowledged", labels=["member"]
+        )
+        rows: tuple[MemberStatus, ...] = () if status is None else status.members
+        newest = max((row.position.applied_wall_ms for row in rows if row.position is not None), default=0)
+        for row in rows:
+            labels = [str(row.host)]
+            health.add_metric(labels, int(row.healthy))
+            counted.add_metric(labels, int(row.counted))
+            states.add_metric([*labels, row.state.name], 1)
+            waiting.add_metric(labels, row.unacknowledged_rollbacks)
+            if row.sync_source is not None:
+                sources.add_metric([*labels, str(row.sync_source)], 1)
+            if not row.is_self:
+                ping.add_metric(labels, row.ping_ms / 1000)
+            if row.position is not None:
+                lag.add_metric(labels, max(0, newest - row.position.applied_wall_ms) / 1000)
+        yield from (lag, health, ping, counted, states, sources, waiting)
+
+    def _elections(self, status: Status | None) -> Iterator[Metric]:
+        found = ElectionMetrics() if status is None else status.elections
+        began = {reason: found.called.get(reason, 0) for reason in REASONS}
+        won = {reason: found.successful.get(reason, 0) for reason in REASONS}
+        yield _counters("replset_elections", "elections that this member began, by their reason", "reason", began)
+        yield _counters("replset_elections_won", "elections that this member won, by their reason", "reason", won)
+
+    def _oplog(self) -> Iterator[Metric]:
+        member, store, node = self._member, self._member.store, self._member.node
+        optimes = GaugeMetricFamily(
+            "replset_optime_seconds", "seconds of the newest entry applied, on disk, committed", labels=["point"]
+        )
+        position, committed = node.position, node.commit_point
+        optimes.add_metric(["applied"], position.last_applied.seconds)
+        optimes.add_metric(["durable"], position.last_durable.seconds)
+        optimes.add_metric(["committed"], committed.seconds)
+        yield optimes
+        age_s = 0.0 if committed == OPTIME_NULL else max(0.0, member.clock.wall_ms() / 1000 - committed.seconds)
+        yield _gauge("replset_commit_point_age_seconds", "age of the newest entry known to be committed", age_s)
+        window = 0 if store.oldest == OPTIME_NULL else max(0, store.last_applied.seconds - store.oldest.seconds)
+        yield _gauge("replset_oplog_window_seconds", "from the oldest entry to the newest", window)
+        yield _gauge("replset_oplog_bytes", "bytes of all oplog entries", store.oplog_bytes)
+        yield _gauge("replset_oplog_max_bytes", "size at which the oldest go", store.options.oplog_max_bytes)
+        yield _gauge("replset_data_bytes", "bytes of the database file", store.data_bytes())
+        yield _gauge("replset_wal_bytes", "bytes of the write-ahead log in use", store.wal.size)
+        yield _gauge("replset_disk_free_bytes", "bytes that are free on the disk of the data", self._free_bytes)
+        sync = member.initial_sync_progress
+        yield _gauge("replset_initial_sync_running", "1 while this member copies another one's data", sync.running)
+        yield _gauge("replset_initial_sync_total_bytes", "size of the copy, 0 while it is unknown", sync.total)
+        yield _gauge("replset_initial_sync_copied_bytes", "how much of the copy is here", sync.copied)
+
+    def _rollback_files(self) -> Iterator[Metric]:
+        rollbacks = GaugeMetricFamily("replset_rollbacks", "rollbacks whose files are here", labels=["state"])
+        for state in ROLLBACK_STATES:
+            rollbacks.add_metric([state], self._rollbacks.count(state))
+        yield rollbacks
+        yield _gauge(
+            "replset_rollbacks_unacknowledged",
+            "rollbacks and exports of this member that nobody has acknowledged",
+            self._unacknowledged,
+        )
+        yield _gauge("replset_rollback_id", "grows with each rollback of this member", self._member.store.rollback_id)
+
+    def _writes(self) -> Iterator[Metric]:
+        member, operations = self._member, self._member.dispatcher.operations
+        text = "how long writes waited for their write concern"
+        yield _histogram("replset_write_concern_wait_seconds", text, operations.write_concern_waits)
+        yield _gauge("replset_write_concern_waiting", "writes that wait now", len(member.write_waiters))
+        failures = CounterMetricFamily(
+            "replset_write_concern_failures", "writes whose write concern was not met", labels=["code", "name"]
+        )
+        for code, count in sorted(operations.write_concern_failures.items()):
+            failures.add_metric([str(code), code_name(code)], count)
+        yield failures
+        yield _histogram("replset_write_group_operations", "clients' operations in one transaction", member.group_sizes)
+        yield _counter(
+            "replset_oplog_written_bytes", "bytes of entries of clients' writes", member.flow_control.written
+        )
+        yield _histogram("replset_sync_seconds", "how long the disk took to sync the WAL", member.durability.sync_times)
+        depths = GaugeMetricFamily("replset_queue_depth", "how much waits in each queue", labels=["queue"])
+        for queue, depth in member.queue_depths().items():
+            depths.add_metric([queue], depth)
+        yield depths
+
+    def _flow_control(self) -> Iterator[Metric]:
+        flow = self._member.flow_control
+        yield _gauge("replset_flow_control_limited", "1 while flow control slows writers", flow.is_lagged)
+        limit = float("inf") if flow.per_second is None else flow.per_second
+        yield _gauge("replset_flow_control_limit_bytes", "bytes of oplog that writers get in a second", limit)
+        yield _gauge("replset_majority_lag_seconds", "how far the write majority is behind", flow.lag_ms / 1000)
+        yield _counter("replset_flow_control_held_seconds", "for how long writers were held back", flow.held_ms / 1000)
+
+    def _clients(self) -> Iterator[Metric]:
+        member = self._member
+        yield _gauge("replset_connections", "connections on the wire port", member.connection_count)
+        yield _gauge("replset_connections_limit", "the most connections on the wire port", member.most_connections)
+        yield _counter(
+            "replset_connections_accepted", "connections on the wire port so far", member.traffic.connections
+        )
+        traffic = {"in": member.traffic.bytes_in, "out": member.traffic.bytes_out}
+        yield _counters("replset_network_bytes", "bytes on the wire port", "direction", traffic)
+        yield _gauge("replset_held_bytes", "bytes of large requests and answers under way", member.admission.in_use)
+        yield _counter("replset_requests_refused", "requests refused by an overloaded member", member.admission.refused)
+        yield _gauge("replset_cursors", "open cursors", len(member.dispatcher.cursors))
+        yield _gauge("replset_transactions", "open transactions", member.transactions.open_count)
+
+    def _commands(self) -> Iterator[Metric]:
+        dispatcher = self._member.dispatcher
+        operations = dispatcher.operations
+        yield _counters("replset_commands", "commands run, by name", "command", dispatcher.counts)
+        took_s = {name: ms / 1000 for name, ms in operations.took_ms.items()}
+        yield _counters("replset_command_seconds", "time that commands of clients took", "command", took_s)
+        failures = CounterMetricFamily("replset_command_failures", "commands refused", labels=["code", "name"])
+        for code, count in sorted(dispatcher.failures.items()):
+            failures.add_metric([str(code), code_name(code)], count)
+        yield failures
+        yield _gauge("replset_operations_running", "commands of clients that run now", len(operations.running))
+        slow = {reason.value: operations.slow.counts[reason] for reason in SlowReason}
+        yield _counters("replset_slow_operations", "operations of over 100 ms, by what took longest", "reason", slow)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=float(value))
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for key, value in sorted(values.items()):
+        family.add_metric([key], value)
+    return family
+
+
+def _histogram(name: str, text: str, found: Histogram) -> Metric:
+    return HistogramMetricFamily(name, text, buckets=found.buckets(), sum_value=found.total)
