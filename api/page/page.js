@@ -31,7 +31,6 @@ async function follow() {
         setConnection(true, "live");
         show(data);
       }
-      setConnection(false, "the member closed the connection");
     } catch (error) {
       setConnection(false, error instanceof Refused ? error.message : "no connection to this member");
       if (error instanceof Refused && error.status === 401) await askToLogIn();

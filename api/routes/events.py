@@ -23,6 +23,8 @@ from replset.runtime.member import RunningMember
 EVENT_STREAM = "text/event-stream"
 STREAMS_MAX = 16
 """Streams of one member at once. Each costs a replSetGetStatus a second."""
+STREAM_S = 900.0
+"""A stream ends after this time. Its client opens another one, and its login is checked again."""
 EVERY_MS = 1000
 LEAST_S = 0.1
 """Changes that come faster are sent together."""
@@ -71,6 +73,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._streams.add(self)
+        ends_at = asyncio.get_running_loop().time() + STREAM_S
         disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         headers = [(b"content-type", EVENT_STREAM.encode()), (b"cache-control", b"no-store")]
         try:
@@ -81,6 +84,7 @@ class EventStream(Response):
                 if is_last:
                     return
                 event, is_last = await self._wait_for_event(disconnected)
+                is_last = is_last or asyncio.get_running_loop().time() >= ends_at
         finally:
             disconnected.cancel()
             self._streams.discard(self)

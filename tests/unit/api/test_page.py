@@ -127,6 +127,11 @@ def test_a_stream_ends_with_the_reason_when_it_is_refused_later() -> None:
     assert found[1][1]["code"] == ErrorCode.UNAUTHORIZED
 
 
+def test_a_stream_ends_after_a_while_so_that_the_login_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "STREAM_S", 0)
+    assert len(parsed(api_with_events(changes=9).get(EVENTS).text)) == 2
+
+
 @pytest.mark.parametrize("leaves", [True, False])
 def test_so_many_streams_are_open_at_once_and_one_that_ends_makes_room(
     monkeypatch: pytest.MonkeyPatch, leaves: bool
