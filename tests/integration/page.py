@@ -39,7 +39,7 @@ class Shell:
             for offset in (0, HTTP_OFFSET)
             for n, port in enumerate(ports)
         }
-        self._functions = f'replset() {{ "{sys.executable}" -m replset.cli.main "$@"; }}\n'
+        self._functions = f'python() {{ "{sys.executable}" "$@"; }}\nreplset() {{ python -m replset.cli.main "$@"; }}\n'
 
     def run(self, command: str) -> str:
         """Return what it prints, on standard output and standard error, with the page's ports."""

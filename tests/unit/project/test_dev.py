@@ -46,7 +46,7 @@ def test_help(arguments: tuple[str, ...]) -> None:
     done = run(ROOT / "dev", *arguments)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: ./dev COMMAND")
-    for chore in ("demo", "test", "lint", "fmt", "bench", "sim", "setup"):
+    for chore in ("demo", "test", "lint", "fmt", "bench", "sim", "docs", "setup"):
         assert f"  {chore} " in done.stdout or f"| {chore} " in done.stdout
 
 
