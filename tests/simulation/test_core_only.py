@@ -14,7 +14,11 @@ from tests.simulation.core_kit.machine import members_of
 from tests.simulation.core_kit.runs import CoreRun, run_core, run_core_changes
 
 QUICK = range(8)
-SLOW = range(8, 80)
+SLOW = range(8, 44)
+OF_CHANGES = (
+    *range(3, 20),
+    22,  # a former arbiter counted entries of an old oplog in its folder as committed
+)
 
 
 @pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW)])
@@ -26,7 +30,7 @@ def test_the_core_holds(seed: int) -> None:
     assert outcome.counts["terms"]
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in OF_CHANGES)])
 def test_operators_change_the_set_all_the_time(seed: int) -> None:
     outcome = run_core_changes(seed)
     assert outcome.error is None, outcome.report()
