@@ -101,7 +101,7 @@ async def run_write(
     if not forward:
         raise _redirect(member, primary, request)
     limit_ms = _time_limit(command, _check_write_concern(member, command))
-    return await _forward(member, primary, command, database, limit_ms), {FORWARDED_TO: primary}
+    return await _forward(member, primary, command, database, request.sender, limit_ms), {FORWARDED_TO: primary}
 
 
 def _redirect(member: RunningMember, primary: HostPort, request: HttpRequest) -> HttpError:
@@ -133,12 +133,16 @@ def _check_write_concern(member: RunningMember, command: Mapping[str, object]) -
 
 
 async def _forward(
-    member: RunningMember, primary: HostPort, command: Mapping[str, object], database: str, limit_ms: Millis
+    member: RunningMember,
+    primary: HostPort,
+    command: Mapping[str, object],
+    database: str,
+    sender: ConnectionContext,
+    limit_ms: Millis,
 ) -> Reply:
     """Return the primary's reply. The wait ends early when that member is not the primary any more."""
-    call = asyncio.ensure_future(
-        member.peer.call(primary, {**command, "$replsetForwarded": True}, timeout_ms=limit_ms, database=database)
-    )
+    forwarded = {**command, "$replsetForwarded": _sender(sender)}
+    call = asyncio.ensure_future(member.peer.call(primary, forwarded, timeout_ms=limit_ms, database=database))
     checks_without_primary = 0
     try:
         while not call.done():
@@ -159,6 +163,12 @@ async def _forward(
         raise http_error(error) from error
     finally:
         call.cancel()
+
+
+def _sender(sender: ConnectionContext) -> object:
+    """Who sends a forwarded write: the primary decides by his rights there whether he may."""
+    login = sender.login
+    return True if login is None else {"user": login.name, "db": login.database}
 
 
 def _forwarding_failed(primary: HostPort, text: str) -> HttpError:

@@ -6,6 +6,7 @@ there is for nobody.
 
 from __future__ import annotations
 
+import base64
 from typing import Final
 
 from starlette.requests import Request
@@ -13,16 +14,19 @@ from starlette.requests import Request
 from api.errors import HttpError, failure, http_error
 from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, send_answer
 from replset.auth.login import Login
-from replset.auth.roles import Action
+from replset.auth.roles import AUDITED, Action
+from replset.auth.tokens import PURPOSE, read_token
+from replset.auth.users import User
 from replset.commands.authorization import authorize
-from replset.errors import ErrorCode, ReplError
+from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
 from replset.runtime.member import RunningMember
 
 PUBLIC: Final = frozenset(
     {"/health", "/live", "/ready", "/primary", "/secondary", "/arbiter", "/v1/login", "/", "/favicon.ico"}
+    | {"/docs", "/openapi.json"}
 )
-"""Health checks, the login itself, and the page, whose files hold nothing of the set."""
-PUBLIC_FILES: Final = "/page/"
+"""Health checks, the login itself, and pages, whose files hold nothing of the set."""
+PUBLIC_FILES: Final = ("/page/", "/docs/")
 CHALLENGE: Final = {"www-authenticate": 'Bearer realm="replset"'}
 """No challenge for Basic: a browser would keep the password and send it with every request from then on."""
 
@@ -57,8 +61,6 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/rollbacks/{rollback}/ack": Action.CHANGE_STATE,
     "/v1/replset/rollbacks/{rollback}/{file}": Action.READ_ROLLBACKS,
     "/metrics": Action.SERVER_STATUS,
-    "/docs": Action.LOGIN,
-    "/docs/{name}": Action.LOGIN,
 }
 """What the sender of a request must be allowed to do, by the path of the route."""
 
@@ -71,7 +73,7 @@ class LoginRequired:
         self._member = member
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._member.users is not None and not is_public(scope["path"]):
+        if scope["type"] == "http" and self._member.users.required and not is_public(scope["path"]):
             try:
                 scope["login"] = await self._login(HttpRequest(scope))
             except (HttpError, ReplError) as error:
@@ -83,8 +85,50 @@ class LoginRequired:
         await self._next_app(scope, receive, send)
 
     async def _login(self, request: HttpRequest) -> Login:
-        """The user whose name and password, or whose token, the request has."""
-        raise failure(ErrorCode.UNAUTHORIZED, "this member asks for a login: Basic or Bearer", status=401)
+        """The user whose name and password, or whose token, the request has. HttpError 401."""
+        scheme, _, value = request.header(b"authorization").partition(" ")
+        match scheme.lower():
+            case "basic":
+                return (await user_of_basic(self._member, request, value.strip())).login
+            case "bearer":
+                return await self._user_of_token(request, value.strip())
+        raise failure(ErrorCode.UNAUTHORIZED, "this member asks for a login: Basic, or Bearer of /v1/login", status=401)
+
+    async def _user_of_token(self, request: HttpRequest, token: str) -> Login:
+        claim = read_token(token_keys(self._member), token, self._member.clock.wall_ms() / 1000)
+        user = None if claim is None else await self._member.users.find(claim.user, claim.database)
+        if claim is None or user is None or not claim.fits(user):
+            self._member.audit.failed_login("", request.client, "a token that is not valid, or no longer")
+            raise failure(ErrorCode.UNAUTHORIZED, "the token is not valid, or no longer: log in again", status=401)
+        return user.login
+
+
+async def user_of_basic(member: RunningMember, request: HttpRequest, value: str) -> User:
+    """The user of `Basic VALUE`: NAME:PASSWORD in base64. NAME may be DATABASE/NAME; else the database is admin."""
+    try:
+        name, colon, password = base64.b64decode(value, validate=True).decode("utf-8").partition(":")
+    except ValueError:
+        name = colon = password = ""
+    database, slash, rest = name.partition("/")
+    if not colon:
+        raise failure(ErrorCode.AUTHENTICATION_FAILED, "Basic takes NAME:PASSWORD in base64")
+    return await user_of_password(member, request, rest if slash else name, database if slash else "admin", password)
+
+
+async def user_of_password(
+    member: RunningMember, request: HttpRequest, name: str, database: str, password: str
+) -> User:
+    """The user with this password. AuthenticationFailedError (18, 401)."""
+    try:
+        return await member.users.check_password(name, database, password)
+    except AuthenticationFailedError as error:
+        member.audit.failed_login(f"{name}@{database}", request.client, error.message)
+        raise
+
+
+def token_keys(member: RunningMember) -> list[bytes]:
+    """The keys by which tokens are signed. Without a key file they are this member's own."""
+    return member.keys.derive(PURPOSE) if member.keys.is_secret else [member.users.secret]
 
 
 def is_public(path: str) -> bool:
@@ -93,7 +137,14 @@ def is_public(path: str) -> bool:
 
 def check_route(member: RunningMember, request: Request) -> None:
     """Raise 13 (403) if the sender may not use the route of the request."""
-    if member.users is None or is_public(request.url.path):
+    if is_public(request.url.path):
         return
     path = getattr(request.scope.get("route"), "path", "")
-    authorize(member, HttpRequest(request.scope).sender, NEEDS.get(path, Action.INTERNAL), "admin", path)
+    sender, needs, line = HttpRequest(request.scope).sender, NEEDS.get(path, Action.INTERNAL), request.url.path
+    try:
+        authorize(member, sender, needs, "admin", path)
+    except ReplError as error:
+        member.audit.request(sender, f"{request.method} {line}", error.code)
+        raise
+    if needs in AUDITED:
+        member.audit.request(sender, f"{request.method} {line}", 0)

@@ -92,7 +92,8 @@ _TEXTS = {
     202: "w: 0: taken in, nothing is promised",
     307: "with forward=false: the primary is at Location",
     400: "bad input; errmsg names the place",
-    403: "a foreign Origin, an unknown Host, or not against this database",
+    401: "with --auth: nobody has logged in, or the password or the token is wrong",
+    403: "a foreign Origin, an unknown Host, not against this database, or no role that allows it",
     404: "no such path, cursor or name",
     405: "another method is needed: Allow names it",
     409: "duplicate key; or the same is being done already",
@@ -148,7 +149,7 @@ def with_actions(schema: Schema) -> Schema:
         }
     for path in paths.values():
         for method, operation in path.items():
-            guarded = (403, 415) if method == "post" else (403,)
+            guarded = (401, 403, 415) if method == "post" else (401, 403)
             operation["responses"] |= _texts(
                 answers(*(code for code in guarded if str(code) not in operation["responses"]))
             )

@@ -40,6 +40,7 @@ class ErrorCode(IntEnum):
     TYPE_MISMATCH = 14, "TypeMismatch"
     OVERFLOW = 15, "Overflow"
     INVALID_LENGTH = 16, "InvalidLength"
+    PROTOCOL_ERROR = 17, "ProtocolError"
     AUTHENTICATION_FAILED = 18, "AuthenticationFailed"
     ILLEGAL_OPERATION = 20, "IllegalOperation"
     INVALID_BSON = 22, "InvalidBSON"
@@ -47,6 +48,7 @@ class ErrorCode(IntEnum):
     NAMESPACE_NOT_FOUND = 26, "NamespaceNotFound"
     INDEX_NOT_FOUND = 27, "IndexNotFound"
     PATH_NOT_VIABLE = 28, "PathNotViable"
+    ROLE_NOT_FOUND = 31, "RoleNotFound"
     CONFLICTING_UPDATE_OPERATORS = 40, "ConflictingUpdateOperators"
     CURSOR_NOT_FOUND = 43, "CursorNotFound"
     NAMESPACE_EXISTS = 48, "NamespaceExists"
@@ -120,6 +122,7 @@ class ErrorCode(IntEnum):
     API_VERSION_ERROR = 322, "APIVersionError"
     API_STRICT_ERROR = 323, "APIStrictError"
     API_DEPRECATION_ERROR = 324, "APIDeprecationError"
+    MECHANISM_UNAVAILABLE = 334, "MechanismUnavailable"
     UNSUPPORTED_OP_QUERY = 352, "UnsupportedOpQueryCommand"
     API_MISMATCH = 364, "APIMismatchError"
     OVERLOADED = 462, "IngressRequestRateLimitExceeded"
@@ -195,6 +198,7 @@ class ErrorCode(IntEnum):
     REGEX_OPTIONS_TWICE = 51075
     INVALID_REGEX = 51091
     INVALID_REGEX_OPTION = 51108
+    USER_EXISTS = 51003
     REGEX_TIME_LIMIT = 51156
     HELLO_EXHAUST_WITHOUT_TIME = 51756
     EMPTY_SUB_PROJECTION = 51270
@@ -276,7 +280,7 @@ class TypeMismatchError(ReplError):
 
 
 class AuthenticationFailedError(ReplError):
-    """One end of a connection did not prove that it is a member of the set (18)."""
+    """Somebody did not prove who he is: a member that it knows a key, a user that he knows his password (18)."""
 
     code = ErrorCode.AUTHENTICATION_FAILED
 

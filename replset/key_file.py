@@ -69,6 +69,10 @@ class Keys:
         """Return one proof for each key, since this end does not know which keys the other end has."""
         return [_proof(key, role, handshake) for key in self._keys]
 
+    def derive(self, purpose: bytes) -> list[bytes]:
+        """Return for each key another one for this purpose, which says nothing about the key itself."""
+        return [hmac.digest(key, purpose, "sha256") for key in self._keys]
+
     def answer(self, handshake: Handshake, proofs: Sequence[bytes]) -> bytes | None:
         """The asked member's own proof, with the key that one of the asking member's `proofs` shows; None: no key."""
         found: bytes | None = None

@@ -109,6 +109,17 @@ _BACKUP: Final = frozenset(
 _RESTORE: Final = frozenset({Action.RESTORE, Action.APPLY_OPS, Action.READ_ROLLBACKS})
 
 
+AUDITED: Final = (
+    (_DB_ADMIN - _READ - {Action.CREATE_COLLECTION, Action.CREATE_INDEX})
+    | (_USER_ADMIN - {Action.VIEW_USER, Action.VIEW_ROLE})
+    | (_MANAGE - {Action.SET_STATUS, Action.SET_CONFIG})
+    | _HOST
+    | _RESTORE
+    | {Action.BACKUP}
+)
+"""What the audit log is about: who changes the set, its members, users, or what collections there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleRights:
     """What one role allows: on its own database, on every database but local and config, on these two, on the set."""
@@ -141,7 +152,7 @@ ADMIN_ROLES: Final[Mapping[str, RoleRights]] = MappingProxyType(
         "clusterAdmin": RoleRights(
             any=_STATISTICS | {Action.DROP_DATABASE},
             internal=_STATISTICS,
-            cluster=_MONITOR | _MANAGE | _HOST | {Action.READ_ROLLBACKS},
+            cluster=_MONITOR | _MANAGE | _HOST,
         ),
         "backup": RoleRights(any=_READ, internal=_READ, cluster=_BACKUP),
         "restore": RoleRights(any=_READ_WRITE | _DB_ADMIN, cluster=_RESTORE),
@@ -169,6 +180,22 @@ class Role:
 
     def document(self) -> dict[str, str]:
         return {"role": self.name, "db": self.database}
+
+    def privileges(self) -> list[dict[str, object]]:
+        """What it allows, as MongoDB shows it."""
+        rights = self.rights or RoleRights()
+        resources: list[tuple[dict[str, object], frozenset[Action]]] = [
+            ({"cluster": True}, rights.cluster),
+            ({"db": self.database, "collection": ""}, rights.own),
+            ({"db": "", "collection": ""}, rights.any),
+            ({"db": "config", "collection": ""}, rights.internal),
+            ({"db": "local", "collection": ""}, rights.internal),
+        ]
+        return [
+            {"resource": resource, "actions": sorted(action.value[0] for action in actions)}
+            for resource, actions in resources
+            if actions
+        ]
 
 
 class Grants:

@@ -24,6 +24,7 @@ import uvloop
 from api.app import create_app
 from api.serve import HttpServer
 from replset.client import SETTINGS
+from replset.commands.audit_trail import AuditTrail
 from replset.errors import ReplError
 from replset.runtime.connections import (
     HTTP_CONNECTIONS,
@@ -33,7 +34,7 @@ from replset.runtime.connections import (
     share_descriptors,
 )
 from replset.runtime.credentials import Credentials
-from replset.runtime.log_writer import LogWriter, start_log
+from replset.runtime.log_writer import LogWriter, log_to_file, start_log
 from replset.runtime.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.network import RealNetwork, split_host_port
@@ -57,6 +58,7 @@ HELP = {
     "tls_ca": "the CAs that sign the members' certificates, PEM",
     "insecure_members": "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member",
     "auth": "clients must log in as a user of the set; needs --key-file or --tls-cert",
+    "audit_log": "file to which administrative commands and failed logins are appended, one JSON line each",
     "allowed_hosts": "names, with commas, by which HTTP requests may call this member beside its own and loopback's",
     "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
     "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",
@@ -88,6 +90,7 @@ METAVARS = {
     "tls_key": "FILE",
     "tls_ca": "FILE",
     "allowed_hosts": "HOSTS",
+    "audit_log": "FILE",
     "oplog_size_mb": "MB",
     "oplog_min_retention_hours": "HOURS",
     "oplog_lagging_mb": "MB",
@@ -138,10 +141,14 @@ def main(argv: Sequence[str]) -> int:
         writer = start_log(options.log_level, options.log_file, as_json=options.log_format == JSON_LOG)
     except OSError as error:
         return refuse(f"--log-file: {options.log_file} cannot be written: {reason_of(error)}")
+    try:
+        audit = None if options.audit_log is None else log_to_file(options.audit_log)
+    except OSError as error:
+        return refuse(f"--audit-log: {options.audit_log} cannot be written: {reason_of(error)}")
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(options, credentials, writer))
+        return runner.run(run(options, credentials, writer, audit))
 
 
 def refuse(reason: str, writer: LogWriter | None = None) -> int:
@@ -192,7 +199,7 @@ def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
         os._exit(1)
 
 
-async def run(options: MemberOptions, credentials: Credentials, writer: LogWriter) -> int:
+async def run(options: MemberOptions, credentials: Credentials, writer: LogWriter, audit: LogWriter | None) -> int:
     taken = taken_port(options)  # checked first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
         return refuse(taken, writer)
@@ -207,9 +214,16 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, writer.reopen)
+    logs = [writer] if audit is None else [writer, audit]
+
+    def reopen_logs() -> None:
+        for one in logs:
+            one.reopen()
+
+    loop.add_signal_handler(signal.SIGUSR1, reopen_logs)
+    trail = AuditTrail(None if audit is None else audit.write, ports.clock.wall_ms)
     try:
-        member = await RunningMember.start(options, ports, credentials=credentials, wire_slots=wire_slots)
+        member = await RunningMember.start(options, ports, credentials=credentials, wire_slots=wire_slots, audit=trail)
     except ReplError as error:
         return refuse(error.message, writer)
     except OSError as error:
@@ -246,5 +260,6 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     workers.close()
     sync_thread.close()
     log.info("stopped: all is on disk")
-    writer.flush()
+    for one in logs:
+        one.flush()
     return 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from replset.auth.roles import Action
 from replset.bson import Int64, RawDocument
 from replset.commands import fields
+from replset.commands.authorization import authorize
 from replset.commands.collection_options import capped_max, capped_size, refuse_images, validation_options
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement
@@ -44,6 +45,7 @@ async def rename_collection(ctx: CommandContext) -> Reply:
     """Rename a collection within its database."""
     source = whole_namespace(collection_field(ctx.body, ctx.name))
     to = whole_namespace(fields.text(ctx.body, "to", ctx.name))
+    authorize(ctx.member, ctx.sender, Action.RENAME_COLLECTION, source.partition(".")[0], ctx.name)
     drop_target = fields.boolean(ctx.body, "dropTarget", ctx.name)
 
     def operation(group: WriteGroup) -> None:
@@ -180,7 +182,7 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         admin_only=True,
         write_concern=True,
-        needs=Action.RENAME_COLLECTION,
+        needs=Action.LOGIN,
     ),
     Command(
         "collMod",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from replset.auth.roles import Action
+from replset.auth.users import USERS_NS
 from replset.bson import Binary, Int64, RawDocument, encode, to_ejson
 from replset.commands import fields
+from replset.commands.authorization import is_allowed
 from replset.commands.collection_options import CREATE_FIELDS, options_of
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement, run_in_thread
@@ -93,7 +95,9 @@ async def list_collections(ctx: CommandContext) -> Reply:
     """The collections of the database, filtered."""
     database = check_database(ctx.database)
     name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
-    documents = [_collection_document(coll, False) for coll in ctx.member.store.collections(database)]
+    documents = [
+        _collection_document(coll, False) for coll in ctx.member.store.collections(database) if coll.ns != USERS_NS
+    ]
     if database == "local":
         documents.append(
             {"name": OPLOG_UUID_NAME, "type": "collection", "options": {"capped": True}, "info": {"readOnly": True}}
@@ -125,6 +129,8 @@ async def list_databases(ctx: CommandContext) -> Reply:
     store = ctx.member.store
     name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
     names = sorted({*store.databases(), "admin", "config", "local"})
+    if not is_allowed(ctx.member, ctx.sender, Action.LIST_DATABASES):
+        names = [name for name in names if is_allowed(ctx.member, ctx.sender, Action.FIND, name)]
     rows: list[dict[str, object]] = [{"name": name} for name in names]
     if name_only:
         return {"databases": await _filtered(ctx, rows)}

@@ -127,6 +127,10 @@ class CommandContext:
         return self.request.connection
 
     @property
+    def sender(self) -> ConnectionContext:
+        return self.request.sender
+
+    @property
     def left_ms(self) -> int | None:
         """What is left of maxTimeMS; None: no limit."""
         return None if self.deadline is None else max(0, self.deadline - self.member.clock.now())

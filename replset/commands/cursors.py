@@ -39,17 +39,20 @@ Pause = Callable[[], Awaitable[None]]
 class Opener:
     """What the command that opened a cursor had, and each getMore of it must have.
 
-    session: its key. transaction: its number. None: there was none.
+    session: its key. transaction: its number. None: there was none. user: who opened it, empty without a login.
     """
 
     session: bytes | None = None
     transaction: int | None = None
     api: ApiParameters = NO_API
+    user: str = ""
 
     def check_same(self, asks: Opener, cursor_id: int) -> None:
         """Raise ReplError (364, 50736 to 50741) if the getMore that `asks` had something else."""
         if self == asks:
             return
+        if self.user != asks.user:
+            raise ReplError(f"cursor id {cursor_id} was opened by another user", code=ErrorCode.UNAUTHORIZED)
         if self.api != asks.api:
             raise ReplError(
                 f"API parameter mismatch: getMore used params {asks.api}, the cursor-creating command used {self.api}",

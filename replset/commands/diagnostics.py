@@ -49,13 +49,6 @@ async def whats_my_uri(ctx: CommandContext) -> Reply:
     return {"you": ctx.connection.peer}
 
 
-async def connection_status(ctx: CommandContext) -> Reply:
-    info: dict[str, object] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
-    if fields.boolean(ctx.body, "showPrivileges", ctx.name):
-        info["authenticatedUserPrivileges"] = []
-    return {"authInfo": info}
-
-
 async def rotate_certificates(ctx: CommandContext) -> Reply:
     """Read the certificates and the key file again, as SIGHUP does, for connections from now on."""
     message = fields.text(ctx.body, "message", ctx.name, "")
@@ -114,7 +107,6 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("buildInfo", build_info, aliases=("buildinfo",), needs=Action.OPEN),
     Command("whatsmyuri", whats_my_uri, needs=Action.OPEN),
-    Command("connectionStatus", connection_status, frozenset({"showPrivileges"}), needs=Action.OPEN),
     Command(
         "rotateCertificates",
         rotate_certificates,

@@ -6,15 +6,17 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from replset.bson import RawDocument
+from replset.auth.login import Login
+from replset.bson import Binary, RawDocument
 from replset.commands import fields
+from replset.commands.audit_trail import without_secrets
 from replset.commands.authorization import authorize
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
 from replset.commands.find_by_id import find_by_id, has_simple_fields
 from replset.commands.operations import OperationTable
-from replset.commands.ports import CommandRequest, MemberPort, Reply
+from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.read_concern import check_readable
 from replset.commands.replies import (
     add_retry_labels,
@@ -25,7 +27,7 @@ from replset.commands.replies import (
     replace_labels,
 )
 from replset.commands.session_table import SessionTable
-from replset.commands.sessions import SessionRequest, check_cluster_time, parse_session, plain_session
+from replset.commands.sessions import NOBODY, SessionRequest, check_cluster_time, parse_session, plain_session
 from replset.commands.slow_operations import WORK
 from replset.commands.stable_api import check_api
 from replset.commands.table import COMMANDS
@@ -75,8 +77,11 @@ class Dispatcher:
         """Return the reply, a document or bytes. A failure is a reply with ok: 0. Only a broken invariant is raised."""
         member, ctx = self.member, None
         try:
+            if member.users.required:
+                await self._learn_user(request)
             ctx = self._begin(request)
             reply = await self._operate(ctx)
+            member.audit.command(ctx, 0)
             if isinstance(reply, bytes):
                 return reply
             if "writeConcernError" in reply and ctx.is_retryable:
@@ -85,11 +90,15 @@ class Dispatcher:
             if ctx is not None and ctx.is_retryable:
                 add_retry_labels(error, has_written=ctx.has_written or ctx.command.ends_transaction)
             self.failures[error.code] = self.failures.get(error.code, 0) + 1
+            if error.code == ErrorCode.UNAUTHORIZED:
+                member.audit.refused(request)
+            elif ctx is not None:
+                member.audit.command(ctx, error.code)
             reply = error_reply(error, member)
         except InvariantError:
             raise
         except Exception as error:
-            log.exception("command failed: %r", request.body)
+            log.exception("command failed: %r", without_secrets(request.body))
             self.failures[1] = self.failures.get(1, 0) + 1
             reply = error_reply(ReplError(f"internal error: {type(error).__name__}: {error}"), member)
         failure = reply.get("writeConcernError")
@@ -142,8 +151,8 @@ class Dispatcher:
             )
         if len(body.raw) > LARGEST_GENERIC:
             refuse_large(body, name)
-        if self.member.users is not None:
-            authorize(self.member, request.connection, command.needs, request.database, name)
+        if self.member.users.required:
+            authorize(self.member, request.sender, command.needs, request.database, name)
         deadline = None
         is_plain = command.known is None or body.has_only(command.plain)
         if command.known is not None and not is_plain:
@@ -156,7 +165,8 @@ class Dispatcher:
         cluster_time = body.get_raw("$clusterTime")
         if cluster_time is not None:
             check_cluster_time(cluster_time, self.member.clock.wall_ms())
-        session = plain_session(body) if is_plain else self._session(command, body)
+        uid = NOBODY if request.sender.login is None else request.sender.login.uid
+        session = plain_session(body, uid) if is_plain else self._session(command, body, uid)
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
@@ -172,6 +182,17 @@ class Dispatcher:
             self.sessions,
             self.operations,
         )
+
+    async def _learn_user(self, request: CommandRequest) -> None:
+        """Note whose rights count, and read them where that takes a question to another member."""
+        if request.connection.is_member:
+            client = request.body.get("$replsetForwarded")
+            if isinstance(client, dict):
+                login = Login(str(client.get("user")), str(client.get("db")))
+                request.acting = ConnectionContext(peer=request.connection.peer, login=login)
+        login_now = request.sender.login
+        if login_now is not None and not self.member.users.knows(login_now):
+            await self.member.users.refresh(login_now)
 
     async def _operate(self, ctx: CommandContext) -> Reply:
         """Carry the command out, and show it in currentOp meanwhile. Interrupted (11601): killOp ended it."""
@@ -236,9 +257,9 @@ class Dispatcher:
             if not isinstance(concern, dict) or concern.get("level", "local") != "local":
                 raise InvalidOptionsError(f"Command {command.name} does not support this readConcern")
 
-    def _session(self, command: Command, body: RawDocument) -> SessionRequest | None:
+    def _session(self, command: Command, body: RawDocument, uid: Binary) -> SessionRequest | None:
         return parse_session(
-            body, command.name, is_retryable=command.retryable, ends_transaction=command.ends_transaction
+            body, command.name, uid, is_retryable=command.retryable, ends_transaction=command.ends_transaction
         )
 
     def _deadline(self, request: CommandRequest, name: str) -> Millis | None:

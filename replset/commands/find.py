@@ -402,10 +402,11 @@ async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | Non
 
 
 def _opener(ctx: CommandContext) -> Opener:
-    session, api = ctx.session, api_parameters(ctx.body, ctx.name)
+    session, api, login = ctx.session, api_parameters(ctx.body, ctx.name), ctx.sender.login
+    user = "" if login is None else str(login)
     if session is None:
-        return NOBODY if api == NO_API else Opener(api=api)
-    return Opener(session.key, session.txn_number, api)
+        return NOBODY if api == NO_API and not user else Opener(api=api, user=user)
+    return Opener(session.key, session.txn_number, api, user)
 
 
 def _left_ms(ctx: CommandContext) -> int | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from replset.auth.roles import Action
+from replset.auth.scram import MECHANISM
 from replset.bson import MAX_BSON_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH, DateTime, Int64, ObjectId, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, remember_client
 from replset.commands.diagnostics import MAX_WIRE_VERSION
+from replset.commands.login import start_with_hello
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import election_id, topology_version
 from replset.commands.sessions import SESSION_MINUTES
@@ -39,7 +41,8 @@ async def hello(ctx: CommandContext) -> Reply:
         "readOnly": False,
     }
     if "saslSupportedMechs" in ctx.body:
-        reply["saslSupportedMechs"] = []
+        reply["saslSupportedMechs"] = [MECHANISM]  # also of a name that no user has
+    reply |= await start_with_hello(ctx)
     remember_client(ctx)
     return reply
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from replset.auth.users import USERS_NS
 from replset.bson import RawDocument
 from replset.commands.fields import missing, wrong_type
-from replset.errors import InvalidNamespaceError
+from replset.errors import ErrorCode, InvalidNamespaceError, ReplError
 
 if TYPE_CHECKING:
     from replset.commands.command import CommandContext
@@ -32,6 +33,10 @@ def namespace(database: str, collection: str) -> str:
     """`database.collection`; InvalidNamespaceError when it cannot be one."""
     check_database(database)
     ns = f"{database}.{collection}"
+    if ns == USERS_NS:
+        raise ReplError(
+            f"{USERS_NS} is read by usersInfo and written by createUser and its like alone", code=ErrorCode.UNAUTHORIZED
+        )
     bad = not collection or collection[0] == "." or collection[-1] == "." or "$" in collection or "\0" in collection
     if bad or len(ns.encode()) > MAX_NAMESPACE_BYTES:
         raise InvalidNamespaceError(f"Invalid namespace specified: {ns!r:.300}")

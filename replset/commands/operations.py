@@ -14,6 +14,8 @@ from typing import Any
 from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
+from replset.commands.audit_trail import without_secrets
+from replset.commands.authorization import authorize
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import large_reply, read_statement, run_in_thread
 from replset.commands.histogram import SECONDS, Histogram
@@ -197,7 +199,7 @@ def _shown(command: RawDocument) -> dict[str, object]:
     """The command; if it is large or malformed, only its name."""
     try:
         if len(command.raw) <= SHOWN_BYTES:
-            return command.decode()
+            return without_secrets(command)
     except InvalidBSONError:
         pass
     return {str(command.first_key): 1, "$truncated": f"{len(command.raw)} bytes"}
@@ -205,9 +207,11 @@ def _shown(command: RawDocument) -> dict[str, object]:
 
 async def current_operations(ctx: CommandContext, query: dict[str, object]) -> list[dict[str, object]]:
     """What runs now and matches, the caller's own command included; with `$ownOps` that of this client alone."""
-    now, mine = ctx.member.clock.now(), ctx.connection.owner
+    now = ctx.member.clock.now()
     own = fields.boolean(ctx.body, "$ownOps", ctx.name)
-    operations = [op for op in ctx.operations.running.values() if not own or op.ctx.connection.owner == mine]
+    if not own:
+        authorize(ctx.member, ctx.sender, Action.IN_PROGRESS, "admin", ctx.name)
+    operations = [op for op in ctx.operations.running.values() if not own or is_of_caller(op, ctx)]
 
     def work() -> list[dict[str, object]]:
         matcher = compile_filter(query)
@@ -215,6 +219,14 @@ async def current_operations(ctx: CommandContext, query: dict[str, object]) -> l
         return [row for row in rows if matcher.matches(row)]
 
     return await run_in_thread(ctx.member, work)
+
+
+def is_of_caller(operation: Operation, ctx: CommandContext) -> bool:
+    """Whether the operation is of the caller's user; without logins, of the same client."""
+    mine, theirs = ctx.sender, operation.ctx.sender
+    if mine.login is None:
+        return theirs.owner == mine.owner
+    return theirs.login is not None and str(theirs.login) == str(mine.login)
 
 
 async def current_op(ctx: CommandContext) -> Reply:
@@ -232,7 +244,11 @@ async def kill_op(ctx: CommandContext) -> Reply:
     """End the command with this opid. It is answered 11601 when it next waits."""
     if "op" not in ctx.body:
         raise fields.missing(ctx.name, "op")
-    ctx.operations.kill(fields.whole(ctx.body, "op", ctx.name))
+    opid = fields.whole(ctx.body, "op", ctx.name)
+    operation = ctx.operations.running.get(opid)
+    if operation is None or not is_of_caller(operation, ctx):
+        authorize(ctx.member, ctx.sender, Action.KILL_OP, "admin", ctx.name)
+    ctx.operations.kill(opid)
     return {"info": "attempting to kill op"}
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replset.bson import Timestamp
+from replset.auth.users import USERS_NS
+from replset.bson import Timestamp, decode, encode
 from replset.commands.namespaces import OPLOG
 from replset.commands.ports import MemberPort
 from replset.commands.tailing import TailingCursor, Wanted
@@ -85,4 +86,13 @@ class OplogCursor(TailingCursor):
 
     async def _keep_rows(self, rows: list[OplogRow]) -> OplogRow:
         """Keep those of `rows` that match; the last one that was looked at."""
-        return rows[await self._keep([row.entry for row in rows]) - 1]
+        entries = [_without_keys(row.entry) if row.ns == USERS_NS else row.entry for row in rows]
+        return rows[await self._keep(entries) - 1]
+
+
+def _without_keys(entry: bytes) -> bytes:
+    """An entry about a user as clients see it: of the document only the `_id`, for the rest holds keys."""
+    shown = decode(entry)
+    document = shown.get("o")
+    shown["o"] = {"_id": document["_id"]} if isinstance(document, dict) and "_id" in document else {}
+    return encode(shown)

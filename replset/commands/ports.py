@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from replset.auth.login import Login
+from replset.auth.users import SaslConversation
 from replset.bson import ObjectId, RawDocument
 from replset.commands.byte_rate import ByteRate
 from replset.commands.fail_points import FailPoints
@@ -30,6 +31,7 @@ from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store
 
 if TYPE_CHECKING:
+    from replset.commands.audit_trail import AuditTrail
     from replset.commands.transactions import TransactionTable
     from replset.commands.user_directory import UserDirectory
 
@@ -115,7 +117,8 @@ class ConnectionContext:
     id: shown as connectionId. peer: `host:port` of the client. member: the member that sends, once it
     has proved itself (`replSetProve`). is_certified: whether it has shown a member's certificate, or needs none.
     handshake: of a proof that has begun. metadata: `client` of the first hello. app_name: the application's name in it.
-    login: the user that has logged in on it; None: nobody (and nobody has to without --auth).
+    login: the user that has logged in on it; None: nobody (and nobody has to without --auth). sasl: a login that has
+    begun.
     is_to_close: a fail point closes the connection instead of the reply. task: that runs the commands of a connection.
     """
 
@@ -127,6 +130,7 @@ class ConnectionContext:
     metadata: RawDocument | None = None
     app_name: str = ""
     login: Login | None = None
+    sasl: SaslConversation | None = None
     is_to_close: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -150,8 +154,8 @@ class CommandRequest:
     """One command. `sequences` are the OP_MSG document sequences by their name (documents, updates, deletes).
 
     legacy: it came as OP_QUERY, where only hello and its aliases are answered. exhaust: its client takes a stream of
-    replies. error_labels: of a fail point; they
-    replace all others in the reply.
+    replies. error_labels: of a fail point; they replace all others in the reply. acting: the client of another member
+    that forwards its write.
     """
 
     database: str
@@ -162,6 +166,12 @@ class CommandRequest:
     legacy: bool = False
     exhaust: bool = False
     error_labels: list[str] | None = None
+    acting: ConnectionContext | None = None
+
+    @property
+    def sender(self) -> ConnectionContext:
+        """Whose rights count: with a write that another member forwards, those of its client."""
+        return self.connection if self.acting is None else self.acting
 
 
 # --- the member ------------------------------------------------------------------------------------------------
@@ -214,9 +224,12 @@ class MemberPort(Protocol):
         ...
 
     @property
-    def users(self) -> UserDirectory | None:
-        """The set's users; None: this member was started without --auth, and nobody needs to log in."""
+    def users(self) -> UserDirectory:
+        """The set's users, and whether a client must be one of them."""
         ...
+
+    @property
+    def audit(self) -> AuditTrail: ...
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -32,13 +32,13 @@ async def start_session(ctx: CommandContext) -> Reply:
 
 async def refresh_sessions(ctx: CommandContext) -> Reply:
     """Check the ids: there is nothing that would expire."""
-    await _each(ctx, _key)
+    await _each(ctx, _key_of(ctx))
     return {}
 
 
 async def end_sessions(ctx: CommandContext) -> Reply:
     """End the cursors and transactions of these sessions."""
-    ctx.sessions.end(await _each(ctx, _key))
+    ctx.sessions.end(await _each(ctx, _key_of(ctx)))
     return {}
 
 
@@ -56,8 +56,10 @@ async def kill_by_pattern(ctx: CommandContext) -> Reply:
     return {}
 
 
-def _key(session: RawDocument) -> bytes:
-    return parse_lsid(session.raw)[0]
+def _key_of(ctx: CommandContext) -> Callable[[RawDocument], bytes]:
+    login = ctx.sender.login
+    uid = NOBODY if login is None else login.uid
+    return lambda session: parse_lsid(session.raw, uid)[0]
 
 
 def _pattern_key(pattern: RawDocument) -> bytes | None:
@@ -65,7 +67,7 @@ def _pattern_key(pattern: RawDocument) -> bytes | None:
     fields.check_fields(pattern, _PATTERN, "killAllSessionsByPattern")
     lsid = fields.document(pattern, "lsid", "killAllSessionsByPattern")
     if lsid is not None:
-        return _key(lsid)
+        return parse_lsid(lsid.raw)[0]
     return None if len(pattern.raw) == 5 or pattern.get("uid") == NOBODY else b""
 
 

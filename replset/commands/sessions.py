@@ -17,7 +17,7 @@ from replset.commands import fields
 from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 
 NOBODY = Binary(hashlib.sha256(b"").digest())
-"""`uid` of every session: clients are not told apart by users."""
+"""`uid` of the sessions of clients that have not logged in."""
 KEYED = Binary(hashlib.sha256(b"Idempotency-Key").digest())
 """`uid` of the session of one Idempotency-Key. It has one `txnNumber`, made of the request's body."""
 _KEYED_END = bytes(KEYED) + b"\0"
@@ -61,8 +61,11 @@ def session_id(session: bytes, uid: Binary = NOBODY) -> tuple[bytes, RawDocument
 
 
 @lru_cache(maxsize=4096)
-def parse_lsid(raw: bytes) -> tuple[bytes, RawDocument]:
-    """(key, {id, uid}) of the `lsid` that a client sent. 14, 40414, 40415, 72 and 13 as in MongoDB."""
+def parse_lsid(raw: bytes, own: Binary = NOBODY) -> tuple[bytes, RawDocument]:
+    """(key, {id, uid}) of the `lsid` that a client sent. 14, 40414, 40415, 72 and 13 as in MongoDB.
+
+    own: the `uid` of the client's user.
+    """
     document = RawDocument(raw)
     fields.check_fields(document, frozenset({"id", "uid", "txnNumber", "txnUUID"}), f"{_PLACE}.lsid")
     if "txnNumber" in document or "txnUUID" in document:
@@ -73,29 +76,29 @@ def parse_lsid(raw: bytes) -> tuple[bytes, RawDocument]:
     if not isinstance(value, Binary) or value.subtype != 4 or len(value) != 16:
         raise fields.wrong_type(f"{_PLACE}.lsid", "id", document.type_of("id"), "UUID")
     uid = document.get("uid")
-    if uid not in (None, NOBODY, KEYED):
+    if uid not in (None, own, KEYED):
         raise ReplError("Unauthorized to set user digest in LogicalSessionId", code=ErrorCode.UNAUTHORIZED)
-    return session_id(bytes(value), KEYED if uid == KEYED else NOBODY)
+    return session_id(bytes(value), KEYED if uid == KEYED else own)
 
 
-def plain_session(body: RawDocument) -> SessionRequest | None:
+def plain_session(body: RawDocument, uid: Binary = NOBODY) -> SessionRequest | None:
     """As `parse_session`, of a command that has no `autocommit` and `startTransaction`, and may have a `txnNumber`."""
     raw, number = body.get_raw("lsid"), body.get("txnNumber")
     if raw is None and number is None and "lsid" not in body:
         return None
     if raw is None or not (number is None or (type(number) is Int64 and number >= 0)):
-        return parse_session(body, "", is_retryable=True, ends_transaction=False)
-    return SessionRequest(*parse_lsid(raw), None if number is None else int(number))
+        return parse_session(body, "", uid, is_retryable=True, ends_transaction=False)
+    return SessionRequest(*parse_lsid(raw, uid), None if number is None else int(number))
 
 
 def parse_session(
-    body: RawDocument, command: str, *, is_retryable: bool, ends_transaction: bool
+    body: RawDocument, command: str, uid: Binary = NOBODY, *, is_retryable: bool, ends_transaction: bool
 ) -> SessionRequest | None:
     """Return the session of a command, None when it names none. InvalidOptionsError (72) for fields that do not go
     together, 50768 for a `txnNumber` of a command that is neither a retryable write nor part of a transaction, 263 for
     `startTransaction` in commitTransaction and abortTransaction.
 
-    command: its name. is_retryable: it takes a `txnNumber` outside of a transaction.
+    command: its name. uid: of the client's user. is_retryable: it takes a `txnNumber` outside of a transaction.
     """
     raw = body.get_raw("lsid")
     txn_number = _long(body, "txnNumber")
@@ -127,7 +130,7 @@ def parse_session(
         raise ReplError(
             f"Cannot start a transaction with {command}", code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION
         )
-    key, lsid = parse_lsid(raw)
+    key, lsid = parse_lsid(raw, uid)
     return SessionRequest(key, lsid, txn_number, bool(starts), autocommit)
 
 

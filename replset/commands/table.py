@@ -20,6 +20,7 @@ from replset.commands import (
     hello,
     indexes,
     insert,
+    login,
     member_commands,
     operations,
     parameters,
@@ -31,6 +32,7 @@ from replset.commands import (
     statistics,
     transactions,
     update,
+    user_commands,
     write_concern,
     write_state,
 )
@@ -54,6 +56,7 @@ FAMILIES = (
     hello.COMMANDS,
     indexes.COMMANDS,
     insert.COMMANDS,
+    login.COMMANDS,
     member_commands.COMMANDS,
     operations.COMMANDS,
     parameters.COMMANDS,
@@ -65,6 +68,7 @@ FAMILIES = (
     transactions.COMMANDS,
     statistics.COMMANDS,
     update.COMMANDS,
+    user_commands.COMMANDS,
     write_concern.COMMANDS,
     write_state.COMMANDS,
 )

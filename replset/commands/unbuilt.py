@@ -10,15 +10,15 @@ SEARCH_INDEX_COMMANDS: Final = frozenset(
     {"createSearchIndexes", "dropSearchIndex", "listSearchIndexes", "updateSearchIndex"}
 )
 _NOT_BUILT = (
-    "authenticate cloneCollectionAsCapped compact connPoolStats convertToCapped createRole createUser dataSize"
-    " dropAllRolesFromDatabase dropAllUsersFromDatabase dropConnections dropRole dropUser filemd5 fsync fsyncUnlock"
+    "authenticate cloneCollectionAsCapped compact connPoolStats convertToCapped createRole dataSize"
+    " dropAllRolesFromDatabase dropAllUsersFromDatabase dropConnections dropRole filemd5 fsync fsyncUnlock"
     " getAuditConfig"
-    " getClusterParameter getDiagnosticData grantPrivilegesToRole grantRolesToRole grantRolesToUser"
-    " invalidateUserCache lockInfo logout mapReduce planCacheClear planCacheClearFilters planCacheListFilters"
+    " getClusterParameter getDiagnosticData grantPrivilegesToRole grantRolesToRole"
+    " invalidateUserCache lockInfo mapReduce planCacheClear planCacheClearFilters planCacheListFilters"
     " planCacheSetFilter revokePrivilegesFromRole revokeRolesFromRole"
-    " revokeRolesFromUser rolesInfo saslContinue saslStart setAuditConfig setClusterParameter"
-    " setFeatureCompatibilityVersion setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole updateUser"
-    " usersInfo validateDBMetadata waitForFailPoint whatsmysid"
+    " setAuditConfig setClusterParameter"
+    " setFeatureCompatibilityVersion setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole"
+    " validateDBMetadata waitForFailPoint whatsmysid"
 )
 NOT_BUILT: Final = frozenset(_NOT_BUILT.split())
 

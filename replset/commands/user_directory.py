@@ -1,14 +1,175 @@
-"""The users of the set, as this member knows them: documents of admin.system.users, replicated as any other."""
+"""The set's users as one member knows them: documents of admin.system.users, replicated as any other.
+
+What was read counts for a second, so that a command costs no read of its own. A member without documents (an arbiter, a
+witness, one that copies its data) asks the others, the primary first, and goes on with what it knew while none answers.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
 from replset.auth.login import Login
 from replset.auth.roles import Grants
+from replset.auth.scram import ITERATIONS, SALT_BYTES, Credentials
+from replset.auth.users import USERS_NS, User, user_id
+from replset.bson import RawDocument, encode_key
+from replset.errors import AuthenticationFailedError, OverloadedError, ReplError
+from replset.ids import HostPort, Millis
+from replset.storage.sqlite import first_row
+
+if TYPE_CHECKING:
+    from replset.commands.ports import MemberPort
+
+log = logging.getLogger("replset.users")
+
+KNOWN_MS: Final = 1_000
+"""For so long a user counts as it was read."""
+MEMBER_MS: Final = Millis(2_000)
+MOST_CHECKS: Final = 64
+"""Passwords that wait to be checked. Each takes milliseconds, one after the other, in a thread."""
+
+
+@dataclass(slots=True)
+class _Known:
+    user: User
+    read_at: Millis
+    basic: bytes = b""
+    """Of a password that was right, so that the next request with it need not be checked so slowly."""
 
 
 class UserDirectory:
-    """Looks up what a login allows now."""
+    """Looks up users, and what a login allows now. required: clients must log in (`--auth`)."""
+
+    def __init__(self, member: MemberPort, *, required: bool) -> None:
+        self.required = required
+        self._member = member
+        self._known: dict[str, _Known] = {}
+        self.secret = member.rng.randbytes(32)
+        """Of this process alone."""
+        self._checking = 0
+        self._one_check = asyncio.Lock()
+
+    # --- what a login allows
+
+    def knows(self, login: Login) -> bool:
+        """Whether `grants` can tell at once; else `refresh` must be awaited first."""
+        return self._fresh(user_id(login.name, login.database)) is not None
+
+    async def refresh(self, login: Login) -> None:
+        await self.find(login.name, login.database)
 
     def grants(self, login: Login) -> Grants | None:
-        """What the user of this login may do now; None: it is over."""
-        return None
+        """What the user of this login may do now; None: the user is gone or has another password."""
+        known = self._fresh(user_id(login.name, login.database))
+        if known is None or login.proof not in (b"", known.user.credentials.stored_key):
+            return None
+        return known.user.grants
+
+    def forget(self) -> None:
+        """Read all users anew: one was changed here."""
+        self._known.clear()
+
+    # --- finding users
+
+    async def find(self, name: str, database: str) -> User | None:
+        """The user, None: there is none, or none that this member can learn of now."""
+        key = user_id(name, database)
+        known = self._fresh(key)
+        if known is None and not self._member.node.state.is_readable:
+            known = await self._ask_others(name, database)
+        return None if known is None else known.user
+
+    def has_none(self) -> bool:
+        """Whether the set has no user yet."""
+        store = self._member.store
+        coll = store.collection(USERS_NS)
+        if coll is None:
+            return True
+        sql = f"SELECT 1 FROM {coll.table} LIMIT 1"
+        return store.query(lambda connection: first_row(connection, sql)) is None
+
+    def _fresh(self, key: str) -> _Known | None:
+        known, now = self._known.get(key), self._member.clock.now()
+        if known is not None and now - known.read_at < KNOWN_MS:
+            return known
+        return self._read(key, now) if self._member.node.state.is_readable or known is None else None
+
+    def _read(self, key: str, now: Millis) -> _Known | None:
+        """Read the user from this member's own documents."""
+        store = self._member.store
+        coll = store.collection(USERS_NS)
+        raw = None if coll is None else store.get(coll, encode_key(key))
+        return self._keep(key, raw, now)
+
+    def _keep(self, key: str, raw: bytes | None, now: Millis) -> _Known | None:
+        if raw is None:
+            self._known.pop(key, None)
+            return None
+        known = _Known(User.parse(raw), now)
+        before = self._known.get(key)
+        if before is not None and before.user.stamp == known.user.stamp:
+            known.basic = before.basic
+        self._known[key] = known
+        return known
+
+    async def _ask_others(self, name: str, database: str) -> _Known | None:
+        """Ask who holds the documents; while none answers, go on with what was known."""
+        key, member = user_id(name, database), self._member
+        config, primary = member.node.config, member.node.primary_host
+        holders = [] if config is None else [row.host for row in config.members if row.bears_data]
+        hosts = sorted((host for host in holders if host != member.host), key=lambda host: host != primary)
+        for host in hosts:
+            try:
+                rows = await self._ask(host, name, database)
+            except ReplError as error:
+                log.info("%s was asked for the user %s, and did not answer: %s", host, key, error.message)
+                continue
+            return self._keep(key, rows, member.clock.now())
+        known = self._known.get(key)
+        if known is not None:
+            known.read_at = member.clock.now()
+        return known
+
+    async def _ask(self, host: HostPort, name: str, database: str) -> bytes | None:
+        """The document of the user at another member, with its keys: only members are given these."""
+        command = {"usersInfo": {"user": name, "db": database}, "showCredentials": True}
+        reply = await self._member.peer.call(host, command, timeout_ms=MEMBER_MS)
+        users = reply.get("users")
+        if reply.get("ok") != 1 or not isinstance(users, list):
+            raise ReplError(str(reply.get("errmsg")))
+        return RawDocument(reply.get_raw("users") or b"").get_raw("0")
+
+    # --- passwords
+
+    def decoy(self, name: str) -> Credentials:
+        """Credentials for a name that no user has: who tries it learns nothing from the answer."""
+        made = hmac.digest(self.secret, name.encode(), hashlib.sha512)
+        return Credentials(ITERATIONS, made[:SALT_BYTES], made[-32:], made[-32:])
+
+    async def check_password(self, name: str, database: str, password: str) -> User:
+        """The user, if this is the password (18 else). OverloadedError: too many wait for the same."""
+        user = await self.find(name, database)
+        mark = hmac.digest(self.secret, password.encode(), "sha256")
+        known = self._known.get(user_id(name, database))
+        if user is not None and known is not None and hmac.compare_digest(known.basic, mark):
+            return user
+        if self._checking >= MOST_CHECKS:
+            raise OverloadedError("too many logins are under way")
+        self._checking += 1
+        try:
+            async with self._one_check:
+                credentials = self.decoy(name) if user is None else user.credentials
+                fits = await self._member.workers.run(lambda: credentials.fit(password))
+        finally:
+            self._checking -= 1
+        if user is None or not fits:
+            raise AuthenticationFailedError("Authentication failed.")
+        known = self._known.get(user_id(name, database))
+        if known is not None and known.user.stamp == user.stamp:
+            known.basic = mark
+        return user

@@ -158,6 +158,11 @@ def open_log_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
+def log_to_file(path: Path) -> LogWriter:
+    """A writer of lines that are no part of the log. OSError: `path` cannot be written."""
+    return LogWriter(open_log_file(path), path=path, as_json=True)
+
+
 def start_log(level: str, path: Path | None = None, *, as_json: bool = False) -> LogWriter:
     """Send all log output of this process through one LogWriter from now on. OSError: `path` cannot be written."""
     out = sys.stderr.fileno() if path is None else open_log_file(path)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeVar
 
 from replset.bson import ObjectId, RawDocument, encode
+from replset.commands.audit_trail import AuditTrail
 from replset.commands.byte_rate import ByteRate
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
@@ -133,6 +134,7 @@ class RunningMember:
         *,
         credentials: Credentials | None = None,
         wire_slots: ConnectionSlots | None = None,
+        audit: AuditTrail | None = None,
         steps: StepSizes | None = None,
     ) -> Self:
         """Open the files, finish what a crash interrupted, listen, and begin to take part.
@@ -165,6 +167,7 @@ class RunningMember:
                 context,
                 credentials=credentials or Credentials(),
                 wire_slots=ConnectionSlots(options.max_connections, "wire") if wire_slots is None else wire_slots,
+                audit=AuditTrail(None, ports.clock.wall_ms) if audit is None else audit,
                 steps=steps,
                 process_id=process_id,
                 rolling_back=not rollback_is_finished,
@@ -185,6 +188,7 @@ class RunningMember:
         *,
         credentials: Credentials,
         wire_slots: ConnectionSlots,
+        audit: AuditTrail,
         steps: StepSizes,
         process_id: ObjectId,
         rolling_back: bool,
@@ -194,7 +198,7 @@ class RunningMember:
         self.options = options
         self.keys = credentials.keys
         self.reload_credentials = credentials.reload
-        self.users = UserDirectory() if options.auth else None
+        self.audit = audit
         self.warnings = [*exposure_warnings(options), *credentials.warnings()]
         for warning in self.warnings:
             log.warning("%s", warning)
@@ -300,6 +304,7 @@ class RunningMember:
         self.ttl = TtlMonitor(self.context, leads_in=lambda: self._writer.term, write=self._writer.write)
         self.byte_rates: dict[int, ByteRate] = {}
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)
+        self.users = UserDirectory(self, required=options.auth)
         self.dispatcher = Dispatcher(self)
         self._session_expiry = SessionExpiry(
             self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms

@@ -14,6 +14,7 @@ import httpx
 
 from api.app import create_app
 from replset.bson import RawDocument, encode
+from replset.commands.audit_trail import AuditTrail
 from replset.commands.histogram import SECONDS, SIZES, Histogram
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, Reply, Traffic
@@ -147,7 +148,8 @@ class FakeMember:
         )
         self.clock = SimpleNamespace(now=lambda: Millis(5000), wall_ms=lambda: 1_700_000_000_000)
         self.rng = random.Random(1)
-        self.users = None
+        self.users = SimpleNamespace(required=False)
+        self.audit = AuditTrail(None, self.clock.wall_ms)
         self.workers = InlineWorkers()
         self.started_at = Millis(0)
         self.shutting_down = False

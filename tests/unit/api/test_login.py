@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
+import base64
+from typing import Any
+
 import pytest
 
 from api.login import NEEDS, is_public
-from replset.commands.user_directory import UserDirectory
+from replset.auth.login import Login
+from replset.auth.roles import Grants, Role
+from replset.auth.scram import Credentials
+from replset.auth.tokens import LIFETIME_S
+from replset.auth.users import User
+from replset.errors import AuthenticationFailedError
+from replset.key_file import Keys
 from tests.unit.api.kit import Api
 
 ACTIONS = "/v1/action/"
 
 
+def basic(text: str) -> dict[str, str]:
+    return {"authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+NO_LOGINS = [
+    basic("ann:wrong"),
+    basic("bob:right"),
+    basic("shop/ann:right"),
+    basic("ann"),
+    basic(""),
+    {"authorization": "Basic %%"},
+    {"authorization": "Basic"},
+    {"authorization": "Basic " + "A" * 9000},
+    {"authorization": "Digest x"},
+    bearer(""),
+    bearer("a.b"),
+    bearer("." * 3000),
+    bearer("W10=." + "A" * 44),
+]
+
+
+def user(*roles: Role, stamp: bytes = b"1" * 32) -> User:
+    return User("ann", "admin", Credentials(1, b"", b"key", b""), frozenset(roles), stamp, {})
+
+
+class FakeUsers:
+    """A directory with at most one user, whose password is `right`."""
+
+    required = True
+    secret = b"secret" * 6
+
+    def __init__(self) -> None:
+        self.user: User | None = user(Role("root", "admin"))
+
+    async def find(self, name: str, database: str) -> User | None:
+        return self.user if (name, database) == ("ann", "admin") else None
+
+    async def check_password(self, name: str, database: str, password: str) -> User:
+        found = await self.find(name, database)
+        if found is None or password != "right":
+            raise AuthenticationFailedError("Authentication failed.")
+        return found
+
+    def grants(self, login: Login) -> Grants | None:
+        return None if self.user is None else self.user.grants
+
+
 @pytest.fixture
-def api() -> Api:
+def users() -> FakeUsers:
+    return FakeUsers()
+
+
+@pytest.fixture
+def api(users: FakeUsers) -> Api:
     made = Api()
-    made.member.users = UserDirectory()
+    made.member.users, made.member.keys = users, Keys.public()
     return made
+
+
+def token_of(api: Api, **more: str) -> str:
+    answer = api.post("/v1/login", {"user": "ann", "password": "right", **more})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["token"])
 
 
 @pytest.mark.parametrize(
@@ -25,16 +96,110 @@ def test_every_route_says_what_it_needs(path: str) -> None:
     assert path in NEEDS or is_public(path), "write down in api/login.py what this route needs"
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/primary", "/secondary", "/arbiter"])
-def test_health_checks_need_no_login(api: Api, path: str) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready", "/primary", "/secondary", "/arbiter", "/"])
+def test_health_checks_and_the_page_need_no_login(api: Api, path: str) -> None:
     assert api.get(path).status_code in (200, 503)
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted(NEEDS), "/openapi.json", "/v1/action/find", "/nowhere", "/health/x", "/Health"]
+    "path", [*sorted(NEEDS), "/v1/action/find", "/nowhere", "/health/x", "/Health", "/page/../metrics"]
 )
 def test_all_else_asks_for_one(api: Api, path: str) -> None:
     for answer in (api.get(path), api.post(path, {})):
         assert (answer.status_code, answer.json()["code"]) == (401, 13)
         assert answer.headers["www-authenticate"].startswith("Bearer")
     assert api.command_names() == []
+
+
+@pytest.mark.parametrize("name", ["ann:right", "admin/ann:right"])
+def test_name_and_password(api: Api, name: str) -> None:
+    assert api.get("/v1/replset/status", headers=basic(name)).status_code == 200
+    sender = api.dispatcher.requests[-1].connection
+    assert str(sender.login) == "ann@admin"
+    assert not sender.id, "so the localhost exception is not for HTTP"
+
+
+@pytest.mark.parametrize("headers", NO_LOGINS)
+def test_what_is_no_login(api: Api, headers: dict[str, str]) -> None:
+    assert api.get("/v1/replset/status", headers=headers).status_code == 401
+    assert api.command_names() == []
+
+
+def test_a_token_ends_with_time_and_with_its_user(api: Api, users: FakeUsers) -> None:
+    token = token_of(api, db="admin")
+
+    def status() -> int:
+        return api.get("/v1/replset/status", headers=bearer(token)).status_code
+
+    assert status() == 200
+    users.user = user(Role("read", "shop"), stamp=b"2" * 32)
+    assert status() == 401, "the user was changed"
+    users.user = None
+    assert status() == 401
+    users.user = user(Role("root", "admin"))
+    assert status() == 200
+    later = api.member.clock.wall_ms() + LIFETIME_S * 1000
+    api.member.clock.wall_ms = lambda: later
+    assert status() == 401
+
+
+def test_a_changed_token_is_none(api: Api) -> None:
+    token = token_of(api)
+    forged = base64.urlsafe_b64encode(b'["ann","admin","' + b"31" * 16 + b'",9999999999]').decode()
+    wrong = [token[:-1], token + "x", token + "=", forged + token[token.index(".") :], token.replace(".", ""), forged]
+    wrong += [token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :] for at in range(len(token))]
+    for other in wrong:
+        if other != token:
+            assert api.get("/v1/replset/status", headers=bearer(other)).status_code == 401, other
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({}, 400),
+        ({"user": "ann"}, 400),
+        ({"user": "ann", "password": 5}, 400),
+        ({"user": "ann", "password": "right", "db": None}, 400),
+        ({"user": "ann", "password": "right", "more": 1}, 400),
+        ({"user": "ann", "password": "wrong"}, 401),
+        ({"user": "ann", "password": "right", "db": "shop"}, 401),
+    ],
+)
+def test_a_login_that_fails(api: Api, fields: dict[str, Any], status: int) -> None:
+    assert api.post("/v1/login", fields).status_code == status
+
+
+ROUTES_BY_ROLE = [
+    ("read", "/v1/replset/oplog", False),
+    ("read", "/metrics", False),
+    ("read", "/v1/replset/rollbacks/x/verify", False),
+    ("clusterMonitor", "/metrics", True),
+    ("clusterMonitor", "/v1/replset/oplog", False),
+    ("clusterMonitor", "/v1/replset/oplog/info", True),
+    ("clusterAdmin", "/v1/replset/rollbacks/x/y", False),
+    ("backup", "/v1/replset/rollbacks/x/y", True),
+    ("read", "/docs", True),
+    ("read", "/openapi.json", True),
+]
+
+
+@pytest.mark.parametrize(("role", "path", "allowed"), ROUTES_BY_ROLE)
+def test_routes_without_a_command_ask_for_roles_too(
+    api: Api, users: FakeUsers, role: str, path: str, allowed: bool
+) -> None:
+    users.user = user(Role(role, "admin"))
+    if path == "/v1/replset/oplog" and allowed:
+        return
+    answer = api.get(path, headers=basic("ann:right"))
+    assert (answer.status_code == 403) != allowed, answer.text
+
+
+def test_a_write_is_forwarded_with_its_user(api: Api, users: FakeUsers) -> None:
+    api.member.become_secondary()
+    answer = api.act("insertOne", document={"_id": 1}, headers=basic("ann:right"))
+    assert answer.status_code == 201
+    assert api.member.peer.calls[-1][1]["$replsetForwarded"] == {"user": "ann", "db": "admin"}
+    users.user = user(Role("read", "shop"))
+    refused = api.act("insertOne", document={"_id": 1}, headers=basic("ann:right"))
+    assert (refused.status_code, refused.json()["code"]) == (403, 13)
+    assert len(api.member.peer.calls) == 1

@@ -15,6 +15,7 @@ import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
+from replset.commands.audit_trail import AuditTrail
 from replset.commands.byte_rate import ByteRate
 from replset.commands.command import PROVE
 from replset.commands.dispatcher import Dispatcher
@@ -153,7 +154,6 @@ class FakeMember:
     fail_points: FailPoints = field(default_factory=lambda: FailPoints(random.Random(3)))
     reload_credentials: Callable[[], bool] = lambda: True
     keys: Keys = field(default_factory=Keys.public)
-    users: UserDirectory | None = None
     admission: Admission = field(default_factory=Admission)
     flow_control: FlowControl = field(default_factory=lambda: FlowControl(FakeClock(), lambda: (0, ())))
     warnings: list[str] = field(default_factory=list)
@@ -186,10 +186,15 @@ class FakeMember:
     write_waiters: WaiterList = field(default_factory=WaiterList)
     byte_rates: dict[int, ByteRate] = field(default_factory=dict)
     oplog_limits: OplogLimits = field(default_factory=OplogLimits)
+    audited: list[str] = field(default_factory=list)
     transactions: TransactionTable = field(init=False)
+    users: UserDirectory = field(init=False)
+    audit: AuditTrail = field(init=False)
 
     def __post_init__(self) -> None:
         self.transactions = TransactionTable(self)
+        self.users = UserDirectory(self, required=False)
+        self.audit = AuditTrail(self.audited.append, self.clock.wall_ms)
         context: Any = SimpleNamespace(clock=self.clock, store=self.store, write_queue=WriteQueue())
         self.index_builder = EagerBuilder(
             context,

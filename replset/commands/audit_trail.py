@@ -1,0 +1,78 @@
+"""The audit log: one JSON line for each administrative command, each refusal and each login that failed.
+
+No line holds a password or a key. Without `--audit-log` nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from replset.auth.roles import AUDITED
+from replset.bson import InvalidBSONError, RawDocument, to_ejson
+from replset.commands.command import GENERIC_FIELDS, CommandContext
+from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.errors import ErrorCode
+
+SECRET_FIELDS: Final = frozenset({"pwd", "payload", "speculativeAuthenticate", "proofs", "nonce"})
+LONGEST_SHOWN: Final = 4 << 10
+
+
+class AuditTrail:
+    """Writes the lines by `write`, which never waits; None: there is no audit log."""
+
+    def __init__(self, write: Callable[[str], None] | None, wall_ms: Callable[[], int]) -> None:
+        self._write = write
+        self._wall_ms = wall_ms
+
+    def command(self, ctx: CommandContext, code: int) -> None:
+        """A command has ended. code: 0, or that of its error. Only administrative ones are written down."""
+        if self._write is not None and ctx.command.needs in AUDITED:
+            self._add("command", ctx.sender, code, _parameters(ctx.request))
+
+    def refused(self, request: CommandRequest) -> None:
+        """Somebody sent a command that he may not run."""
+        if self._write is not None:
+            self._add("refused", request.sender, ErrorCode.UNAUTHORIZED, _parameters(request))
+
+    def request(self, sender: ConnectionContext, line: str, code: int) -> None:
+        """An administrative HTTP request that is no command begins, or was refused."""
+        if self._write is not None:
+            self._add("request" if not code else "refused", sender, code, {"request": line})
+
+    def failed_login(self, user: str, peer: str, reason: str) -> None:
+        if self._write is not None:
+            fields = {"claimedUser": user[:300], "reason": reason}
+            self._add("failedLogin", ConnectionContext(peer=peer), ErrorCode.AUTHENTICATION_FAILED, fields)
+
+    def _add(self, what: str, sender: ConnectionContext, code: int, rest: Mapping[str, object]) -> None:
+        assert self._write is not None
+        at = datetime.fromtimestamp(self._wall_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        user = sender.member or sender.login
+        row = {"at": at, "what": what, "user": None if user is None else str(user), "from": sender.peer, "code": code}
+        self._write(json.dumps({**row, **rest}, ensure_ascii=False, default=str))
+
+
+def _parameters(request: CommandRequest) -> dict[str, object]:
+    body = request.body
+    try:
+        name, shown = body.first_key, without_secrets(body)
+        text = to_ejson({key: value for key, value in shown.items() if key not in GENERIC_FIELDS})
+        return {"command": name, "db": request.database, "parameters": json.loads(text)}
+    except (InvalidBSONError, ValueError):
+        return {"db": request.database, "command": "unreadable"}
+
+
+def without_secrets(body: RawDocument) -> dict[str, object]:
+    """The fields of a command, as far as a person may see them: no password, and no long value."""
+    shown: dict[str, object] = {}
+    for name in body.keys():  # noqa: SIM118 - a RawDocument is no mapping
+        if name in SECRET_FIELDS:
+            shown[name] = "(not shown)"
+        elif body.size_of(name) > LONGEST_SHOWN:
+            shown[name] = f"({body.size_of(name)} bytes)"
+        else:
+            shown[name] = body.get(name)
+    return shown

@@ -1,0 +1,440 @@
+"""Users, what they may do, and what is never shown of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from replset.auth.roles import ADMIN_ROLES, DATABASE_ROLES, Action, Grants, Role
+from replset.auth.scram import ClientExchange
+from replset.auth.users import USERS_NS
+from replset.bson import Binary
+from replset.commands.ports import ConnectionContext
+from replset.commands.table import COMMANDS
+from replset.ids import HostPort
+from tests.unit.commands.conftest import Client, FakeMember
+
+PASSWORD = "correct horse"
+MEMBER = HostPort("localhost:27018")
+
+
+@pytest.fixture
+def secured(member: FakeMember, client: Client) -> Client:
+    """A member that asks for logins, with a root user, whose connection `client` is."""
+    member.users.required = True
+    client.ok({"createUser": "root", "pwd": PASSWORD, "roles": ["root"]}, "admin")
+    login(client, "root", "admin")
+    return client
+
+
+def other(client: Client, **context: Any) -> Client:
+    """Another connection to the same member."""
+    made = Client(client.member)
+    made.close()
+    made.loop, made.dispatcher, made.proves = client.loop, client.dispatcher, False
+    made.connection = ConnectionContext(6, "127.0.0.1:6666", **context)
+    return made
+
+
+def login(client: Client, user: str, db: str, password: str = PASSWORD, **options: Any) -> dict[str, Any]:
+    """The last reply of the exchange."""
+    exchange = ClientExchange(user, password, b"n" * 24)
+    start = {"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": Binary(exchange.first()), **options}
+    begun = client.ok(start, db)
+    step = {"saslContinue": 1, "conversationId": begun["conversationId"], "payload": exchange.final(begun["payload"])}
+    reply = client.run({**step, "payload": Binary(step["payload"])}, db)
+    if reply["ok"]:
+        exchange.check(reply["payload"])
+        if not reply["done"]:
+            reply = client.ok({"saslContinue": 1, "conversationId": 1, "payload": Binary(b"")}, db)
+    return reply
+
+
+def user_with(root: Client, *roles: Any, db: str = "test", name: str = "u") -> Client:
+    """A connection of a new user with these roles."""
+    root.ok({"createUser": name, "pwd": PASSWORD, "roles": list(roles)}, db)
+    made = other(root)
+    login(made, name, db)
+    return made
+
+
+# --- logging in ----------------------------------------------------------------------------------------------------
+
+
+def test_a_login_with_and_without_the_empty_exchange(secured: Client) -> None:
+    for options in ({}, {"options": {"skipEmptyExchange": True}}):
+        made = other(secured)
+        assert made.code({"find": "c"}) == 13
+        assert login(made, "root", "admin", **options)["done"]
+        assert made.ok({"find": "c"})
+        status = made.ok({"connectionStatus": 1, "showPrivileges": True})["authInfo"]
+        assert status["authenticatedUsers"] == [{"user": "root", "db": "admin"}]
+        assert status["authenticatedUserRoles"] == [{"role": "root", "db": "admin"}]
+        assert status["authenticatedUserPrivileges"]
+        made.ok({"logout": 1}, "test")
+        assert made.ok({"find": "c"})
+        made.ok({"logout": 1}, "admin")
+        assert made.code({"find": "c"}) == 13
+
+
+def test_a_login_that_begins_with_hello(secured: Client) -> None:
+    made, exchange = other(secured), ClientExchange("root", PASSWORD, b"n" * 24)
+    begin = {"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": Binary(exchange.first()), "db": "admin"}
+    begin["options"] = {"skipEmptyExchange": True}
+    hello = made.ok({"hello": 1, "saslSupportedMechs": "admin.root", "speculativeAuthenticate": begin})
+    assert hello["saslSupportedMechs"] == ["SCRAM-SHA-256"]
+    final = exchange.final(hello["speculativeAuthenticate"]["payload"])
+    assert made.ok({"saslContinue": 1, "conversationId": 1, "payload": Binary(final)}, "admin")["done"]
+    for wrong in ({**begin, "payload": Binary(b"x")}, {**begin, "mechanism": "PLAIN"}, {"saslStart": 1}, {"x": 1}):
+        assert "speculativeAuthenticate" not in made.ok({"hello": 1, "speculativeAuthenticate": wrong})
+
+
+def test_nothing_tells_a_wrong_name_from_a_wrong_password(secured: Client) -> None:
+    made = other(secured)
+    wrong = {login(made, name, "admin", "wrong")["errmsg"] for name in ("root", "nobody")}
+    assert wrong == {"Authentication failed."}
+    first = [
+        made.ok({"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": Binary(b"n,,n=%s,r=x" % name)}, "admin")
+        for name in (b"root", b"nobody", b"nobody")
+    ]
+    salts = [row["payload"].split(b",")[1:] for row in first]
+    assert salts[1] == salts[2], "the same salt each time, as of a user"
+    assert len(salts[0][0]) == len(salts[1][0])
+    assert made.ok({"hello": 1, "saslSupportedMechs": "admin.nobody"})["saslSupportedMechs"] == ["SCRAM-SHA-256"]
+
+
+def test_steps_out_of_order(secured: Client) -> None:
+    made = other(secured)
+    assert made.code({"saslContinue": 1, "conversationId": 1, "payload": Binary(b"x")}, "admin") == 17
+    start = {"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": Binary(b"n,,n=root,r=x")}
+    made.ok(start, "admin")
+    assert made.code({"saslContinue": 1, "conversationId": 2, "payload": Binary(b"x")}, "admin") == 17
+    made.ok(start, "admin")
+    for payload in (b"", b"c=biws,r=x,p=AAAA"):
+        assert made.code({"saslContinue": 1, "conversationId": 1, "payload": Binary(payload)}, "admin") in (17, 18)
+    assert made.code({**start, "mechanism": "SCRAM-SHA-1"}, "admin") == 334
+    assert made.code({**start, "payload": 5}, "admin") == 2
+    assert made.code({"find": "c"}) == 13
+
+
+# --- roles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_without_a_login_only_open_commands_run(secured: Client, name: str) -> None:
+    """Whatever the command needs beside a login, it says 13 first."""
+    command = COMMANDS[name]
+    stranger = other(secured)
+    stranger.connection.peer = "10.0.0.9:1"
+    reply = stranger.run({name: 1}, "admin")
+    if command.needs is not Action.OPEN:
+        assert reply.get("code") == 13, reply
+    else:
+        assert name in OPEN_TO_ALL
+
+
+OPEN_TO_ALL = {"hello", "ping", "buildInfo", "whatsmyuri", "connectionStatus", "saslStart", "saslContinue", "logout"}
+OPEN_TO_ALL |= {"replSetProve", "testDeprecation", "testVersion2", "testVersions1And2"}
+
+ALLOWED = [
+    ("read", {"find": "c"}, True),
+    ("read", {"aggregate": "c", "pipeline": [], "cursor": {}}, True),
+    ("read", {"count": "c"}, True),
+    ("read", {"distinct": "c", "key": "a"}, True),
+    ("read", {"listCollections": 1}, True),
+    ("read", {"explain": {"find": "c"}}, True),
+    ("read", {"insert": "c", "documents": [{}]}, False),
+    ("read", {"delete": "c", "deletes": [{"q": {}, "limit": 0}]}, False),
+    ("read", {"update": "c", "updates": [{"q": {}, "u": {"$set": {"a": 1}}}]}, False),
+    ("read", {"findAndModify": "c", "query": {}, "remove": True}, False),
+    ("read", {"create": "d"}, False),
+    ("readWrite", {"insert": "c", "documents": [{}]}, True),
+    ("readWrite", {"findAndModify": "c", "query": {}, "remove": True}, True),
+    ("readWrite", {"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a"}]}, True),
+    ("readWrite", {"drop": "c"}, True),
+    ("readWrite", {"dropDatabase": 1}, False),
+    ("readWrite", {"collMod": "c"}, False),
+    ("readWrite", {"createUser": "v", "pwd": "p", "roles": []}, False),
+    ("dbAdmin", {"find": "c"}, False),
+    ("dbAdmin", {"insert": "c", "documents": [{}]}, False),
+    ("dbAdmin", {"dropDatabase": 1}, True),
+    ("dbAdmin", {"collMod": "c"}, True),
+    ("userAdmin", {"createUser": "v", "pwd": "p", "roles": ["read"]}, True),
+    ("userAdmin", {"createUser": "v", "pwd": "p", "roles": [{"role": "root", "db": "admin"}]}, False),
+    ("userAdmin", {"createUser": "v", "pwd": "p", "roles": [{"role": "read", "db": "other"}]}, False),
+    ("userAdmin", {"find": "c"}, False),
+]
+
+
+@pytest.mark.parametrize(("role", "command", "allowed"), ALLOWED)
+def test_what_a_role_of_one_database_allows(
+    secured: Client, role: str, command: dict[str, object], allowed: bool
+) -> None:
+    secured.ok({"insert": "c", "documents": [{"_id": 1, "a": 1}]})
+    user = user_with(secured, role)
+    assert user.run(command).get("code", 0) == (0 if allowed else 13)
+    assert user.run(command, "other").get("code") == 13, "of no other database"
+
+
+CLUSTER = [
+    ("clusterMonitor", {"replSetGetStatus": 1}, True),
+    ("clusterMonitor", {"serverStatus": 1}, True),
+    ("clusterMonitor", {"replSetFreeze": 1}, False),
+    ("clusterMonitor", {"find": "c"}, False),
+    ("clusterAdmin", {"replSetFreeze": 1}, True),
+    ("clusterAdmin", {"setParameter": 1, "logLevel": 0}, True),
+    ("clusterAdmin", {"find": "c"}, False),
+    ("clusterAdmin", {"createUser": "v", "pwd": "p", "roles": []}, False),
+    ("backup", {"replSetFreeze": 1}, False),
+    ("readAnyDatabase", {"find": "c"}, True),
+    ("readWriteAnyDatabase", {"insert": "c", "documents": [{}]}, True),
+    ("dbAdminAnyDatabase", {"insert": "c", "documents": [{}]}, False),
+    ("userAdminAnyDatabase", {"createUser": "v", "pwd": "p", "roles": ["root"]}, True),
+    ("userAdminAnyDatabase", {"find": "c"}, False),
+    ("root", {"replSetHeartbeat": "rs0"}, False),
+]
+
+
+@pytest.mark.parametrize(("role", "command", "allowed"), CLUSTER)
+def test_what_a_role_of_the_set_allows(secured: Client, role: str, command: dict[str, object], allowed: bool) -> None:
+    user = user_with(secured, role, db="admin")
+    code = user.run(command, "admin").get("code", 0)
+    assert (code != 13) == allowed, code
+
+
+@pytest.mark.parametrize(("role", "sees"), [("readAnyDatabase", False), ("backup", True), ("root", True)])
+def test_the_oplog_is_for_few_and_shows_no_keys(secured: Client, role: str, sees: bool) -> None:
+    user = user_with(secured, role, db="admin")
+    assert (user.run({"find": "oplog.rs"}, "local").get("code") != 13) == sees
+    secured.ok({"updateUser": "u", "pwd": "new"}, "admin")
+    for query in ({"find": "oplog.rs"}, {"find": "oplog.rs", "hint": {"$natural": -1}}):
+        found = secured.ok({**query, "filter": {"ns": USERS_NS}}, "local")["cursor"]["firstBatch"]
+        assert len(found) == 3
+        assert "storedKey" not in str(found)
+    by_key = {"find": "oplog.rs", "filter": {"o.credentials": {"$exists": True}}}
+    assert secured.ok(by_key, "local")["cursor"]["firstBatch"] == []
+
+
+def test_roles_add_up_and_an_unknown_one_gives_nothing() -> None:
+    both = Grants([Role("read", "a"), Role("readWrite", "b"), Role("clusterMonitor", "admin"), Role("root", "a")])
+    assert both.allow(Action.FIND, "a")
+    assert not both.allow(Action.INSERT, "a")
+    assert both.allow(Action.INSERT, "b")
+    assert not both.allow(Action.FIND, "c")
+    assert both.allow(Action.SET_STATUS)
+    assert not any(Grants([Role(name, "admin")]).allow(Action.INTERNAL) for name in [*ADMIN_ROLES, *DATABASE_ROLES])
+
+
+def test_databases_and_operations_of_others_are_not_shown(secured: Client) -> None:
+    secured.ok({"insert": "c", "documents": [{}]}, "mine")
+    secured.ok({"insert": "c", "documents": [{}]}, "theirs")
+    user = user_with(secured, "read", db="mine")
+    names = [row["name"] for row in user.ok({"listDatabases": 1, "nameOnly": True}, "admin")["databases"]]
+    assert names == ["mine"]
+    assert user.code({"currentOp": 1}, "admin") == 13
+    assert len(user.ok({"currentOp": 1, "$ownOps": True}, "admin")["inprog"]) == 1
+    assert user.code({"killOp": 1, "op": 1}, "admin") == 13
+
+
+def test_a_cursor_is_for_who_opened_it(secured: Client) -> None:
+    secured.ok({"insert": "c", "documents": [{}, {}, {}]})
+    cursor = secured.ok({"find": "c", "batchSize": 1})["cursor"]["id"]
+    user = user_with(secured, "read")
+    assert user.code({"getMore": cursor, "collection": "c"}) == 13
+    assert len(secured.ok({"getMore": cursor, "collection": "c"})["cursor"]["nextBatch"]) == 2
+
+
+def test_a_session_is_its_users_own(secured: Client) -> None:
+    lsid = secured.ok({"startSession": 1}, "admin")["id"]
+    user = user_with(secured, "readWrite")
+    cursor = {"find": "c", "batchSize": 1, "lsid": lsid}
+    secured.ok({"insert": "c", "documents": [{}, {}], "lsid": lsid})
+    opened = secured.ok(cursor)["cursor"]["id"]
+    assert user.code({"getMore": opened, "collection": "c", "lsid": lsid}) == 13
+    user.ok({"endSessions": [lsid]}, "admin")
+    assert secured.ok({"getMore": opened, "collection": "c", "lsid": lsid})
+    uid = secured.connection.login.uid if secured.connection.login else b""
+    assert user.code({"find": "c", "lsid": {**lsid, "uid": uid}}) == 13
+
+
+# --- users ---------------------------------------------------------------------------------------------------------
+
+
+def test_users_change(secured: Client) -> None:
+    user = user_with(secured, "read")
+    assert secured.code({"createUser": "u", "pwd": "x", "roles": []}) == 51003
+    secured.ok({"grantRolesToUser": "u", "roles": ["readWrite"]})
+    assert user.ok({"insert": "c", "documents": [{}]})
+    secured.ok({"revokeRolesFromUser": "u", "roles": ["readWrite", "read"]})
+    assert user.code({"find": "c"}) == 13
+    secured.ok({"updateUser": "u", "roles": [{"role": "read", "db": "test"}], "customData": {"team": 3}})
+    assert user.ok({"find": "c"})
+    found = secured.ok({"usersInfo": "u"})["users"][0]
+    assert (found["customData"], found["roles"]) == ({"team": 3}, [{"role": "read", "db": "test"}])
+    secured.ok({"dropUser": "u"})
+    assert user.code({"find": "c"}) == 13
+    assert user.connection.is_to_close
+    for command in ({"dropUser": "u"}, {"updateUser": "u", "pwd": "x"}, {"grantRolesToUser": "u", "roles": ["read"]}):
+        assert secured.code(command) == 11
+
+
+def test_a_new_password_ends_logins(secured: Client) -> None:
+    user = user_with(secured, "read")
+    secured.ok({"updateUser": "u", "pwd": "another"})
+    assert user.code({"find": "c"}) == 13
+    assert user.connection.is_to_close
+    again = other(secured)
+    assert login(again, "u", "test")["code"] == 18
+    assert login(again, "u", "test", "another")["ok"] == 1
+
+
+def test_a_user_that_another_member_changed_counts_within_a_second(secured: Client) -> None:
+    user = user_with(secured, "read")
+    assert user.ok({"find": "c"})
+    known = dict(secured.member.users._known)
+    secured.ok({"dropUser": "u"})
+    secured.member.users._known |= known  # as on a member that only applies the entry
+    assert user.ok({"find": "c"})
+    secured.member.clock.time += 1_000  # type: ignore[assignment]
+    assert user.code({"find": "c"}) == 13
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ({"createUser": "v", "pwd": "p", "roles": ["nonesuch"]}, 31),
+        ({"createUser": "v", "pwd": "p", "roles": [{"role": "clusterAdmin", "db": "test"}]}, 31),
+        ({"createUser": "v", "pwd": "", "roles": []}, 2),
+        ({"createUser": "", "pwd": "p", "roles": []}, 2),
+        ({"createUser": "v", "pwd": "\u0007", "roles": []}, 2),
+        ({"createUser": "v", "roles": []}, 40414),
+        ({"createUser": "v", "pwd": "p"}, 40414),
+        ({"createUser": "v", "pwd": "p", "roles": [5]}, 2),
+        ({"createUser": "v", "pwd": "p", "roles": [], "mechanisms": ["SCRAM-SHA-1"]}, 2),
+        ({"createUser": "v", "pwd": "p", "roles": [], "digestPassword": False}, 2),
+        ({"createUser": "v", "pwd": "p", "roles": [], "authenticationRestrictions": [{"clientSource": ["::1"]}]}, 238),
+        ({"updateUser": "root"}, 2),
+        ({"usersInfo": "root", "showCredentials": True}, 13),
+        ({"usersInfo": 5}, 2),
+        ({"createRole": "r", "privileges": [], "roles": []}, 238),
+    ],
+)
+def test_what_is_refused(secured: Client, command: dict[str, object], code: int) -> None:
+    assert secured.code(command, "test") == code
+
+
+def test_who_sees_whom(secured: Client) -> None:
+    user = user_with(secured, "read")
+    everybody = secured.ok({"usersInfo": {"forAllDBs": True}}, "admin")["users"]
+    assert [row["_id"] for row in everybody] == ["admin.root", "test.u"]
+    assert "credentials" not in str(everybody)
+    assert user.ok({"usersInfo": "u"})["users"][0]["user"] == "u"
+    for query in ("other", 1, {"user": "root", "db": "admin"}, {"forAllDBs": True}, ["u", "other"]):
+        assert user.code({"usersInfo": query}) == 13
+    roles = secured.ok({"rolesInfo": 1, "showBuiltinRoles": True, "showPrivileges": True}, "admin")["roles"]
+    assert {row["role"] for row in roles} == {*ADMIN_ROLES, *DATABASE_ROLES}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"find": "system.users"},
+        {"aggregate": "system.users", "pipeline": [], "cursor": {}},
+        {"count": "system.users"},
+        {"distinct": "system.users", "key": "credentials"},
+        {"explain": {"find": "system.users"}},
+        {"insert": "system.users", "documents": [{}]},
+        {"update": "system.users", "updates": [{"q": {}, "u": {"$set": {"roles": []}}}]},
+        {"delete": "system.users", "deletes": [{"q": {}, "limit": 0}]},
+        {"findAndModify": "system.users", "query": {}, "remove": True},
+        {"drop": "system.users"},
+        {"dropDatabase": 1},
+        {"create": "system.users"},
+        {"collMod": "system.users"},
+        {"createIndexes": "system.users", "indexes": [{"key": {"a": 1}, "name": "a"}]},
+        {"listIndexes": "system.users"},
+        {"validate": "system.users"},
+        {"collStats": "system.users"},
+        {"renameCollection": "admin.system.users", "to": "admin.x"},
+        {"renameCollection": "admin.x", "to": "admin.system.users"},
+        {"applyOps": [{"op": "d", "ns": "admin.system.users", "o": {"_id": "admin.root"}}]},
+        {"applyOps": [{"op": "c", "ns": "admin.$cmd", "o": {"drop": "system.users"}}]},
+    ],
+)
+def test_no_other_command_reads_or_writes_users(secured: Client, command: dict[str, object]) -> None:
+    secured.ok({"create": "x"}, "admin")
+    assert secured.run(command, "admin").get("ok") == 0 or "writeErrors" in secured.run(command, "admin")
+    assert [row["_id"] for row in secured.ok({"usersInfo": 1}, "admin")["users"]] == ["admin.root"]
+    assert "system.users" not in str(secured.ok({"listCollections": 1}, "admin"))
+
+
+def test_members_see_keys_and_act_for_clients(secured: Client) -> None:
+    user_with(secured, "read")
+    peer = other(secured, member=MEMBER)
+    shown = peer.ok({"usersInfo": {"user": "u", "db": "test"}, "showCredentials": True}, "admin")["users"]
+    assert "storedKey" in str(shown)
+    insert: dict[str, object] = {"insert": "c", "documents": [{}]}
+    assert peer.code({**insert, "$replsetForwarded": {"user": "u", "db": "test"}}) == 13
+    assert peer.ok({**insert, "$replsetForwarded": {"user": "root", "db": "admin"}})
+    assert other(secured).code({**insert, "$replsetForwarded": {"user": "root", "db": "admin"}}) == 13
+
+
+# --- the first user -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_user_is_made_on_the_same_machine(client: Client) -> None:
+    client.member.users.required = True
+    create = {"createUser": "root", "pwd": PASSWORD, "roles": ["root"]}
+    for peer in ("10.0.0.9:5", "", "[::ffff:10.0.0.9]:5"):
+        stranger = other(client)
+        stranger.connection.peer = peer
+        assert stranger.code(create, "admin") == 13
+    over_http = other(client)
+    over_http.connection.id = 0
+    assert over_http.code(create, "admin") == 13
+    assert client.code({"find": "c"}) == 13
+    assert client.code(create, "test") == 13
+    assert client.code({**create, "roles": [{"role": "read", "db": "test"}]}, "admin") == 13
+    client.member.node.writable = False
+    assert client.code({"replSetFreeze": 0}, "admin") == 13
+    client.member.node.writable = True
+    client.ok(create, "admin")
+    assert client.code({**create, "createUser": "second"}, "admin") == 13
+
+
+def test_without_auth_users_can_be_made_before(client: Client) -> None:
+    client.ok({"createUser": "app", "pwd": PASSWORD, "roles": ["read"]})
+    assert login(client, "app", "test")["ok"] == 1
+    assert client.ok({"insert": "c", "documents": [{}]}), "nobody is asked who he is yet"
+
+
+# --- the audit log --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_down(secured: Client) -> None:
+    made = other(secured)
+    login(made, "root", "admin", "wrong")
+    made.run({"drop": "c"})
+    secured.run({"replSetFreeze": 1}, "admin")
+    secured.ok({"find": "c"})
+    rows = [json.loads(line) for line in secured.member.audited]
+    shown = [(row["what"], row.get("command"), row["user"], row["code"]) for row in rows]
+    assert shown == [
+        ("command", "createUser", None, 0),
+        ("failedLogin", None, None, 18),
+        ("refused", "drop", None, 13),
+        ("command", "replSetFreeze", "root@admin", 0),
+    ]
+    assert rows[1]["claimedUser"] == "root@admin"
+    assert PASSWORD not in "".join(secured.member.audited)
+
+
+def test_a_password_is_shown_nowhere(secured: Client) -> None:
+    create = {"createUser": "v", "pwd": "hush" * 9, "roles": []}
+    shown = secured.ok({"aggregate": 1, "pipeline": [{"$currentOp": {}}], "cursor": {}}, "admin")
+    assert shown["cursor"]["firstBatch"]
+    secured.ok(create)
+    assert "hush" not in str(secured.entries())
+    assert "hush" not in "".join(secured.member.audited)
