@@ -1,7 +1,6 @@
 """Shows on standard error how far long work is: a bar on a terminal, elsewhere a line every five seconds.
 
-For the command lines. A member logs the progress of its own work. This file imports rich, so a member does not import
-it.
+For the command lines. A member logs the progress of its own work.
 """
 
 from __future__ import annotations
@@ -14,18 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
-LINE_EVERY_S: Final = 5.0
+LINE_EVERY_S = 5.0
 BAR_AFTER_S: Final = 0.5
 """Work that ends before this shows no bar."""
 BAR_EVERY_S: Final = 0.2
@@ -41,11 +29,11 @@ class LongWork:
             work.advance(len(block))
     """
 
-    def __init__(self, program: str, *, out: TextIO | None = None, line_every_s: float = LINE_EVERY_S) -> None:
+    def __init__(self, program: str, *, out: TextIO | None = None, line_every_s: float | None = None) -> None:
         """program: begins each line. out: standard error, unless a test gives another file."""
         self._program = program
         self._out = sys.stderr if out is None else out
-        self._line_every_s = line_every_s
+        self._line_every_s = LINE_EVERY_S if line_every_s is None else line_every_s
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._step = _Step("")
@@ -102,6 +90,9 @@ class LongWork:
     def _show_bar(self) -> None:
         if self._is_over.wait(BAR_AFTER_S):
             return
+        from rich.console import Console  # a tenth of a second, which short work does not have to spend
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30))
         amount = TextColumn("{task.fields[amount]}")
         with Progress(
@@ -114,7 +105,7 @@ class LongWork:
             redirect_stdout=False,  # what the command prints may go to a file
             redirect_stderr=False,
         ) as bar:
-            shown, task = _Step(""), TaskID(-1)
+            shown, task = _Step(""), bar.add_task("", amount="")
             while not self._is_over.wait(BAR_EVERY_S):
                 with self._lock:
                     step, done, total, text = self._step, self._step.done, self._step.total, self._step.amount()

@@ -51,8 +51,11 @@ From = Annotated[str | None, typer.Option("--from", metavar="WHEN", help="optime
 To = Annotated[str | None, typer.Option("--to", metavar="WHEN", help="up to this optime, or before this time")]
 SHARED = {
     "engine": (
-        Annotated[Engine, typer.Option("--engine", help="local: in this process; diff, summary, verify only")],
-        Engine.SPARK,
+        Annotated[
+            Engine,
+            typer.Option("--engine", help="local: in this process (diff, summary, verify); auto: what fits"),
+        ],
+        Engine.AUTO,
     ),
     "master": (Annotated[str | None, typer.Option(metavar="URL", help="Spark's master; without one local[*]")], None),
     "form": (Annotated[Format, typer.Option("--format", help="what standard output gets")], Format.TABLE),
@@ -96,7 +99,9 @@ def command(*, local: bool = False, page: bool = False, tables: bool = False) ->
             if shared.pop("as_json"):
                 shared["form"] = Format.JSON
             run = CommandRun(work.__name__, **shared)
-            if run.engine is not Engine.SPARK and not local:
+            if run.engine is Engine.AUTO and (not local or run.needs_spark):
+                run.engine = Engine.SPARK
+            if run.engine is Engine.LOCAL and not local:
                 raise BadValueError(f"{run.command} needs --engine spark (local does diff, summary and verify)")
             if run.form is Format.HTML and not page:
                 raise BadValueError(f"{run.command} has no page: --format table or json")
@@ -151,7 +156,7 @@ def diff(
     if run.engine is Engine.LOCAL:
         from spark.reports.diff.local_engine import local_diff
 
-        found = local_diff(run.oplogs, **how)
+        found = local_diff(run.oplogs, on_part=run.on_part, **how)
     else:
         from spark.reports.diff.spark_engine import diff as spark_diff
 
@@ -196,7 +201,7 @@ def verify(run: CommandRun, members: Members, begin: From = None, end: To = None
 
     found: check.Verification[Any]
     if run.engine is Engine.LOCAL:
-        found = check.local_verify(run.oplogs, span=span)
+        found = check.local_verify(run.oplogs, span=span, on_part=run.on_part)
     else:
         found = check.verify(run.session, run.oplogs, span=span)
     document = report.document_of(found, run.oplogs, samples)
@@ -249,7 +254,7 @@ def summary(
 
     found: report.Summary[Any]
     if run.engine is Engine.LOCAL:
-        found = report.local_summary(run.oplogs, span=span, only=only_of(ns), top=top)
+        found = report.local_summary(run.oplogs, span=span, only=only_of(ns), top=top, on_part=run.on_part)
     else:
         found = report.summary(run.session, run.oplogs, span=span, only=only_of(ns), top=top)
     run.show(report.document_of(found), tables_of(found), report.content, report.charts)
@@ -282,9 +287,12 @@ def replay(
     documents = report.replay(run.session, run.oplogs[0], ns, at=point, base=None if base is None else open_base(base))
     run.write_tables({"documents": documents})
     if out is not None:
-        typer.echo(f"{report.write_bson(documents, out)} documents of {ns} in {out}")
+        count = report.write_bson(documents, out)
+        run.end_work()
+        typer.echo(f"{count} documents of {ns} in {out}")
         return
     for line in report.ejson_lines(documents, canonical=run.form is Format.JSON):
+        run.end_work()
         typer.echo(line)
 
 
@@ -340,6 +348,7 @@ def tail(
     if skip_trimmed:
         options["onTrimmed"] = "skip"
     stream = run.session.readStream.format("oplog").options(**options).load()
+    run.end_work()
     printer = TailPrinter(as_json=run.form is Format.JSON)
     tail_stream(stream, printer.show, checkpoint=checkpoint, stop=printer.stop)
     return printer.status()

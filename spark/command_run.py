@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from replset.errors import BadValueError, ReplError
 from replset.ids import OpTime, pack_ts
+from replset.long_work import scaled
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from replset.long_work import LongWork
     from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
+    from spark.progress import SparkTasks
     from spark.render.charts import Chart
     from spark.render.content import Content
 
@@ -36,7 +39,12 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 QUICK_ROWS = 1_000_000
 
 
+LOCAL_ROWS = {"diff": 20_000_000, "summary": 2_000_000, "verify": 2_000_000}
+"""Up to so many entries of all members together `--engine auto` takes the local engine (docs/spark-at-scale.md)."""
+
+
 class Engine(StrEnum):
+    AUTO = "auto"
     SPARK = "spark"
     LOCAL = "local"
 
@@ -59,11 +67,11 @@ class JobFailedError(ReplError):
 class CommandRun:
     """One command at work: its members, its session, and where its result goes. `with` ends the session.
 
-    `session` starts Spark when it is first asked for.
+    `session` starts Spark when it is first asked for. engine: AUTO until `open` chooses.
     """
 
     command: str
-    engine: Engine = Engine.SPARK
+    engine: Engine = Engine.AUTO
     master: str | None = None
     form: Format = Format.TABLE
     html: Path | None = None
@@ -71,31 +79,81 @@ class CommandRun:
     oplogs: list[Oplog] = field(default_factory=list)
     bounds: list[Bounds] = field(default_factory=list)
     _session: SparkSession | None = None
+    _work: LongWork | None = None
+    _tasks: SparkTasks | None = None
 
     def __enter__(self) -> None:
-        pass
+        from replset.long_work import LongWork
+
+        self._work = LongWork(PROGRAM).__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self.end_work()
         self.close()
         if isinstance(error, Exception) and not isinstance(error, ReplError | OSError):
             raise one_line_error(error) from error
 
     def open(self, members: Sequence[str]) -> None:
         """Open the members and ask for their bounds: what cannot be read or written is an error before Spark starts."""
-        local = self.engine is Engine.LOCAL
+        local = self.engine is not Engine.SPARK
         check_installed([name for name in NEEDS if not (local and name in NOT_FOR_LOCAL)])
         check_target(self.html, "--html")
         check_folder(self.parquet, "--parquet")
         from spark.members import open_members
 
+        self.begin("reading the ends of the oplogs", len(members))
         self.oplogs = open_members(members)
         self.bounds = [oplog.bounds() for oplog in self.oplogs]
+        if self.engine is Engine.AUTO:
+            self._choose_engine()
+        self.begin(f"{self.command} of {scaled(self.rows, 'entries')}", unit="parts")
+
+    def _choose_engine(self) -> None:
+        """Take the local engine where it is faster and enough, and say so."""
+        size = scaled(self.rows, "entries")
+        if self.rows > LOCAL_ROWS[self.command] and not missing_of(NOT_FOR_LOCAL):
+            self.engine, why = Engine.SPARK, f"{size}; --engine local does without Spark"
+        else:
+            self.engine, why = Engine.LOCAL, f"{size}; --engine spark or --master uses Spark"
+        print(f"{PROGRAM}: {self.engine.value} engine, {why}", file=sys.stderr, flush=True)
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether the user named a cluster, or wants the page of a diff, whose lag only Spark computes."""
+        from spark.session import GATEWAY
+
+        wants_page = self.html is not None or self.form is Format.HTML
+        return self.master is not None or GATEWAY in os.environ or (wants_page and self.command == "diff")
+
+    @property
+    def rows(self) -> int:
+        """How many entries the members have together."""
+        return sum(bounds.rows for bounds in self.bounds)
+
+    def begin(self, what: str, total: int = 0, unit: str = "") -> None:
+        """Begin a step of the work that a person may have to wait for."""
+        if self._work is not None:
+            self._work.begin(what, total, unit)
+
+    def on_part(self, done: int, total: int) -> None:
+        """Note how many parts of the oplogs the local engine has read."""
+        if self._work is not None:
+            self._work.update(done, total)
+
+    def end_work(self) -> None:
+        """Show no progress any more: the result is printed next."""
+        if self._tasks is not None:
+            self._tasks.close()
+            self._tasks = None
+        if self._work is not None:
+            self._work.close()
 
     @property
     def session(self) -> SparkSession:
         if self._session is None:
             from spark.session import spark_session
 
+            self.begin("starting Spark")
             quick = self.is_short and JAVA_OPTIONS not in os.environ
             if quick:
                 os.environ[JAVA_OPTIONS] = QUICK_JAVA
@@ -104,12 +162,17 @@ class CommandRun:
             finally:
                 if quick:
                     del os.environ[JAVA_OPTIONS]
+            self.begin(f"{self.command} of {scaled(self.rows, 'entries')}", unit="tasks")
+            if self._work is not None:
+                from spark.progress import SparkTasks
+
+                self._tasks = SparkTasks(self._session, self._work)
         return self._session
 
     @property
     def is_short(self) -> bool:
         """Whether the job will be over in seconds; a tail never is."""
-        return self.command != "tail" and sum(bounds.rows for bounds in self.bounds) <= QUICK_ROWS
+        return self.command != "tail" and self.rows <= QUICK_ROWS
 
     def show(
         self,
@@ -133,10 +196,12 @@ class CommandRun:
 
             whole = {**document, **only_on_page()}
             text = page(whole, content(whole), charts(whole))
+            self.end_work()
             if self.html is not None:
                 self.html.write_text(text, encoding="utf-8")
             if self.form is Format.HTML:
                 sys.stdout.write(text)
+        self.end_work()
         if self.form is Format.JSON:
             print(json.dumps(document, indent=2, ensure_ascii=not speaks_utf8()))
         elif self.form is Format.TABLE:
@@ -195,9 +260,13 @@ def first_line(error: Exception) -> str:
 
 
 def check_installed(modules: Sequence[str]) -> None:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    missing = missing_of(modules)
     if missing:
         raise NotInstalledError(not_installed(missing))
+
+
+def missing_of(modules: Sequence[str]) -> list[str]:
+    return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
 def not_installed(modules: Sequence[str]) -> str:

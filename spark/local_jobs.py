@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
@@ -16,6 +16,12 @@ from spark.jobs import ROWS_PER_TASK, Task, Work, plan
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 
 THREADS = min(4, os.cpu_count() or 1)
+OnPart = Callable[[int, int], None]
+"""Called with how many parts are read, and how many there are."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Show nothing."""
 
 
 def run_spans(
@@ -26,6 +32,7 @@ def run_spans(
     span: Span = EVERYTHING,
     only: EntryFilter = ALL,
     rows_per_task: int = ROWS_PER_TASK,
+    on_part: OnPart = no_progress,
 ) -> Iterator[pa.RecordBatch]:
     """What `work` gives of every part, in the order of `plan`. Some parts beyond the one wanted are worked on ahead."""
     wanted = tuple(columns)
@@ -35,6 +42,7 @@ def run_spans(
         return list(work(oplog.name, oplog.read(part, wanted, only)))
 
     tasks = deque(plan(oplogs, span, rows_per_task))
+    total = len(tasks)
     with ThreadPoolExecutor(THREADS, thread_name_prefix="oplog") as threads:
         ahead: deque[Future[list[pa.RecordBatch]]] = deque()
         try:
@@ -42,5 +50,6 @@ def run_spans(
                 while tasks and len(ahead) < THREADS + 1:
                     ahead.append(threads.submit(run, tasks.popleft()))
                 yield from ahead.popleft().result()
+                on_part(total - len(tasks) - len(ahead), total)
         finally:
             threads.shutdown(cancel_futures=True)

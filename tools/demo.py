@@ -342,8 +342,9 @@ class Demo:
         live = names(holders)
         self.print_line(f"oplog-spark diff --engine local {live}: the same, exit status 0")
         page = self.set.folder / "oplogs.html"
-        arguments = ["--json", "--samples", "50", "--html", str(page), f"{CUT_OFF}={self.snapshot}"]
-        found = json.loads(self.oplog_spark(1, "diff", *arguments, *(str(member.dbpath) for member in holders)))
+        options = ["--engine", "spark", "--json", "--samples", "50", "--html", str(page)]
+        files = [f"{CUT_OFF}={self.snapshot}", *(str(member.dbpath) for member in holders)]
+        found = json.loads(self.oplog_spark(1, "diff", *options, *files))
         lost = [row for row in found["samples"] if row["kind"] == "rolled-back"]
         for row in lost:
             (version,) = row["versions"]

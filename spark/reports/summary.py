@@ -26,7 +26,7 @@ from replset.oplog_entry import UPDATE
 from spark.columns import ddl_of, repeated, sorted_by
 from spark.entry_bytes import EntryPrefixes, diff_size, id_text
 from spark.jobs import ROWS_PER_TASK, map_spans, pinned
-from spark.local_jobs import run_spans
+from spark.local_jobs import OnPart, no_progress, run_spans
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 from spark.render.charts import Chart, Count, bar_chart, column_chart
 from spark.render.content import (
@@ -170,10 +170,11 @@ def local_summary(
     only: EntryFilter = ALL,
     top: int = TOP,
     rows_per_task: int = ROWS_PER_TASK,
+    on_part: OnPart = no_progress,
 ) -> Summary[pa.Table]:
     """The same in this process."""
     oplogs = pinned(oplogs)
-    run = partial(run_spans, span=span, only=only, rows_per_task=rows_per_task)
+    run = partial(run_spans, span=span, only=only, rows_per_task=rows_per_task, on_part=on_part)
 
     def by(*names: str) -> pa.Table:
         keys = ("member", *names)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark.columns import sorted_by
 from spark.jobs import ROWS_PER_TASK
-from spark.local_jobs import THREADS, run_spans
+from spark.local_jobs import THREADS, OnPart, no_progress, run_spans
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff import classify, digests
 
@@ -28,6 +28,7 @@ def local_diff(
     rows_per_task: int = ROWS_PER_TASK,
     grid: digests.BucketGrid | None = None,
     by_bytes: bool = False,
+    on_part: OnPart = no_progress,
 ) -> LocalDiff:
     """Where the members differ. OplogError: one could not be read.
 
@@ -39,7 +40,9 @@ def local_diff(
     grid = grid or digests.BucketGrid.over(members.bounds)
     facts = classify.Facts.of(members.names, members.bounds, span.first_ts)
     work = digests.digests_in(grid, {name: at for at, name in enumerate(facts.names)})
-    parts = run_spans(members.pinned, digests.READ_FOR_DIGESTS, work, span=span, rows_per_task=rows_per_task)
+    parts = run_spans(
+        members.pinned, digests.READ_FOR_DIGESTS, work, span=span, rows_per_task=rows_per_task, on_part=on_part
+    )
     merged = digests.merged(pa.Table.from_batches(parts, schema=digests.SCHEMA))
     facts = replace(facts, heads=members.heads(facts.heads))
     found = digests.compared(grid, merged, facts.heads)

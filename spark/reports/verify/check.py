@@ -30,7 +30,7 @@ from replset.oplog_row import CHAIN_START, next_chain
 from spark.columns import batch_from, ddl_of, schema_of, sorted_by
 from spark.entry_bytes import EntryPrefixes, collection_of, id_text
 from spark.jobs import ROWS_PER_TASK, map_spans, pinned, table_of
-from spark.local_jobs import run_spans
+from spark.local_jobs import OnPart, no_progress, run_spans
 from spark.oplog import EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff.digests import is_among
 from spark.reports.elections import INITIATING
@@ -129,11 +129,15 @@ def verify(
 
 
 def local_verify(
-    oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
+    oplogs: Sequence[Oplog],
+    *,
+    span: Span = EVERYTHING,
+    rows_per_task: int = ROWS_PER_TASK,
+    on_part: OnPart = no_progress,
 ) -> Verification[pa.Table]:
     """The same in this process. The oplogs are read once more for every 200,000 documents that were updated."""
     oplogs = pinned(oplogs)
-    run = partial(run_spans, span=span, rows_per_task=rows_per_task)
+    run = partial(run_spans, span=span, rows_per_task=rows_per_task, on_part=on_part)
     keys = pa.Table.from_batches(
         run(oplogs, ("key",), updated_documents_in, only=EntryFilter(op=(UPDATE,))), pa.schema([_FINDINGS.field(2)])
     )
