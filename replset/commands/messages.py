@@ -2,8 +2,8 @@
 
 The field names are MongoDB's. Fields that MongoDB does not have (incarnation,
 rollbackId, httpAddress, commitPoint, commitTerm, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine,
-overloaded, setId, reason, expectedMembers) are added. A malformed document or an impossible number is the fault of the
-peer: RemoteProtocolError.
+overloaded, setId, reason, expectedMembers, holdsRole) are added. A malformed document or an impossible number is the
+fault of the peer: RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def parse_request(body: RawDocument) -> MemberRequest:
                 body.get("checkEmpty") is True,
                 _set_id(body),
                 _hosts(body, "expectedMembers"),
+                body.get("holdsRole") is True,
             )
         case "replSetRequestVotes":
             return VoteRequest(
@@ -154,6 +155,8 @@ def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
     }
     if body.expected:
         document["expectedMembers"] = [str(host) for host in body.expected]
+    if body.holds_role:
+        document["holdsRole"] = True
     return document | _set_id_field(body.set_id)
 
 
@@ -280,6 +283,7 @@ def _heartbeat_reply(body: HeartbeatReply) -> dict[str, object]:
         "quarantine": body.quarantine,
         "commitTerm": Int64(body.commit_term),
         **({"overloaded": True} if body.overloaded else {}),
+        **({"holdsRole": True} if body.holds_role else {}),
         "ok": 1.0,
     }
 
@@ -312,6 +316,7 @@ def _parse_heartbeat_reply(reply: RawDocument) -> HeartbeatReply:
         _field(reply, "quarantine", str),
         _number(reply, "commitTerm") if "commitTerm" in reply else 0,
         reply.get("overloaded") is True,
+        reply.get("holdsRole") is True,
     )
 
 

@@ -71,6 +71,8 @@ class Heartbeats:
             return min(LEAST_PAUSE_MS, interval)
         if node.state is not MemberState.PRIMARY and node.sync_source is None:
             return max(1, min(half, interval // 4))
+        if node.state is MemberState.PRIMARY and node.role_hook_ms:
+            return max(1, min(interval, node.role_hook_ms // 4))
         return max(1, interval)
 
     def _send_heartbeat(self, peer: Peer) -> None:
@@ -124,6 +126,8 @@ class Heartbeats:
         peer.has_answered = True
         peer.message = ""
         peer.last_contact = node.now
+        peer.answered_since = peer.heartbeat_began
+        peer.role_free_in = -1 if reply.holds_role else reply.term
         peer.last_reply_wall_ms = node.wall_ms()
         peer.state = reply.state
         peer.set_incarnation(reply.incarnation)
@@ -148,6 +152,7 @@ class Heartbeats:
             node.journal("member", f"{peer.host} is {peer.state.name}")
         self._leader.on_progress_changed()
         self._leader.advance_catch_up()
+        self._leader.advance_role_wait()
         self._reconfigs.advance()
 
     def _update_primary(self, peer: Peer, reply: HeartbeatReply) -> None:
@@ -230,6 +235,7 @@ class Heartbeats:
         if peer is not None:
             peer.last_contact = node.now
             peer.last_request_wall_ms = node.wall_ms()
+            peer.role_free_in = -1 if request.holds_role else request.term
             peer.set_incarnation(request.incarnation)
             peer.config_version, peer.config_term = request.config_version, request.config_term
             if request.term == node.term and request.primary_id is not None and request.primary_id == request.sender_id:
@@ -239,6 +245,7 @@ class Heartbeats:
                 peer.state = MemberState.SECONDARY  # it stepped down; an arbiter need not wait for its next reply
                 if node.primary_id == peer.id:
                     node.set_primary(None)
+            self._leader.advance_role_wait()
             self._leader.update_commit_point()  # a majority may have the configuration now
             self._reconfigs.advance()
         if not request.check_empty and self._has_newer_config(request):
@@ -271,6 +278,7 @@ class Heartbeats:
             node.quarantine,
             node.commit_term,
             node.is_overloaded(),
+            node.holds_role(),
         )
 
     def _has_newer_config(self, request: HeartbeatRequest) -> bool:

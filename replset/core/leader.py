@@ -20,6 +20,7 @@ from replset.core.in_sync import update_in_sync
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused
 from replset.core.quorum import commit_point, has_majority
+from replset.core.role import holders, role_wait_ms
 from replset.core.state import NEVER, NodeState, Peer
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
@@ -33,6 +34,7 @@ class Phase(Enum):
     NOT_PRIMARY = "not primary"
     CATCH_UP = "catch-up"
     DRAIN = "drain"
+    ROLE_WAIT = "waiting for the release of the role"
     ACTIVE = "active"
 
 
@@ -130,6 +132,20 @@ class Leader:
         node = self.node
         if self.phase is not Phase.DRAIN or term != node.term:
             return
+        self.phase = Phase.ROLE_WAIT
+        if waited_for := ", ".join(peer.host for peer in holders(node)):
+            most_s = (self._role_wait_until() - node.now) / 1000
+            node.journal("role", f"writes wait until {waited_for} released the primary's role, {most_s:.1f} s at most")
+        self.advance_role_wait()
+
+    def _role_wait_until(self) -> Millis:
+        return Millis(self._began + role_wait_ms(self.node))
+
+    def advance_role_wait(self) -> None:
+        """Accept writes once no other member can hold what its role hook gave it (role.py); without a hook at once."""
+        node = self.node
+        if self.phase is not Phase.ROLE_WAIT or (holders(node) and node.now < self._role_wait_until()):
+            return
         self.phase = Phase.ACTIVE
         self._last_entry_at = node.now
         node.writable = True
@@ -145,6 +161,7 @@ class Leader:
         if self.phase is Phase.NOT_PRIMARY:
             return
         self.advance_catch_up()
+        self.advance_role_wait()
         if not self._sees_majority():
             self.step_down("it cannot see a majority")
             return
@@ -173,6 +190,8 @@ class Leader:
         if self.phase is Phase.CATCH_UP:
             answers_due = self._answers_due()
             due = min(due, self._catch_up_until, answers_due if answers_due > node.now else NEVER)
+        if self.phase is Phase.ROLE_WAIT:
+            due = min(due, self._role_wait_until())
         return Millis(min(due, self._last_entry_at + PERIODIC_NOOP_MS) if node.writable else due)
 
     def _sees_majority(self) -> bool:

@@ -34,7 +34,8 @@ class HeartbeatRequest:
 
     set_id: settings.replicaSetId of the sender's configuration, None while it has none. A member of another set refuses
     the request, so a reply always comes from the sender's own set. expected: with check_empty, the hosts of
-    --expect-members, sorted; a member that was started with others refuses.
+    --expect-members, sorted; a member that was started with others refuses. holds_role: its role hook may not have
+    released the primary's role yet (docs/hooks.md).
     """
 
     set_name: str
@@ -48,6 +49,7 @@ class HeartbeatRequest:
     check_empty: bool = False
     set_id: ObjectId | None = None
     expected: tuple[HostPort, ...] = ()
+    holds_role: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class HeartbeatReply:
     quarantine: str = ""  # why it is out of service; "" when it is not
     commit_term: int = 0
     overloaded: bool = False  # it has more to do than it can; clients should read elsewhere
+    holds_role: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +423,11 @@ class ShutdownStarted:
     """SIGTERM: a primary hands over; a secondary answers hello with 91."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoleReleased:
+    """The role hook has released the primary's role."""
+
+
 Report = (
     LocalPosition
     | FetchProgress
@@ -436,5 +444,6 @@ Report = (
     | VoteSaved
     | DrainFinished
     | ShutdownStarted
+    | RoleReleased
 )
 Message = Request | Response | Report

@@ -48,6 +48,7 @@ from replset.core.messages import (
     Request,
     Response,
     ResyncRequest,
+    RoleReleased,
     RollbackEnded,
     ShutdownStarted,
     SourceBatch,
@@ -61,6 +62,7 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.core.reconfig import Reconfigs
+from replset.core.role import role_until
 from replset.core.staleness import lag_ms
 from replset.core.state import NodeState, Peer, shown_state
 from replset.core.status import Status, build_status
@@ -199,6 +201,8 @@ class Node:
                 self._leader.on_drain_finished(term)
             case ShutdownStarted():
                 state.shutting_down = True
+            case RoleReleased():
+                state.restart_heartbeats()  # a new primary may wait for it
             case _:
                 assert_never(message)
         self._run_due()
@@ -362,6 +366,10 @@ class Node:
     def quarantine(self) -> str:
         """Why this member is out of service, empty when it is not."""
         return self._state.quarantine
+
+    def role_until(self, now: Millis) -> Millis:
+        """Until when this member may hold what its role hook gives to the primary; in the past: not at all."""
+        return role_until(self._state, now)
 
     def peer_at(self, host: HostPort) -> Peer | None:
         """What is known of another member; for reading."""

@@ -397,7 +397,9 @@ class Reconfigs:
     def install_from_heartbeat(self, config: ReplSetConfig | None) -> None:
         """Install another member's configuration if it is newer, unless this primary is still stepping up (map H6)."""
         node = self.node
-        if config is None or config.set_name != node.set_name or self._leader.phase in (Phase.CATCH_UP, Phase.DRAIN):
+        if config is None or config.set_name != node.set_name:
+            return
+        if self._leader.phase in (Phase.CATCH_UP, Phase.DRAIN, Phase.ROLE_WAIT):
             return
         if node.config is not None and node.set_id != config.settings.replica_set_id:
             return  # another set of the same name

@@ -77,6 +77,8 @@ class Peer:
     refused_at: Millis | None = None  # the newest fresh connect that it refused, since it last was heard as primary
     has_answered: bool = False  # or its heartbeat failed, since this member won the last election
     heartbeat_began: Millis = BEGINNING  # the first try of the heartbeat under way
+    answered_since: Millis = BEGINNING  # when the newest heartbeat began that it answered
+    role_free_in: int = -1  # the term in which it last said that it holds no primary's role (role.py)
 
     @property
     def is_up(self) -> bool:
@@ -153,6 +155,8 @@ class NodeState:
     allow_multiple_arbiters: bool = False
     unacknowledged_rollbacks: Callable[[], int] = lambda: 0
     is_overloaded: Callable[[], bool] = lambda: False
+    role_hook_ms: int = 0  # see role.py; 0: this member has no role hook
+    holds_role: Callable[[], bool] = lambda: False
     rolling_back: bool = False
     oplog_only: bool = False
     expected: tuple[HostPort, ...] = ()
@@ -416,6 +420,7 @@ class NodeState:
             check_empty,
             self.set_id,
             self.expected if check_empty else (),
+            self.holds_role(),
         )
 
     def reply(self, request_id: int, body: ReplyBody) -> None:

@@ -78,6 +78,7 @@ from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.load import Load
 from replset.runtime.machine import LimitedWorkers, TrackedWorkers
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions, exposure_warnings
+from replset.runtime.role_hook import RoleHook
 from replset.runtime.server import WireServer
 from replset.runtime.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
 from replset.runtime.shell import Shell
@@ -252,6 +253,7 @@ class RunningMember:
             on_stalled=self._on_disk_stalled,
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
         )
+        self._role_hook = None if options.role_hook is None else self._make_role_hook(options.role_hook)
         self.node = Node(
             NodeState(
                 host=self.host,
@@ -273,6 +275,8 @@ class RunningMember:
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
                 expected=options.expected,
                 is_overloaded=lambda: self.load.is_high,
+                role_hook_ms=0 if self._role_hook is None else self._role_hook.hook_ms,
+                holds_role=lambda: self._role_hook is not None and self._role_hook.holds,
             )
         )
         if self.node.has_lost_data:
@@ -405,6 +409,8 @@ class RunningMember:
             self._tasks.start(work)
         if self.options.expect_members:
             self._tasks.start(begin_expected_set(self.options, self.node, self.ask_core, self._on_awaited_members))
+        if self._role_hook is not None:
+            self._tasks.start(self._role_hook.run(self.node))
         if self._rolling_back:
             self._tasks.start(self._effects.then_count_rollbacks(self._rollback.finish))
 
@@ -424,6 +430,8 @@ class RunningMember:
             await hand_over_primary(self.node, self.shell, self.host)
         except ShutdownInProgressError as error:
             log.warning("this primary could not hand over to another member: %s", error.message)
+        if self._role_hook is not None:
+            await self._role_hook.wait_released()
         self.shutting_down = True
         self._on_topology_changed()
         await self._server.quiesce()
@@ -437,6 +445,8 @@ class RunningMember:
         await self.shell.close()
         self._tasks.cancel()
         await self._tasks.wait()
+        if self._role_hook is not None:
+            await self._role_hook.close()
         await self._threads.wait()
         await self.durability.close()
         await self.snapshots.close()
@@ -545,7 +555,14 @@ class RunningMember:
     def _on_awaited_members(self, reason: str) -> None:
         self.awaited_members = reason
 
+    def _make_role_hook(self, hook: str) -> RoleHook:
+        hook_ms = Millis(int(self.options.role_hook_secs * 1000))
+        names = (self.set_name, self.host)
+        return RoleHook(hook, hook_ms, self.context.dbpath, self.clock, names, self._on_report)
+
     def _on_topology_changed(self) -> None:
+        if self._role_hook is not None and self._is_started:
+            self._role_hook.update(self.node)
         self.topology_counter += 1
         self._topology.notify()
 

@@ -16,6 +16,7 @@ import yaml
 from replset.config import MAX_VOTERS, parse_host
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.ids import HostPort
+from replset.runtime.role_guard import is_url
 
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
 TEXT_LOG, JSON_LOG = "text", "json"
@@ -43,6 +44,8 @@ class MemberOptions:
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
     max_connections: of clients and members on the wire port.
     log_format: `json` writes each line of the log as a JSON document. log_file: instead of standard error.
+    role_hook: what is called on gaining and losing PRIMARY, a program or an http:// address. role_hook_secs: limit of a
+    call, and how long a primary without a majority keeps the role (docs/hooks.md).
     rollback_layout: `mongodb` writes a rollback's documents in MongoDB's folders too (map Ro5).
     """
 
@@ -68,6 +71,8 @@ class MemberOptions:
     min_free_mb: int = 500
     max_connections: int = 4096
     rollback_layout: str = PLAIN_LAYOUT
+    role_hook: str | None = None
+    role_hook_secs: float = 5.0
     allow_multiple_arbiters: bool = False
     enable_test_commands: bool = False
     log_level: str = "info"
@@ -271,6 +276,7 @@ def _check(options: MemberOptions) -> None:
     ):
         if value < 0:
             raise BadOptionError(f"--{flag}: {value:g} is below 0")
+    _check_role_hook(options)
     if options.rollback_layout not in {PLAIN_LAYOUT, MONGODB_LAYOUT}:
         raise BadOptionError(
             f"--rollback-layout: {options.rollback_layout!r} is not {PLAIN_LAYOUT} or {MONGODB_LAYOUT}"
@@ -290,6 +296,14 @@ def _check_expected(options: MemberOptions) -> None:
         raise BadOptionError(f"--expect-members: {len(hosts)} hosts, at most {MAX_VOTERS} members have a vote")
     if hosts and options.host not in hosts:
         raise BadOptionError(f"--expect-members: this member, {options.host}, is not among {', '.join(hosts)}")
+
+
+def _check_role_hook(options: MemberOptions) -> None:
+    hook = options.role_hook
+    if not 0.2 <= options.role_hook_secs <= 3600:
+        raise BadOptionError(f"--role-hook-secs: {options.role_hook_secs:g} is not from 0.2 to 3600")
+    if hook is not None and not is_url(hook) and not (os.path.isfile(hook) and os.access(hook, os.X_OK)):
+        raise BadOptionError(f"--role-hook: {hook} is neither a program nor an http:// address")
 
 
 def _check_exposure(options: MemberOptions) -> None:

@@ -95,6 +95,7 @@ def test_every_option_comes_from_the_environment_alone() -> None:
         "log_level": "debug",
         "log_format": "json",
         "rollback_layout": "mongodb",
+        "role_hook": "http://x/role",
         "insecure_members": "false",
         "expect_members": "y:7,b",  # the member itself is y, on port 7
     }
@@ -186,6 +187,8 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"dbpath": "/d"}, {}, "--replSet is missing (or REPLSET_REPL_SET, or the file)"),
         ({"repl_set": "rs0"}, {}, "--dbpath is missing (or REPLSET_DBPATH, or the file)"),
+        ({**BASE, "role_hook": "/d"}, {}, "--role-hook: /d is neither a program nor an http:// address"),
+        ({**BASE, "role_hook_secs": 0.1}, {}, "--role-hook-secs: 0.1 is not from 0.2 to 3600"),
         ({**BASE, "port": 0}, {}, "--port: 0 is not a port (1 to 65535)"),
         (BASE, {"REPLSET_PORT": "70000"}, "--port: 70000 is not a port (1 to 65535)"),
         (BASE, {"REPLSET_PORT": "27o17"}, "REPLSET_PORT: '27o17' is not a whole number"),

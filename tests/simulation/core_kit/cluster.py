@@ -57,6 +57,9 @@ class CoreCluster:
         self.sync_ms = 3
         self.copy_ms = 50
         self.default_write_concern_set = False
+        self.role_hook_ms = 0
+        self.holds_role: Callable[[CoreMachine], bool] = lambda machine: False
+        self.on_append: Callable[[CoreMachine], None] = lambda machine: None
         self.expected = dict(expected or {})
         self.cut: set[tuple[HostPort, HostPort]] = set()
         self.rejecting: set[tuple[HostPort, HostPort]] = set()  # cut, and connects are refused

@@ -151,6 +151,8 @@ class CoreMachine:
                 default_write_concern_set=lambda: self.cluster.default_write_concern_set,
                 allow_multiple_arbiters=True,
                 expected=self.cluster.expected.get(self.host, ()),
+                role_hook_ms=self.cluster.role_hook_ms,
+                holds_role=lambda: self.cluster.holds_role(self),
             )
         )
         self.committed = OPTIME_NULL
@@ -302,6 +304,7 @@ class CoreMachine:
     def append(self, term: int, text: str) -> OpTime:
         last = self.disk.log[-1][0].ts if self.disk.log else 0
         optime = OpTime(term, max(last + 1, pack_ts((WALL + self.cluster.now) // 1000, 1)))
+        self.cluster.on_append(self)
         self.disk.log.append((optime, text))
         self.moved()
         return optime

@@ -1,0 +1,120 @@
+"""Tells the guard process of a role hook (role_guard.py) until when this member may hold the primary's role."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from contextlib import suppress
+
+from replset.core.messages import Report, RoleReleased
+from replset.core.node import Node
+from replset.ids import HostPort, Millis
+from replset.replication.ports import Clock
+from replset.runtime.role_guard import MODULE
+
+log = logging.getLogger("replset.role_hook")
+
+LOCK_FILE = "role-hook.lock"
+RESTART_S = 1.0
+
+
+class RoleHook:
+    """Keeps one guard process. `holds` is True unless the guard has said that the role is released.
+
+    The clock must be the machine's monotonic one, since the guard reads the same.
+    """
+
+    def __init__(
+        self,
+        hook: str,
+        hook_ms: Millis,
+        dbpath: str,
+        clock: Clock,
+        names: tuple[str, HostPort],
+        report: Callable[[Report], None],
+    ) -> None:
+        """names: of the set and of this member. report: feeds the core."""
+        self._command = (hook, str(hook_ms / 1000), os.path.join(dbpath, LOCK_FILE))
+        self.hook_ms = hook_ms
+        self._clock = clock
+        self._environment = {**os.environ, "ROLE_SET": names[0], "ROLE_MEMBER": names[1]}
+        self._report = report
+        self._process: Process | None = None
+        self._number = self._last_held = self._released = 0  # of lines: the last, the last that lets it hold, answered
+        self._is_told = False
+        self._is_released = asyncio.Event()
+
+    @property
+    def holds(self) -> bool:
+        return self._released <= self._last_held
+
+    async def run(self, node: Node) -> None:
+        """Start the guard, and again if it ends; tell it the time of `node` many times in each."""
+        while True:
+            self._last_held, self._is_told = self._number, True
+            self._is_released.clear()
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                MODULE,
+                *self._command,
+                stdin=PIPE,
+                stdout=PIPE,
+                env=self._environment,
+                start_new_session=True,
+            )
+            answers = asyncio.get_running_loop().create_task(self._read_answers(process))
+            try:
+                self._tell(node, 0)
+                while not answers.done():
+                    self.update(node)
+                    await asyncio.wait([answers], timeout=self.hook_ms / 20_000)
+            finally:
+                answers.cancel()
+            log.error("the guard of the role hook ended; another one is started")
+            await asyncio.sleep(RESTART_S)
+
+    def update(self, node: Node) -> None:
+        """Tell the guard until when the member may hold the role, if that changed."""
+        until = node.role_until(self._clock.now())
+        if until > self._clock.now():
+            self._last_held, self._is_told = self._number + 1, False
+            self._is_released.clear()
+            self._tell(node, until)
+        elif not self._is_told:
+            self._is_told = True
+            self._tell(node, 0)
+
+    def _tell(self, node: Node, until: int) -> None:
+        self._number += 1
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(b"%d %d %d\n" % (self._number, until, node.term))
+
+    async def _read_answers(self, process: Process) -> None:
+        while process.stdout is not None and (line := await process.stdout.readline()):
+            kind, _, text = line.decode("utf-8", "replace").rstrip().partition(" ")
+            if kind != "released":
+                log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", text)
+                continue
+            self._released = max(self._released, int(text))
+            if not self.holds:
+                self._is_released.set()
+                self._report(RoleReleased())
+
+    async def wait_released(self) -> None:
+        """Return when the guard has released the role, or when a release and its repetition would be over."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_released.wait(), 2 * self.hook_ms / 1000)
+            await asyncio.sleep(0.05)  # the heartbeats that say so are on their way
+
+    async def close(self) -> None:
+        """Let the guard end. It goes on alone if the release takes longer."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), self.hook_ms / 1000)
