@@ -215,7 +215,9 @@ def test_the_members_make_their_set_by_themselves_and_starting_again_changes_not
     key = Path(made.services["key"]["environment"]["KEY"])
     read_key_file(key)
     text = key.read_text()
-    assert made.states() == ["PRIMARY", "SECONDARY", "SECONDARY"]
+    wait_until(
+        lambda: made.states() == ["PRIMARY", "SECONDARY", "SECONDARY"], 30, "each to know that all are in service"
+    )
     config = made.ask("m1", {"replSetGetConfig": 1})["config"]
     assert [row["host"] for row in config["members"]] == [f"127.0.0.1:{made.ports[name]}" for name in MEMBERS]
 
