@@ -127,9 +127,12 @@ class LocalCompose:
     def wait_healthy(self, name: str, within_s: float = 90) -> None:
         deadline = time.monotonic() + within_s
         while not self.is_healthy(name):
-            assert self.running[name].poll() is None, f"{name} ended: {self.log(name)[-2000:]}"
-            assert time.monotonic() < deadline, f"{name} is not healthy: {self.log(name)[-2000:]}"
+            for other, process in self.running.items():
+                assert process.poll() is None, f"{other} ended: {self.log(other)[-2000:]}"
+            logs = {other: self.log(other)[-2000:] for other in self.running}
+            assert time.monotonic() < deadline, f"{name} is not healthy: {logs}"
             time.sleep(0.2)
+        assert self.running[name].poll() is None, f"{name} ended: {self.log(name)[-2000:]}"
 
     def stop(self, name: str) -> int:
         """Stop a service as compose does; its exit status, which is -9 when it was killed in the end."""
