@@ -39,7 +39,7 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 QUICK_ROWS = 1_000_000
 
 
-LOCAL_ROWS = {"diff": 20_000_000, "summary": 2_000_000, "verify": 2_000_000}
+LOCAL_ROWS = {"diff": 20_000_000, "summary": 2_000_000, "verify": 1_000_000}
 """Up to so many entries of all members together `--engine auto` takes the local engine (docs/spark-at-scale.md)."""
 
 

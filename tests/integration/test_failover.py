@@ -34,6 +34,10 @@ def test_a_killed_primary_is_replaced_long_before_the_election_timeout(make_set:
     assert time.monotonic() - killed_at < SOON_S
     assert ids(new) == list(range(11))
     assert run(new, {"hello": 1}, "admin")["me"] != old.host
+    lines = new.log.read_text().splitlines()
+    became = f" INFO replset.member this member is PRIMARY in term {status(new)['term']}, it was SECONDARY"
+    assert any(line.endswith(became) for line in lines)
+    assert any(" WARNING " in line and f"member: {old.host} is not reachable" in line for line in lines)
 
 
 def test_a_paused_primary_is_left_to_the_election_timeout(make_set: MakeSet) -> None:
