@@ -1,7 +1,7 @@
 // Draws the lag of the members and the operations of this one over the last minutes, with uPlot.
 
 import { byId, setText } from "./elements.js";
-import { kindOf, lagOf, newestOf } from "./draw.js";
+import { kindOf, seconds } from "./draw.js";
 import { clock } from "./member.js";
 
 const KEPT_S = 300;
@@ -82,18 +82,14 @@ class History {
   }
 }
 
-const lags = new History("lag-chart", "s");
+const history = new History("lag-chart", "s");
 const rates = new History("operations-chart", "/s");
 let before = null;
 
-export function addLags(members, committedMs) {
-  const newest = newestOf(members);
-  const behind = members.filter((one) => one.stateStr !== "PRIMARY" && lagOf(one, newest) !== null);
-  const row = Object.fromEntries(behind.map((one) => [one.name, lagOf(one, newest)]));
-  row["commit point"] = committedMs ? Math.max(0, (newest - committedMs) / 1000) : null;
-  lags.add(Date.now() / 1000, row);
+export function addLags(members, lags) {
+  history.add(Date.now() / 1000, Object.fromEntries(lags));
   const down = members.filter((one) => kindOf(one) === "down").map((one) => `${one.name} is not reachable`);
-  const told = Object.entries(row).filter(([, lag]) => lag !== null).map(([name, lag]) => `${name} ${lag.toFixed(1)} s`);
+  const told = [...lags].map(([name, lag]) => `${name} ${seconds(lag)}`);
   setText(byId("lag-text"), [`Behind the newest entry now: ${told.join(", ")}`, ...down].join("; "));
 }
 

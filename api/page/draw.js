@@ -1,7 +1,7 @@
 // Draws the members with who fetches from whom, and the newest oplog entries with the commit point among them.
 
 import { byId, setText, svg } from "./elements.js";
-import { compareOptimes, optimeText } from "./member.js";
+import { compareOptimes, dateOf, optimeText } from "./member.js";
 
 const BOX = { width: 172, height: 64, gap: 22, rise: 56 };
 const CELL = { width: 26, height: 26 };
@@ -18,21 +18,34 @@ export function stateOf(member) {
   return member.witness && member.stateStr === "ARBITER" ? "WITNESS" : member.stateStr;
 }
 
-export function lagOf(member, newest) {
-  if (!member.optime || member.health === 0) return null;
-  return Math.max(0, (newest - new Date(member.lastAppliedWallTime.$date)) / 1000);
+// For how many seconds somebody whose newest entry is at `optime` has lacked an entry of this member's oplog. The
+// entries' times alone would not do: after a pause, the first entry would make everybody look behind by the pause.
+function behind(optime, wall, oplog, now) {
+  const lacked = oplog.newest.find((entry) => compareOptimes(entry.optime, optime) > 0);
+  if (lacked === undefined) return 0;
+  const isFirst = lacked === oplog.newest[0] && oplog.first !== lacked.optime; // it lacks older ones too
+  return Math.max(0, now - (isFirst ? wall : dateOf(lacked.wall))) / 1000;
 }
 
-export const newestOf = (members) =>
-  Math.max(0, ...members.map((one) => (one.lastAppliedWallTime ? Number(new Date(one.lastAppliedWallTime.$date)) : 0)));
+// The lag in seconds of each member with data that is no primary, by name, and of the commit point.
+export function lagsOf(status, oplog) {
+  const now = dateOf(status.date);
+  const members = status.members.filter((one) => one.optime && one.health && one.stateStr !== "PRIMARY");
+  const lags = members.map((one) => [one.name, behind(optimeText(one.optime), dateOf(one.lastAppliedWallTime), oplog, now)]);
+  const { lastCommittedOpTime, lastCommittedWallTime } = status.optimes;
+  return new Map([...lags, ["commit point", behind(optimeText(lastCommittedOpTime), dateOf(lastCommittedWallTime), oplog, now)]]);
+}
 
-const fit = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+export const seconds = (lag) => (lag === undefined ? "–" : `${lag.toFixed(1)} s`);
+
+// The beginning and the end of a long name: members differ there.
+const fit = (text) => (text.length > 17 ? `${text.slice(0, 8)}…${text.slice(-7)}` : text);
 
 // --- the members -------------------------------------------------------------------------------------------------
 
 let drawn = "";
 
-export function drawTopology(members) {
+export function drawTopology(members, lags) {
   const place = byId("topology");
   const width = Math.max(BOX.width, place.clientWidth);
   const signature = JSON.stringify([width, members.map((one) => [one.name, kindOf(one), stateOf(one), one.syncSourceHost])]);
@@ -41,10 +54,9 @@ export function drawTopology(members) {
     drawn = signature;
     place.replaceChildren(picture(members, positions, width));
   }
-  const newest = newestOf(members);
   for (const member of members) {
     const box = place.querySelector(`[data-member="${CSS.escape(member.name)}"]`);
-    setText(box, noteOf(member, newest));
+    setText(box, noteOf(member, lags.get(member.name)));
     const edge = place.querySelector(`[data-edge="${CSS.escape(member.name)}"]`);
     const optime = optimeText(member.optime);
     if (edge) {
@@ -54,10 +66,10 @@ export function drawTopology(members) {
   }
 }
 
-function noteOf(member, newest) {
-  const lag = lagOf(member, newest);
-  if (lag === null) return member.health === 0 ? "not reachable" : "has no data";
-  return member.stateStr === "PRIMARY" ? "takes writes" : `${lag.toFixed(1)} s behind`;
+function noteOf(member, lag) {
+  if (member.health === 0) return "not reachable";
+  if (lag === undefined) return member.stateStr === "PRIMARY" ? "takes writes" : "has no data";
+  return `${seconds(lag)} behind`;
 }
 
 // Puts each member one row below the one that it fetches from; those that fetch from nobody are on top.
@@ -136,9 +148,10 @@ function elbow(name, from, to) {
 function box(member, { x, y }) {
   const kind = kindOf(member);
   return svg("g", {},
+    svg("title", {}, member.name),
     svg("rect", { class: `box ${kind}`, x, y, width: BOX.width, height: BOX.height, rx: 8 }),
     svg("rect", { class: `stripe ${kind}`, x, y: y + 8, width: 6, height: BOX.height - 16 }),
-    svg("text", { x: x + 14, y: y + 20, "font-weight": 600 }, fit(member.name, 21)),
+    svg("text", { x: x + 14, y: y + 20, "font-weight": 600 }, fit(member.name)),
     svg("text", { x: x + 14, y: y + 38 }, stateOf(member) + (member.self ? ", this one" : "")),
     svg("text", { class: "small", x: x + 14, y: y + 55, "data-member": member.name }, ""));
 }

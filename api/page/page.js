@@ -1,7 +1,7 @@
 // Shows the set as it is now: reads the member's events, and brings each of them into the sections of the page.
 
 import { addLags, addRates } from "./charts.js";
-import { drawTopology, drawTrack, kindOf, lagOf, newestOf, stateOf } from "./draw.js";
+import { drawTopology, drawTrack, kindOf, lagsOf, seconds, stateOf } from "./draw.js";
 import { byId, confirmed, el, keyed, setText } from "./elements.js";
 import {
   Refused, bytes, clock, dateOf, dayAndTime, duration, events, get, isLoggedIn, logIn, logOut, optimeText, plain, post,
@@ -29,7 +29,11 @@ async function follow() {
         if (name === "error") throw new Refused(403, data);
         wait = FIRST_WAIT_MS;
         setConnection(true, "live");
-        show(data);
+        try {
+          show(data);
+        } catch (error) {
+          reportError(error); // a mistake in the page is no broken connection
+        }
       }
     } catch (error) {
       setConnection(false, error instanceof Refused ? error.message : "no connection to this member");
@@ -67,9 +71,10 @@ function show(data) {
   last = data;
   showHead(status);
   showRemarks(status);
-  showMembers(status);
+  const lags = lagsOf(status, oplog);
+  showMembers(status, lags);
   showOplog(status, oplog);
-  addLags(status.members, Number(dateOf(status.optimes.lastCommittedWallTime)));
+  addLags(status.members, lags);
   addRates(data.operations);
   showSlow(data.slow);
   showActions(status);
@@ -111,9 +116,8 @@ function showRemarks(status) {
     el("li", {}, one.why, one.next ? el("span", { class: "next" }, ` Next: ${one.next}`) : null));
 }
 
-function showMembers(status) {
-  drawTopology(status.members);
-  const newest = newestOf(status.members);
+function showMembers(status, lags) {
+  drawTopology(status.members, lags);
   keyed(byId("member-rows"), status.members, (one) => one.name, (one) => {
     const name = el("th", { scope: "row" }, one.self || !one.httpAddress ? one.name : el("a", { href: `${location.protocol}//${one.httpAddress}/` }, one.name));
     return el("tr", {}, name, el("td", {}, el("span")), ...[1, 2, 3].map(() => el("td")), el("td", { class: "optime" }), el("td"), el("td"));
@@ -122,8 +126,7 @@ function showMembers(status) {
     state.firstChild.className = `state ${kindOf(one)}`;
     setText(state.firstChild, stateOf(one));
     setText(source, one.syncSourceHost || "–");
-    const seconds = lagOf(one, newest);
-    setText(lag, seconds === null ? "–" : `${seconds.toFixed(1)} s`);
+    setText(lag, seconds(lags.get(one.name)));
     setText(behind, one.entriesBehind === undefined ? "–" : one.entriesBehind >= 1000 ? "1000 or more" : String(one.entriesBehind));
     setText(optime, optimeText(one.optime) || "–");
     setText(ping, one.pingMs === undefined ? "–" : `${one.pingMs} ms`);

@@ -135,7 +135,9 @@ def _oplog_document(member: RunningMember) -> dict[str, Any]:
         "windowSecs": 0 if first == OPTIME_NULL else max(0, last.seconds - first.seconds),
         "bytes": Int64(store.oplog_bytes),
         "maxBytes": Int64(store.options.oplog_max_bytes),
-        "newest": [{"optime": str(optime), "op": op, "ns": ns} for optime, op, ns in heads],
+        "newest": [
+            {"optime": str(head.optime), "op": head.op, "ns": head.ns, "wall": DateTime(head.wall_ms)} for head in heads
+        ],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -19,10 +19,20 @@ def newest_row(connection: apsw.Connection) -> OplogRow | None:
     return _one(connection, f"SELECT {COLUMNS} FROM oplog ORDER BY ts DESC LIMIT 1", ())
 
 
-def newest_heads(connection: apsw.Connection, limit: int) -> list[tuple[OpTime, str, str]]:
-    """Optime, operation and namespace of the newest rows, oldest first. Their entries are not read."""
-    sql = "SELECT term, ts, op, ns FROM oplog ORDER BY ts DESC LIMIT ?"
-    return [(OpTime(term, ts), op, ns) for term, ts, op, ns in rows_of(connection, sql, (limit,))][::-1]
+class OplogHead(NamedTuple):
+    """What a row says without its entry."""
+
+    optime: OpTime
+    op: str
+    ns: str
+    wall_ms: int
+
+
+def newest_heads(connection: apsw.Connection, limit: int) -> list[OplogHead]:
+    """Read the newest rows without their entries, oldest first."""
+    sql = "SELECT term, ts, op, ns, wall FROM oplog ORDER BY ts DESC LIMIT ?"
+    rows = rows_of(connection, sql, (limit,))
+    return [OplogHead(OpTime(term, ts), op, ns, wall_ms) for term, ts, op, ns, wall_ms in rows][::-1]
 
 
 def oldest_row(connection: apsw.Connection) -> OplogRow | None:

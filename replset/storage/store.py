@@ -439,8 +439,8 @@ class Store:
     def newest_row(self) -> OplogRow | None:
         return self.query(oplog.newest_row)
 
-    def newest_heads(self, limit: int) -> list[tuple[OpTime, str, str]]:
-        """Optime, operation and namespace of the newest entries, oldest first."""
+    def newest_heads(self, limit: int) -> list[oplog.OplogHead]:
+        """The newest rows without their entries, oldest first."""
         return self.query(lambda connection: oplog.newest_heads(connection, limit))
 
     def oldest_row(self) -> OplogRow | None:

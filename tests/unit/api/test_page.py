@@ -14,7 +14,7 @@ import pytest
 from api.routes import events, page
 from replset.commands.slow_operations import SlowOperation, SlowReason, Work
 from replset.errors import ErrorCode
-from replset.ids import OpTime, pack_ts
+from replset.storage.oplog import OplogHead
 from tests.unit.api.kit import NEWEST, Api, refused
 
 FOLDER = Path(page.__file__).parents[1] / page.FOLDER
@@ -89,8 +89,8 @@ def api_with_events(changes: int = 1) -> Api:
 
 def test_a_stream_has_the_status_at_once_and_after_each_change_until_the_member_stops() -> None:
     api = api_with_events(changes=2)
-    head = OpTime(3, pack_ts(1_700_000_000, 5))
-    api.member.store.newest_heads = lambda limit: [(head, "i", "shop.orders")][:limit]
+    head = OplogHead(NEWEST, "i", "shop.orders", 1_700_000_000_000)
+    api.member.store.newest_heads = lambda limit: [head][:limit]
     for took_ms in (150, 900):
         row = SlowOperation(0, "find", "shop.orders", took_ms, SlowReason.SCAN, "it looked", "c:1", ("n",), Work())
         api.dispatcher.operations.slow.rows.append(row)
@@ -101,7 +101,9 @@ def test_a_stream_has_the_status_at_once_and_after_each_change_until_the_member_
     assert [name for name, _ in found] == ["status"] * 3
     data = found[0][1]
     assert (data["member"], data["status"]["set"]) == ("127.0.0.1:27017", "rs0")
-    assert data["oplog"]["newest"] == [{"optime": str(NEWEST), "op": "i", "ns": "shop.orders"}]
+    assert data["oplog"]["newest"] == [
+        {"optime": str(NEWEST), "op": "i", "ns": "shop.orders", "wall": {"$date": "2023-11-14T22:13:20Z"}}
+    ]
     assert data["operations"]["find"] == 2
     assert [row["millis"] for row in data["slow"]] == [900, 150], "newest first"
 
