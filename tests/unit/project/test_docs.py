@@ -118,6 +118,17 @@ OF_OTHER_SERVERS = {
 """Codes that only other servers or a command line of ours give; our clients and the HTTP status table know them."""
 
 
+def test_what_to_do_is_told_of_codes_and_messages_that_exist() -> None:
+    section = page("errors.md").split("\n## What to do\n")[1].split("\n## ")[0]
+    codes, lines = section.split("### A member that does not start")
+    for numbers in re.findall(r"^\| (\d[\d, ]*)", codes, re.MULTILINE):
+        assert {int(number) for number in numbers.split(", ")} <= set(ErrorCode)
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "replset").rglob("*.py")))
+    messages = re.findall(r"^\| `([^`]+)` \|", lines, re.MULTILINE)
+    assert len(messages) > 5
+    assert [message for message in messages if message not in source] == []
+
+
 @pytest.mark.parametrize("top", ["replset", "api", "rollback_tools", "spark"])
 def test_error_codes_have_names_in_the_source(top: str) -> None:
     for path in sorted((ROOT / top).rglob("*.py")):
