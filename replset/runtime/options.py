@@ -33,12 +33,12 @@ class MemberOptions:
     """Holds the options of one member. `flag_of` returns the name of each on the command line.
 
     advertise: the host name that the other members use for this one; default the bind address.
-        key_file: by its keys the members prove to each other who they are. tls_cert, tls_key, tls_ca: both ports speak
+    key_file: by its keys the members prove to each other who they are. tls_cert, tls_key, tls_ca: both ports speak
     TLS, and without a key file the members prove themselves by their certificates. insecure_members: other machines may
     reach it without either. auth: clients must log in. audit_log: who did what is written there.
     allowed_hosts: names by which HTTP requests may call this member, beside its own. expect_members: the hosts of the
     set that the members make by themselves when all answer.
-        oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
+    oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).

@@ -12,31 +12,37 @@ import yaml
 
 RULES = Path(__file__).parents[3] / "compose/monitoring/alerts.yaml"
 HEALTHY = {
-    "up": "1x300",
-    "replset_writable": "{}x300",
-    'replset_optime_seconds{point="applied"}': "1000+60x300",
-    'replset_optime_seconds{point="committed"}': "1000+60x300",
-    'replset_member_health{member="b"}': "1x300",
-    'replset_member_lag_seconds{member="b"}': "0x300",
-    "replset_quarantined": "0x300",
-    "replset_rollbacks_unacknowledged": "0x300",
-    "replset_oplog_window_seconds": "0+60x300",
-    "replset_uptime_seconds": "0+60x300",
-    "replset_term": "3x300",
-    "replset_requests_refused_total": "0x300",
+    "up": "1x80",
+    "replset_writable": "{}x80",
+    "replset_commit_point_age_seconds": "5x80",
+    'replset_member_health{member="b"}': "1x80",
+    'replset_member_lag_seconds{member="b"}': "0x80",
+    "replset_quarantined": "0x80",
+    "replset_rollbacks_unacknowledged": "0x80",
+    "replset_oplog_window_seconds": "0+60x80",
+    "replset_oplog_bytes": "1000x80",
+    "replset_oplog_max_bytes": "1000x80",
+    "replset_disk_free_bytes": "2e9x80",
+    "replset_flow_control_limited": "0x80",
+    "replset_overloaded": "0x80",
+    "replset_term": "3x80",
+    "replset_requests_refused_total": "0x80",
 }
 """A metric of the two members a and b, one value a minute; a is the primary."""
 ILL: dict[str, dict[str, str]] = {
-    "ReplsetNoPrimary": {"replset_writable": "0x300"},
-    "ReplsetMajorityWritesWait": {'replset_optime_seconds{point="committed"}': "1000x300"},
-    "ReplsetMemberDown": {"up": "0x300"},
-    "ReplsetMemberUnhealthy": {'replset_member_health{member="b"}': "0x300"},
-    "ReplsetLag": {'replset_member_lag_seconds{member="b"}': "31x300"},
-    "ReplsetQuarantined": {"replset_quarantined": "1x300"},
-    "ReplsetRollbackWaits": {"replset_rollbacks_unacknowledged": "1x300"},
-    "ReplsetOplogWindowShort": {"replset_oplog_window_seconds": "1800x300"},
-    "ReplsetElectionsOften": {"replset_term": "3+1x300"},
-    "ReplsetRequestsRefused": {"replset_requests_refused_total": "0+10x300"},
+    "ReplsetNoPrimary": {"replset_writable": "0x80"},
+    "ReplsetMajorityWritesWait": {"replset_commit_point_age_seconds": "0+60x80"},
+    "ReplsetMemberDown": {"up": "0x80"},
+    "ReplsetMemberUnhealthy": {'replset_member_health{member="b"}': "0x80"},
+    "ReplsetLag": {'replset_member_lag_seconds{member="b"}': "31x80"},
+    "ReplsetQuarantined": {"replset_quarantined": "1x80"},
+    "ReplsetRollbackWaits": {"replset_rollbacks_unacknowledged": "1x80"},
+    "ReplsetOplogWindowShort": {"replset_oplog_window_seconds": "1800x80"},
+    "ReplsetDiskFull": {"replset_disk_free_bytes": "0.9e9x80"},
+    "ReplsetWritersSlowed": {"replset_flow_control_limited": "{}x80"},
+    "ReplsetOverloaded": {"replset_overloaded": "1x80"},
+    "ReplsetElectionsOften": {"replset_term": "3+1x80"},
+    "ReplsetRequestsRefused": {"replset_requests_refused_total": "0+10x80"},
 }
 
 
@@ -68,7 +74,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         for alert in names():
             count = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) > bool 0 or vector(0)'
             sample = {"labels": "{}", "value": int(alert == ill)}
-            queries.append({"expr": count, "eval_time": "4h", "exp_samples": [sample]})
+            queries.append({"expr": count, "eval_time": "1h", "exp_samples": [sample]})
         values = HEALTHY | ILL.get(ill, {})
         tests.append({"interval": "1m", "input_series": series(values), "promql_expr_test": queries})
     file = tmp_path / "tests.yaml"
