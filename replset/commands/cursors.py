@@ -235,13 +235,13 @@ class CursorTable:
             self._forget(cursor_id, cursor)
         return not cursor.finished
 
-    def kill(self, cursor_ids: Iterable[int], ns: str) -> tuple[list[int], list[int]]:
-        """Close cursors on `ns`. Return the ids that were closed, and those that are not known."""
+    def kill(self, cursor_ids: Iterable[int], ns: str, user: str = "") -> tuple[list[int], list[int]]:
+        """Close cursors that `user` opened on `ns`. Return the ids that were closed, and those that are not known."""
         killed: list[int] = []
         missing: list[int] = []
         for cursor_id in cursor_ids:
             cursor = self._open.get(cursor_id)
-            if cursor is None or cursor.ns != ns:
+            if cursor is None or cursor.ns != ns or cursor.opener.user != user:
                 missing.append(cursor_id)
             else:
                 cursor.killed = True

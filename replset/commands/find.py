@@ -402,11 +402,16 @@ async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | Non
 
 
 def _opener(ctx: CommandContext) -> Opener:
-    session, api, login = ctx.session, api_parameters(ctx.body, ctx.name), ctx.sender.login
-    user = "" if login is None else str(login)
+    session, api, user = ctx.session, api_parameters(ctx.body, ctx.name), _user_of(ctx)
     if session is None:
         return NOBODY if api == NO_API and not user else Opener(api=api, user=user)
     return Opener(session.key, session.txn_number, api, user)
+
+
+def _user_of(ctx: CommandContext) -> str:
+    """Who sends the command; empty without a login."""
+    login = ctx.sender.login
+    return "" if login is None else str(login)
 
 
 def _left_ms(ctx: CommandContext) -> int | None:
@@ -478,7 +483,7 @@ async def kill_cursors(ctx: CommandContext) -> Reply:
     """Close cursors."""
     ns = namespace(ctx.database, collection_field(ctx.body, ctx.name))
     ids = [fields.as_whole(value, "cursors", ctx.name) for value in fields.values(ctx.body, "cursors", ctx.name)]
-    killed, missing = ctx.cursors.kill(ids, ns)
+    killed, missing = ctx.cursors.kill(ids, ns, _user_of(ctx))
     return {
         "cursorsKilled": [Int64(cursor_id) for cursor_id in killed],
         "cursorsNotFound": [Int64(cursor_id) for cursor_id in missing],

@@ -25,6 +25,7 @@ def test_a_majority_counts_each_member_of_a_chain_for_what_it_has() -> None:
     with scenario_run(members=5) as scenario:
         cluster, a = scenario.cluster, scenario.primary
         b, c, d, e = scenario.others
+        cluster.run_for(3)  # everybody knows that the others have everything, and follow the primary
         follow(scenario, c, b)
         assert scenario.write(a).acknowledged
         cluster.run_until(cluster.converged, 10, "all the same")
