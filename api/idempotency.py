@@ -15,9 +15,9 @@ from replset.commands.sessions import KEYED
 class KeyedWrite:
     """One request under a key."""
 
-    def __init__(self, key: bytes, action: str, data: bytes) -> None:
-        """data: the body as it came."""
-        session = hashlib.sha256(key).digest()
+    def __init__(self, key: bytes, action: str, data: bytes, user: str = "") -> None:
+        """data: the body as it came. user: a key is his own; empty without a login."""
+        session = hashlib.sha256(key if not user else b"\0".join((user.encode(), key))).digest()
         request = hashlib.sha256(b"\0".join((action.encode(), data))).digest()
         self._seed = session + request
         self._made = 0

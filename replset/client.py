@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import http.client
 import json
@@ -10,20 +11,34 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 from urllib.parse import urlsplit
 
-from replset.bson import RawDocument, decode
-from replset.errors import BadValueError, HostUnreachableError, RemoteProtocolError, ReplError
+from replset.auth.scram import MECHANISM, NONCE_BYTES, ClientExchange
+from replset.bson import Binary, RawDocument, decode
+from replset.errors import (
+    AuthenticationFailedError,
+    BadValueError,
+    HostUnreachableError,
+    RemoteProtocolError,
+    ReplError,
+)
+from replset.ids import HostPort
+from replset.key_file import NONCE_BYTES as PROOF_NONCE_BYTES
+from replset.key_file import Handshake, Keys
 from replset.wire.framing import FrameReader, encode_request
 
 _CHUNK = 1 << 16
 _DOWNLOAD_CHUNK = 1 << 20
 TLS_VARIABLE, TLS_CA_VARIABLE = "REPLSET_TLS", "REPLSET_TLS_CA"
 """With TLS, if the second names the CAs or the first is 1. They count for processes that this one starts too."""
+
+USER_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = "REPLSET_USER", "REPLSET_PASSWORD", "REPLSET_PASSWORD_FILE"
+"""Whom clients log in as; the password itself, or a file with it in its first line."""
 
 
 @functools.cache
@@ -39,11 +54,58 @@ def _tls_of_environment() -> ssl.SSLContext | None:
     return _context(ca) if ca or os.environ.get(TLS_VARIABLE, "") in ("1", "true") else None
 
 
+@dataclass(frozen=True, slots=True)
+class ClientUser:
+    """Whom a client logs in as."""
+
+    name: str
+    database: str
+    password: str = field(repr=False)
+
+    @property
+    def basic(self) -> str:
+        """As HTTP's Basic has it."""
+        return "Basic " + base64.b64encode(f"{self.database}/{self.name}:{self.password}".encode()).decode("ascii")
+
+
+def _user_of_environment() -> ClientUser | None:
+    """The user that REPLSET_USER names, NAME of the database admin or DATABASE/NAME. BadValueError: no password."""
+    database, slash, name = os.environ.get(USER_VARIABLE, "").rpartition("/")
+    if not name:
+        return None
+    password, path = os.environ.get(PASSWORD_VARIABLE), os.environ.get(PASSWORD_FILE_VARIABLE)
+    if password is None and path:
+        password = read_password(path)
+    if password is None:
+        raise BadValueError(f"user {name}: neither {PASSWORD_VARIABLE} nor {PASSWORD_FILE_VARIABLE} is set")
+    return ClientUser(name, database if slash else "admin", password)
+
+
+def read_password(path: str) -> str:
+    """The first line of a file."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadValueError(f"password file {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _log_in(client: WireClient) -> None:
+    user = _user_of_environment()
+    if user is not None:
+        client.log_in(user)
+
+
 @dataclass(slots=True)
 class ClientSettings:
-    """How the clients of this process connect. tls: asked for each connection; None: without TLS."""
+    """How the clients of this process connect.
+
+    tls: asked for each connection; None: without TLS. login: shows a new connection of the wire port who this is.
+    user: asked for each request over HTTP; None: nobody.
+    """
 
     tls: Callable[[], ssl.SSLContext | None] = _tls_of_environment
+    login: Callable[[WireClient], None] = _log_in
+    user: Callable[[], ClientUser | None] = _user_of_environment
 
 
 SETTINGS = ClientSettings()
@@ -52,6 +114,12 @@ SETTINGS = ClientSettings()
 def http_url(address: str) -> str:
     """Return the URL of a member's HTTP API, of `HOST:PORT`."""
     return f"{'http' if SETTINGS.tls() is None else 'https'}://{address}"
+
+
+def http_headers(**more: str) -> dict[str, str]:
+    """Return the headers of a request: who sends it, and `more`."""
+    user = SETTINGS.user()
+    return more if user is None else {**more, "authorization": user.basic}
 
 
 def http_connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
@@ -85,6 +153,11 @@ class WireClient:
         except ValueError as error:  # a name that no machine can have
             raise BadValueError(f"{host!r:.100} is not HOST:PORT: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            SETTINGS.login(self)
+        except BaseException:
+            self.close()
+            raise
 
     def _begin_tls(self, name: str) -> None:
         context = SETTINGS.tls()
@@ -135,9 +208,43 @@ class WireClient:
         except RemoteProtocolError as error:
             raise HostUnreachableError(f"{self.host} uses another protocol: {error.message}") from error
 
+    def log_in(self, user: ClientUser) -> None:
+        """Log in by SCRAM-SHA-256. AuthenticationFailedError: a wrong password, or a server that does not know it."""
+        exchange = ClientExchange(user.name, user.password, os.urandom(NONCE_BYTES))
+        start: dict[str, object] = {"saslStart": 1, "mechanism": MECHANISM, "options": {"skipEmptyExchange": True}}
+        first = self._login_step(user, {**start, "payload": Binary(exchange.first())})
+        proof = Binary(exchange.final(_payload(first)))
+        step: dict[str, object] = {"saslContinue": 1, "conversationId": first.get("conversationId")}
+        exchange.check(_payload(self._login_step(user, {**step, "payload": proof})))
+
+    def _login_step(self, user: ClientUser, command: Mapping[str, object]) -> RawDocument:
+        reply = self.ask(user.database, command)
+        if reply.get("ok") != 1:
+            text = f"{self.host}: {user.name} of {user.database} cannot log in: {reply.get('errmsg')}"
+            raise AuthenticationFailedError(text)
+        return reply
+
+    def prove(self, keys: Keys, me: HostPort) -> None:
+        """Prove that this is the member `me` of the set, as a member does on its connections (transport.py)."""
+        nonce = os.urandom(PROOF_NONCE_BYTES)
+        begin = {"replSetProve": 1, "member": me, "address": self.host, "nonce": Binary(nonce)}
+        their_nonce = self.ask("admin", begin).get("nonce")
+        handshake = Handshake(
+            me, HostPort(self.host), nonce, bytes(their_nonce) if isinstance(their_nonce, Binary) else b""
+        )
+        proofs = [Binary(proof) for proof in keys.proofs("asking", handshake)]
+        proof = self.ask("admin", {"replSetProve": 2, "proofs": proofs}).get("proof")
+        if not isinstance(proof, Binary) or not keys.accept(handshake, bytes(proof)):
+            raise AuthenticationFailedError(f"{self.host} and this member do not know each other's key")
+
     def _hint(self) -> str:
         """Say what a connection without TLS lacks if the member asks for TLS: it only closes it."""
         return "" if isinstance(self._socket, ssl.SSLSocket) else " (does it need --tls?)"
+
+
+def _payload(reply: RawDocument) -> bytes:
+    found = reply.get("payload")
+    return bytes(found) if isinstance(found, Binary) else b""
 
 
 class HttpAnswerError(ReplError):
@@ -178,7 +285,8 @@ class HttpClient:
         connection = http_connection(self.base_url, self._timeout_s)
         try:
             try:
-                connection.request("POST", path, json.dumps(body).encode(), {"content-type": "application/json"})
+                headers = http_headers(**{"content-type": "application/json"})
+                connection.request("POST", path, json.dumps(body).encode(), headers)
                 response = connection.getresponse()
                 if response.status != 200:
                     self._read_answer("POST", path, response, response.read())
@@ -192,7 +300,7 @@ class HttpClient:
         """Write the answer's bytes to `out`, one part after the other. The errors are those of `get`."""
         connection = http_connection(self.base_url, self._timeout_s)
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=http_headers())
             response = connection.getresponse()
             if response.status != 200:
                 self._read_answer("GET", path, response, response.read())
@@ -211,7 +319,7 @@ class HttpClient:
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the answer's JSON. HttpAnswerError: the status is 300 or above. HostUnreachableError: no answer."""
         connection = http_connection(self.base_url, self._timeout_s)
-        headers = {"accept": "application/json"}
+        headers = http_headers(accept="application/json")
         data = None
         if body is not None:
             headers["content-type"] = "application/json"

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from replset.client import TLS_CA_VARIABLE, TLS_VARIABLE
+from replset.client import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, TLS_CA_VARIABLE, TLS_VARIABLE, USER_VARIABLE
 from replset.errors import ReplError
 
 # typer brings click along under its own name or uses the installed one, by its version: ask it for the class.
@@ -59,6 +59,17 @@ def _connect_with_ca(path: Path | None) -> None:
         os.environ[TLS_CA_VARIABLE] = str(path.expanduser().absolute())
 
 
+def _connect_as(user: str | None) -> None:
+    if user is not None:
+        os.environ[USER_VARIABLE] = user
+
+
+def _connect_with_password(path: Path | None) -> None:
+    if path is not None:
+        os.environ.pop(PASSWORD_VARIABLE, None)
+        os.environ[PASSWORD_FILE_VARIABLE] = str(path.expanduser().absolute())
+
+
 _connection = typer.Typer(add_completion=False)
 
 
@@ -71,6 +82,19 @@ def _connection_options(
         Path | None,
         typer.Option(
             "--tls-ca", metavar="FILE", help="the CAs to believe, PEM (REPLSET_TLS_CA)", callback=_connect_with_ca
+        ),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option("--user", metavar="[DB/]NAME", help="log in as this user (REPLSET_USER)", callback=_connect_as),
+    ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file",
+            metavar="FILE",
+            help="with the user's password in its first line (REPLSET_PASSWORD_FILE, or REPLSET_PASSWORD itself)",
+            callback=_connect_with_password,
         ),
     ] = None,
 ) -> None:

@@ -55,7 +55,7 @@ class ActionRoutes:
             fields = parse_fields(request.content_type, data)
             if key is None:
                 return build_command(action, fields, self._new_id)
-            write = KeyedWrite(key, action.name, data)
+            write = KeyedWrite(key, action.name, data, "" if request.login is None else str(request.login))
             command = build_command(action, fields, write.new_id)
             command.body |= write.fields
             return command

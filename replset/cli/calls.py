@@ -21,10 +21,10 @@ class CommandFailedError(ReplError):
     """A member answered ok: 0; `code` is its code."""
 
 
-def ask(host: str, command: dict[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
+def ask(host: str, command: dict[str, object], timeout_s: float = 30.0, *, database: str = "admin") -> dict[str, Any]:
     """Run `command` on `host`; an error reply becomes a ReplError that names the host."""
     with WireClient(host, timeout_s=timeout_s) as client:
-        reply: dict[str, Any] = client.command("admin", command)
+        reply: dict[str, Any] = client.command(database, command)
     if reply.get("ok") != 1.0:
         text = f"{host}: {reply.get('errmsg')} ({reply.get('codeName')}, {reply.get('code')})"
         raise CommandFailedError(text, code=int(reply.get("code", 1)))
@@ -48,13 +48,15 @@ def ask_status(host: str | None) -> tuple[str, dict[str, Any]]:
     raise HostUnreachableError("; ".join(silent) if len(silent) == 1 else f"no member answers: {'; '.join(silent)}")
 
 
-def on_primary(host: str, command: dict[str, object], timeout_s: float = 60.0) -> dict[str, Any]:
+def on_primary(
+    host: str, command: dict[str, object], timeout_s: float = 60.0, *, database: str = "admin"
+) -> dict[str, Any]:
     """Run `command` on the primary that `host` knows of."""
     hello = ask(host, {"hello": 1})
     primary = hello.get("primary")
     if primary is None:
         raise HostUnreachableError(f"{host} knows no primary (see `replset status --host {host}`)")
-    return ask(str(primary), command, timeout_s=timeout_s)
+    return ask(str(primary), command, timeout_s=timeout_s, database=database)
 
 
 def wait_for_answer(host: str, wait_s: int) -> None:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from replset.cli.processes import lock_holder, start_mark
 from replset.client import WireClient
-from replset.errors import HostUnreachableError, ReplError
+from replset.errors import ErrorCode, HostUnreachableError, ReplError
 
 T = TypeVar("T")
 HTTP_OFFSET = 1000
@@ -92,6 +92,8 @@ class LocalMember:
         """Return the pid that the process on this member's port reports; HostUnreachableError: none answers."""
         reply = self.command({"serverStatus": 1, "metrics": 0, "oplog": 0}, timeout_s=3)
         pid = reply.get("pid")
+        if reply.get("code") == ErrorCode.UNAUTHORIZED:  # it asks for a login; only who holds the lock listens there
+            return lock_holder(self.dbpath) or -1
         return pid if isinstance(pid, int) else -1
 
     def last_log_line(self) -> str:

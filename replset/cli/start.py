@@ -233,9 +233,11 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}", writer)
     member.recent_log = writer.recent
-    tls = credentials.tls
+    tls = credentials.tls  # for a restore over HTTP: it is a client of the primary, and shows itself as this member
     if tls is not None:
-        SETTINGS.tls = lambda: tls.client  # of a restore over HTTP, which is a client of the primary
+        SETTINGS.tls = lambda: tls.client
+    SETTINGS.user = lambda: None
+    SETTINGS.login = lambda client: client.prove(member.keys, member.host)
     app = create_app(member, options.allowed_hosts)
     http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog, credentials.tls)
     try:

@@ -50,10 +50,8 @@ def _is_excepted(member: MemberPort, connection: ConnectionContext, action: Acti
     allowed = action in _BEFORE_ANY_USER or (action in _FIRST_USER and database == "admin")
     if not allowed or not connection.id or not _is_loopback(connection.peer):
         return False
-    node = member.node
-    if node.config is not None and not node.writable:
-        return action is Action.SET_STATUS and member.users.has_none()
-    return member.users.has_none()
+    knows_all_users = member.node.config is None or member.node.writable  # an arbiter has none, and others may lag
+    return knows_all_users and member.users.has_none()
 
 
 def _is_loopback(peer: str) -> bool:

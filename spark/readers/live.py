@@ -19,7 +19,7 @@ from urllib.parse import urlencode, urlsplit
 import pyarrow as pa
 
 from replset.bson import InvalidBSONError, RawDocument, decode
-from replset.client import http_connection
+from replset.client import http_connection, http_headers
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import next_chain
 from spark.oplog import (
@@ -206,7 +206,7 @@ class _Member:
         return _Page(documents, headers.get("x-replset-next") is not None)
 
     def _ask(self, path: str, query: dict[str, str], accept: str) -> tuple[bytes, http.client.HTTPMessage]:
-        self._connection.request("GET", f"{path}?{urlencode(query)}", headers={"accept": accept})
+        self._connection.request("GET", f"{path}?{urlencode(query)}", headers=http_headers(accept=accept))
         response = self._connection.getresponse()
         data = response.read()
         if response.status == 200:
