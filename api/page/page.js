@@ -57,7 +57,7 @@ function setConnection(isLive, text) {
   pill.className = `pill ${isLive ? "on" : "off"}`;
   setText(pill, text);
   byId("log-out").hidden = !isLoggedIn();
-  byId("links").hidden = isLoggedIn(); // a link takes no token with it
+  byId("metrics-link").hidden = isLoggedIn(); // a link takes no token with it
 }
 
 function show(data) {

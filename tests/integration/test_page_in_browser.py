@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.client import WireClient
 from replset.optime import optime_or_none
-from tests.integration.browser import LARGE, PHONE, REWRITES_PICTURES, chromium, tab
+from tests.integration.browser import LARGE, PHONE, REWRITES_PICTURES, Tab, chromium, tab
 from tests.integration.conftest import next_ports, start_set
 from tests.integration.forked import running_set
 from tests.integration.talk import cut, find, heal, insert, run, state
@@ -231,3 +233,55 @@ def test_a_member_that_is_in_no_set_says_what_to_do(browser: Any, tmp_path: Path
             seen.wait_for("#summary", f"replset initiate --host {member.host}")
             run(member, {"replSetInitiate": {"_id": alone.name, "members": [{"_id": 0, "host": member.host}]}}, "admin")
             seen.wait_for(row(member), "PRIMARY")
+
+
+def test_with_users_the_page_asks_who_looks_at_it(browser: Any, tmp_path: Path) -> None:
+    """A monitor sees the set and changes nothing; an administrator may; a dropped user sees nothing more."""
+    with running_set(tmp_path / "closed") as closed:
+        member = closed.plan(next_ports(1)[0], flags=["--auth"])
+        closed.begin(member)
+        wait_until(lambda: member.command({"hello": 1}), 30, "the member to answer")
+        with WireClient(member.host) as client:
+            first = {"_id": closed.name, "members": [{"_id": 0, "host": member.host}]}
+            assert client.command("admin", {"replSetInitiate": first})["ok"] == 1
+            wait_until(lambda: client.command("admin", {"hello": 1})["isWritablePrimary"], 30, "a primary")
+            new = {"createUser": "root", "pwd": "tea", "roles": ["root"]}
+            assert client.command("admin", new)["ok"] == 1
+        credentials = httpx.BasicAuth("root", "tea")
+
+        def administer(command: dict[str, object]) -> None:
+            httpx.post(f"{member.http}/v1/command/admin", json=command, auth=credentials).raise_for_status()
+
+        administer({"createUser": "eve", "pwd": "milk", "roles": ["clusterMonitor"]})
+
+        with tab(browser, member.http) as seen:
+            page = seen.page
+            page.locator("#login[open]").wait_for()
+            assert closed.name not in page.content(), "it says nothing before"
+            assert seen.violations() == []
+            log_in(seen, "eve", "wrong")
+            seen.wait_for("#login-problem", "Authentication failed")
+            log_in(seen, "eve", "milk")
+            seen.wait_for(row(member), "PRIMARY")
+            page.reload()
+            seen.wait_for(row(member), "PRIMARY")
+            page.click("#step-down button")
+            answer_yes(page)
+            seen.wait_for("#action-outcome.bad", "not authorized")
+            administer({"dropUser": "eve"})
+            page.locator("#login[open]").wait_for()
+            log_in(seen, "root", "tea")
+            page.locator("#connection.on").wait_for()
+            page.fill("#add-member [name=host]", member.host)
+            page.click("#add-member button")
+            answer_yes(page)
+            seen.wait_for("#action-outcome.bad", member.host)
+            assert "not authorized" not in seen.text("#action-outcome")
+            page.click("#log-out")
+            page.locator("#login[open]").wait_for()
+
+
+def log_in(seen: Tab, user: str, password: str) -> None:
+    seen.page.fill("#login [name=user]", user)
+    seen.page.fill("#login [name=password]", password)
+    seen.page.press("#login [name=password]", "Enter")
