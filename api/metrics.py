@@ -60,6 +60,11 @@ class MemberCollector(Collector):
         yield _gauge("replset_overloaded", "1 while the event loop is late again and again", member.load.is_high)
         yield _gauge("replset_event_loop_delay_seconds", "how late the event loop is, on average", member.load.late_s)
         yield _counter("replset_event_loop_stalls", "times that the event loop was over 50 ms late", member.load.stalls)
+        yield _counter("replset_log_lines", "lines of the log", member.recent_log.total)
+        yield _counter("replset_log_lines_dropped", "lines that were not written", member.recent_log.dropped)
+        if member.tls is not None:
+            text = "when this member's certificate ends"
+            yield _gauge("replset_certificate_expiry_timestamp_seconds", text, member.tls.expires_at)
 
     def _place_in_set(self) -> Iterator[Metric]:
         node = self._member.node
@@ -181,6 +186,9 @@ class MemberCollector(Collector):
         yield _counter(
             "replset_connections_accepted", "connections on the wire port so far", member.traffic.connections
         )
+        http_connections = 0 if member.http_slots is None else len(member.http_slots)
+        yield _gauge("replset_http_connections", "connections on the HTTP port", http_connections)
+        yield _counter("replset_failed_logins", "logins that failed", member.audit.failed_logins)
         traffic = {"in": member.traffic.bytes_in, "out": member.traffic.bytes_out}
         yield _counters("replset_network_bytes", "bytes on the wire port", "direction", traffic)
         yield _gauge("replset_held_bytes", "bytes of large requests and answers under way", member.admission.in_use)

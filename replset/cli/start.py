@@ -232,7 +232,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
         return refuse(error.message, writer)
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}", writer)
-    member.recent_log = writer.recent
+    member.recent_log, member.http_slots = writer.recent, http_slots
     tls = credentials.tls  # for a restore over HTTP: it is a client of the primary, and shows itself as this member
     if tls is not None:
         SETTINGS.tls = lambda: tls.client

@@ -21,11 +21,12 @@ LONGEST_SHOWN: Final = 4 << 10
 
 
 class AuditTrail:
-    """Writes the lines by `write`, which never waits; None: there is no audit log."""
+    """Writes the lines by `write`, which never waits; None: there is no audit log. failed_logins: so far."""
 
     def __init__(self, write: Callable[[str], None] | None, wall_ms: Callable[[], int]) -> None:
         self._write = write
         self._wall_ms = wall_ms
+        self.failed_logins = 0
 
     def command(self, ctx: CommandContext, code: int) -> None:
         """A command has ended. code: 0, or that of its error. Only administrative ones are written down."""
@@ -43,6 +44,7 @@ class AuditTrail:
             self._add("request" if not code else "refused", sender, code, {"request": line})
 
     def failed_login(self, user: str, peer: str, reason: str) -> None:
+        self.failed_logins += 1
         if self._write is not None:
             fields = {"claimedUser": user[:300], "reason": reason}
             self._add("failedLogin", ConnectionContext(peer=peer), ErrorCode.AUTHENTICATION_FAILED, fields)

@@ -88,10 +88,11 @@ Owner: TypeAlias = tuple[str, bytes]
 
 @dataclass(slots=True)
 class RecentLog:
-    """The newest lines of the process's log. total: how many there were."""
+    """The newest lines of the process's log. total: how many there were. dropped: those that were not written."""
 
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=1024))
     total: int = 0
+    dropped: int = 0
 
     def add(self, line: str) -> None:
         self.total += 1

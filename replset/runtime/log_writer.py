@@ -49,10 +49,13 @@ class LogWriter(logging.Handler):
         self._bytes = 0
         self._changed = threading.Condition()  # nobody holds it while writing
         self._writing = False
-        self.dropped = 0
         self._told = 0
         self.recent = RecentLog()
         threading.Thread(target=self._run, name="replset-log", daemon=True).start()
+
+    @property
+    def dropped(self) -> int:
+        return self.recent.dropped
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -67,7 +70,7 @@ class LogWriter(logging.Handler):
         line = text[:MAX_LINE_CHARS].encode("utf-8", "replace") + b"\n"
         with self._changed:
             if len(self._lines) >= self._max_lines or self._bytes + len(line) > MAX_BYTES:
-                self.dropped += 1
+                self.recent.dropped += 1
                 return
             self._lines.append(line)
             self._bytes += len(line)
@@ -103,7 +106,7 @@ class LogWriter(logging.Handler):
                     self._changed.wait()
                 is_to_reopen, self._is_to_reopen = self._is_to_reopen, False
                 batch = [self._lines.popleft() for _ in range(min(_BATCH, len(self._lines)))]
-                missing = self.dropped - self._told
+                missing = self.recent.dropped - self._told
                 self._writing = True
             size = sum(map(len, batch))
             is_written = self._put(b"".join(batch) + (self._missing_line(missing) if missing else b""))
@@ -111,7 +114,7 @@ class LogWriter(logging.Handler):
                 if is_written:
                     self._told += missing
                 elif self.path is not None:
-                    self.dropped += len(batch)
+                    self.recent.dropped += len(batch)
                 self._bytes -= size
                 self._writing = False
                 self._changed.notify_all()

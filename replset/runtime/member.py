@@ -198,6 +198,7 @@ class RunningMember:
         # What others read of this member
         self.options = options
         self.keys = credentials.keys
+        self.tls = credentials.tls
         self.reload_credentials = credentials.reload
         self.audit = audit
         self.warnings = [*exposure_warnings(options), *credentials.warnings()]
@@ -217,6 +218,7 @@ class RunningMember:
         self.topology_counter = 0
         self.shutting_down = False
         self.recent_log = RecentLog()
+        self.http_slots: ConnectionSlots | None = None
         self.awaited_members = ""
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.admission = Admission()

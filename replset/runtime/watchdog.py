@@ -19,11 +19,11 @@ BEAT_S = 0.02
 IDLE_BEAT_S = 0.25
 """Between two beats while the process uses less than BUSY of a core: beats were half of what an idle member used."""
 BUSY = 0.05
-REPORT_EVERY_S = 60.0
+REPORT_EVERY_S = 600.0
 
 
 class StallReports:
-    """Which stalls are written to the log: one a minute, with the number and the longest of those left out before it.
+    """Which stalls are written to the log: one in ten minutes, with the number and the longest of those before it.
 
     A slow machine stalls the loop again and again, and a line for each would fill the log.
     """
@@ -104,7 +104,9 @@ def stack_of(frame: FrameType | None) -> list[str]:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """Return the innermost call in this product's own files."""
+    """Return the innermost call in this product's own files. Where only the start is on the stack, nothing ran here."""
     while frame is not None and not frame.f_globals.get("__name__", "").startswith(("replset.", "api.")):
         frame = frame.f_back
-    return next(iter(stack_of(frame)), "code that is not this product's")
+    if frame is None or frame.f_globals["__name__"].startswith("replset.cli."):
+        return "no code of this product: the machine was busy"
+    return stack_of(frame)[0]

@@ -17,7 +17,7 @@ from replset.bson import RawDocument, encode
 from replset.commands.audit_trail import AuditTrail
 from replset.commands.histogram import SECONDS, SIZES, Histogram
 from replset.commands.operations import OperationTable
-from replset.commands.ports import CommandRequest, Reply, Traffic
+from replset.commands.ports import CommandRequest, RecentLog, Reply, Traffic
 from replset.commands.replies import finish
 from replset.commands.waiters import WaiterList
 from replset.config import ReplSetConfig
@@ -158,6 +158,9 @@ class FakeMember:
         self.admission = Admission()
         self.load = Load()
         self.most_connections = 4096
+        self.http_slots = None
+        self.recent_log = RecentLog()
+        self.tls = SimpleNamespace(expires_at=2e9)
         self.traffic = Traffic(100, 200, 9)
         self.flow_control = FLOW
         self.group_sizes = Histogram(SIZES)
