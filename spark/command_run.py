@@ -83,6 +83,8 @@ class CommandRun:
     _tasks: SparkTasks | None = None
 
     def __enter__(self) -> None:
+        if is_submitted():
+            return  # spark-submit puts standard error into standard output, where the result is
         from replset.long_work import LongWork
 
         self._work = LongWork(PROGRAM).__enter__()
@@ -120,10 +122,8 @@ class CommandRun:
     @property
     def needs_spark(self) -> bool:
         """Whether the user named a cluster, or wants the page of a diff, whose lag only Spark computes."""
-        from spark.session import GATEWAY
-
         wants_page = self.html is not None or self.form is Format.HTML
-        return self.master is not None or GATEWAY in os.environ or (wants_page and self.command == "diff")
+        return self.master is not None or is_submitted() or (wants_page and self.command == "diff")
 
     @property
     def rows(self) -> int:
@@ -226,6 +226,13 @@ class CommandRun:
     def close(self) -> None:
         if self._session is not None:
             self._session.stop()
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit started this process."""
+    from spark.session import GATEWAY
+
+    return GATEWAY in os.environ
 
 
 def one_line_error(error: Exception) -> ReplError:

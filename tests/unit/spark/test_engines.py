@@ -58,10 +58,13 @@ def test_spark_is_used_where_it_is_asked_for_or_alone_can(arguments: list[str], 
         main([*arguments, *members])
 
 
-def test_spark_is_used_under_spark_submit(members: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_is_used_under_spark_submit(members: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Its standard error is in its standard output, so nothing but the result may be there."""
     monkeypatch.setenv(GATEWAY, "1")
+    monkeypatch.setattr("replset.long_work.LINE_EVERY_S", 0.0001)
     with pytest.raises(SparkWantedError):
         main(["diff", *members])
+    assert capsys.readouterr() == ("", "")
 
 
 def test_much_is_done_by_spark_where_it_is_installed(
