@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from replset.cli import backup, calls, cluster, members, operations, oplog, show, status, users, why
+from replset.cli import backup, calls, check, cluster, members, operations, oplog, show, status, users, why
 from replset.cli.host_option import Host
 from replset.terminal import run_app
 
@@ -73,6 +73,7 @@ app.command("sync-from")(operations.sync_from)
 app.command()(operations.maintenance)
 app.command("resize-oplog")(operations.resize_oplog)
 app.command()(operations.resync)
+app.command()(check.check)
 app.command()(operations.repair)
 app.command()(backup.backup)
 app.command()(backup.restore)

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from replset.cli import calls
-from replset.cli.host_option import Host
+from replset.cli.check import is_namespace, repair_documents
+from replset.cli.host_option import AnyHost, Host
 from replset.cli.repair import repair as repair_dbpath
 from replset.errors import BadValueError, ReplError
 
@@ -139,12 +140,33 @@ def resync(
 
 
 def repair(
-    dbpath: Annotated[Path, typer.Argument(help="the data folder of a member that does not run")],
-    term: Annotated[int | None, typer.Option(help="put it into this term; nothing: only show what it holds")] = None,
+    what: Annotated[
+        str, typer.Argument(metavar="DBPATH|DB.COLLECTION", help="the folder of a stopped member, or a collection")
+    ],
+    term: Annotated[
+        int | None, typer.Option(help="DBPATH: put it into this term; nothing: only show what it holds")
+    ] = None,
     accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="go on without the entries that its disk lost")
+        bool, typer.Option("--accept-data-loss", help="DBPATH: go on without the entries that its disk lost")
     ] = False,
-) -> None:
-    """Show what a stopped member's files hold; correct a term, accept a loss (docs/core.md, docs/storage.md)."""
-    for line in repair_dbpath(dbpath, term, accept_data_loss):
+    host: AnyHost = None,
+    trusted: Annotated[
+        str | None,
+        typer.Option("--from", metavar="HOST:PORT", help="DB.COLLECTION: whose version to take without a majority"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="DB.COLLECTION: JSON for scripts")] = False,
+) -> int:
+    """Put right a stopped member's files (term, lost entries), or documents that differ between running members.
+
+    DBPATH: show what its files hold; correct a term, accept a loss (docs/core.md, docs/storage.md). DB.COLLECTION: each
+    member takes over the documents that most members have otherwise, and keeps what it had (docs/scrub.md).
+    """
+    if not Path(what).is_dir() and is_namespace(what):
+        if term is not None or accept_data_loss:
+            raise BadValueError("--term and --accept-data-loss go with `replset repair DBPATH`, of a stopped member")
+        return repair_documents(what, host, trusted, as_json=json)
+    if trusted is not None or json:
+        raise BadValueError(f"--from and --json go with `replset repair DB.COLLECTION`; {what!r} is no collection")
+    for line in repair_dbpath(Path(what), term, accept_data_loss):
         typer.echo(line)
+    return 0

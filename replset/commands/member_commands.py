@@ -27,7 +27,7 @@ async def ask_core(ctx: CommandContext) -> Reply:
     return reply_document(answer)
 
 
-def _refuse_other_set(ctx: CommandContext) -> None:
+def refuse_other_set(ctx: CommandContext) -> None:
     """Refuse a member of another set (108).
 
     Another set of the same name may have this address in its configuration. Its members must not apply this oplog as if
@@ -45,19 +45,19 @@ def _refuse_other_set(ctx: CommandContext) -> None:
 
 async def fetch_oplog(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
-    _refuse_other_set(ctx)
+    refuse_other_set(ctx)
     return await oplog_fetch(ctx.member, ctx.body)
 
 
 async def probe_oplog(ctx: CommandContext) -> Reply:
     """Which of the given entries are here, and the hash chain at each."""
-    _refuse_other_set(ctx)
+    refuse_other_set(ctx)
     return await oplog_probe(ctx.member, ctx.body)
 
 
 async def snapshot(ctx: CommandContext) -> Reply:
     """One step of copying the database: begin, chunk, end."""
-    _refuse_other_set(ctx)
+    refuse_other_set(ctx)
     return await ctx.member.snapshots.serve(ctx.body)
 
 

@@ -20,6 +20,8 @@ from replset.core.messages import ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import Node
 from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Handshake, Keys
+from replset.replication.document_check import DocumentCheck, ScrubStatus
+from replset.replication.document_repair import DocumentRepair
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, MemberClient, Workers
@@ -257,6 +259,17 @@ class MemberPort(Protocol):
     @property
     def snapshots(self) -> SnapshotServer:
         """Serves copies of the database to members that sync for the first time."""
+        ...
+
+    @property
+    def document_check(self) -> DocumentCheck: ...
+
+    @property
+    def document_repair(self) -> DocumentRepair: ...
+
+    @property
+    def scrub(self) -> ScrubStatus:
+        """What the comparison in the background has found."""
         ...
 
     @property

@@ -17,6 +17,7 @@ from replset.core.status import MemberStatus, Status
 from replset.errors import NotYetInitializedError, ReplError, StorageError
 from replset.ids import Millis
 from replset.optime import optime_document
+from replset.replication.document_check import ScrubStatus
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_progress import RollbackProgress
 from replset.storage.retention import falls_off_in_s
@@ -130,6 +131,8 @@ def status_document(member: MemberPort) -> dict[str, object]:
         reply["blocking"] = status.blocking
     if member.rollback_progress.running:
         reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
+    if member.scrub.passes or member.scrub.differing:
+        reply["documentCheck"] = _scrub_document(member.scrub)
     reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
     if status.state is MemberState.PRIMARY:
         reply["inSync"] = [str(host) for host in member.node.in_sync_hosts]
@@ -140,6 +143,16 @@ def status_document(member: MemberPort) -> dict[str, object]:
     reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)
     reply["members"] = [_member_document(row, member) for row in status.members]
     return reply
+
+
+def _scrub_document(scrub: ScrubStatus) -> dict[str, object]:
+    """Return what comparing documents in the background has found."""
+    return {
+        "passes": Int64(scrub.passes),
+        "lastPassEnded": DateTime(scrub.ended_wall_ms),
+        "documents": Int64(scrub.documents),
+        "differing": len(scrub.differing),
+    }
 
 
 def _falls_off_in_s(row: MemberStatus, member: MemberPort) -> int | None:
@@ -155,7 +168,7 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
     """
     store = member.store
     about_oplog = (remark for row in status.members if (remark := _about_oplog(row, member)))
-    remarks = (*status.remarks, *_slowed(member), *about_oplog)
+    remarks = (*status.remarks, *_different_documents(member), *_slowed(member), *about_oplog)
     try:
         if store.has_disk_space():
             return remarks
@@ -168,6 +181,18 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
         f"free disk space there, or start the member again with a --min-free-mb below {least_mb}",
     )
     return (full, *remarks)
+
+
+def _different_documents(member: MemberPort) -> tuple[Remark, ...]:
+    summary = member.scrub.summary
+    if not summary:
+        return ()
+    return (
+        Remark(
+            f"documents of {member.host} are not as the primary has them: {summary}",
+            "replset check names them; then replset repair DB.COLLECTION",
+        ),
+    )
 
 
 def _slowed(member: MemberPort) -> tuple[Remark, ...]:

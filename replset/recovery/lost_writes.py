@@ -256,7 +256,10 @@ class LostWrites:
             raise CorruptDataError(f"{self.manifest.id}: the file {file.name} belongs to no collection")
         uuid = file.uuid.bytes
         for offset, raw in read_bson(self._file(index), file.name):
-            row = self._records.get((uuid, _key_of(raw, file, offset)))
+            key = _key_of(raw, file, offset)
+            row = self._records.get((uuid, key))
+            if row is None and not self.manifest.entries:
+                row = self._records[uuid, key] = self._replaced_document(file, uuid, key, raw)
             if row is None:
                 raise DamagedFileError(f"{file.name}: no lost entry is about the document at byte {offset}", offset)
             place = FileRange(index, offset, len(raw))
@@ -264,6 +267,14 @@ class LostWrites:
                 row.lost = place
             else:
                 row.before = place
+
+    def _replaced_document(self, file: RollbackFile, uuid: bytes, key: bytes, raw: bytes) -> LostDocument:
+        """A document that `replset repair` replaced: no entry is about it. As an insert after the common point it is
+        put back where the set has no such document, and is a conflict where the set has another one.
+        """
+        after = OpTime(self.manifest.common_point.term, self.manifest.common_point.ts + 1)
+        id_element = encode({"_id": RawDocument(raw).get("_id")})
+        return LostDocument(file.ns, uuid, key, id_element, INSERT, after, INSERT, after)
 
 
 def read_bson(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:

@@ -77,7 +77,8 @@ def verify_rollback(
         if row.file.kind is FileKind.OPLOG:
             _check_entries(file, row, manifest, touched)
         else:
-            allowed, seen = (touched, lost) if row.file.kind is FileKind.DOCUMENTS else (lost, set[DocumentId]())
+            about = touched if manifest.entries else None
+            allowed, seen = (about, lost) if row.file.kind is FileKind.DOCUMENTS else (lost, set[DocumentId]())
             _check_documents(file, row, allowed, seen)
         if row.count != row.file.count:
             row.add(None, f"{row.count} documents, the manifest says {row.file.count}")
@@ -124,8 +125,8 @@ def _check_entries(path: Path, row: FileCheck, manifest: Manifest, touched: set[
         row.add(None, f"first and last entry: {found}, the manifest says {expected}")
 
 
-def _check_documents(path: Path, row: FileCheck, allowed: set[DocumentId], seen: set[DocumentId]) -> None:
-    """allowed: the documents that may be in this file. seen: gets those that are."""
+def _check_documents(path: Path, row: FileCheck, allowed: set[DocumentId] | None, seen: set[DocumentId]) -> None:
+    """allowed: the documents that may be in this file; None: any. seen: gets those that are."""
     uuid = b"" if row.file.uuid is None else row.file.uuid.bytes
     for offset, raw in _read(path, row):
         document = RawDocument(raw)
@@ -135,7 +136,7 @@ def _check_documents(path: Path, row: FileCheck, allowed: set[DocumentId], seen:
         identifier = uuid, encode_key(document.get("_id"))
         if identifier in seen:
             row.add(offset, "the document is here twice")
-        elif identifier not in allowed:
+        elif allowed is not None and identifier not in allowed:
             row.add(offset, "nothing else in the rollback is about this document")
         seen.add(identifier)
 

@@ -30,6 +30,7 @@ from replset.commands.user_directory import UserDirectory
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import end_waits_in_vain, stored_default
 from replset.core.effects import NO_VOTE
+from replset.core.member_state import MemberState
 from replset.core.messages import (
     ChainMismatch,
     ConnectionLost,
@@ -49,6 +50,8 @@ from replset.errors import NotPrimaryOrSecondaryError, ReplError, ShutdownInProg
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication.context import Identity, MemberContext
 from replset.replication.copy_transfer import InitialSyncOptions
+from replset.replication.document_check import DocumentCheck, ScrubStatus
+from replset.replication.document_repair import DocumentRepair
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.index_builder import IndexBuilder, IndexBuildOptions
 from replset.replication.initial_sync import InitialSync
@@ -79,6 +82,7 @@ from replset.runtime.load import Load
 from replset.runtime.machine import LimitedWorkers, TrackedWorkers
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions, exposure_warnings
 from replset.runtime.role_hook import RoleHook
+from replset.runtime.scrubber import Scrubber
 from replset.runtime.server import WireServer
 from replset.runtime.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
 from replset.runtime.shell import Shell
@@ -348,6 +352,9 @@ class RunningMember:
             is_paused=lambda: self.fail_points.stops_replication,
             options=steps.fetch,
         )
+        self.document_check = DocumentCheck(self.context, set_peer)
+        self.document_repair = DocumentRepair(self.context, self.document_check, self.transactions.held.is_held)
+        self._scrubber = Scrubber(self.context, self.document_check, self._scrub_source, options.scrub_mb_per_sec)
         self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._mark.lower)
         self.initial_sync: InitialSync = InitialSync(
             self.context,
@@ -407,6 +414,7 @@ class RunningMember:
             self._refresh(),
             self._watch_majority(),
             self._mark.run(),
+            self._scrubber.run(),
         ):
             self._tasks.start(work)
         if self.options.expect_members:
@@ -612,6 +620,14 @@ class RunningMember:
     @property
     def initial_sync_progress(self) -> InitialSyncProgress:
         return self.initial_sync.progress
+
+    @property
+    def scrub(self) -> ScrubStatus:
+        return self._scrubber.status
+
+    def _scrub_source(self) -> HostPort | None:
+        """The primary, while this member is a secondary: each secondary compares its documents with it."""
+        return self.node.primary_host if self.node.state is MemberState.SECONDARY else None
 
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         return self._writer.write(operation)

@@ -42,6 +42,7 @@ class MemberOptions:
     oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
+    scrub_mb_per_sec: how fast a secondary compares its documents with the primary's in the background; 0: not at all.
     max_connections: of clients and members on the wire port.
     log_format: `json` writes each line of the log as a JSON document. log_file: instead of standard error.
     role_hook: what is called on gaining and losing PRIMARY, a program or an http:// address. role_hook_secs: limit of a
@@ -69,6 +70,7 @@ class MemberOptions:
     oplog_lagging_mb: float | None = None
     snapshot_history_secs: int = 300
     min_free_mb: int = 500
+    scrub_mb_per_sec: float = 1.0
     max_connections: int = 4096
     rollback_layout: str = PLAIN_LAYOUT
     role_hook: str | None = None
@@ -273,6 +275,7 @@ def _check(options: MemberOptions) -> None:
         ("oplog-lagging-mb", options.oplog_lagging_mb or 0),
         ("snapshot-history-secs", options.snapshot_history_secs),
         ("min-free-mb", options.min_free_mb),
+        ("scrub-mb-per-sec", options.scrub_mb_per_sec),
     ):
         if value < 0:
             raise BadOptionError(f"--{flag}: {value:g} is below 0")

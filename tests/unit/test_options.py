@@ -111,6 +111,7 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         "replSet: rs7\ndbpath: /d\nport: 1\nhttp-port: 2\nbind-ip: ::1\nadvertise: m\n"
         "oplog-size-mb: 0.5\noplog-lagging-mb: 7\n"
         "oplog-min-retention-hours: 1.5\nsnapshot-history-secs: 0\nmin-free-mb: 0\nmax-connections: 5\n"
+        "scrub-mb-per-sec: 0.5\n"
         "rollback-layout: mongodb\nallow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n"
         "log-format: json\nlog-file: /l\n"
         "key-file: /k\ninsecure-members: false\nallowed-hosts: [a, b.c]\n"
@@ -133,6 +134,7 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         oplog_lagging_mb=7.0,
         snapshot_history_secs=0,
         min_free_mb=0,
+        scrub_mb_per_sec=0.5,
         max_connections=5,
         rollback_layout="mongodb",
         allow_multiple_arbiters=True,

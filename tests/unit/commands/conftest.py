@@ -36,6 +36,9 @@ from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, MaxTimeMSExpiredError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 from replset.key_file import Keys
+from replset.replication.context import Identity
+from replset.replication.document_check import DocumentCheck, ScrubStatus
+from replset.replication.document_repair import DocumentRepair
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.protocol import Awaited
@@ -190,12 +193,16 @@ class FakeMember:
     transactions: TransactionTable = field(init=False)
     users: UserDirectory = field(init=False)
     audit: AuditTrail = field(init=False)
+    scrub: ScrubStatus = field(default_factory=ScrubStatus)
 
     def __post_init__(self) -> None:
         self.transactions = TransactionTable(self)
         self.users = UserDirectory(self, required=False)
         self.audit = AuditTrail(self.audited.append, self.clock.wall_ms)
         context: Any = SimpleNamespace(clock=self.clock, store=self.store, write_queue=WriteQueue())
+        context.workers, context.identity = self.workers, Identity(self.set_name, self.host)
+        self.document_check = DocumentCheck(context, self.peer)
+        self.document_repair = DocumentRepair(context, self.document_check, self.transactions.held.is_held)
         self.index_builder = EagerBuilder(
             context,
             busy=asyncio.Lock(),

@@ -21,6 +21,8 @@ OURS = {
 } | {
     "replSetTestClock",
     "replSetGetElections",
+    "replSetCheckDocuments",
+    "replSetRepairDocuments",
 }
 """Commands that MongoDB does not have."""
 OUR_FIELDS = {"replSetStepDown": {"handOverTo"}}

@@ -92,6 +92,7 @@ NAMED = {
     "replSetOplogFetch": ("after", "maxBytes", "maxAwaitMS", "term", "knownCommitPoint", "knownRollbackId"),
     "replSetOplogProbe": ("optimes",),
     "replSetSnapshot": ("step", "snapshotId", "offset", "length"),
+    "replSetDocuments": ("at", "low", "high", "give"),
     "hello": ("topologyVersion", "maxAwaitTimeMS", "client", "helloOk"),
     "serverStatus": ("repl",),
     "getParameter": ("logLevel",),

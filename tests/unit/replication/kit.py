@@ -28,6 +28,7 @@ from replset.oplog_entry import (
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.context import Identity, MemberContext
+from replset.replication.document_ranges import RangeRequest, read_own
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.initial_sync import (
     InitialSync,
@@ -224,6 +225,8 @@ class Member:
                 return await oplog_probe(self, body)
             case "replSetSnapshot":
                 return await self.snapshots.serve(body)
+            case "replSetDocuments":
+                return (await read_own(self.context, RangeRequest.parse(body))).document()
         raise AssertionError(body.first_key)
 
     async def wait_for_change(self, timeout_ms: int) -> bool:

@@ -1,0 +1,93 @@
+"""Compares a secondary's documents with the primary's in the background, at a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from replset.errors import ReplError
+from replset.ids import HostPort
+from replset.replication.context import MemberContext
+from replset.replication.document_check import Difference, DocumentCheck, ScrubStatus
+
+log = logging.getLogger("replset.scrub")
+
+START_AFTER_S: Final = 60.0
+PAUSE_S: Final = 3600.0
+"""From the end of one pass over all documents to the beginning of the next."""
+SHORTEST_PAUSE_S: Final = 0.05
+RETRY_S: Final = 10.0
+TRIES: Final = 3
+KEPT_MAX: Final = 1_000
+NAMED_MAX: Final = 10
+EACH_DOCUMENT_BYTES: Final = 100
+"""What reading a document costs beside its bytes, so that many small ones take no more time than large ones."""
+
+
+class Scrubber:
+    """Runs as a task of its own. It reads as any client does, in threads, and writes nothing."""
+
+    def __init__(
+        self,
+        context: MemberContext,
+        check: DocumentCheck,
+        source: Callable[[], HostPort | None],
+        mb_per_sec: float,
+    ) -> None:
+        """source: the member to compare with; None: not now."""
+        self._context = context
+        self._check = check
+        self._source = source
+        self._bytes_per_sec = mb_per_sec * (1 << 20)
+        self.status = ScrubStatus()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        if self._bytes_per_sec <= 0:
+            return
+        await asyncio.sleep(START_AFTER_S)
+        while True:
+            await self._pass()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _pass(self) -> None:
+        """Compare all documents once. What the pass before found stays known until this one has ended."""
+        status, found = self.status, dict[tuple[str, bytes], Difference]()
+        status.documents = 0
+        for ns in self._check.namespaces():
+            await self._compare(ns, found)
+        status.passes += 1
+        status.ended_wall_ms = self._context.clock.wall_ms()
+        status.differing = found
+        if found:
+            named = ", ".join(f"{one.ns} {one.id!r:.100}" for one in list(found.values())[:NAMED_MAX])
+            log.error("documents differ from the primary's (%s): %s; see replset check", status.summary, named)
+
+    async def _compare(self, ns: str, found: dict[tuple[str, bytes], Difference]) -> None:
+        """Compare one collection. One that cannot be compared is left to the next pass: it is gone, or the member is
+        delayed by more than the primary can look back.
+        """
+        low: bytes | None = b""
+        tries = 0
+        while low is not None and tries < TRIES:
+            source = self._source()
+            try:
+                one = None if source is None else await self._check.compare(ns, low, [source])
+            except ReplError as error:
+                log.debug("%s is not compared now: %s", ns, error.message)
+                one, tries = None, tries + 1
+            if one is not None and one.failed:
+                log.debug("%s is not compared now: %s", ns, "; ".join(one.failed.values()))
+                one, tries = None, tries + 1
+            if one is None:
+                await asyncio.sleep(RETRY_S)
+                continue
+            for difference in one.differing[: KEPT_MAX - len(found)]:
+                found[ns, difference.key] = self.status.differing[ns, difference.key] = difference
+            self.status.on_compared(one)
+            self.status.documents += one.documents
+            low, tries = one.next, 0
+            cost = one.size + one.documents * EACH_DOCUMENT_BYTES
+            await asyncio.sleep(max(SHORTEST_PAUSE_S, cost / self._bytes_per_sec))

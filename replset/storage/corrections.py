@@ -1,0 +1,47 @@
+"""Puts right a document whose bytes are not those that were written, without an oplog entry and without undo."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from replset.bson import InvalidBSONError
+from replset.oplog_entry import COMMAND, OplogEntry
+from replset.storage.catalog import Collection
+from replset.storage.indexes import write_entries
+from replset.storage.sqlite import rows_of
+from replset.storage.txn import Txn
+
+
+def correct(txn: Txn, coll: Collection, key: bytes, before: bytes | None, after: bytes | None) -> None:
+    """Give a document other bytes, and its index entries. before: its bytes now; None: there is no document.
+
+    A document that is put back comes last in natural order.
+    """
+    connection, indexes = txn.connection, txn.catalog.by_uuid[coll.uuid].indexes
+    if indexes:
+        with suppress(InvalidBSONError):  # damaged bytes: the entries in the index are those of `after` already
+            write_entries(connection, indexes, key, before, None)
+        if write_entries(connection, indexes, key, None, after):
+            txn.catalog.reload_indexes(connection, coll.uuid)
+    if after is None:
+        list(rows_of(connection, coll.sql_delete, (key,)))
+    elif before is None:
+        connection.execute(coll.sql_insert, (key, after))
+    else:
+        connection.execute(coll.sql_update, (after, key))
+
+
+def written_after(txn: Txn, ns: str, ts: int) -> set[bytes] | None:
+    """The keys of the documents of `ns` that entries after `ts` are about; None: that cannot be told."""
+    keys: set[bytes] = set()
+    sql = "SELECT op, key, entry FROM oplog WHERE ts > ? AND (ns = ? OR op = ?)"
+    for op, key, entry in rows_of(txn.connection, sql, (ts, ns, COMMAND)):
+        if op != COMMAND:
+            keys.add(key)
+            continue
+        for one in OplogEntry(entry).operations:
+            if one.op == COMMAND:
+                return None  # it may be about the collection
+            if one.ns == ns:
+                keys.add(one.key() or b"")
+    return keys

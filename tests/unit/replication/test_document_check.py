@@ -1,0 +1,295 @@
+"""Documents are compared range by range as of one optime; the majority's version replaces what differs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.bson import RawDocument, decode, encode, encode_key
+from replset.errors import OutOfDiskSpaceError, ReplError
+from replset.ids import HostPort
+from replset.recovery.lost_writes import LostKind, LostWrites
+from replset.recovery.verify import verify_rollback
+from replset.replication.document_check import DocumentCheck, ScrubStatus, find_differences
+from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow
+from replset.replication.document_repair import DocumentRepair, RepairedRange, majority_version
+from replset.replication.rollback_manifest import RollbackState, list_manifests
+from replset.runtime import scrubber
+from replset.runtime.scrubber import Scrubber
+from replset.storage import digests
+from tests.unit.replication.kit import Member, Network
+
+NS = "db.c"
+A, B, C = (HostPort(f"{name}:1") for name in "abc")
+
+
+class Three:
+    """Three members with the same entries; all is committed."""
+
+    def __init__(self, folder: Path, documents: int = 20) -> None:
+        self.network = Network()
+        self.members = {host: Member(host, folder, self.network) for host in (A, B, C)}
+        self.a, self.b, self.c = self.members.values()
+        self.a.create(NS)
+        self.a.insert(NS, *({"_id": number, "n": number} for number in range(documents)))
+        self.replicate()
+
+    def replicate(self) -> None:
+        newest = self.a.store.last_applied
+        for member in self.members.values():
+            rows = self.a.store.oplog_after(member.store.last_applied, limit=100_000, max_bytes=1 << 30)
+            for row in rows:
+                member.apply(row.entry)
+            member.store.set_commit_point(newest)
+
+    def close(self) -> None:
+        for member in self.members.values():
+            member.store.close()
+
+    def check(self, member: Member) -> DocumentCheck:
+        return DocumentCheck(member.context, self.network)
+
+    def differing(self, member: Member) -> list[object]:
+        """The `_id`s that differ, over all ranges."""
+        found: list[object] = []
+        low: bytes | None = b""
+        others = [host for host in self.members if host != member.host]
+        while low is not None:
+            one = asyncio.run(self.check(member).compare(NS, low, others))
+            assert not one.failed, one.failed
+            found += [difference.id for difference in one.differing]
+            assert one.next is None or one.next > low
+            low = one.next
+        return found
+
+    def repair(
+        self, member: Member, trusted: HostPort | None = None, is_held: Callable[[Any], bool] = lambda _: False
+    ) -> RepairedRange:
+        work = DocumentRepair(member.context, self.check(member), is_held)
+        others = [host for host in self.members if host != member.host]
+        return asyncio.run(work.repair(NS, b"", others, trusted))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Any:
+    members = Three(tmp_path)
+    yield members
+    members.close()
+
+
+def rot(member: Member, _id: int, document: dict[str, object] | bytes | None) -> None:
+    """Change the file behind the member's back; None: the document is gone."""
+    coll = member.store.collection(NS)
+    assert coll is not None
+    connection, key = member.store._connection, encode_key(_id)
+    connection.execute(f"DELETE FROM {coll.table} WHERE key = ?", (key,))
+    if document is not None:
+        doc = document if isinstance(document, bytes) else encode(document)
+        connection.execute(coll.sql_insert, (key, doc))
+
+
+def document(member: Member, _id: int) -> dict[str, Any] | None:
+    coll = member.store.collection(NS)
+    assert coll is not None
+    with member.store.read() as snapshot:
+        found = snapshot.get(coll, encode_key(_id))
+    return None if found is None else decode(found)
+
+
+def test_members_with_the_same_documents_do_not_differ(three: Three) -> None:
+    assert three.differing(three.a) == three.differing(three.c) == []
+    assert {str(call["give"]) for call in three.network.calls} == {"digest"}
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1_000])
+def test_each_kind_of_difference_is_named(three: Three, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """at_once: how many documents a range has at most."""
+    monkeypatch.setattr(digests, "RANGE_DOCUMENTS", at_once)
+    documents = 20
+    last = documents - 1
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    rot(three.c, last, None)
+    rot(three.b, documents + 5, {"_id": documents + 5})
+    rot(three.c, 7, b"no document")
+    for member in (three.a, three.b, three.c):
+        assert three.differing(member) == [3, 7, last, documents + 5]
+
+
+def test_each_range_is_compared_as_of_one_optime(three: Three) -> None:
+    """Later writes, which not all members have yet, are no difference."""
+    three.a.replace(NS, {"_id": 1, "n": "later"})
+    three.a.delete(NS, 2)
+    three.a.insert(NS, {"_id": 100})
+    assert three.differing(three.b) == three.differing(three.c) == three.differing(three.a) == []
+    three.replicate()
+    assert three.differing(three.b) == []
+
+
+def test_what_cannot_be_compared_is_no_difference(three: Three) -> None:
+    three.network.down.add(B)
+    three.c.node.term = 2
+    one = asyncio.run(three.check(three.a).compare(NS, b"", [B, C]))
+    assert one.failed == {B: "b:1 is down"}
+    three.a.insert(NS, {"_id": 200})
+    three.a.store.set_commit_point(three.a.store.last_applied)
+    one = asyncio.run(three.check(three.a).compare(NS, b"", [B, C]))
+    assert set(one.failed) == {B, C}
+    assert "not yet at" in one.failed[C]
+    assert not one.differing
+
+
+def test_another_history_is_not_compared(three: Three) -> None:
+    at = three.a.store.last_applied
+    request = RangeRequest(NS, at, three.a.store.chain + 1)
+    with pytest.raises(ReplError, match="has another entry at"):
+        asyncio.run(three.check(three.a).read_own(request))
+
+
+def test_requests_and_replies_survive_the_wire(three: Three) -> None:
+    request = RangeRequest(NS, three.a.store.last_applied, -5, b"\x01", b"\x02", Give.HASHES)
+    assert RangeRequest.parse(RawDocument(encode(request.document()))) == request
+    reply = RangeReply(b"\x05", 1, 10, -7, (RangeRow(b"\x01", -3, "x", b"bytes"), RangeRow(b"\x02", 4)))
+    assert RangeReply.parse(RawDocument(encode(reply.document()))) == reply
+
+
+@pytest.mark.parametrize(
+    ("versions", "members", "expected"),
+    [
+        pytest.param((1, 1, 2), 3, (True, 1), id="two-of-three"),
+        pytest.param((None, None, 2), 3, (True, None), id="two-without-it"),
+        pytest.param((1, 2), 2, (False, 1), id="one-of-two"),
+        pytest.param((1, 1, 2), 4, (False, 1), id="two-of-four-with-one-silent"),
+        pytest.param((1, 2, 3), 3, (False, 1), id="all-differ"),
+    ],
+)
+def test_majority_version(versions: tuple[int | None, ...], members: int, expected: tuple[bool, int | None]) -> None:
+    rows = {number: () if one is None else (RangeRow(b"k", one),) for number, one in enumerate(versions)}
+    replies = {HostPort(f"m{number}:1"): RangeReply(None, 1, 1, 1, row) for number, row in rows.items()}
+    (difference,) = find_differences(NS, replies, None)
+    assert majority_version(difference, members) == expected
+
+
+def test_a_member_takes_over_what_the_majority_has_and_keeps_what_it_had(three: Three) -> None:
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    rot(three.b, 5, None)
+    rot(three.b, 77, {"_id": 77, "only": "here"})
+    rot(three.b, 9, b"\x07\0\0\0bad")
+    before = three.b.store.last_applied
+    for member in (three.a, three.c):
+        assert not three.repair(member).corrected
+        assert not list_manifests(member.dbpath)
+    done = three.repair(three.b)
+    assert [one.id for one in done.corrected] == [3, 5, 9, 77]
+    assert three.differing(three.a) == []
+    assert document(three.b, 77) is None
+    assert document(three.b, 9) == {"_id": 9, "n": 9}
+    assert three.b.store.last_applied == before, "no entry says it"
+    manifests = list_manifests(three.b.dbpath)
+    assert [one.id for one in manifests] == list(done.records)
+    assert {(one.state, one.entries) for one in manifests} == {(RollbackState.EXPORTED, 0)}
+    folder = three.b.folder / "rollback"
+    sound, damaged = ((folder / one.files[0].name).read_bytes() for one in manifests)
+    assert sound == encode({"_id": 3, "n": 999}) + encode({"_id": 77, "only": "here"})
+    assert damaged == b"\x07\0\0\0bad"
+    assert verify_rollback(folder / f"{manifests[0].id}.json", manifests[0]).is_sound
+    with LostWrites(folder, manifests[0]) as lost:
+        assert [(row.id, row.kind, row.before_is_known) for row in lost.documents] == [
+            (3, LostKind.INSERT, True),
+            (77, LostKind.INSERT, True),
+        ]
+    assert not three.repair(three.b).corrected
+
+
+def test_without_a_majority_nothing_changes_unless_a_member_is_trusted(three: Three) -> None:
+    three.network.down.add(C)
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    rot(three.a, 3, {"_id": 3, "n": 998})
+    done = three.repair(three.b)
+    assert [one.id for one in done.undecided] == [3]
+    assert document(three.b, 3) == {"_id": 3, "n": 999}
+    done = three.repair(three.b, trusted=A)
+    assert [one.id for one in done.corrected] == [3]
+    assert document(three.b, 3) == {"_id": 3, "n": 998}
+
+
+def test_a_document_that_is_written_meanwhile_is_left_alone(three: Three) -> None:
+    """The write comes between the comparison and the correction."""
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    rot(three.b, 5, None)
+
+    def write(command: dict[str, object]) -> None:
+        if command.get("give") == "documents" and three.a.store.last_applied == three.b.store.last_applied:
+            three.a.change(NS, 3, {"u": {"x": 1}})
+            three.a.delete(NS, 5)
+            three.replicate()
+
+    three.network.before_call = write
+    done = three.repair(three.b)
+    assert [one.id for one in done.skipped] == [3, 5]
+    assert not done.corrected
+    assert document(three.b, 5) is None, "it was deleted everywhere"
+    three.network.before_call = lambda command: None
+    done = three.repair(three.b)
+    assert [one.id for one in done.corrected] == [3]
+    assert document(three.b, 3) == {"_id": 3, "n": 3, "x": 1}
+
+
+def test_a_document_that_a_transaction_holds_is_left_alone(three: Three) -> None:
+    rot(three.a, 3, {"_id": 3, "n": 999})
+    coll = three.a.store.collection(NS)
+    assert coll is not None
+    held = (coll.uuid, encode_key(3))
+    assert [one.id for one in three.repair(three.a, is_held=lambda place: place == held).skipped] == [3]
+    assert document(three.a, 3) == {"_id": 3, "n": 999}
+
+
+def test_nothing_changes_when_what_was_there_cannot_be_kept(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    rot(three.b, 3, {"_id": 3, "n": 999})
+
+    def full(*_: object, **__: object) -> None:
+        raise OutOfDiskSpaceError("no space")
+
+    monkeypatch.setattr(three.b.disk, "write_file", full)
+    with pytest.raises(OutOfDiskSpaceError):
+        three.repair(three.b)
+    assert document(three.b, 3) == {"_id": 3, "n": 999}
+
+
+# --- in the background
+
+
+async def scrubbed(three: Three, member: Member, until: Callable[[ScrubStatus], bool]) -> ScrubStatus:
+    work = Scrubber(member.context, three.check(member), lambda: A, 1000.0)
+    task = asyncio.create_task(work.run())
+    async with asyncio.timeout(20):
+        while not until(work.status):  # noqa: ASYNC110 - a status has no event
+            await asyncio.sleep(0.005)
+    task.cancel()
+    return work.status
+
+
+def test_a_secondary_finds_by_itself_what_differs_from_the_primary(
+    three: Three, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("START_AFTER_S", "PAUSE_S", "SHORTEST_PAUSE_S", "RETRY_S"):
+        monkeypatch.setattr(scrubber, name, 0.001)
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    status = asyncio.run(scrubbed(three, three.b, lambda status: status.passes > 0))
+    assert status.summary == "1 of db.c"
+    assert "documents differ from the primary's (1 of db.c): db.c 3; see replset check" in caplog.text
+    done = three.repair(three.b)
+    status.on_compared(done.compared)
+    assert status.summary == "1 of db.c", "it differed in this comparison"
+    three.network.down.add(A)
+    again = asyncio.run(three.check(three.b).compare(NS, b"", [A]))
+    status.on_compared(again)
+    assert status.summary == "1 of db.c", "nobody compared it"
+    three.network.down.clear()
+    status.on_compared(asyncio.run(three.check(three.b).compare(NS, b"", [A])))
+    assert status.summary == ""
+    quiet = asyncio.run(scrubbed(three, three.c, lambda status: status.passes > 1))
+    assert quiet.summary == ""
