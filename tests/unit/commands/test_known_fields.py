@@ -23,6 +23,7 @@ OURS = {
     "replSetGetElections",
     "replSetCheckDocuments",
     "replSetRepairDocuments",
+    "replSetBackup",
 }
 """Commands that MongoDB does not have."""
 OUR_FIELDS = {"replSetStepDown": {"handOverTo"}}
