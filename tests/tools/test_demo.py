@@ -38,7 +38,7 @@ def test_a_broken_step_ends_the_demo_with_a_failure() -> None:
 
 
 def test_a_failed_program_is_reported_with_its_last_line() -> None:
-    missing = 'oplog-spark: no pyspark here: pip install "replset[spark]"'
+    missing = 'oplog-spark: no pyspark here: pip install ".[spark]" in the clone of replset'
     done = subprocess.CompletedProcess(["oplog-spark"], 2, stdout="", stderr=f"oplog-spark: Java 17\n{missing}\n")
     assert reason_of(done, "oplog-spark") == f"{missing} (exit status 2)"
     assert reason_of(subprocess.CompletedProcess([], -9, "", ""), "oplog-spark").endswith("(exit status -9)")

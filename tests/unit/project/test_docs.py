@@ -145,6 +145,21 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
+def test_a_test_runs_every_console_block() -> None:
+    """A block in `console` is run word for word; what needs a person, root or the web stands in `bash`."""
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/integration").glob("test_*.py"))
+    with_commands = {path.name for path in DOCS.glob("*.md") if "```console\n" in page(path.name)}
+    assert len(with_commands) > 5
+    assert {name for name in with_commands if f'"{name}"' not in tests} == set()
+
+
+def test_the_readme_runs_what_the_first_set_runs() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```console\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL):
+        for command in re.split(r"^(?=\$ )", block, flags=re.MULTILINE):
+            assert command in page("first-set.md"), command
+
+
 # --- MongoDB's behaviour ------------------------------------------------------------------------------------------
 
 ROW = r"(?:Ro\d+|[A-Z]\d+)"

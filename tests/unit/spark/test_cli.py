@@ -77,7 +77,7 @@ def test_without_the_extra_it_says_what_to_install(engine: str, tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 2
-    assert 'here: pip install "replset[spark]"' in done.stderr
+    assert 'here: pip install ".[spark]" in the clone of replset' in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -138,7 +138,10 @@ def test_a_member_that_is_not_there_is_said_before_spark_starts(capsys: Capture,
 def test_without_the_extra_one_line_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "NEEDS", ("numpy", "no_such_module"))
     assert main(["elections", "m1"]) == 2
-    assert capsys.readouterr().err == 'oplog-spark: no no_such_module here: pip install "replset[spark]"\n'
+    assert (
+        capsys.readouterr().err
+        == 'oplog-spark: no no_such_module here: pip install ".[spark]" in the clone of replset\n'
+    )
 
 
 def test_the_local_engine_needs_no_spark(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:

