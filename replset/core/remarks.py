@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from replset.config import Member, ReplSetConfig
 from replset.core.follower import ROLLBACK_REFUSED
 from replset.core.member_state import MemberState
+from replset.core.role import holders, role_wait_ms
 from replset.core.state import NodeState, Peer
 from replset.core.waiting import way_out
 from replset.ids import HostPort, Millis
@@ -33,6 +34,7 @@ def find_remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
         found.append(_damaged(node))
     if node.maintenance:
         found.append(_in_maintenance(node))
+    found.append(_role_not_released(node))
     found.append(_one_copy_of_documents(node, node.config))
     found += [_not_reached(node, peer) for peer in node.sorted_peers() if not peer.is_up and peer.message]
     found += [_replaced(node.config, member) for member in node.config.members if member.spare_for is not None]
@@ -56,6 +58,22 @@ def _in_maintenance(node: NodeState) -> Remark:
         f"{node.host} is in maintenance mode, switched on {times}: it serves no reads and cannot be elected",
         f"replset maintenance off --host {node.host}",
     )
+
+
+def _role_not_released(node: NodeState) -> Remark | None:
+    """A new primary waits for the release of an earlier one, or this member's own hook has not released."""
+    if node.is_primary and not node.writable and (silent := holders(node)):
+        hosts = ", ".join(peer.host for peer in silent)
+        return Remark(
+            f"{node.host} takes no writes yet: {hosts} may still hold what a role hook gives to the primary",
+            f"wait: within {role_wait_ms(node) / 1000:g} s it takes writes in any case",
+        )
+    if not node.is_primary and node.holds_role():
+        return Remark(
+            f"{node.host} is not primary, and its role hook has not released the role",
+            f"read the log of {node.host}; call its hook with `release` by hand if it fails",
+        )
+    return None
 
 
 def _is_up(node: NodeState, member: Member) -> bool:

@@ -210,3 +210,29 @@ def test_no_resync_is_advised_to_a_member_that_lost_entries() -> None:
     assert f"{host(0)} keeps out of the set: entries are lost" in remark.why
     assert "replset repair DBPATH" in remark.next_step
     assert "resync" not in remark.next_step
+
+
+def test_a_role_that_is_not_released() -> None:
+    cluster = CoreCluster(3)
+    cluster.role_hook_ms = 500
+    for machine in cluster.machines.values():
+        machine.boot()
+    cluster.initiate(*members_of(3))
+    old = cluster.elect()
+    cluster.holds_role = lambda machine: machine is old
+    cluster.until(
+        lambda: all(one.node.commit_point == old.position().last_applied for one in cluster.machines.values())
+    )
+    cluster.step_down(cluster.number_of(old))
+    others = others_of(cluster, old)
+    cluster.until(lambda: any(machine.node.state is MemberState.PRIMARY for machine in others))
+    (new,) = (machine for machine in others if machine.node.state is MemberState.PRIMARY)
+    (waits,) = remarks_of(cluster, new)
+    assert (
+        waits.why == f"{new.host} takes no writes yet: {old.host} may still hold what a role hook gives to the primary"
+    )
+    assert waits.next_step == "wait: within 1.1 s it takes writes in any case"
+    (holds,) = remarks_of(cluster, old)
+    assert holds.why == f"{old.host} is not primary, and its role hook has not released the role"
+    cluster.until(lambda: new.node.writable, 1_200)
+    assert remarks_of(cluster, new) == ()
