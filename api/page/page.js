@@ -9,6 +9,7 @@ import {
 import { showRollbacks } from "./rollbacks.js";
 
 const AGAIN_MS = 15000; // elections and rollbacks are read again after this time, and when the set changes
+const SOON_MS = 3000;
 const WAITS_LONG_MS = 2000;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 8000;
@@ -62,7 +63,7 @@ function setConnection(isLive, text) {
 
 function show(data) {
   const { status, oplog } = data;
-  setText(byId("member-name"), `This is ${data.member}`);
+  setText(byId("member-name"), `This is ${data.member}. Times are of ${Intl.DateTimeFormat().resolvedOptions().timeZone}`);
   if (!status.members) {
     setText(byId("summary"), `${status.errmsg}. On the command line: replset initiate --host ${data.member}`);
     return;
@@ -175,7 +176,8 @@ function showSlow(rows) {
 async function readTheRest(status, member) {
   const seen = JSON.stringify([status.term, status.unacknowledgedRollbacks, status.members.map((one) => [one.name, one.stateStr])]);
   if (seen === known && Date.now() - readAt < AGAIN_MS) return;
-  [known, readAt] = [seen, Date.now()];
+  readAt = Date.now() - (seen === known ? 0 : AGAIN_MS - SOON_MS); // what has just begun is read once more soon
+  known = seen;
   const tell = (id) => (error) => setText(byId(id), error.message);
   await Promise.all([
     showElections().catch(tell("elections-note")),
