@@ -105,14 +105,15 @@ class OperationTable:
             work.waited(SlowReason.FLOW_CONTROL, held_ms)
             work.waited(SlowReason.WRITE_QUEUE, max(0, queued_ms - held_ms))
         reason = work.reason(took_ms)
+        texts = []
+        if reason is not SlowReason.FLOW_CONTROL:
+            texts.append(TEXTS[reason].format(ms=work.waits.get(reason, 0), documents=work.documents))
         if held_ms:
             waits_for = ", ".join(flow.waits_for) or "nobody any more"
-            why = f"flow control held writers back for {held_ms} ms of it and waits for {waits_for}"
-        else:
-            why = TEXTS[reason].format(ms=work.waits.get(reason, 0), documents=work.documents)
+            texts.append(f"flow control held writers back for {held_ms} ms of it and waits for {waits_for}")
         ns = repr(f"{ctx.database}.{_collection(ctx)}")[1:-1]  # a name may have line breaks
         wall_ms, client = ctx.member.clock.wall_ms(), ctx.connection.peer
-        row = SlowOperation(wall_ms, ctx.name, ns, took_ms, reason, why, client, _filtered(ctx), work)
+        row = SlowOperation(wall_ms, ctx.name, ns, took_ms, reason, "; ".join(texts), client, _filtered(ctx), work)
         self.slow.add(row, self._now())
 
     def count(self, ctx: CommandContext, took_ms: int) -> None:
@@ -178,9 +179,12 @@ def describe(operation: Operation, now: Millis) -> dict[str, object]:
 
 
 def _collection(ctx: CommandContext) -> str:
-    """The collection that a command names; `$cmd` where it names none."""
+    """The collection that a command names; `$cmd` where it names none, or is malformed."""
     field = "collection" if ctx.command.name == "getMore" else ctx.name
-    name = ctx.collection or ctx.body.get(field)
+    try:
+        name = ctx.collection or ctx.body.get(field)
+    except InvalidBSONError:
+        return "$cmd"
     return name if isinstance(name, str) else "$cmd"
 
 

@@ -191,6 +191,10 @@ def test_a_slow_write_that_was_held_back_says_whom_it_waited_for(
     assert "insert shop.orders took 400 ms; flow control held writers back for 400 ms" in caplog.text
     assert "waits for b:1" in caplog.text
     assert work.waits == {SlowReason.FLOW_CONTROL: 400}
+    member.clock.time = Millis(member.clock.time + 2_000)
+    waited = Work(waits={SlowReason.WRITE_CONCERN: 350})
+    slow_operation(client, 400, waited, held_ms=10, insert="orders", documents=[{}])
+    assert "it waited 350 ms for its write concern; flow control held writers back for 10 ms" in caplog.text
 
 
 @pytest.mark.parametrize(
