@@ -61,9 +61,8 @@ class LocalServices(LocalCompose):
                 f"{prefix}_HTTP_PORT": str(port + 1000),
                 f"{prefix}_DBPATH": str(folder / name),
             }
-        java = ("SPARK_DAEMON_JAVA_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_SUBMIT_OPTS")
-        local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_WEBUI_PORT": "0"}
-        super().__init__(folder, values, local | dict.fromkeys(java, SHORT_LIVED))
+        local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_WEBUI_PORT": "0", "JDK_JAVA_OPTIONS": SHORT_LIVED}
+        super().__init__(folder, values, local)
 
     def begin(self) -> None:
         for name in MEMBERS:
@@ -236,7 +235,7 @@ def test_they_do_so_where_everybody_must_log_in(tmp_path: Path) -> None:
     try:
         local.begin()
         with pytest.raises(AssertionError, match="requires authentication"):
-            local.states()
+            local.ask("m1", {"listDatabases": 1})
     finally:
         local.close()
 
