@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,8 +13,6 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.ports import Reply
 from replset.errors import AuthenticationFailedError, BadValueError, ErrorCode, ReplError
-
-log = logging.getLogger("replset.users")
 
 CONVERSATION: Final = 1
 
@@ -51,7 +48,7 @@ async def _start(ctx: CommandContext, body: RawDocument, database: str) -> dict[
     try:
         exchange = ServerExchange(_payload(body), ctx.member.rng.randbytes(NONCE_BYTES))
     except AuthenticationFailedError as error:
-        raise _failure(ctx, f"of {ctx.connection.peer}", error) from None
+        raise _failure(ctx, "nobody", error) from None
     user = await users.find(exchange.user, database)
     answer = exchange.answer(users.decoy(exchange.user) if user is None else user.credentials)
     connection.sasl = SaslConversation(exchange, database, user, skips)
@@ -69,7 +66,7 @@ async def sasl_continue(ctx: CommandContext) -> Reply:
     if conversation.is_proved:  # the empty exchange, which a client may leave out
         connection.login = conversation.login
         return _reply(b"", done=True)
-    who = f"of {conversation.exchange.user}@{conversation.database}"
+    who = f"{conversation.exchange.user}@{conversation.database}"
     try:
         final = conversation.exchange.finish(_payload(ctx.body))
     except AuthenticationFailedError as error:
@@ -86,8 +83,7 @@ async def sasl_continue(ctx: CommandContext) -> Reply:
 
 def _failure(ctx: CommandContext, who: str, error: AuthenticationFailedError) -> AuthenticationFailedError:
     """The error for the client, which does not say what was wrong. The log does."""
-    log.warning("a login %s from %s failed: %s", repr(who)[1:-1], ctx.connection.peer, error.message)
-    ctx.member.audit.failed_login(who.removeprefix("of "), ctx.connection.peer, error.message)
+    ctx.member.audit.failed_login(who, ctx.connection.peer, error.message)
     return AuthenticationFailedError("Authentication failed.")
 
 

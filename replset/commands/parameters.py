@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from replset.auth.roles import Action
+from replset.auth.scram import MECHANISM
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, Command, CommandContext
@@ -57,7 +58,7 @@ def _fixed(value: object) -> Parameter:
 
 PARAMETERS: dict[str, Parameter] = {
     "acceptApiVersion2": _fixed(False),
-    "authenticationMechanisms": _fixed([]),
+    "authenticationMechanisms": _fixed([MECHANISM]),
     "enableTestCommands": Parameter(lambda ctx: ctx.member.test_commands),
     "featureCompatibilityVersion": _fixed({"version": "7.0"}),
     "logComponentVerbosity": Parameter(lambda ctx: {"verbosity": _log_level(ctx)}, _set_component_verbosity),

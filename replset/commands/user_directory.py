@@ -1,7 +1,8 @@
 """The set's users as one member knows them: documents of admin.system.users, replicated as any other.
 
-What was read counts for a second, so that a command costs no read of its own. A member without documents (an arbiter, a
-witness, one that copies its data) asks the others, the primary first, and goes on with what it knew while none answers.
+What was read counts for a second, so that a command costs no read of its own. A member that has none (an arbiter, a
+witness, one that copies its data) or only old ones (a delayed one) asks the others, the primary first, and goes on with
+what it knew while none answers.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class UserDirectory:
 
     def grants(self, login: Login) -> Grants | None:
         """What the user of this login may do now; None: the user is gone or has another password."""
-        known = self._fresh(user_id(login.name, login.database))
+        key = user_id(login.name, login.database)
+        known = self._fresh(key) or (None if self._has_users() else self._known.get(key))
         if known is None or login.proof not in (b"", known.user.credentials.stored_key):
             return None
         return known.user.grants
@@ -80,7 +82,7 @@ class UserDirectory:
         """The user, None: there is none, or none that this member can learn of now."""
         key = user_id(name, database)
         known = self._fresh(key)
-        if known is None and not self._member.node.state.is_readable:
+        if known is None and not self._has_users():
             known = await self._ask_others(name, database)
         return None if known is None else known.user
 
@@ -97,7 +99,13 @@ class UserDirectory:
         known, now = self._known.get(key), self._member.clock.now()
         if known is not None and now - known.read_at < KNOWN_MS:
             return known
-        return self._read(key, now) if self._member.node.state.is_readable or known is None else None
+        return self._read(key, now) if self._has_users() else None
+
+    def _has_users(self) -> bool:
+        """Whether this member's own documents tell of users: those of an arbiter, or of a delayed member, do not."""
+        node = self._member.node
+        me = None if node.config is None else node.config.member_at(self._member.host)
+        return me is None or (node.state.is_readable and not me.secondary_delay_secs)
 
     def _read(self, key: str, now: Millis) -> _Known | None:
         """Read the user from this member's own documents."""
@@ -118,21 +126,22 @@ class UserDirectory:
         return known
 
     async def _ask_others(self, name: str, database: str) -> _Known | None:
-        """Ask who holds the documents; while none answers, go on with what was known."""
+        """Ask who holds the documents; while none answers, go on with what was known, or is in this member's files."""
         key, member = user_id(name, database), self._member
         config, primary = member.node.config, member.node.primary_host
         holders = [] if config is None else [row.host for row in config.members if row.bears_data]
         hosts = sorted((host for host in holders if host != member.host), key=lambda host: host != primary)
         for host in hosts:
             try:
-                rows = await self._ask(host, name, database)
+                raw = await self._ask(host, name, database)
             except ReplError as error:
                 log.info("%s was asked for the user %s, and did not answer: %s", host, key, error.message)
                 continue
-            return self._keep(key, rows, member.clock.now())
+            return self._keep(key, raw, member.clock.now())
         known = self._known.get(key)
-        if known is not None:
-            known.read_at = member.clock.now()
+        if known is None:
+            return self._read(key, member.clock.now())
+        known.read_at = member.clock.now()
         return known
 
     async def _ask(self, host: HostPort, name: str, database: str) -> bytes | None:

@@ -189,5 +189,5 @@ def _describe(
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command(NAME, get_write_state, frozenset({"all"}), admin_only=True, needs=Action.SET_STATUS),
+    Command(NAME, get_write_state, frozenset({"all"}), admin_only=True, needs=Action.LOGIN),
 )

@@ -337,6 +337,7 @@ class RunningMember:
             cursors=self.dispatcher.cursors,
             admission=self.admission,
             certifies=credentials.certifies,
+            needs_login=options.auth,
         )
 
         # Replication

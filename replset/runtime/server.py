@@ -40,12 +40,15 @@ class WireServer:
         admission: Admission,
         cursors: CursorTable | None = None,
         certifies: Certifies = needs_no_certificate,
+        needs_login: bool = False,
     ) -> None:
         """drops_inbound, drops_outbound: whether a test cut drops the commands of a member, or the replies to it.
 
-        certifies: says of a connection's TLS whether the other end has shown a member's certificate.
+        certifies: says of a connection's TLS whether the other end has shown a member's certificate. needs_login:
+        clients must log in, before anything large is read of them.
         """
         self.certifies = certifies
+        self.needs_login = needs_login
         self._cursors = cursors
         self.dispatcher = dispatcher
         self.drops_inbound = drops_inbound

@@ -40,6 +40,7 @@ MAX_QUEUED_BYTES = 1 << 20
 """The same limit in bytes. The message that is being read may exceed it."""
 TURN = 16
 """Commands of one connection that run before other tasks of the event loop run."""
+STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
 _FIND = b"find\0"
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
@@ -123,6 +124,11 @@ class WireConnection(asyncio.Protocol):
         return self._context.is_member
 
     @property
+    def _is_stranger(self) -> bool:
+        """Whether its client has to log in first."""
+        return self._server.needs_login and self._context.login is None and not self._context.is_member
+
+    @property
     def owner(self) -> Owner | None:
         return self._context.owner
 
@@ -202,6 +208,8 @@ class WireConnection(asyncio.Protocol):
         self._queue_admitted = size
 
     def _admit(self, size: int) -> bool:
+        if self._is_stranger:  # nothing that large is needed to log in
+            return False
         if not self._server.admission.admit(size):
             self._server.end_stalled()
             return False
@@ -291,7 +299,7 @@ class WireConnection(asyncio.Protocol):
     async def _prepare(self, message: WireMessage) -> bool:
         """Verify the message and separate its documents. False: it is answered already, or the connection is closed."""
         if message.refused:
-            self._reply(message, self._overloaded())
+            self._reply(message, _refusal(STRANGER) if self._is_stranger else self._overloaded())
             return False
         try:
             if message.unverified is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ import pytest
 from replset.auth.roles import ADMIN_ROLES, DATABASE_ROLES, Action, Grants, Role
 from replset.auth.scram import ClientExchange
 from replset.auth.users import USERS_NS
-from replset.bson import Binary
+from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.commands.ports import ConnectionContext
 from replset.commands.table import COMMANDS
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.errors import HostUnreachableError
 from replset.ids import HostPort
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.unit.commands.conftest import SELF, Client, FakeMember, fake_member
 
 PASSWORD = "correct horse"
 MEMBER = HostPort("localhost:27018")
@@ -441,3 +445,76 @@ def test_a_password_is_shown_nowhere(secured: Client) -> None:
     secured.ok(create)
     assert "hush" not in str(secured.entries())
     assert "hush" not in "".join(secured.member.audited)
+
+
+def test_strangers_do_not_fill_the_disk(secured: Client) -> None:
+    made = other(secured)
+    before = len(secured.member.audited)
+    for _ in range(50):
+        made.run({"find": "c"})
+    assert len(secured.member.audited) == before + 20
+    secured.member.clock.time += 1_000  # type: ignore[assignment]
+    made.run({"find": "c"})
+    assert json.loads(secured.member.audited[-1])["leftOut"] == 30
+
+
+# --- members without documents --------------------------------------------------------------------------------------
+
+
+class Holders:
+    """The other members, which an arbiter asks: they have the users of `store`, while they answer."""
+
+    def __init__(self, member: FakeMember) -> None:
+        self.member, self.answers, self.asked = member, True, 0
+
+    async def call(self, host: HostPort, command: dict[str, Any], *, timeout_ms: int, database: str = "admin") -> Any:
+        self.asked += 1
+        if not self.answers:
+            raise HostUnreachableError(f"{host} cannot be reached")
+        coll = self.member.store.collection(USERS_NS)
+        assert coll is not None
+        wanted = command["usersInfo"]
+        raw = self.member.store.get(coll, encode_key(f"{wanted['db']}.{wanted['user']}"))
+        return RawDocument(encode({"ok": 1.0, "users": [] if raw is None else [RawDocument(raw)]}))
+
+
+def test_an_arbiter_asks_the_others_for_users(secured: Client, tmp_path: Path) -> None:
+    config = {"_id": "rs0", "version": 1, "members": [{"_id": 0, "host": SELF, "arbiterOnly": True}]}
+    config["members"] += [{"_id": 1, "host": "localhost:27018"}, {"_id": 2, "host": "localhost:27019"}]  # type: ignore[operator]
+    with fake_member(tmp_path / "arbiter") as arbiter:
+        arbiter.users.required = True
+        arbiter.node.config, arbiter.node.state = ReplSetConfig.parse(config), MemberState.ARBITER
+        arbiter.node.primary_host, arbiter.node.writable = HostPort("localhost:27019"), False
+        arbiter.peer = holders = Holders(secured.member)  # type: ignore[assignment]
+        client = Client(arbiter)
+        try:
+            status = {"getLog": "global"}
+            assert client.code(status, "admin") == 13
+            assert login(client, "root", "admin", "wrong")["code"] == 18
+            assert login(client, "nobody", "admin")["code"] == 18
+            assert login(client, "root", "admin")["ok"] == 1
+            assert client.ok(status, "admin")
+            asked = holders.asked
+            assert client.ok(status, "admin")
+            assert holders.asked == asked, "what it was told counts for a second"
+            arbiter.clock.time += 1_000  # type: ignore[assignment]
+            holders.answers = False
+            assert client.ok(status, "admin"), "it goes on with what it knew"
+            holders.answers = True
+            secured.ok({"dropUser": "root"}, "admin")
+            arbiter.clock.time += 1_000  # type: ignore[assignment]
+            assert client.code(status, "admin") == 13
+            assert client.connection.is_to_close
+        finally:
+            client.close()
+
+
+def test_a_delayed_member_does_not_trust_its_old_documents(secured: Client) -> None:
+    user = user_with(secured, "read")
+    rows: list[dict[str, object]] = [{"_id": 0, "host": SELF, "priority": 0, "secondaryDelaySecs": 60}]
+    rows += [{"_id": 1, "host": "localhost:27018"}]
+    secured.member.node.config = ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
+    secured.member.peer = holders = Holders(secured.member)  # type: ignore[assignment]
+    secured.member.users.forget()
+    assert user.ok({"find": "c"})
+    assert holders.asked == 1

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from replset.auth.login import Login
 from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
@@ -785,3 +786,17 @@ async def test_a_malformed_document_among_many_ends_the_connection() -> None:
         client.writer.write(insert(encode({}) * 20_000 + bytes(9)))
         assert await client.is_closed()
         assert served.dispatcher.asked == []
+
+
+@on_sockets
+async def test_before_a_login_nothing_large_is_read() -> None:
+    async with serving() as served:
+        served.server.needs_login = True
+        client = await served.client()
+        for size in (1 << 20, 40 << 20):
+            refused = await client.ask({"insert": "c", "padding": "x" * size, "$db": "shop"})
+            assert (refused["code"], served.admission.in_use) == (13, 0)
+        assert served.dispatcher.asked == []
+        assert (await client.ask({"hello": 1, "$db": "admin"}))["ok"] == 1
+        served.dispatcher.asked[0].connection.login = Login("ann", "admin")
+        assert (await client.ask({"insert": "c", "padding": "x" * (1 << 20), "$db": "shop"}))["ok"] == 1
