@@ -22,6 +22,9 @@ from tests.integration.test_restore import lose_writes
 pytestmark = pytest.mark.slow
 
 
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as opened:
@@ -73,8 +76,9 @@ def test_the_set_is_shown_as_it_is_and_the_commit_point_moves(browser: Any, loca
 
         slow = {"failCommands": ["count"], "blockConnection": True, "blockTimeMS": 150}
         run(primary, {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": slow}, "admin")
-        run(primary, {"count": "orders"})
-        seen.wait_for("#slow-list li", "count shop.orders took")
+        run(primary, {"count": HOSTILE})
+        seen.wait_for("#slow-list li", f"shop.{HOSTILE} took")
+        assert seen.page.locator("main img").count() == 0, "a name is text, whatever it is"
 
 
 def test_everybody_can_use_it(browser: Any, local: LocalSet) -> None:
