@@ -16,7 +16,7 @@ COMMIT_WAIT_MS = 60_000
 async def backup(ctx: CommandContext) -> Reply:
     """Copy this member's database, and wait until every entry in the copy is committed.
 
-    Such a copy holds nothing that a rollback takes back later. It is removed when nobody has read it for ten minutes.
+    Such a copy holds nothing that a rollback takes back later. It is removed when nobody has read it for a minute.
     """
     member = ctx.member
     config = member.node.config
@@ -35,7 +35,8 @@ async def backup(ctx: CommandContext) -> Reply:
                     code=ErrorCode.WRITE_CONCERN_TIMEOUT,
                 )
             await member.wait_for_change(left)
-        member.snapshots.check_valid(copy_id)
+            member.snapshots.keep(copy_id)
+        member.snapshots.keep(copy_id)
     except BaseException:
         await member.snapshots.end(copy_id)
         raise

@@ -33,6 +33,8 @@ from replset.storage.store import Store
 log = logging.getLogger("replset.snapshot_server")
 
 MAX_CHUNK_BYTES = 8 << 20
+BACKUP_EXPIRE_MS = 60_000
+"""A copy for a backup is read at once, by the request that had it made."""
 LONGEST_WAIT_S = 20
 """Of one request for a chunk, which at most takes a second by itself: the other member waits for it for 30 s."""
 
@@ -63,6 +65,7 @@ class _Copy:
     path: str
     rollback_id: int
     used_at: Millis
+    expire_ms: int
     ready: bool = False
     size: int = 0
     sha256: str = ""
@@ -112,6 +115,7 @@ class SnapshotServer:
         """Make a copy and return its id and what is in it. `chunk` reads it, `end` removes it."""
         await self.expire()
         snapshot_id, copy = self._begin(None)
+        copy.expire_ms = BACKUP_EXPIRE_MS
         if copy.making is not None:
             await asyncio.shield(copy.making)
         try:
@@ -121,9 +125,9 @@ class SnapshotServer:
             raise
         return snapshot_id, CopyInfo(copy.size, copy.sha256, copy.newest)
 
-    def check_valid(self, snapshot_id: str) -> None:
-        """Raise CursorNotFoundError if the copy is gone, or if this member rolled back after it was made."""
-        self._find(snapshot_id)
+    def keep(self, snapshot_id: str) -> None:
+        """Let the copy not expire yet. CursorNotFoundError: it is gone, or void since this member rolled back."""
+        self._offer(snapshot_id, self._find(snapshot_id))
 
     async def end(self, snapshot_id: str) -> None:
         """Remove a copy, if it is there."""
@@ -132,10 +136,10 @@ class SnapshotServer:
             await self._remove(copy)
 
     async def expire(self) -> None:
-        """Remove the copies that nobody has asked for in `expire_ms`."""
+        """Remove the copies that nobody has asked for in their `expire_ms`."""
         now = self._context.clock.now()
         for snapshot_id, copy in list(self._copies.items()):
-            if now - copy.used_at > self._options.expire_ms and (copy.making is None or copy.making.done()):
+            if now - copy.used_at > copy.expire_ms and (copy.making is None or copy.making.done()):
                 del self._copies[snapshot_id]
                 await self._remove(copy)
 
@@ -161,7 +165,9 @@ class SnapshotServer:
             )
         snapshot_id = f"{self._rng.getrandbits(64):016x}"
         path = os.path.join(self._folder, f"{snapshot_id}.db")
-        copy = self._copies[snapshot_id] = _Copy(path, self._context.store.rollback_id, self._context.clock.now())
+        copy = self._copies[snapshot_id] = _Copy(
+            path, self._context.store.rollback_id, self._context.clock.now(), self._options.expire_ms
+        )
         store = self._context.store
         needed = store.data_bytes() if oplog_bytes is None else 2 * min(store.oplog_bytes, oplog_bytes)
         needed += self._options.spare_bytes
@@ -171,6 +177,7 @@ class SnapshotServer:
     async def _make(self, store: Store, copy: _Copy, needed: int, oplog_bytes: int | None) -> None:
         try:
             await self._context.workers.run(lambda: self._make_file(store, copy, needed, oplog_bytes))
+            copy.used_at = self._context.clock.now()
         except (ReplError, OSError) as error:
             copy.failure = str(error)
             log.warning("a copy for an initial sync failed: %s", error)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replset.core.member_state import MemberState
-from replset.ids import OPTIME_NULL
+from replset.ids import OPTIME_NULL, Millis
 
 from .conftest import Client, FakeMember
 
@@ -60,6 +60,17 @@ def test_a_rollback_meanwhile_voids_it(client: Client, member: FakeMember) -> No
 
     member.on_change = roll_back
     assert client.code({"replSetBackup": 1}, "admin") == 43
+    assert copies(member) == []
+
+
+def test_a_copy_that_nobody_reads_is_removed_after_a_minute(client: Client, member: FakeMember) -> None:
+    member.node.commit_point = member.store.last_applied
+    client.ok({"replSetBackup": 1}, "admin")
+    member.clock.time = Millis(member.clock.time + 60_000)
+    client.loop.run_until_complete(member.snapshots.expire())
+    assert len(copies(member)) == 1
+    member.clock.time = Millis(member.clock.time + 1)
+    client.loop.run_until_complete(member.snapshots.expire())
     assert copies(member) == []
 
 
