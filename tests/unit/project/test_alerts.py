@@ -25,6 +25,8 @@ HEALTHY = {
     "replset_disk_free_bytes": "2e9x80",
     "replset_flow_control_limited": "0x80",
     "replset_overloaded": "0x80",
+    "replset_certificate_expiry_timestamp_seconds": "1e9x80",
+    "replset_failed_logins_total": "0x80",
     "replset_term": "3x80",
     "replset_requests_refused_total": "0x80",
 }
@@ -41,6 +43,8 @@ ILL: dict[str, dict[str, str]] = {
     "ReplsetDiskFull": {"replset_disk_free_bytes": "0.9e9x80"},
     "ReplsetWritersSlowed": {"replset_flow_control_limited": "{}x80"},
     "ReplsetOverloaded": {"replset_overloaded": "1x80"},
+    "ReplsetCertificateEnds": {"replset_certificate_expiry_timestamp_seconds": "600000x80"},
+    "ReplsetLoginsFail": {"replset_failed_logins_total": "0+10x80"},
     "ReplsetElectionsOften": {"replset_term": "3+1x80"},
     "ReplsetRequestsRefused": {"replset_requests_refused_total": "0+10x80"},
 }
