@@ -103,10 +103,10 @@ class LongWork:
             console=Console(file=self._out),
             transient=True,
             redirect_stdout=False,  # what the command prints may go to a file
-            redirect_stderr=False,
+            redirect_stderr=True,  # what it says meanwhile stands above the bar
         ) as bar:
             shown, task = _Step(""), bar.add_task("", amount="")
-            while not self._is_over.wait(BAR_EVERY_S):
+            while True:
                 with self._lock:
                     step, done, total, text = self._step, self._step.done, self._step.total, self._step.amount()
                 if step is not shown:
@@ -114,6 +114,8 @@ class LongWork:
                         bar.remove_task(old)
                     shown, task = step, bar.add_task(step.what, total=None, amount="")
                 bar.update(task, completed=done, total=total or None, amount=text)
+                if self._is_over.wait(BAR_EVERY_S):
+                    return
 
 
 @dataclass(slots=True)

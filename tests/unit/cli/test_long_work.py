@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import time
 
 import pytest
@@ -44,6 +45,19 @@ def test_a_terminal_gets_a_bar_that_goes_away() -> None:
         work.begin("writing")
         wait_for(out, "writing")
     assert out.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar's line is cleared"
+
+
+def test_what_is_said_meanwhile_stands_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr("sys.stderr", out)
+    with LongWork("tool") as work:
+        work.begin("comparing", total=40)
+        wait_for(out, "0 of 40")
+        print("tool: Java from PATH", file=sys.stderr)
+        wait_for(out, "tool: Java from PATH")
+    before, _, after = out.getvalue().partition("tool: Java from PATH")
+    assert before.endswith("\r\x1b[2K"), "the bar was cleared"
+    assert after.startswith("\n")
 
 
 @pytest.mark.parametrize("out", [io.StringIO(), Terminal()])
