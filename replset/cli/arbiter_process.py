@@ -16,8 +16,8 @@ def check_startable(arbiter: str, folder: Path) -> None:
     if name not in LOOPBACK:
         raise LocalSetError(
             f"--start starts an arbiter on a loopback address, and {name} is none: run it there with `replset start"
-            f" --replSet NAME --dbpath {folder} --port {port} --bind-ip {name} --key-file FILE`, then add it without"
-            " --start"
+            f" --replSet NAME --dbpath {folder} --port {port} --bind-ip {name} --key-file FILE`"
+            " and what else the others have, then add it without --start"
         )
 
 

@@ -57,6 +57,7 @@ HELP = {
     "tls_key": "the certificate's key, PEM",
     "tls_ca": "the CAs that sign the members' certificates, PEM",
     "insecure_members": "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member",
+    "insecure_clients": "listen beyond loopback without --auth: anybody there can do everything",
     "auth": "clients must log in as a user of the set; needs --key-file or --tls-cert",
     "audit_log": "file to which administrative commands and failed logins are appended, one JSON line each",
     "allowed_hosts": "names, with commas, by which HTTP requests may call this member beside its own and loopback's",

@@ -35,9 +35,9 @@ class MemberOptions:
     advertise: the host name that the other members use for this one; default the bind address.
     key_file: by its keys the members prove to each other who they are. tls_cert, tls_key, tls_ca: both ports speak
     TLS, and without a key file the members prove themselves by their certificates. insecure_members: other machines may
-    reach it without either. auth: clients must log in. audit_log: who did what is written there.
-    allowed_hosts: names by which HTTP requests may call this member, beside its own. expect_members: the hosts of the
-    set that the members make by themselves when all answer.
+    reach it without either. auth: clients must log in. insecure_clients: other machines may reach it without that.
+    audit_log: who did what is written there. allowed_hosts: names by which HTTP requests may call this member, beside
+    its own. expect_members: the hosts of the set that the members make by themselves when all answer.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
     snapshot_history_secs: how long reads at an old point stay possible.
@@ -61,6 +61,7 @@ class MemberOptions:
     tls_key: Path | None = None
     tls_ca: Path | None = None
     insecure_members: bool = False
+    insecure_clients: bool = False
     auth: bool = False
     audit_log: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -310,10 +311,10 @@ def _check_role_hook(options: MemberOptions) -> None:
 
 
 def _check_exposure(options: MemberOptions) -> None:
-    """Refuse to listen beyond loopback without a key.
+    """Refuse to listen beyond loopback where members prove nothing or clients do not log in, unless that is asked for.
 
     Anybody who reaches the wire port could then act as a member: acknowledge writes that it does not have,
-    make the primary step down, or send a configuration. So such a member is reachable from its own machine only.
+    make the primary step down, or send a configuration. Without users he is an administrator.
     """
     _check_tls(options)
     proves = options.key_file is not None or options.tls_cert is not None
@@ -328,6 +329,12 @@ def _check_exposure(options: MemberOptions) -> None:
         raise BadOptionError(
             f"--bind-ip: {options.bind_ip} can be reached from other machines; give all members the same --key-file,"
             " or certificates by --tls-cert (or --insecure-members, and anybody there can act as a member)"
+        )
+    may_be_reached = options.auth or options.insecure_clients or options.insecure_members
+    if not may_be_reached and not is_loopback(options.bind_ip):
+        raise BadOptionError(
+            f"--bind-ip: {options.bind_ip} can be reached from other machines; give all members --auth, so that clients"
+            " log in (or --insecure-clients, and anybody there can do everything)"
         )
 
 

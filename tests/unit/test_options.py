@@ -41,7 +41,7 @@ def test_the_http_port_is_the_wire_port_and_a_thousand_unless_it_is_given() -> N
 
 
 def test_others_are_told_the_advertised_name_while_the_socket_binds_elsewhere() -> None:
-    options = resolve_options({**BASE, "bind_ip": "0.0.0.0", "advertise": "m1", "key_file": "/k"}, {})
+    options = resolve_options({**BASE, "bind_ip": "0.0.0.0", "advertise": "m1", "key_file": "/k", "auth": True}, {})
     assert (options.host, options.listen) == ("m1:27017", "0.0.0.0:27017")
     assert (options.http_address, options.http_listen) == ("m1:28017", "0.0.0.0:28017")
 
@@ -154,7 +154,10 @@ def test_without_a_key_file_a_member_may_listen_on_loopback(bind_ip: str) -> Non
 def test_beyond_loopback_a_member_needs_a_key_file_or_says_that_it_is_insecure(bind_ip: str) -> None:
     with pytest.raises(BadOptionError, match="--key-file"):
         resolve_options({**BASE, "advertise": "m1", "bind_ip": bind_ip}, {})
-    assert resolve_options({**BASE, "advertise": "m1", "bind_ip": bind_ip, "key_file": "/k"}, {}).key_file == Path("/k")
+    keyed = {**BASE, "advertise": "m1", "bind_ip": bind_ip, "key_file": "/k"}
+    with pytest.raises(BadOptionError, match="give all members --auth"):
+        resolve_options(keyed, {})
+    assert resolve_options({**keyed, "insecure_clients": True}, {}).key_file == Path("/k")
     assert resolve_options(
         {**BASE, "advertise": "m1", "bind_ip": bind_ip, "insecure_members": True}, {}
     ).insecure_members
@@ -310,9 +313,9 @@ def test_certificates_are_enough_beyond_loopback_and_for_users() -> None:
     ("given", "said"),
     [
         ({"insecure_members": True}, ["act as a member", "no users", "without --tls-cert"]),
-        ({"key_file": "/k"}, ["no users", "without --tls-cert"]),
+        ({"key_file": "/k", "insecure_clients": True}, ["no users", "without --tls-cert"]),
         ({"key_file": "/k", "auth": True}, ["without --tls-cert"]),
-        (TLS, ["no users"]),
+        ({**TLS, "insecure_clients": True}, ["no users"]),
     ],
 )
 def test_a_member_beyond_loopback_says_what_is_open(given: dict[str, object], said: list[str]) -> None:
