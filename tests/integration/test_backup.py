@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -23,6 +24,7 @@ from replset.storage.backup import NewSet, restore_backup
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.integration.conftest import MakeSet, next_ports
+from tests.integration.forked import run_program, running_set
 from tests.integration.page import Shell, differences
 from tests.integration.talk import insert, run
 
@@ -97,3 +99,26 @@ def ids_in(dbpath: Path, ns: str) -> list[Any]:
     with closing(Store.open(RealDisk(), dbpath, StoreOptions(min_free_bytes=0))) as store, store.read() as snapshot:
         coll = store.collection(ns)
         return [] if coll is None else [decode(document)["_id"] for _, document in snapshot.scan(coll)]
+
+
+def test_it_needs_the_role_where_users_log_in(tmp_path: Path) -> None:
+    with running_set(tmp_path / "set") as local:
+        member = local.add(next_ports(1)[0], flags=["--auth"])
+        member.command({"replSetInitiate": {}})
+        wait_until(lambda: member.command({"hello": 1}).get("isWritablePrimary"), 30, "the primary")
+        root = {"createUser": "keeper", "pwd": "k", "roles": ["backup", "userAdminAnyDatabase"]}
+        assert member.command(root)["ok"] == 1.0  # the first user, from this machine
+
+        def program(user: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+            login = {"REPLSET_USER": user, "REPLSET_PASSWORD": "k"} if user else {}
+            return run_program(
+                "replset.cli.main", *arguments, environment={**login, "REPLSET_HOST": member.host}, timeout_s=60
+            )
+
+        done = program("keeper", "backup", tmp_path / "one")
+        assert (done.returncode, done.stderr) == (0, "")
+        stranger = program("", "backup", tmp_path / "two")
+        assert (stranger.returncode, "401" in stranger.stderr) == (2, True), stranger.stderr
+        assert not (tmp_path / "two").exists()
+        restored = program("", "restore", tmp_path / "one", tmp_path / "data", "--new-set", "127.0.0.1:1")
+        assert restored.returncode == 0, restored.stderr
