@@ -128,6 +128,12 @@ def test_a_heartbeat_reply_without_one_of_its_fields_is_refused() -> None:
             parse_reply(HEARTBEAT, RawDocument(encode(missing)))
 
 
+@pytest.mark.parametrize("hosts", ["a:1", [1], ["a:1"] * 51])
+def test_expected_members_that_are_no_hosts_are_refused(hosts: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="expectedMembers"):
+        parse_request(RawDocument(encode({**request_document(HEARTBEAT), "expectedMembers": hosts})))
+
+
 def test_a_state_that_is_none_is_refused() -> None:
     document = reply_document(BARE) | {"state": Int64(77)}
     with pytest.raises(RemoteProtocolError, match="state"):
