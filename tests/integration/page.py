@@ -39,7 +39,13 @@ class Shell:
             for offset in (0, HTTP_OFFSET)
             for n, port in enumerate(ports)
         }
-        self._functions = f'python() {{ "{sys.executable}" "$@"; }}\nreplset() {{ python -m replset.cli.main "$@"; }}\n'
+        self._functions = ""
+        self._programs = folder / ".programs"  # scripts, so that `$!` of one in the background is its own process
+        self._programs.mkdir()
+        for name, arguments in {"python": "", "replset": "-m replset.cli.main "}.items():
+            script = self._programs / name
+            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n', encoding="utf-8")
+            script.chmod(0o755)
 
     def run(self, command: str) -> str:
         """Return what it prints, on standard output and standard error, with the page's ports."""
@@ -50,7 +56,11 @@ class Shell:
         done = subprocess.run(
             ["bash", "-c", self._functions + here],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(DOCS.parent)},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(DOCS.parent),
+                "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
