@@ -494,8 +494,6 @@ async def kill_cursors(ctx: CommandContext) -> Reply:
 
 COMMANDS: tuple[Command, ...] = (
     Command("find", find, _FIELDS, where=Where.READABLE, read_concern=True, needs=Action.FIND),
-    Command(
-        "getMore", get_more, frozenset({"collection", "batchSize", "lastKnownCommittedOpTime"}), needs=Action.LOGIN
-    ),
+    Command("getMore", get_more, frozenset({"collection", "batchSize", "lastKnownCommittedOpTime"}), needs=Action.FIND),
     Command("killCursors", kill_cursors, frozenset({"cursors"}), needs=Action.LOGIN),
 )

@@ -20,6 +20,7 @@ from replset.cli.local_set import LocalMember, wait_until
 from replset.client import SETTINGS, WireClient
 from replset.ids import HostPort
 from replset.key_file import read_key_file
+from replset.recovery.live_set import LiveSet
 from tests.integration.clients.install import installed, node
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, run_program, running_set
@@ -173,6 +174,8 @@ def test_a_member_shows_itself_to_another(local: ForkedSet, monkeypatch: pytest.
     with WireClient(other.host) as client:
         assert client.command("shop", {"count": "orders"})["ok"] == 1 or other is not local.primary()
         assert client.command("admin", {"usersInfo": 1, "showCredentials": True})["users"][0]["credentials"]
+    with LiveSet(other.host, local.name) as live:
+        assert "shop.orders" in live.collections()
     monkeypatch.setattr(SETTINGS, "login", lambda client: None)
     with WireClient(other.host) as client:
         client.command("admin", {"hello": 1, "replsetMember": one.host})

@@ -341,8 +341,9 @@ def test_the_log_goes_to_a_file_as_json_and_follows_a_rename(tmp_path: Path, por
     assert {row["s"] for row in after} == {"I"}
 
 
-def test_a_log_file_that_cannot_be_written(tmp_path: Path, port: int) -> None:
+@pytest.mark.parametrize("option", ["--log-file", "--audit-log"])
+def test_a_log_file_that_cannot_be_written(tmp_path: Path, port: int, option: str) -> None:
     path = tmp_path / "no" / "m.log"
-    reason = refused(start("--dbpath", str(tmp_path / "data"), "--port", str(port), "--log-file", str(path)))
-    assert reason == f"--log-file: {path} cannot be written: No such file or directory"
+    reason = refused(start("--dbpath", str(tmp_path / "data"), "--port", str(port), option, str(path)))
+    assert reason == f"{option}: {path} cannot be written: No such file or directory"
     assert not (tmp_path / "data").exists()

@@ -253,6 +253,14 @@ def test_a_cursor_is_for_who_opened_it(secured: Client) -> None:
     assert len(secured.ok({"getMore": cursor, "collection": "c"})["cursor"]["nextBatch"]) == 2
 
 
+def test_an_open_cursor_ends_with_the_role(secured: Client) -> None:
+    secured.ok({"insert": "c", "documents": [{}, {}, {}]})
+    user = user_with(secured, "read")
+    cursor = user.ok({"find": "c", "batchSize": 1})["cursor"]["id"]
+    secured.ok({"revokeRolesFromUser": "u", "roles": ["read"]})
+    assert user.code({"getMore": cursor, "collection": "c"}) == 13
+
+
 def test_a_session_is_its_users_own(secured: Client) -> None:
     lsid = secured.ok({"startSession": 1}, "admin")["id"]
     user = user_with(secured, "readWrite")
