@@ -14,14 +14,17 @@ from pathlib import Path
 import pymongo
 import pytest
 
+from replset.bson import encode
 from replset.cli.local_set import LocalMember, wait_until
-from replset.client import TLS_CA_VARIABLE, WireClient
+from replset.client import SETTINGS, TLS_CA_VARIABLE, WireClient
 from replset.errors import HostUnreachableError
 from replset.runtime.tls import TlsFiles
-from tests.certificates import Authority, flags_of
+from replset.wire.framing import MORE_TO_COME, encode_msg
+from tests.certificates import MEMBERS, Authority, flags_of
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, run_program, running_set
 from tests.integration.talk import all_counted, insert, run, status
+from tools.chaos.hostile import prove_without_key_file
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +83,10 @@ def test_drivers_tools_and_http_reach_a_set_that_speaks_tls_alone(tls: TlsSet, t
         "rollback_tools.main", "list", f"https://127.0.0.1:{primary.port + 1000}", environment=environment
     )
     assert listed.returncode == 0, listed.stderr
+    summary = run_program(
+        "spark.cli", "summary", f"https://127.0.0.1:{primary.port + 1000}", "--engine", "local", environment=environment
+    )
+    assert "shop.orders" in summary.stdout, summary.stderr
     tail = run_program("replset.cli.main", "oplog", "tail", "--host", primary.host, environment=environment)
     assert "shop.orders" in tail.stdout, tail.stderr
 
@@ -93,6 +100,35 @@ def test_without_tls_a_client_is_told_what_it_lacks(tls: TlsSet) -> None:
     asked = run_program("replset.cli.main", "status", "--host", member.host, "--tls-ca", other.ca)
     assert "self-signed certificate in certificate chain (--tls-ca)" in asked.stderr
     assert asked.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("unit", "is_member"), [("clients", False), (None, False), (MEMBERS, True)], ids=["another-ou", "no-ou", "a-member"]
+)
+def test_only_a_members_certificate_makes_a_member(tls: TlsSet, unit: str | None, is_member: bool) -> None:
+    """All are signed by the set's CA; O and OU tell who is a member."""
+    files = tls.ca.issue(unit=unit, name="shown")
+    context = ssl.create_default_context(cafile=str(tls.ca.ca))
+    context.load_cert_chain(files.cert, files.key)
+    member, other = tls.local.members[:2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SETTINGS, "tls", lambda: context)
+        with WireClient(member.host) as client:
+            assert client.command("admin", {"ping": 1})["ok"] == 1.0, "a client may have any certificate of the CA"
+            assert client.command("admin", {"replSetGetRBID": 1})["code"] == 13
+            assert prove_without_key_file(client, other.host) is is_member
+            assert client.command("admin", {"replSetGetRBID": 1})["ok"] == float(is_member)
+
+
+def test_writes_without_an_answer_arrive_though_the_client_leaves_at_once(tls: TlsSet) -> None:
+    primary = tls.local.wait_for_primary()
+    for number in range(20):
+        with WireClient(primary.host) as client:
+            document = {"_id": f"w0-{number}"}
+            command = {"insert": "orders", "documents": [document], "writeConcern": {"w": 0}, "$db": "shop"}
+            client._socket.sendall(encode_msg(1, 0, encode(command), flags=MORE_TO_COME))
+    query: dict[str, object] = {"count": "orders", "query": {"_id": {"$gte": "w0-", "$lt": "w1"}}}
+    wait_until(lambda: run(primary, query)["n"] == 20, 10, "all writes")
 
 
 def test_certificates_are_changed_without_a_connection_lost(tls: TlsSet) -> None:
