@@ -84,7 +84,8 @@ def test_docs_list_every_metric_with_type_and_labels(text: str) -> None:
         found = {label for sample in family.samples for label in sample.labels} - {"le"}
         if family.samples:
             assert found == labels, family.name
-    assert not rows, "docs/metrics.md lists what is not there"
+    left = [name for name in rows if not name.startswith("process_")]  # those of the system exist on Linux alone
+    assert not left, "docs/metrics.md lists what is not there"
 
 
 def test_what_they_say(text: str) -> None:
