@@ -19,7 +19,7 @@ from replset.runtime.role_guard import MODULE
 log = logging.getLogger("replset.role_hook")
 
 LOCK_FILE = "role-hook.lock"
-RESTART_S = 1.0
+RESTART_S = 0.2
 
 
 class RoleHook:
@@ -53,30 +53,33 @@ class RoleHook:
         return self._released <= self._last_held
 
     async def run(self, node: Node) -> None:
-        """Start the guard, and again if it ends; tell it the time of `node` many times in each."""
+        """Keep a guard running, and tell it again and again until when the member may hold the role."""
         while True:
-            self._last_held, self._is_told = self._number, True
-            self._is_released.clear()
-            process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                MODULE,
-                *self._command,
-                stdin=PIPE,
-                stdout=PIPE,
-                env=self._environment,
-                start_new_session=True,
-            )
-            answers = asyncio.get_running_loop().create_task(self._read_answers(process))
             try:
-                self._tell(node, 0)
-                while not answers.done():
-                    self.update(node)
-                    await asyncio.wait([answers], timeout=self.hook_ms / 20_000)
-            finally:
-                answers.cancel()
-            log.error("the guard of the role hook ended; another one is started")
+                await self._run_guard(node)
+                log.error("the guard of the role hook ended; another one is started")
+            except OSError as error:
+                log.error("the guard of the role hook cannot be started: %s; it is tried again", error)
             await asyncio.sleep(RESTART_S)
+
+    async def _run_guard(self, node: Node) -> None:
+        self._last_held, self._is_told = self._number, True
+        self._is_released.clear()
+        process = self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, *self._command),
+            stdin=PIPE,
+            stdout=PIPE,
+            env=self._environment,
+            start_new_session=True,
+        )
+        answers = asyncio.get_running_loop().create_task(self._read_answers(process))
+        try:
+            self._tell(node, 0)
+            while not answers.done():
+                self.update(node)
+                await asyncio.wait([answers], timeout=self.hook_ms / 20_000)
+        finally:
+            answers.cancel()
 
     def update(self, node: Node) -> None:
         """Tell the guard until when the member may hold the role, if that changed."""
