@@ -21,11 +21,11 @@ def check_startable(arbiter: str, folder: Path) -> None:
         )
 
 
-def start_arbiter(host: str, arbiter: str, folder: Path, set_name: str, key_file: Path | None) -> str:
+def start_arbiter(host: str, arbiter: str, folder: Path, set_name: str, key_file: Path | None, *, auth: bool) -> str:
     """Start `arbiter` with its files in `folder`, unless its process runs already. Return how to stop it.
 
     host: a member of the set. If it belongs to the set in `replset-data`, the arbiter becomes part of that set.
-    Otherwise `folder` becomes a set of its own for `replset cluster`.
+    Otherwise `folder` becomes a set of its own for `replset cluster`. auth: the set asks clients for logins.
     """
     name, _, port_text = parse_host(arbiter).rpartition(":")
     port = int(port_text)
@@ -35,6 +35,8 @@ def start_arbiter(host: str, arbiter: str, folder: Path, set_name: str, key_file
         flags = ["--advertise", name] if name != LOOPBACK[0] else []
         if key_file is not None:
             flags += ["--key-file", str(key_file.resolve())]
+        if auth:
+            flags.append("--auth")
         member = _planned(local, port, folder.resolve(), flags)
     if not member.is_running():
         local.start(member)

@@ -59,6 +59,17 @@ def on_primary(
     return ask(str(primary), command, timeout_s=timeout_s, database=database)
 
 
+def asks_for_logins(host: str) -> bool:
+    """Whether the member was started with --auth."""
+    try:
+        parsed = ask(host, {"getCmdLineOpts": 1})["parsed"]
+    except CommandFailedError as error:
+        if error.code == ErrorCode.UNAUTHORIZED:
+            return True
+        raise
+    return bool(parsed.get("security"))
+
+
 def wait_for_answer(host: str, wait_s: int) -> None:
     """Return when `host` answers. After `wait_s` seconds raise its error."""
     deadline = time.monotonic() + wait_s

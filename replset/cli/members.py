@@ -113,7 +113,7 @@ def add_arbiter(
     check_startable(member, start)
     missing = missing_rows(host, rows, if_needed, accept)
     name = str(calls.ask(host, {"replSetGetConfig": 1})["config"]["_id"])
-    typer.echo(start_arbiter(host, member, start, name, key_file))
+    typer.echo(start_arbiter(host, member, start, name, key_file, auth=calls.asks_for_logins(host)))
     if not missing:
         typer.echo(f"{member} is in the set already")
         return

@@ -597,6 +597,8 @@ class RunningMember:
             "replication": {"replSet": self.set_name},
             "storage": {"dbPath": self.context.dbpath},
         }
+        if self.options.auth:
+            parsed["security"] = {"authorization": "enabled"}
         if self.test_commands:
             parsed["setParameter"] = {"enableTestCommands": "1"}
         argv = ["replset", "start", "--replSet", self.set_name, "--dbpath", self.context.dbpath]

@@ -16,6 +16,7 @@ import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
+from replset.cli.calls import asks_for_logins
 from replset.cli.local_set import LocalMember, wait_until
 from replset.client import SETTINGS, WireClient
 from replset.ids import HostPort
@@ -153,6 +154,7 @@ def test_the_command_lines(local: ForkedSet, tmp_path: Path) -> None:
         assert tool(CLI, "status", "--host", member.host).returncode == 0
         refused = tool(CLI, "status", "--host", member.host, **NOBODY)
         assert (refused.returncode, "requires authentication" in refused.stderr) == (2, True)
+    assert asks_for_logins(local.members[0].host), "so that add-arbiter --start gives its process --auth"
     (tmp_path / "wrong").write_text("wrong")
     wrong = tool(CLI, "conf", "--password-file", tmp_path / "wrong", "--host", local.members[0].host)
     assert (wrong.returncode, "root of admin cannot log in: Authentication failed." in wrong.stderr) == (2, True)
