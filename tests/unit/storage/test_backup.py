@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, OutOfDiskSpaceError
+from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, OutOfDiskSpaceError, StorageError
 from replset.ids import HostPort
+from replset.runtime.files import open_files
+from replset.runtime.options import MemberOptions
 from replset.storage.backup import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.file_names import DATABASE_FILE, RESTORE_FILE
@@ -210,3 +212,17 @@ def counted_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int)
         after.close()
     disk.close()
     return min(ends)
+
+
+def test_no_member_starts_on_a_restore_that_broke_off(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    target.mkdir()
+    (target / RESTORE_FILE).touch()
+    options = MemberOptions("rs0", target)
+    with ExitStack() as opened, pytest.raises(StorageError, match="did not end: run replset restore again"):
+        open_files(opened, options, RealDisk(), random.Random(1), StoreOptions())
+    restore_backup(RealDisk(), str(folder), str(target), None, ignore)
+    with ExitStack() as opened:
+        files, store = open_files(opened, options, RealDisk(), random.Random(1), StoreOptions())
+        assert str(store.last_applied) == read_manifest(RealDisk(), str(folder)).newest
+        assert not files.member_file.initial_sync_pending
