@@ -33,7 +33,9 @@ async def begin_expected_set(
     members = tuple(Member(MemberId(number), host) for number, host in enumerate(expected))
     said = ""
     while node.config is None:
-        reason = f"{expected[0]} makes it once all of them answer"
+        reason = f"{expected[0]} makes the set once all of them answer"
+        if options.host not in expected:
+            reason = f"{options.host} is none of them, and waits until a set adds it"
         if options.host == expected[0]:
             try:
                 answer = await ask(InitiateRequest(ReplSetConfig(options.repl_set, 1, -1, members)))
@@ -43,5 +45,5 @@ async def begin_expected_set(
         if reason and reason != said:
             said = reason
             on_waiting(reason)
-            log.info("the set %s of %s is not made yet: %s", options.repl_set, ", ".join(expected), reason)
+            log.info("no configuration yet; --expect-members %s: %s", ",".join(expected), reason)
         await asyncio.sleep(ASK_EVERY_S)

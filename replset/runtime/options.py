@@ -292,14 +292,12 @@ def _check(options: MemberOptions) -> None:
 
 
 def _check_expected(options: MemberOptions) -> None:
-    """Refuse a list that cannot be a set's, or in which this member does not find itself."""
+    """Refuse a list that cannot be a set's. A member that is not in it waits until it is added."""
     hosts = options.expected
     if len(set(hosts)) != len(hosts):
         raise BadOptionError("--expect-members: a host is given twice")
     if len(hosts) > MAX_VOTERS:
         raise BadOptionError(f"--expect-members: {len(hosts)} hosts, at most {MAX_VOTERS} members have a vote")
-    if hosts and options.host not in hosts:
-        raise BadOptionError(f"--expect-members: this member, {options.host}, is not among {', '.join(hosts)}")
 
 
 def _check_role_hook(options: MemberOptions) -> None:

@@ -88,12 +88,29 @@ def test_a_member_says_for_whom_the_expected_set_waits() -> None:
         for name in "ab":
             cluster.start(name)
         cluster.run(asyncio.sleep(12))  # the question to a machine that is off ends after ten seconds
-        for name, reason in {"a": "cannot reach c:27017", "b": "a:27017 makes it once all of them answer"}.items():
+        for name, reason in {"a": "cannot reach c:27017", "b": "a:27017 makes the set once all of them answer"}.items():
             status = cluster.command(name, {"replSetGetStatus": 1})
             assert status["code"] == 94
             assert f"--expect-members: {reason}" in status["errmsg"]
         cluster.start("c")
         cluster.run_until(cluster.all_counted, 60, "one set of all three")
+
+
+def test_one_that_is_not_expected_waits_until_it_is_added() -> None:
+    """As the fourth pod of a StatefulSet, which has the environment of the first three."""
+    quiet_logs()
+    with SimCluster(1, seed=1, expect_members=("a:27017",), spare=True) as cluster:
+        cluster.start("n")
+        cluster.run(asyncio.sleep(3))
+        status = cluster.command("n", {"replSetGetStatus": 1})
+        assert "n:27017 is none of them, and waits until a set adds it" in status["errmsg"]
+        alone = {"_id": "rs0", "version": 1, "members": [{"_id": 0, "host": "n:27017"}]}
+        assert cluster.command("n", {"replSetInitiate": alone})["code"] == 103
+        cluster.start("a")
+        cluster.run_until(lambda: cluster.primary() == "a", 30, "a leads")
+        added = cluster.command("a", {"replSetAddMember": {"host": "n:27017"}}, timeout_s=30)
+        assert added["ok"] == 1, added
+        cluster.run_until(lambda: cluster.all_counted() and len(cluster.config().members) == 2, 60, "n has its vote")
 
 
 @pytest.mark.parametrize("which", ["the primary", "a secondary"])

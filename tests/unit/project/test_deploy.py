@@ -132,6 +132,7 @@ def test_each_pod_starts_with_options_that_the_others_expect() -> None:
         assert len(options.expected) == spec["replicas"]
         hosts.add(parse_host(options.host))
     assert hosts == set(options.expected)
+    assert resolve_options({"advertise": "replset-3.replset"}, values).expected == options.expected, "one more pod"
     mounts = {row["mountPath"] for row in container["volumeMounts"]}
     assert {options.dbpath.parent, options.key_file and options.key_file.parent} <= {Path(mount) for mount in mounts}
 
