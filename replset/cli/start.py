@@ -183,20 +183,27 @@ def reason_of(error: OSError) -> str:
     return str(error.strerror or error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
-def reload_on_hangup(member: RunningMember, options: MemberOptions) -> None:
+def reload_on_hangup(credentials: Credentials, workers: RealWorkers) -> None:
     """Let SIGHUP read the key file and the certificates again. Without such files it ends the process, as ever."""
-    if options.key_file is None and options.tls_cert is None:
+    if not credentials.has_files:
         return
+    loop = asyncio.get_running_loop()
+    running: set[asyncio.Task[None]] = set()
 
-    def reload() -> None:
+    async def reload() -> None:
         try:
-            member.reload_credentials()
+            await workers.run(credentials.reload)
         except ReplError as error:
             log.error("SIGHUP: nothing is changed: %s", error.message)
         else:
             log.info("SIGHUP: key file and certificates are read again")
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    def begin() -> None:
+        task = loop.create_task(reload())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, begin)
 
 
 def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
@@ -228,6 +235,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
             one.reopen()
 
     loop.add_signal_handler(signal.SIGUSR1, reopen_logs)
+    reload_on_hangup(credentials, workers)
     trail = AuditTrail(None if audit is None else audit.write, ports.clock.wall_ms)
     try:
         member = await RunningMember.start(options, ports, credentials=credentials, wire_slots=wire_slots, audit=trail)
@@ -256,7 +264,6 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     watchdog = Watchdog(member.load.on_beat)
     watchdog.start()
     gc.freeze()
-    reload_on_hangup(member, options)
     member.broken.add_done_callback(lambda _: stop.set())
     await stop.wait()
     exit_if_broken(member, writer)

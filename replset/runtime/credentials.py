@@ -35,6 +35,11 @@ class Credentials:
         keys = None if options.key_file is None else read_key_file(options.key_file)
         return cls(keys, tls, options.key_file)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether there is anything to read again."""
+        return self._key_file is not None or self.tls is not None
+
     def reload(self) -> bool:
         """Read all files again, then use them for new connections. False: there are none.
 
@@ -45,7 +50,7 @@ class Credentials:
             self.tls.reload()
         if keys is not None:
             self.keys.replace(keys)
-        return keys is not None or self.tls is not None
+        return self.has_files
 
     def warnings(self) -> list[str]:
         """Return what an operator should do about the files."""

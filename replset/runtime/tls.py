@@ -124,6 +124,7 @@ class MemberTls:
         files = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if role == "client" else ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # it costs a member more than who asks for it
         try:
             context.load_cert_chain(files.cert, files.key, password=_no_passphrase)
         except ssl.SSLError as error:

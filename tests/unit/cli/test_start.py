@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from replset.cli.local_set import free_ports
+from replset.cli.local_set import free_ports, wait_until
 from replset.cli.main import main
 from replset.cli.start import refuse
 from replset.client import WireClient
@@ -226,14 +226,18 @@ def test_beyond_loopback_it_needs_a_key_file(tmp_path: Path, port: int) -> None:
     assert reason == f"key file {key}: others than its owner may use it (chmod 600 {key})"
     key.chmod(0o600)
     key.write_text("-- no")
-    assert refused(start(*arguments, "--bind-ip", "0.0.0.0", "--key-file", str(key))).startswith(f"key file {key}: ")
+    keyed = (*arguments, "--bind-ip", "0.0.0.0", "--key-file", str(key))
+    assert "give all members --auth" in refused(start(*keyed))
+    assert refused(start(*keyed, "--insecure-clients")).startswith(f"key file {key}: ")
     assert not (tmp_path / "data").exists()
 
 
 def test_an_insecure_member_says_so_at_its_start_and_in_its_status(tmp_path: Path, port: int) -> None:
     log = tmp_path / "log"
     with log.open("wb") as out, running(tmp_path / "data", port, "--insecure-members", stderr=out):
-        assert "anybody who reaches the wire port can act as a member" in log.read_text()
+        wait_until(
+            lambda: "anybody who reaches the wire port can act as a member" in log.read_text(), 20, "the warning"
+        )
         with WireClient(f"127.0.0.1:{port}") as client:
             (line,) = client.command("admin", {"getLog": "startupWarnings"})["log"]
             assert "--insecure-members" in line
