@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from replset.auth.roles import Action
+from replset.auth.users import USERS_NS
 from replset.bson import Binary, DateTime, RawDocument, decode, encode, encode_key, walk
 from replset.commands import fields
 from replset.commands.collection_changes import coll_mod_of, rename, whole_namespace
@@ -21,7 +22,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, large_reply, read_statement, run_in_thread
 from replset.commands.insert import duplicate_key, prepare
 from replset.commands.known_fields import KNOWN
-from replset.commands.namespaces import check_database, writable_namespace
+from replset.commands.namespaces import check_database, droppable_database, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.validators import validator_of
 from replset.commands.write_batch import GROUP_MS, GROUP_STATEMENTS
@@ -173,12 +174,12 @@ class ApplyOps:
     def _collection(self, group: WriteGroup, one: Operation) -> Collection | None:
         """By UUID, else by name: a collection may have another UUID here (see `_on_collection`).
 
-        The records of sessions have a UUID too, which anybody may know; they are not to be written.
+        The records of sessions and the users have a UUID too, which somebody may know; they are not to be written.
         """
         database, _, name = one.ns.partition(".")
         ns = writable_namespace(database, name)
         coll = None if one.ui is None else group.txn.catalog.by_uuid.get(one.ui)
-        if coll is None or coll.dropped_ts is not None or coll == SESSIONS:
+        if coll is None or coll.dropped_ts is not None or coll == SESSIONS or coll.ns == USERS_NS:
             return group.txn.catalog.by_ns.get(ns)
         return coll
 
@@ -241,6 +242,7 @@ class ApplyOps:
                 case "create" | "drop" | "collMod":
                     self._on_collection(group, name, one, writable_namespace(database, fields.text(one.o, name, name)))
                 case "dropDatabase":
+                    droppable_database(database)
                     for coll in [coll for coll in group.txn.catalog.by_ns.values() if coll.database == database]:
                         do_drop(group, coll)
                 case "renameCollection":

@@ -11,13 +11,12 @@ from replset.commands.collection_options import CREATE_FIELDS, options_of
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement, run_in_thread
 from replset.commands.lists import list_reply
-from replset.commands.namespaces import check_database, collection_field, writable_namespace
+from replset.commands.namespaces import check_database, collection_field, droppable_database, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.statistics import sizes_of
 from replset.commands.write_concern import write_and_wait
 from replset.errors import (
     BadValueError,
-    IllegalOperationError,
     NamespaceExistsError,
 )
 from replset.query.match import compile_filter
@@ -63,9 +62,7 @@ async def drop(ctx: CommandContext) -> Reply:
 
 async def drop_database(ctx: CommandContext) -> Reply:
     """Drop every collection of the database, one entry each."""
-    database = check_database(ctx.database)
-    if database in ("local", "config", "admin"):
-        raise IllegalOperationError(f"dropping the '{database}' database is prohibited")
+    database = droppable_database(ctx.database)
     if fields.whole(ctx.body, ctx.name, ctx.name) != 1:
         raise BadValueError("have to pass 1 as db parameter")
 

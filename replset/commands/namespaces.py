@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from replset.auth.users import USERS_NS
 from replset.bson import RawDocument
 from replset.commands.fields import missing, wrong_type
-from replset.errors import ErrorCode, InvalidNamespaceError, ReplError
+from replset.errors import ErrorCode, IllegalOperationError, InvalidNamespaceError, ReplError
 
 if TYPE_CHECKING:
     from replset.commands.command import CommandContext
@@ -25,6 +25,13 @@ def check_database(name: str) -> str:
     """The name itself; InvalidNamespaceError when it cannot be one."""
     if not name or len(name.encode()) > MAX_DATABASE_BYTES or not _BAD_IN_DATABASE.isdisjoint(name):
         raise InvalidNamespaceError(f"Invalid database name: {name!r:.80}")
+    return name
+
+
+def droppable_database(name: str) -> str:
+    """As `check_database`, and it may be dropped (20): admin holds the users, local and config are the member's own."""
+    if check_database(name) in INTERNAL_DATABASES or name == "admin":
+        raise IllegalOperationError(f"dropping the '{name}' database is prohibited")
     return name
 
 
