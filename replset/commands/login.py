@@ -50,7 +50,7 @@ async def _start(ctx: CommandContext, body: RawDocument, database: str) -> dict[
     except AuthenticationFailedError as error:
         raise _failure(ctx, "nobody", error) from None
     user = await users.find(exchange.user, database)
-    answer = exchange.answer(users.decoy(exchange.user) if user is None else user.credentials)
+    answer = exchange.answer(users.decoy(exchange.user, database) if user is None else user.credentials)
     connection.sasl = SaslConversation(exchange, database, user, skips)
     return _reply(answer, done=False)
 

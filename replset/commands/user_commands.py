@@ -15,7 +15,7 @@ from replset.commands.command import Command, CommandContext, Handler, Where
 from replset.commands.namespaces import check_database
 from replset.commands.ports import Reply
 from replset.commands.write_concern import write_and_wait
-from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError
+from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOrSecondaryError, ReplError
 from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update, update_object
 
 LONGEST_NAME = 256
@@ -198,6 +198,8 @@ async def users_info(ctx: CommandContext) -> Reply:
     shows_keys = fields.boolean(body, "showCredentials", ctx.name)
     if shows_keys and not ctx.connection.is_member:
         raise ReplError("keys of users are shown to nobody", code=ErrorCode.UNAUTHORIZED)
+    if shows_keys and (ctx.member.node.config is None or not ctx.member.users.has_users()):
+        raise NotPrimaryOrSecondaryError("this member has no users of its own, or old ones: ask another one")
     wanted = _wanted(ctx)
     rows = await ctx.member.workers.run(lambda: _read(ctx, wanted))
     mine = None if ctx.sender.login is None else (ctx.sender.login.name, ctx.sender.login.database)

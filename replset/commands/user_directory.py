@@ -31,6 +31,7 @@ log = logging.getLogger("replset.users")
 KNOWN_MS: Final = 1_000
 """For so long a user counts as it was read."""
 MEMBER_MS: Final = Millis(2_000)
+DECOY: Final = b"replset login decoy 1"
 MOST_CHECKS: Final = 64
 """Passwords that wait to be checked. Each takes milliseconds, one after the other, in a thread."""
 
@@ -67,7 +68,7 @@ class UserDirectory:
     def grants(self, login: Login) -> Grants | None:
         """What the user of this login may do now; None: the user is gone or has another password."""
         key = user_id(login.name, login.database)
-        known = self._fresh(key) or (None if self._has_users() else self._known.get(key))
+        known = self._fresh(key) or (None if self.has_users() else self._known.get(key))
         if known is None or login.proof not in (b"", known.user.credentials.stored_key):
             return None
         return known.user.grants
@@ -82,7 +83,7 @@ class UserDirectory:
         """The user, None: there is none, or none that this member can learn of now."""
         key = user_id(name, database)
         known = self._fresh(key)
-        if known is None and not self._has_users():
+        if known is None and not self.has_users():
             known = await self._ask_others(name, database)
         return None if known is None else known.user
 
@@ -99,9 +100,9 @@ class UserDirectory:
         known, now = self._known.get(key), self._member.clock.now()
         if known is not None and now - known.read_at < KNOWN_MS:
             return known
-        return self._read(key, now) if self._has_users() else None
+        return self._read(key, now) if self.has_users() else None
 
-    def _has_users(self) -> bool:
+    def has_users(self) -> bool:
         """Whether this member's own documents tell of users: those of an arbiter, or of a delayed member, do not."""
         node = self._member.node
         me = None if node.config is None else node.config.member_at(self._member.host)
@@ -155,9 +156,14 @@ class UserDirectory:
 
     # --- passwords
 
-    def decoy(self, name: str) -> Credentials:
-        """Credentials for a name that no user has: who tries it learns nothing from the answer."""
-        made = hmac.digest(self.secret, name.encode(), hashlib.sha512)
+    def decoy(self, name: str, database: str) -> Credentials:
+        """Credentials for a name that no user has: who tries it learns nothing from the answer.
+
+        All members with one key file give the same, after a restart too, as they do for a user.
+        """
+        keys = self._member.keys
+        secret = keys.derive(DECOY)[0] if keys.is_secret else self.secret
+        made = hmac.digest(secret, f"{database}.{name}".encode(), hashlib.sha512)
         return Credentials(ITERATIONS, made[:SALT_BYTES], made[-32:], made[-32:])
 
     async def check_password(self, name: str, database: str, password: str) -> User:
@@ -172,7 +178,7 @@ class UserDirectory:
         self._checking += 1
         try:
             async with self._one_check:
-                credentials = self.decoy(name) if user is None else user.credentials
+                credentials = self.decoy(name, database) if user is None else user.credentials
                 fits = await self._member.workers.run(lambda: credentials.fit(password))
         finally:
             self._checking -= 1
