@@ -14,6 +14,7 @@ from random import Random
 
 from replset.bson import MAX_BSON_SIZE, RawDocument
 from replset.commands.ports import MemoryCounter, Owner
+from replset.commands.session_table import EndsSession
 from replset.commands.stable_api import NO_API, ApiParameters
 from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError
 from replset.ids import Millis, OpTime
@@ -187,11 +188,11 @@ class CursorTable:
                 cursor.killed = True
                 self._forget(cursor_id, cursor)
 
-    def end_sessions(self, keys: frozenset[bytes] | None) -> None:
-        """Close the cursors of these sessions, None: of all sessions."""
+    def end_sessions(self, ends: EndsSession) -> None:
+        """Close the cursors of these sessions."""
         for cursor_id, cursor in list(self._open.items()):
             session = cursor.opener.session
-            if session is not None and (keys is None or session in keys):
+            if session is not None and ends(session):
                 cursor.killed = True
                 self._forget(cursor_id, cursor)
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from replset.auth.login import Login
 from replset.auth.roles import Action
 from replset.bson import Binary, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import read_statement
 from replset.commands.ports import Reply
-from replset.commands.sessions import NOBODY, SESSION_MINUTES, parse_lsid
+from replset.commands.sessions import NOBODY, SESSION_MINUTES, parse_lsid, uid_of
+from replset.errors import BadValueError
 
 T = TypeVar("T")
 _PATTERN = frozenset({"lsid", "uid", "users", "roles"})
@@ -38,21 +40,23 @@ async def refresh_sessions(ctx: CommandContext) -> Reply:
 
 async def end_sessions(ctx: CommandContext) -> Reply:
     """End the cursors and transactions of these sessions."""
-    ctx.sessions.end(await _each(ctx, _key_of(ctx)))
+    keys = await _each(ctx, _key_of(ctx))
+    ctx.sessions.end(keys.__contains__)
     return {}
 
 
 async def kill_all_sessions(ctx: CommandContext) -> Reply:
-    """End the cursors and transactions of all sessions; of users' sessions none, since there are no users."""
-    if not await _each(ctx, lambda user: True):
-        ctx.sessions.end(None)
+    """End the cursors and transactions of these users' sessions; without users of all sessions."""
+    uids = await _each(ctx, _uid_of_user)
+    ctx.sessions.end(lambda key: not uids or uid_of(key) in uids)
     return {}
 
 
 async def kill_by_pattern(ctx: CommandContext) -> Reply:
     """End the cursors and transactions of the sessions that fit one of the patterns; without patterns of all."""
-    keys = await _each(ctx, _pattern_key)
-    ctx.sessions.end([key for key in keys if key] if keys and None not in keys else None)
+    key_of = _key_of(ctx)
+    found = await _each(ctx, lambda pattern: _place_of_pattern(pattern, key_of))
+    ctx.sessions.end(lambda key: not found or None in found or key in found or uid_of(key) in found)
     return {}
 
 
@@ -62,13 +66,28 @@ def _key_of(ctx: CommandContext) -> Callable[[RawDocument], bytes]:
     return lambda session: parse_lsid(session.raw, uid)[0]
 
 
-def _pattern_key(pattern: RawDocument) -> bytes | None:
-    """The key of the session that the pattern names, None: all sessions, b"": a user's, so none."""
+def _uid_of_user(user: RawDocument) -> bytes:
+    name, database = (fields.text(user, field, "killAllSessions") for field in ("user", "db"))
+    return bytes(Login(name, database).uid)
+
+
+def _place_of_pattern(pattern: RawDocument, key_of: Callable[[RawDocument], bytes]) -> bytes | None:
+    """The key of the session, or the uid of the user, that the pattern names; None: all sessions, b"": none."""
     fields.check_fields(pattern, _PATTERN, "killAllSessionsByPattern")
     lsid = fields.document(pattern, "lsid", "killAllSessionsByPattern")
+    uid = pattern.get("uid")
     if lsid is not None:
-        return parse_lsid(lsid.raw)[0]
-    return None if len(pattern.raw) == 5 or pattern.get("uid") == NOBODY else b""
+        owner = lsid.get("uid")
+        return key_of(lsid) if owner is None else parse_lsid(lsid.raw, _uid(owner))[0]
+    if uid is not None:
+        return bytes(_uid(uid))
+    return None if len(pattern.raw) == 5 else b""
+
+
+def _uid(value: object) -> Binary:
+    if not isinstance(value, Binary) or len(value) != len(NOBODY):
+        raise BadValueError(f"killAllSessionsByPattern: a uid is binary data of {len(NOBODY)} bytes")
+    return value
 
 
 async def _each(ctx: CommandContext, read: Callable[[RawDocument], T]) -> frozenset[T]:

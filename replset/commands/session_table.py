@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import TypeAlias
 
 from replset.commands.waiters import done_within
 from replset.errors import ErrorCode, MaxTimeMSExpiredError, ReplError
 
+EndsSession: TypeAlias = Callable[[bytes], bool]
+"""Says of the key of a session whether it is one that ends."""
+
 
 class SessionTable:
-    """Which sessions are checked out, by key. on_end: called with the keys of sessions that end, None for all."""
+    """Which sessions are checked out, by key. on_end: called with what says of a key whether it ends."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, deque[asyncio.Future[None]] | None] = {}
         """Of each session that is checked out, who waits for it; None: nobody ever did."""
-        self.on_end: list[Callable[[frozenset[bytes] | None], None]] = []
+        self.on_end: list[Callable[[EndsSession], None]] = []
 
     def is_checked_out(self, key: bytes) -> bool:
         return key in self._waiting
@@ -63,12 +67,11 @@ class SessionTable:
                 return
         del self._waiting[key]
 
-    def end(self, keys: Iterable[bytes] | None) -> None:
-        """End these sessions, None: all: fail the commands that wait for them, and tell `on_end`."""
-        ended = None if keys is None else frozenset(keys)
-        for key in [key for key in self._waiting if ended is None or key in ended]:
+    def end(self, ends: EndsSession) -> None:
+        """End these sessions: fail the commands that wait for them, and tell `on_end`."""
+        for key in filter(ends, list(self._waiting)):
             for turn in self._waiting[key] or ():
                 if not turn.done():
                     turn.set_exception(ReplError("the session was killed", code=ErrorCode.INTERRUPTED))
         for on_end in self.on_end:
-            on_end(ended)
+            on_end(ends)

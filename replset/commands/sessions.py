@@ -60,6 +60,14 @@ def session_id(session: bytes, uid: Binary = NOBODY) -> tuple[bytes, RawDocument
     return encode_key(lsid), RawDocument(encode(lsid))
 
 
+_UID_AT = session_id(bytes(16))[0].index(NOBODY)
+
+
+def uid_of(key: bytes) -> bytes:
+    """The `uid` in the key of a session."""
+    return key[_UID_AT : _UID_AT + len(NOBODY)]
+
+
 @lru_cache(maxsize=4096)
 def parse_lsid(raw: bytes, own: Binary = NOBODY) -> tuple[bytes, RawDocument]:
     """(key, {id, uid}) of the `lsid` that a client sent. 14, 40414, 40415, 72 and 13 as in MongoDB.

@@ -19,6 +19,7 @@ from replset.commands.namespaces import collection_field
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import ReadConcern, read_concern_of, read_point
 from replset.commands.replies import RETRYABLE_CODES
+from replset.commands.session_table import EndsSession
 from replset.commands.sessions import SessionRequest
 from replset.commands.waiters import Notifier
 from replset.commands.write_concern import refuse_few_in_sync, wait_for_write_concern, write_concern_of
@@ -221,10 +222,10 @@ class TransactionTable:
         if transaction is not None:
             self.abort(transaction)
 
-    def abort_sessions(self, keys: frozenset[bytes] | None) -> None:
-        """Abort the transactions of sessions that end; None: of all sessions."""
+    def abort_sessions(self, ends: EndsSession) -> None:
+        """Abort the transactions of sessions that end."""
         for transaction in list(self._open):
-            if keys is None or transaction.session.key in keys:
+            if ends(transaction.session.key):
                 self.abort(transaction, ReplError("the session was killed", code=ErrorCode.INTERRUPTED))
 
     def abort_all(self, failure: Callable[[], ReplError]) -> None:
