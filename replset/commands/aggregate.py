@@ -12,6 +12,7 @@ from functools import partial
 from replset.auth.roles import Action
 from replset.bson import DateTime, RawDocument, encode
 from replset.commands import fields
+from replset.commands.authorization import authorize
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.count_distinct import count_in_worker
 from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, DocumentsCursor, Pause
@@ -155,6 +156,7 @@ async def aggregate(ctx: CommandContext) -> Reply:
     body, name, member = ctx.body, ctx.name, ctx.member
     batch_size = _check_options(body, name)
     pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
+    _authorize(ctx, pipeline)
     _check_target(ctx, pipeline)
     weight = weight_of(len(body.raw), pipeline)
     stages = await compiled(member, weight, lambda: compile_pipeline(pipeline))
@@ -185,6 +187,14 @@ def _check_options(body: RawDocument, name: str) -> int:
         raise FailedToParseError("The 'cursor' option is required, except for aggregate with the explain argument")
     fields.check_fields(options, frozenset({"batchSize"}), "aggregate.cursor")
     return fields.whole(options, "batchSize", "cursor", FIRST_BATCH, least=0)
+
+
+def _authorize(ctx: CommandContext, pipeline: list[object]) -> None:
+    """Raise 13 if the sender may not do what the first stage does; $currentOp asks by itself."""
+    first = stage_of(pipeline[0])[0] if pipeline else ""
+    if first != "$currentOp":
+        needs = Action.COLL_STATS if first == "$collStats" else Action.FIND
+        authorize(ctx.member, ctx.sender, needs, ctx.database, ctx.name)
 
 
 def _check_target(ctx: CommandContext, pipeline: list[object]) -> None:
@@ -257,6 +267,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"pipeline", "cursor", "explain", "hint", "collation"}),
         where=Where.READABLE,
         read_concern=True,
-        needs=Action.FIND,
+        needs=Action.LOGIN,
     ),
 )

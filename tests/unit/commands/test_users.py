@@ -14,10 +14,12 @@ from replset.auth.users import USERS_NS
 from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.commands.ports import ConnectionContext
 from replset.commands.table import COMMANDS
+from replset.commands.user_directory import UserDirectory
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import HostUnreachableError
 from replset.ids import HostPort
+from replset.key_file import Keys
 from tests.unit.commands.conftest import SELF, Client, FakeMember, fake_member
 
 PASSWORD = "correct horse"
@@ -105,6 +107,11 @@ def test_nothing_tells_a_wrong_name_from_a_wrong_password(secured: Client) -> No
     ]
     salts = [row["payload"].split(b",")[1:] for row in first]
     assert salts[1] == salts[2], "the same salt each time, as of a user"
+    users = secured.member.users
+    assert users.decoy("nobody", "admin").salt != users.decoy("nobody", "test").salt, "another one, as of two users"
+    secured.member.keys = Keys(["c2VjcmV0"])
+    salt = users.decoy("nobody", "admin").salt
+    assert UserDirectory(secured.member, required=True).decoy("nobody", "admin").salt == salt, "on each member"
     assert len(salts[0][0]) == len(salts[1][0])
     assert made.ok({"hello": 1, "saslSupportedMechs": "admin.nobody"})["saslSupportedMechs"] == ["SCRAM-SHA-256"]
 
@@ -274,6 +281,43 @@ def test_a_session_is_its_users_own(secured: Client) -> None:
     assert user.code({"find": "c", "lsid": {**lsid, "uid": uid}}) == 13
 
 
+def test_sessions_of_users_are_killed_by_name_and_uid(secured: Client) -> None:
+    secured.ok({"insert": "c", "documents": [{}, {}]})
+    users = [user_with(secured, "read", name=name) for name in ("u", "v")]
+    lsid = secured.ok({"startSession": 1}, "admin")["id"]
+    uid = users[0].connection.login.uid if users[0].connection.login else b""
+    for command in (
+        {"killAllSessions": [{"user": "u", "db": "test"}]},
+        {"killAllSessionsByPattern": [{"uid": uid}]},
+        {"killAllSessionsByPattern": [{"lsid": {**lsid, "uid": uid}}]},
+    ):
+        find = {"find": "c", "batchSize": 1, "lsid": lsid}
+        cursors = [user.ok(find)["cursor"]["id"] for user in users]
+        secured.ok(command, "admin")
+        more = [u.run({"getMore": c, "collection": "c", "lsid": lsid}) for u, c in zip(users, cursors, strict=True)]
+        assert [reply.get("code") for reply in more] == [43, None]
+    assert secured.code({"killAllSessionsByPattern": [{"uid": "u"}]}, "admin") == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "stage", "allowed"),
+    [
+        ("clusterMonitor", {"$currentOp": {}}, True),
+        ("readAnyDatabase", {"$currentOp": {}}, False),
+        ("dbAdminAnyDatabase", {"$collStats": {"count": {}}}, True),
+        ("dbAdminAnyDatabase", {"$match": {}}, False),
+        ("clusterMonitor", {"$match": {}}, False),
+    ],
+)
+def test_a_pipeline_needs_what_its_first_stage_does(
+    secured: Client, role: str, stage: dict[str, Any], allowed: bool
+) -> None:
+    secured.ok({"insert": "c", "documents": [{}]}, "admin")
+    user = user_with(secured, role, db="admin")
+    reply = user.run({"aggregate": 1 if "$currentOp" in stage else "c", "pipeline": [stage], "cursor": {}}, "admin")
+    assert reply.get("code") == (None if allowed else 13)
+
+
 # --- users ---------------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +420,7 @@ def test_who_sees_whom(secured: Client) -> None:
         {"renameCollection": "admin.x", "to": "admin.system.users"},
         {"applyOps": [{"op": "d", "ns": "admin.system.users", "o": {"_id": "admin.root"}}]},
         {"applyOps": [{"op": "c", "ns": "admin.$cmd", "o": {"drop": "system.users"}}]},
+        {"applyOps": [{"op": "c", "ns": "admin.$cmd", "o": {"dropDatabase": 1}}]},
     ],
 )
 def test_no_other_command_reads_or_writes_users(secured: Client, command: dict[str, object]) -> None:
@@ -383,6 +428,25 @@ def test_no_other_command_reads_or_writes_users(secured: Client, command: dict[s
     assert secured.run(command, "admin").get("ok") == 0 or "writeErrors" in secured.run(command, "admin")
     assert [row["_id"] for row in secured.ok({"usersInfo": 1}, "admin")["users"]] == ["admin.root"]
     assert "system.users" not in str(secured.ok({"listCollections": 1}, "admin"))
+
+
+def test_users_are_not_written_by_the_uuid_of_their_collection(secured: Client) -> None:
+    users = secured.member.store.collection(USERS_NS)
+    assert users is not None
+    forged = {"_id": "test.forged", "user": "forged", "db": "test"}
+    for op in ("i", "d"):
+        o = forged if op == "i" else {"_id": "admin.root"}
+        secured.run({"applyOps": [{"op": op, "ns": "test.c", "ui": Binary(users.uuid, 4), "o": o}]}, "admin")
+    assert [row["_id"] for row in secured.ok({"usersInfo": {"forAllDBs": True}}, "admin")["users"]] == ["admin.root"]
+
+
+def test_a_member_with_old_users_gives_none(secured: Client) -> None:
+    peer = other(secured, member=MEMBER)
+    ask = {"usersInfo": {"user": "root", "db": "admin"}, "showCredentials": True}
+    secured.member.node.state = MemberState.RECOVERING
+    assert peer.code(ask, "admin") == 13436
+    secured.member.node.state = MemberState.PRIMARY
+    assert peer.ok(ask, "admin")["users"]
 
 
 def test_members_see_keys_and_act_for_clients(secured: Client) -> None:
