@@ -70,7 +70,9 @@ class FakeSet:
         self.silent = silent
         self.changes: list[Mapping[str, Any]] = []
 
-    def ask(self, host: str, command: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+    def ask(
+        self, host: str, command: dict[str, Any], timeout_s: float = 30.0, database: str = "admin"
+    ) -> dict[str, Any]:
         if host in self.silent:
             raise HostUnreachableError(f"{host} cannot be reached: Connection refused")
         name = next(iter(command))

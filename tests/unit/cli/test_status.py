@@ -48,7 +48,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     """The members that answer, by their host; the set of this folder has three."""
     found: dict[str, dict[str, Any]] = {}
 
-    def ask(host: str, command: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+    def ask(host: str, command: dict[str, Any], timeout_s: float = 30.0, database: str = "admin") -> dict[str, Any]:
         if host not in found:
             raise HostUnreachableError(f"{host} cannot be reached")
         hidden = {"host": "m1:1", "hidden": True, "priority": 0}

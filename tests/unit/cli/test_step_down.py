@@ -14,7 +14,7 @@ from replset.cli.main import main
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     commands: list[dict[str, Any]] = []
 
-    def ask(host: str, command: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+    def ask(host: str, command: dict[str, Any], timeout_s: float = 30.0, database: str = "admin") -> dict[str, Any]:
         commands.append(command)
         return {"primary": "m0:1"}
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused_by_its_flag(
 def test_step_up(primary: str | None, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, dict[str, Any]]] = []
 
-    def ask(host: str, command: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+    def ask(host: str, command: dict[str, Any], timeout_s: float = 30.0, database: str = "admin") -> dict[str, Any]:
         if "hello" not in command:
             commands.append((host, command))
         return {"primary": primary, "me": "m1:1", "isWritablePrimary": bool(commands)}
