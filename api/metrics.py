@@ -148,6 +148,11 @@ class MemberCollector(Collector):
             "rollbacks and exports of this member that nobody has acknowledged",
             self._unacknowledged,
         )
+        yield _gauge(
+            "replset_documents_differing",
+            "documents of this member that are not as the primary has them",
+            len(self._member.scrub.differing),
+        )
         yield _gauge("replset_rollback_id", "grows with each rollback of this member", self._member.store.rollback_id)
 
     def _writes(self) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import apsw
 import pytest
@@ -13,6 +14,7 @@ from replset.runtime import housekeeping
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.machine import DamagedEntry
+from tests.simulation.kit.runs import draw_plan, run_seed
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 OLD, NEW = b"token-2-", b"token-X-"
@@ -92,6 +94,15 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
             assert all(f"token-{number}-".encode() in documents for number in (2, 3, 4, 5))
             assert NEW not in b"".join(files.values())
             assert b"damaged on this member's disk" in b"".join(files.values())
+
+
+@pytest.mark.parametrize("seed", [194_012, pytest.param(194_013, marks=pytest.mark.slow)])
+def test_documents_that_a_disk_changed_are_put_right_by_the_majority(seed: int) -> None:
+    """Behind other faults; with two copies the operator says whose is right."""
+    plan = draw_plan(seed)
+    outcome = run_seed(seed, replace(plan, faults=replace(plan.faults, damage_document=20)))
+    assert outcome.error is None, outcome.report()
+    assert "has other documents" in "\n".join(outcome.trace)
 
 
 def lose_pages(scenario: ScenarioRun, name: str) -> None:

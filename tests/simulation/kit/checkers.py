@@ -392,6 +392,7 @@ class Checkers:
             for row in self.cluster.running_nodes
             if row.name in self.mirrors
             and row.name not in damaged
+            and row.name != self.cluster.rotten
             and not (row.machine.may_have_lost_data and (row.node.has_lost_data or row.node.quarantine))
         ]
         if not rows:

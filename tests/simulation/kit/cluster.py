@@ -124,6 +124,7 @@ class SimCluster:
         self._next_many = MANY_STEPS
         self.damaged_entry: DamagedEntry | None = None
         self.damaged: set[str] = set()  # members whose database lost pages: no judge reads it until it is a copy
+        self.rotten = ""  # the member whose disk changed documents, until that is put right
         self.on_wipe: list[Callable[[str], None]] = []
         self.on_wal_loss: list[Callable[[str], None]] = []
         self.on_disk_death: list[Callable[[str], None]] = []  # a member ended because its disk failed

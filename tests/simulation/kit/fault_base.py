@@ -69,10 +69,10 @@ class FaultBase:
         self._cluster.cut(group, direction=direction)
         self._later(self._rng.uniform(*seconds), self._cluster.heal)
 
-    async def _ask(self, name: str, command: dict[str, Any]) -> dict[str, Any] | None:
+    async def _ask(self, name: str, command: dict[str, Any], database: str = "admin") -> dict[str, Any] | None:
         client = self._cluster.client()
         try:
-            return await client.call(self._cluster.host(name), "admin", command, 6.0)
+            return await client.call(self._cluster.host(name), database, command, 6.0)
         except NoAnswerError:
             return None
         finally:

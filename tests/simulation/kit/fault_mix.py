@@ -52,6 +52,7 @@ class FaultMix:
     change_role: int = 0
     switch: int = 0
     arbiter: int = 0
+    damage_document: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -127,4 +128,6 @@ def draw_rare(rng: random.Random, mix: FaultMix) -> FaultMix:
         rare[CHAINS] = 12
     if "force_reconfig" in rare:
         rare |= dict.fromkeys(VOTE_CHANGES, 0)
+    if rng.random() < 0.25:
+        rare["damage_document"] = 4
     return replace(mix, **rare)

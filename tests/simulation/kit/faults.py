@@ -1,6 +1,7 @@
 """What goes wrong in a seeded run: faults of all kinds, drawn, one after the other; at the end all is put right.
 
-The kinds are in process_faults.py, disk_faults.py, network_faults.py administrators.py and membership.py.
+The kinds are in process_faults.py, disk_faults.py, document_faults.py, network_faults.py, administrators.py and
+membership.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from replset.ids import HostPort
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.disk_faults import DiskFaults
+from tests.simulation.kit.document_faults import DocumentFaults
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_base import REPAIRED_WITHIN_S
 from tests.simulation.kit.fault_mix import FaultMix
@@ -19,7 +21,7 @@ from tests.simulation.kit.network_faults import NetworkFaults
 from tests.simulation.kit.process_faults import ProcessFaults
 
 
-class Faults(ProcessFaults, DiskFaults, NetworkFaults, Membership):
+class Faults(ProcessFaults, DiskFaults, DocumentFaults, NetworkFaults, Membership):
     """Runs faults until `stop`, then puts everything right."""
 
     def __init__(self, cluster: SimCluster, mix: FaultMix | None = None, hosts: list[HostPort] | None = None) -> None:
@@ -74,6 +76,7 @@ class Faults(ProcessFaults, DiskFaults, NetworkFaults, Membership):
             self._change_role: mix.change_role,
             self._switch: mix.switch,
             self._arbiter: mix.arbiter,
+            self._damage_document: mix.damage_document,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:
@@ -99,3 +102,5 @@ class Faults(ProcessFaults, DiskFaults, NetworkFaults, Membership):
         for machine in cluster.members():
             if machine.may_have_lost_data:
                 await self._copy_anew(machine)
+        if self.done["damage_document"]:
+            await self._damage_and_repair_documents()

@@ -25,6 +25,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.status import Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.replication.document_check import ScrubStatus
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock
 from replset.replication.rollback_list import RollbackList
@@ -170,6 +171,7 @@ class FakeMember:
         self.initial_sync_progress = InitialSyncProgress()
         self.rollback_folder = rollback_folder
         self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
+        self.scrub = ScrubStatus()
         self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
 
     def queue_depths(self) -> dict[str, int]:
