@@ -16,7 +16,7 @@ from replset.ids import OpTime
 from replset.optime import optime_document, parse_optime
 from replset.replication.context import MemberContext
 from replset.replication.protocol import check_ok, parse_chain
-from replset.storage.digests import EMPTY_RANGE, DocumentRange, KeptDocument, read_range
+from replset.storage.digests import EMPTY_RANGE, DocumentRange, KeptDocument, read_digest, read_range
 from replset.storage.snapshot import Snapshot
 
 CUTS_MAX = 5
@@ -155,12 +155,15 @@ async def read_own(context: MemberContext, request: RangeRequest) -> RangeReply:
         rows = tuple(
             RangeRow(one.key, one.hash, _id_of(one), one.doc if with_bytes else None) for one in found.documents
         )
-    return RangeReply(found.end, len(found.documents), found.size, found.digest, rows)
+    return RangeReply(found.end, found.count, found.size, found.digest, rows)
 
 
 def _read(snapshot: Snapshot, request: RangeRequest) -> DocumentRange:
     coll = snapshot.collection(request.ns, request.at)
-    return EMPTY_RANGE if coll is None else read_range(snapshot, coll, request.at, request.low, request.high)
+    if coll is None:
+        return EMPTY_RANGE
+    read = read_digest if request.give is Give.DIGEST else read_range
+    return read(snapshot, coll, request.at, request.low, request.high)
 
 
 def _id_of(one: KeptDocument) -> object:

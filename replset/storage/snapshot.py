@@ -332,6 +332,38 @@ class Snapshot:
             hashed.update(doc)
         return hashed.hexdigest()
 
+    def unchanged_range(
+        self, coll: Collection, at: OpTime, low: bytes, high: bytes | None, rows: int, size: int
+    ) -> tuple[bytes, bool] | None:
+        """The last key of the documents from `low` on, up to so many rows, or the one with which they have more bytes
+        than `size`; and whether there may be more. None: one of them was written after `at`, or there is none.
+        """
+        since, high = self._prepare(coll, at), _ABOVE_ALL if high is None else high
+        sql = (
+            "SELECT max(key), count(*), max(before + size) FROM (SELECT key, size, sum(size) OVER (ORDER BY key ROWS"
+            f" UNBOUNDED PRECEDING) - size AS before FROM (SELECT key, length(doc) AS size FROM {coll.table}"
+            " WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)) WHERE before <= ?"
+        )
+        ((last, count, total),) = self._execute(sql, (low, high, rows, size))
+        if last is None:
+            return None
+        is_full = count == rows or total > size
+        if since is not None:
+            end = next_key(last) if is_full else high
+            later = f"SELECT 1 FROM undo WHERE {coll.sql_in_undo} AND key >= ? AND key < ? AND ts > ? LIMIT 1"
+            if self._execute(later, (coll.uuid, low, end, since)):
+                return None
+        return last, is_full
+
+    def range_text(self, coll: Collection, low: bytes, last: bytes) -> tuple[int, int, str]:
+        """How many documents there are from one key to another, their bytes, and all keys and documents in hex."""
+        sql = (
+            "SELECT count(*), total(length(doc)), group_concat(hex(key) || ':' || hex(doc)) FROM"
+            f" (SELECT key, doc FROM {coll.table} WHERE key >= ? AND key <= ? ORDER BY key)"
+        )
+        ((count, size, text),) = self._execute(sql, (low, last))
+        return count, int(size), text or ""
+
     # --- indexes
 
     def with_indexes(self, coll: Collection, at: OpTime) -> Collection:
