@@ -40,7 +40,6 @@ else
 fi
 echo "$(date +%s%3N) $1 $ROLE_MEMBER" >> events
 """
-Event = tuple[int, str, str]
 
 
 @pytest.fixture
@@ -63,9 +62,10 @@ def holder(local: ForkedSet) -> str:
     return ""
 
 
-def events(local: ForkedSet) -> list[Event]:
+def times_of(local: ForkedSet, event: str, member: LocalMember) -> list[int]:
+    """When the member's hook ended these calls, in milliseconds."""
     rows = (line.split() for line in (local.folder.parent / "events").read_text().splitlines())
-    return [(int(when), event, member) for when, event, member in rows]
+    return [int(when) for when, *what in rows if what == [event, member.host]]
 
 
 def first_write_ms(member: LocalMember) -> int:
@@ -99,10 +99,9 @@ def taken_over(local: ForkedSet, before: LocalMember) -> LocalMember:
     others = [member for member in local.members if member is not before and member.is_running()]
     primary = local.wait_for_primary(among=others)
     insert(primary, f"after {before.name}", w=1)
-    wait_until(lambda: holder(local) == primary.host, 10, "the role to be gained")
-    released = [when for when, event, member in events(local) if (event, member) == ("release", before.host)][-1]
-    gained = [when for when, event, member in events(local) if (event, member) == ("gain", primary.host)][-1]
-    assert released <= first_write_ms(primary) <= gained
+    gained = wait_until(lambda: times_of(local, "gain", primary), 10, "the role to be gained")
+    assert holder(local) == primary.host
+    assert times_of(local, "release", before)[-1] <= first_write_ms(primary) <= gained[-1]
     return primary
 
 
@@ -195,6 +194,7 @@ def test_a_floating_address_never_exists_twice(network: Network, tmp_path: Path)
         members = [{"_id": number, "host": f"10.77.0.{number}:27017"} for number in (1, 2, 3)]
         config = {"_id": "rs0", "members": members, "settings": FAST}
         wait_until(lambda: network.ask("10.77.0.1", {"replSetInitiate": config}).get("ok"), 30, "the set")
+        wait_until(lambda: in_service(network), 60, "all members to have data and vote")
         (first,) = wait_until(network.holders, 30, "an address")
         assert write(network, 1)
         network.set_link(first, "down")
@@ -213,6 +213,11 @@ def test_a_floating_address_never_exists_twice(network: Network, tmp_path: Path)
         back = f"10.77.0.{first}"
         wait_until(lambda: network.ask(back, {"hello": 1}).get("secondary"), 40, "the old primary to follow")
         assert network.holders() == [second]
+
+
+def in_service(network: Network) -> bool:
+    rows = network.ask("10.77.0.1", {"replSetGetStatus": 1}).get("members", [])
+    return {row["stateStr"] for row in rows} == {"PRIMARY", "SECONDARY"} and all(row["counted"] for row in rows)
 
 
 def write(network: Network, number: int) -> bool:
