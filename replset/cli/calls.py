@@ -23,8 +23,13 @@ class CommandFailedError(ReplError):
 
 def ask(host: str, command: dict[str, object], timeout_s: float = 30.0, *, database: str = "admin") -> dict[str, Any]:
     """Run `command` on `host`; an error reply becomes a ReplError that names the host."""
-    with WireClient(host, timeout_s=timeout_s) as client:
-        reply: dict[str, Any] = client.command(database, command)
+    try:
+        with WireClient(host, timeout_s=timeout_s) as client:
+            reply: dict[str, Any] = client.command(database, command)
+    except HostUnreachableError as error:
+        if host != DEFAULT_HOST or known_hosts():
+            raise
+        raise type(error)(f"{error.message}; --host HOST:PORT or REPLSET_HOST names another member") from error
     if reply.get("ok") != 1.0:
         text = f"{host}: {reply.get('errmsg')} ({reply.get('codeName')}, {reply.get('code')})"
         raise CommandFailedError(text, code=int(reply.get("code", 1)))

@@ -206,6 +206,12 @@ def reload_on_hangup(credentials: Credentials, workers: RealWorkers) -> None:
     loop.add_signal_handler(signal.SIGHUP, begin)
 
 
+def _in_no_set(options: MemberOptions) -> str:
+    """Return the end of the log's first line for a member that nobody has told of a set."""
+    host = options.host
+    return f"; in no set yet: `replset initiate --host {host}` makes one, `replset add {host} --host MEMBER` joins one"
+
+
 def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
     """End the process if the disk or an invariant failed. A clean close would write to the damaged files."""
     if member.broken.done():
@@ -258,8 +264,9 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
         return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}", writer)
     print(f"replset {options.repl_set}: wire {options.host}, http {options.http_url}", flush=True)
     log.info(
-        "replset %s serves set %s: wire %s, http %s, data in %s, pid %d",
+        "replset %s serves set %s: wire %s, http %s, data in %s, pid %d%s",
         *(version("replset"), options.repl_set, options.host, options.http_address, options.dbpath, os.getpid()),
+        "" if member.node.config is not None or options.expected else _in_no_set(options),
     )
     watchdog = Watchdog(member.load.on_beat)
     watchdog.start()

@@ -335,7 +335,9 @@ def test_the_log_goes_to_a_file_as_json_and_follows_a_rename(tmp_path: Path, por
         wait_for_line(path, "goes on in")
         process.terminate()
         assert process.wait(timeout=30) == 0
-    assert all(json.loads(line)["t"] for line in renamed.read_text().splitlines())
+    before = [json.loads(line) for line in renamed.read_text().splitlines()]
+    assert all(row["t"] for row in before)
+    assert any(f"in no set yet: `replset initiate --host 127.0.0.1:{port}`" in row["msg"] for row in before)
     after = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["msg"] for row in after] == [
         f"the log goes on in {path}",

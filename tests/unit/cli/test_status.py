@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,18 @@ def test_watching_goes_on_while_nobody_answers(
     assert main(["status", "--watch"]) == 130
     assert len(screens) == 2
     assert "no member answers" in screens[0]
+
+
+def test_without_a_set_in_this_folder_it_says_how_to_name_a_member(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calls, "DEFAULT_HOST", "127.0.0.1:1")
+    monkeypatch.delenv("REPLSET_HOST", raising=False)
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "127.0.0.1:1 cannot be reached: Connection refused; --host HOST:PORT or REPLSET_HOST names another member\n"
+    )
 
 
 @pytest.mark.parametrize(
