@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from replset.auth.users import USERS_NS
 from replset.ids import OpTime
 from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import LostCommand, LostDocument, LostWrites
@@ -68,9 +69,12 @@ class Comparison:
             yield batch
 
     def versions(self, rows: Sequence[LostDocument], *, ns: str | None = None, is_gone: bool = False) -> list[Versions]:
-        """rows: of one namespace. ns: read the live documents there instead. is_gone: as if it were dropped."""
+        """rows: of one namespace. ns: read the live documents there instead. is_gone: as if it were dropped.
+
+        Users are never read: `live` is None, whatever the set has.
+        """
         namespace = rows[0].ns if ns is None else ns
-        there = {} if is_gone else self._live.documents(namespace, [row.id for row in rows])
+        there = {} if is_gone or namespace == USERS_NS else self._live.documents(namespace, [row.id for row in rows])
         if any((row.ns, row.key) in self._wanted for row in rows):
             self._live.scan(self._common, self._wanted)
         return [self._versions(row, there.get(row.key)) for row in rows]
@@ -159,7 +163,8 @@ class RollbackDiff:
             yield Difference(command, None, status)
         for batch in self._comparison.batches():
             for row, versions in zip(batch, self._comparison.versions(batch), strict=True):
-                yield Difference(row, versions, conflict_status(versions))
+                status = ConflictStatus.CONFLICT if row.ns == USERS_NS else conflict_status(versions)
+                yield Difference(row, versions, status)
 
 
 def _document_row(row: LostDocument, versions: Versions, status: ConflictStatus) -> dict[str, Any]:

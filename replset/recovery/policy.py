@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from replset.auth.users import USERS_NS
 from replset.bson import decode, encode
 from replset.errors import BadValueError
 from replset.ids import OpTime
@@ -297,6 +298,8 @@ def decide_command(policy: Policy, command: LostCommand, live: Mapping[str, byte
     A drop is put back only under `overwrite`: it would delete every document that the collection has got since.
     """
     match command.kind:
+        case CommandKind.CREATE if command.ns == USERS_NS:
+            return Decision(RestoreAction.NOTHING, ConflictStatus.THERE, "createUser makes it")
         case CommandKind.CREATE if command.ns in live:
             return Decision(RestoreAction.NOTHING, ConflictStatus.THERE, "the collection is there")
         case CommandKind.CREATE if policy is Policy.TO_COLLECTION:

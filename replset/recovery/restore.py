@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from replset.auth.users import USERS_NS
 from replset.commands.namespaces import writable_namespace
 from replset.errors import CorruptDataError, IllegalOperationError, ReplError
 from replset.recovery.audit import AuditLog
@@ -27,6 +28,7 @@ from replset.replication.rollback_manifest import Manifest, RollbackState, read_
 
 ATTEMPTS = 8
 PAUSE_S = 0.1
+_OF_USER = "users are put back by hand: createUser, updateUser or dropUser"
 
 
 class Result(Enum):
@@ -243,6 +245,8 @@ class Restore:
         """sent: the outcome that was sent before and is not certain. A person is asked again only if `live` changed."""
         policy = self._policy if sent is None else sent.policy
         decision = decide(policy, versions)
+        if row.ns == USERS_NS:
+            return Outcome(row, versions, _leave(decision, _OF_USER), Result.LEFT, policy)
         if decision.action is RestoreAction.NOTHING:
             return Outcome(row, versions, decision, Result.THERE, policy)
         if self._choose is not None and (sent is None or versions.live != _live_version(sent)):

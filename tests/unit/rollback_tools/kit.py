@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
+from replset.auth.users import USERS_NS
 from replset.bson import decode, encode, encode_key
-from replset.errors import HostUnreachableError
+from replset.errors import ErrorCode, HostUnreachableError, ReplError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import (
     command_entry,
@@ -89,6 +90,8 @@ class FakeSet(LiveSet):
         return dict(self.uuids)
 
     def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]:
+        if ns == USERS_NS:
+            raise ReplError("no command reads users", code=ErrorCode.UNAUTHORIZED)
         found = self.data.get(ns, {})
         return {key: found[key] for key in map(encode_key, ids) if key in found}
 
@@ -137,6 +140,7 @@ class LostHistory:
     entries: list[bytes] = field(default_factory=list)
     touched: list[int] = field(default_factory=list)
     operations: dict[str, int] = field(default_factory=dict)
+    ns: str = ORDERS
 
     def __post_init__(self) -> None:
         self.now = dict(self.before)
@@ -152,7 +156,7 @@ class LostHistory:
         assert isinstance(number, int)
         at = self._next("i", number)
         self.now[number] = document
-        self.entries.append(insert_entry(ORDERS, UUID_OF_ORDERS, encode(document), at, WALL_MS, extra))
+        self.entries.append(insert_entry(self.ns, UUID_OF_ORDERS, encode(document), at, WALL_MS, extra))
 
     def update(self, document: Doc) -> None:
         number = document["_id"]
@@ -160,15 +164,15 @@ class LostHistory:
         at = self._next("u", number)
         self.now[number] = document
         about = encode({"_id": number})
-        self.entries.append(update_entry(ORDERS, UUID_OF_ORDERS, about, encode(document), at, WALL_MS))
+        self.entries.append(update_entry(self.ns, UUID_OF_ORDERS, about, encode(document), at, WALL_MS))
 
     def delete(self, number: int) -> None:
         at = self._next("d", number)
         del self.now[number]
-        self.entries.append(delete_entry(ORDERS, UUID_OF_ORDERS, encode({"_id": number}), at, WALL_MS))
+        self.entries.append(delete_entry(self.ns, UUID_OF_ORDERS, encode({"_id": number}), at, WALL_MS))
 
     def command(self, o: Doc, uuid: bytes | None) -> None:
-        self.entries.append(command_entry("shop", uuid, o, self._next("c"), WALL_MS))
+        self.entries.append(command_entry(self.ns.partition(".")[0], uuid, o, self._next("c"), WALL_MS))
 
     def into_transaction(self, extra: bytes = b"") -> None:
         """Make one transaction of all that was done so far."""
@@ -194,9 +198,9 @@ class LostHistory:
         for number in self.touched:
             now, before = self.now.get(number), self.before.get(number)
             if now is not None and now != before:
-                writer.add(FileKind.DOCUMENTS, ORDERS, UUID(bytes=UUID_OF_ORDERS), encode(now))
+                writer.add(FileKind.DOCUMENTS, self.ns, UUID(bytes=UUID_OF_ORDERS), encode(now))
                 if before is not None and with_before:
-                    writer.add(FileKind.BEFORE, ORDERS, UUID(bytes=UUID_OF_ORDERS), encode(before))
+                    writer.add(FileKind.BEFORE, self.ns, UUID(bytes=UUID_OF_ORDERS), encode(before))
         manifest = writer.write_manifest(
             Manifest(
                 id="",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from replset.auth.users import USERS_NS
 from replset.bson import Binary, encode_key
 from replset.oplog_entry import extra_fields
 from replset.recovery.live_set import Write
@@ -176,6 +177,25 @@ def test_commands_are_put_back_and_a_drop_only_when_asked(live: FakeSet, tmp_pat
     assert [row["standing"] for row in json.loads(capsys.readouterr().out)["writes"]] == ["conflict", "there", "clean"]
     run("restore", path, "--policy", "overwrite")
     assert set(live.uuids) == {"shop.fresh"}
+
+
+@pytest.mark.parametrize("policy", [["skip"], ["overwrite"], ["to-collection", "copies"]])
+def test_users_are_left_to_a_person(live: FakeSet, tmp_path: Path, capsys: Capture, policy: list[str]) -> None:
+    lost = LostHistory(BEFORE, ns=USERS_NS)
+    lost.command({"create": "system.users", "idIndex": {}}, UUID_OF_ORDERS)
+    lost.insert({"_id": 10})
+    lost.update({**BEFORE[2], "a": 2})
+    lost.delete(5)
+    path = lost.write(tmp_path)
+    assert run("restore", path, "--policy", *policy) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "there  admin.system.users: lost create; createUser makes it"
+    why = "users are put back by hand: createUser, updateUser or dropUser"
+    assert [line.split(";")[-1].strip() for line in lines[1:4]] == [why] * 3
+    assert live.writes == 0
+    assert run("diff", path, "--json") == 1
+    standings = [row["standing"] for row in json.loads(capsys.readouterr().out)["writes"]]
+    assert standings == ["there", "conflict", "conflict", "conflict"]
 
 
 # --- dry runs, records, second runs -------------------------------------------------------------------------------
