@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Self
 
 from replset.bson import Binary, Int64, InvalidBSONError, RawDocument
-from replset.errors import ErrorCode, RemoteProtocolError, ReplError, SnapshotCutError
+from replset.errors import ErrorCode, RemoteProtocolError, ReplError, SnapshotCutError, SnapshotTooOldError
 from replset.ids import OpTime
 from replset.optime import optime_document, parse_optime
 from replset.replication.context import MemberContext
@@ -159,6 +159,10 @@ async def read_own(context: MemberContext, request: RangeRequest) -> RangeReply:
 
 
 def _read(snapshot: Snapshot, request: RangeRequest) -> DocumentRange:
+    if request.at.ts < snapshot.pruned_through:  # a collection that was there then may be removed without a trace
+        raise SnapshotTooOldError(
+            f"the state at {request.at} is no longer kept; the oldest is {snapshot.pruned_through}"
+        )
     coll = snapshot.collection(request.ns, request.at)
     if coll is None:
         return EMPTY_RANGE

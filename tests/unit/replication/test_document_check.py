@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from replset.replication.rollback_manifest import RollbackState, list_manifests
 from replset.runtime import scrubber
 from replset.runtime.scrubber import Scrubber
 from replset.storage import digests
-from tests.unit.replication.kit import Member, Network
+from replset.storage.retention import remove_old_data
+from tests.unit.replication.kit import WALL_MS, Member, Network
 
 NS = "db.c"
 A, B, C = (HostPort(f"{name}:1") for name in "abc")
@@ -140,6 +142,24 @@ def test_what_cannot_be_compared_is_no_difference(three: Three) -> None:
     assert set(one.failed) == {B, C}
     assert "not yet at" in one.failed[C]
     assert not one.differing
+
+
+def test_a_collection_that_is_removed_elsewhere_stays_on_a_delayed_member(three: Three) -> None:
+    """The others dropped it, and keep nothing of it any more. For the delayed member the drop has not come yet."""
+    three.a.drop(NS)
+    newest = three.a.store.last_applied
+    rows = three.a.store.oplog_after(three.c.store.last_applied, limit=10, max_bytes=1 << 20)
+    for row in rows:
+        three.c.apply(row.entry)
+    for member in (three.a, three.c):
+        member.store.set_commit_point(newest)
+        member.store.options = replace(member.store.options, snapshot_history_s=0)
+        while remove_old_data(member.store, WALL_MS):
+            pass
+    done = three.repair(three.b)
+    assert set(done.compared.failed) == {A, C}
+    assert not done.corrected
+    assert document(three.b, 3) == {"_id": 3, "n": 3}
 
 
 def test_another_history_is_not_compared(three: Three) -> None:
