@@ -10,7 +10,7 @@ from typing import Final
 from replset.errors import ReplError
 from replset.ids import HostPort
 from replset.replication.context import MemberContext
-from replset.replication.document_check import Difference, DocumentCheck, ScrubStatus
+from replset.replication.document_check import DocumentCheck, ScrubStatus
 
 log = logging.getLogger("replset.scrub")
 
@@ -53,19 +53,22 @@ class Scrubber:
             await asyncio.sleep(PAUSE_S)
 
     async def _pass(self) -> None:
-        """Compare all documents once. What the pass before found stays known until this one has ended."""
-        status, found = self.status, dict[tuple[str, bytes], Difference]()
+        """Compare all documents once. What the pass before found stays known until this one has ended.
+
+        A document that was put right after this pass had found it is in the status no more.
+        """
+        status, seen = self.status, set[tuple[str, bytes]]()
         status.documents = 0
         for ns in self._check.namespaces():
-            await self._compare(ns, found)
+            await self._compare(ns, seen)
         status.passes += 1
         status.ended_wall_ms = self._context.clock.wall_ms()
-        status.differing = found
+        status.differing = found = {place: one for place, one in status.differing.items() if place in seen}
         if found:
             named = ", ".join(f"{one.ns} {one.id!r:.100}" for one in list(found.values())[:NAMED_MAX])
             log.error("documents differ from the primary's (%s): %s; see replset check", status.summary, named)
 
-    async def _compare(self, ns: str, found: dict[tuple[str, bytes], Difference]) -> None:
+    async def _compare(self, ns: str, seen: set[tuple[str, bytes]]) -> None:
         """Compare one collection. One that cannot be compared is left to the next pass: it is gone, or the member is
         delayed by more than the primary can look back.
         """
@@ -84,8 +87,9 @@ class Scrubber:
             if one is None:
                 await asyncio.sleep(RETRY_S)
                 continue
-            for difference in one.differing[: KEPT_MAX - len(found)]:
-                found[ns, difference.key] = self.status.differing[ns, difference.key] = difference
+            for difference in one.differing[: KEPT_MAX - len(seen)]:
+                seen.add((ns, difference.key))
+                self.status.differing[ns, difference.key] = difference
             self.status.on_compared(one)
             self.status.documents += one.documents
             low, tries = one.next, 0

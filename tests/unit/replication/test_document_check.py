@@ -313,3 +313,32 @@ def test_a_secondary_finds_by_itself_what_differs_from_the_primary(
     assert status.summary == ""
     quiet = asyncio.run(scrubbed(three, three.c, lambda status: status.passes > 1))
     assert quiet.summary == ""
+
+
+def test_what_is_put_right_during_a_pass_is_not_reported_at_its_end(
+    three: Three, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("START_AFTER_S", "SHORTEST_PAUSE_S"):
+        monkeypatch.setattr(scrubber, name, 0.001)
+    three.a.create("db.later")
+    three.replicate()
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    work = Scrubber(three.b.context, three.check(three.b), lambda: A, 1000.0)
+
+    def put_right(command: dict[str, object]) -> None:
+        if command.get("replSetDocuments") == "db.later":
+            assert work.status.summary == "1 of db.c"
+            work.status.differing.clear()
+
+    three.network.before_call = put_right
+
+    async def one_pass() -> None:
+        task = asyncio.create_task(work.run())
+        async with asyncio.timeout(20):
+            while not work.status.passes:  # noqa: ASYNC110 - a status has no event
+                await asyncio.sleep(0.005)
+        task.cancel()
+
+    asyncio.run(one_pass())
+    assert work.status.summary == ""
+    assert "documents differ" not in caplog.text
