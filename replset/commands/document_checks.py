@@ -72,8 +72,8 @@ async def check_documents(ctx: CommandContext) -> Reply:
 async def repair_documents(ctx: CommandContext) -> Reply:
     """Give this member's documents that differ the bytes that most data-bearing members have, from `after` on."""
     others, ns = _others(ctx), fields.text(ctx.body, ctx.name, ctx.name)
-    if ctx.member.store.collection(ns) is None:
-        raise NamespaceNotFoundError(f"{ctx.member.host} has no collection '{ns:.300}'")
+    if ns not in ctx.member.document_check.namespaces():
+        raise NamespaceNotFoundError(f"{ctx.member.host} has no collection '{ns:.300}' whose documents are compared")
     trusted = fields.text(ctx.body, "from", ctx.name, "")
     if trusted and trusted not in others:
         raise BadValueError(f"'{trusted:.200}' is not another data-bearing member of this set")
