@@ -14,7 +14,7 @@ import typer
 from replset.bson import to_ejson
 from replset.cli import calls
 from replset.cli.host_option import AnyHost
-from replset.errors import ErrorCode
+from replset.errors import ErrorCode, ReplError
 from replset.long_work import LongWork
 
 T = TypeVar("T")
@@ -65,13 +65,15 @@ def check(
 def repair_documents(ns: str, host: str | None, trusted: str | None, *, as_json: bool = False) -> int:
     """Have each member correct its documents of `ns`, and print what they did. Status 0 if all members are alike now.
 
-    trusted: the member whose version is taken where there is no majority.
+    trusted: the member whose version is taken where there is no majority. A member that cannot be asked is named, and
+    the others go on.
     """
     primary = _primary_or(host)
     config = calls.ask(primary, {"replSetGetConfig": 1})["config"]
     members = [row["host"] for row in config["members"] if not row.get("arbiterOnly") and not row.get("witness")]
     members.sort(key=lambda name: name != primary)
-    results = [_repair_one(member, ns, trusted) for member in members if member != trusted]
+    members = [member for member in members if member != trusted]
+    results = [_repair_one(member, ns, trusted, is_first=member == members[0]) for member in members]
     if as_json:
         typer.echo(to_ejson({"members": results}))
     else:
@@ -81,7 +83,8 @@ def repair_documents(ns: str, host: str | None, trusted: str | None, *, as_json:
     return SAME if is_done else DIFFERENT
 
 
-def _repair_one(member: str, ns: str, trusted: str | None) -> dict[str, Any]:
+def _repair_one(member: str, ns: str, trusted: str | None, *, is_first: bool) -> dict[str, Any]:
+    """Have one member correct its documents. An error ends only its part, unless the first member refuses at once."""
     total: dict[str, Any] = {"member": member, "corrected": [], "undecided": [], "skipped": [], "records": []}
     failed: dict[str, str] = {}
     after: dict[str, Any] = {}
@@ -90,7 +93,13 @@ def _repair_one(member: str, ns: str, trusted: str | None) -> dict[str, Any]:
         work.begin(f"correcting documents of {member}")
         while True:
             command = {"replSetRepairDocuments": ns, **after, **({"from": trusted} if trusted else {})}
-            reply = _again(lambda: calls.ask(member, command))  # noqa: B023 - runs at once
+            try:
+                reply = _again(lambda: calls.ask(member, command))  # noqa: B023 - runs at once
+            except ReplError as error:
+                if is_first and not after and not total["corrected"]:
+                    raise
+                failed[member] = error.message
+                break
             tries += 1
             for name in ("corrected", "records"):
                 total[name] += reply[name]
@@ -110,7 +119,13 @@ def _repair_one(member: str, ns: str, trusted: str | None) -> dict[str, Any]:
 
 def _print_repair(ns: str, result: Mapping[str, Any]) -> None:
     corrected, member = result["corrected"], result["member"]
-    typer.echo(f"{member}: {len(corrected)} documents of {ns} corrected" if corrected else f"{member}: nothing to do")
+    failures = {row["member"]: row["reason"] for row in result["notCompared"]}
+    why = failures.pop(member, None)
+    if corrected or why is None:
+        done = f"{len(corrected)} documents of {ns} corrected" if corrected else "nothing to do"
+        typer.echo(f"{member}: {done}")
+    if why is not None:
+        typer.echo(f"{member}: not repaired to the end: {why}")
     _show(corrected, "before that ")
     if result["records"]:
         typer.echo(f"  what was there: {', '.join(result['records'])} (rollback-tools show, restore)")
@@ -118,8 +133,8 @@ def _print_repair(ns: str, result: Mapping[str, Any]) -> None:
         typer.echo(f"  no majority for {_named(row)}; to take one member's version: --from HOST:PORT")
     for row in result["skipped"][:SHOWN_MAX]:
         typer.echo(f"  written meanwhile, try again: {_named(row)}")
-    for row in result["notCompared"]:
-        typer.echo(f"  not compared with {row['member']}: {row['reason']}")
+    for name, reason in failures.items():
+        typer.echo(f"  not compared with {name}: {reason}")
 
 
 def _show(rows: Iterable[Mapping[str, Any]], when: str) -> None:
