@@ -20,7 +20,7 @@ from pymongo import WriteConcern
 
 from replset.auth.scram import ClientExchange
 from replset.bson import Binary, encode
-from replset.cli.local_set import HTTP_OFFSET, LocalMember, wait_until
+from replset.cli.local_set import HTTP_OFFSET, LocalMember, LocalSetError, wait_until
 from replset.client import TLS_CA_VARIABLE, WireClient
 from replset.runtime.tls import TlsFiles
 from replset.wire.framing import encode_msg
@@ -155,16 +155,15 @@ def guarded_set(folder: Path) -> Iterator[GuardedSet]:
 
 
 def answers(member: LocalMember) -> bool:
-    with contextlib.suppress(Exception):
-        return member.command({"hello": 1}).get("ok") == 1.0
-    return False
+    if not member.is_running():
+        raise LocalSetError(f"{member.name} did not start: {member.last_log_line()}")
+    return member.command({"hello": 1}).get("ok") == 1.0
 
 
 def _make_users(made: GuardedSet) -> None:
     """The first one by the localhost exception, the other as root."""
     user: dict[str, object] = {"createUser": ROOT, "pwd": PASSWORD, "roles": ["root"]}
-    made_user = made.primary.command(user)
-    assert made_user.get("ok") == 1.0, made_user
+    wait_until(lambda: made.primary.command(user).get("ok") == 1.0, 60, "the first user")
     made.root.admin.command({"createUser": READER, "pwd": PASSWORD, "roles": [{"role": "read", "db": "shop"}]})
 
 
