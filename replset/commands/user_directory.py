@@ -31,6 +31,8 @@ log = logging.getLogger("replset.users")
 KNOWN_MS: Final = 1_000
 """For so long a user counts as it was read."""
 MEMBER_MS: Final = Millis(2_000)
+MOST_ASKED: Final = 16
+"""Logins for which others are asked at once. Each takes a connection to a member, and strangers begin logins too."""
 DECOY: Final = b"replset login decoy 1"
 MOST_CHECKS: Final = 64
 """Passwords that wait to be checked. Each takes milliseconds, one after the other, in a thread."""
@@ -53,6 +55,7 @@ class UserDirectory:
         self._known: dict[str, _Known] = {}
         self.secret = member.rng.randbytes(32)
         """Of this process alone."""
+        self._asking = 0
         self._checking = 0
         self._one_check = asyncio.Lock()
 
@@ -63,7 +66,8 @@ class UserDirectory:
         return self._fresh(user_id(login.name, login.database)) is not None
 
     async def refresh(self, login: Login) -> None:
-        await self.find(login.name, login.database)
+        if not self.has_users():
+            await self._ask_others(login.name, login.database)
 
     def grants(self, login: Login) -> Grants | None:
         """What the user of this login may do now; None: the user is gone or has another password."""
@@ -80,11 +84,20 @@ class UserDirectory:
     # --- finding users
 
     async def find(self, name: str, database: str) -> User | None:
-        """The user, None: there is none, or none that this member can learn of now."""
+        """The user, None: there is none, or none that this member can learn of now.
+
+        OverloadedError: this member would have to ask another one, and asks for many users already.
+        """
         key = user_id(name, database)
         known = self._fresh(key)
         if known is None and not self.has_users():
-            known = await self._ask_others(name, database)
+            if self._asking >= MOST_ASKED:
+                raise OverloadedError("too many logins are under way")
+            self._asking += 1
+            try:
+                known = await self._ask_others(name, database)
+            finally:
+                self._asking -= 1
         return None if known is None else known.user
 
     def has_none(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from replset.auth.users import USERS_NS
 from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.commands.ports import ConnectionContext
 from replset.commands.table import COMMANDS
-from replset.commands.user_directory import UserDirectory
+from replset.commands.user_directory import MOST_ASKED, UserDirectory
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.errors import HostUnreachableError
+from replset.errors import HostUnreachableError, OverloadedError
 from replset.ids import HostPort
 from replset.key_file import Keys
 from tests.unit.commands.conftest import SELF, Client, FakeMember, fake_member
@@ -579,6 +580,28 @@ def test_an_arbiter_asks_the_others_for_users(secured: Client, tmp_path: Path) -
             assert client.connection.is_to_close
         finally:
             client.close()
+
+
+def test_strangers_cannot_make_a_member_ask_without_end(secured: Client) -> None:
+    asked, answer = [], asyncio.Event()
+
+    class Slow:
+        async def call(self, host: HostPort, command: dict[str, Any], **_: Any) -> Any:
+            asked.append(host)
+            await answer.wait()
+            return RawDocument(encode({"ok": 1.0, "users": []}))
+
+    async def begin_many() -> list[object]:
+        tasks = [asyncio.ensure_future(users.find(f"u{number}", "admin")) for number in range(100)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        answer.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    users = secured.member.users
+    secured.member.node.state, secured.member.peer = MemberState.RECOVERING, Slow()  # type: ignore[assignment]
+    found = secured.loop.run_until_complete(begin_many())
+    assert (len(asked), found.count(None)) == (MOST_ASKED, MOST_ASKED)
+    assert {type(one) for one in found if one is not None} == {OverloadedError}
 
 
 def test_a_delayed_member_does_not_trust_its_old_documents(secured: Client) -> None:
