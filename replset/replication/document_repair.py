@@ -6,6 +6,7 @@ of the set either: it has no entry, and other members do not see it. What was th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -73,6 +74,8 @@ class DocumentRepair:
         self._context = context
         self._check = check
         self._is_held = is_held
+        self._one_writer = asyncio.Lock()
+        """Of rollback files: two that are written at once, of two collections, would take the same name."""
 
     async def repair(self, ns: str, low: bytes, others: Sequence[HostPort], trusted: HostPort | None) -> RepairedRange:
         """Do the next range from the key `low` on. others: all other data-bearing members. trusted: whose version is
@@ -97,7 +100,8 @@ class DocumentRepair:
                 corrections.append(await self._correction(compared, difference, version))
         if not corrections:
             return RepairedRange(compared, [], undecided, [], [])
-        records = await self._keep_all(ns, compared, corrections)
+        async with self._one_writer:
+            records = await self._keep_all(ns, compared, corrections)
         done = await self._context.write_queue.write(lambda: self._apply(ns, compared.request.at, corrections))
         await self._context.workers.run(self._context.store.wal.sync)
         skipped = [one.difference for one in corrections if one.difference not in done]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,40 @@ def test_nothing_changes_when_what_was_there_cannot_be_kept(three: Three, monkey
     with pytest.raises(OutOfDiskSpaceError):
         three.repair(three.b)
     assert document(three.b, 3) == {"_id": 3, "n": 999}
+
+
+def test_two_repairs_at_once_keep_a_record_each(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two administrators repair two collections of one member in the same second."""
+    other = "db.d"
+    three.a.create(other)
+    three.a.insert(other, {"_id": 3})
+    three.replicate()
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    coll = three.b.store.collection(other)
+    assert coll is not None
+    three.b.store._connection.execute(coll.sql_update, (encode({"_id": 3, "x": 998}), encode_key(3)))
+    write_file = three.b.disk.write_file
+
+    def write_slowly(path: str, chunks: Any, *, append: bool = False) -> None:
+        time.sleep(0.05)
+        write_file(path, chunks, append=append)
+
+    class Threads:
+        async def run(self, work: Callable[[], Any]) -> Any:
+            return await asyncio.to_thread(work)
+
+    monkeypatch.setattr(three.b.disk, "write_file", write_slowly)
+    three.b.context.workers = Threads()
+    work = DocumentRepair(three.b.context, three.check(three.b), lambda _: False)
+
+    async def both() -> list[RepairedRange]:
+        return await asyncio.gather(*(work.repair(ns, b"", [A, C], None) for ns in (NS, other)))
+
+    done = asyncio.run(both())
+    manifests = list_manifests(three.b.dbpath)
+    assert sorted(record for one in done for record in one.records) == [one.id for one in manifests]
+    kept = {(three.b.folder / "rollback" / file.name).read_bytes() for one in manifests for file in one.files}
+    assert kept == {encode({"_id": 3, "n": 999}), encode({"_id": 3, "x": 998})}
 
 
 # --- in the background
