@@ -144,6 +144,8 @@ def main(argv: Sequence[str]) -> int:
         credentials = Credentials.of_options(options)
     except ReplError as error:
         return refuse(error.message)
+    if options.auth:  # the files hold keys of users, and documents that not everybody may read
+        os.umask(0o077)
     try:
         writer = start_log(options.log_level, options.log_file, as_json=options.log_format == JSON_LOG)
     except OSError as error:

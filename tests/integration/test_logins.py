@@ -64,6 +64,12 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedSet]:
         yield made
 
 
+def test_the_files_are_for_the_members_user_alone(local: ForkedSet) -> None:
+    files = [path for member in local.members for path in member.dbpath.rglob("*") if path.is_file()]
+    assert len(files) >= len(local.members)
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
 def uri(local: ForkedSet, user: str = "app", password: str = "correct%20horse", source: str = "shop") -> str:
     hosts = ",".join(member.host for member in local.members if not member.arbiter)
     return f"mongodb://{user}:{password}@{hosts}/?authSource={source}&replicaSet={local.name}"
