@@ -71,6 +71,19 @@ def test_a_silent_primary_is_waited_for_until_it_cannot_hold_the_role() -> None:
     assert any("writes wait until" in line for line in new.journal)
 
 
+def test_a_hand_over_waits_for_a_third_member_that_is_away() -> None:
+    cluster, guards = guarded()
+    old = cluster.elect()
+    cluster.until(lambda: guards.guard(old).holds)
+    others = [machine for machine in cluster.machines.values() if machine is not old]
+    cluster.isolate(cluster.number_of(others[0]))
+    cluster.step_down(cluster.number_of(old))
+    cluster.until(lambda: others[1].node.state is MemberState.PRIMARY)
+    began = cluster.now
+    cluster.until(lambda: writer(cluster, other_than=old))
+    assert 2 * HOOK_MS < cluster.now - began < 3 * HOOK_MS
+
+
 def test_a_cut_shorter_than_an_election_takes_the_role_away_and_gives_it_back() -> None:
     cluster, guards = guarded()
     old = cluster.elect()
