@@ -126,9 +126,13 @@ class DocumentRepair:
     async def _keep_all(self, ns: str, compared: ComparedRange, corrections: Sequence[Correction]) -> list[str]:
         """Keep what is here; what is no document of its key any more by itself, as no tool can put that back."""
         kept: dict[bool, list[bytes]] = {True: [], False: []}
-        for one in corrections:
-            if one.before is not None:
-                kept[_is_sound(one.difference.key, one.before)].append(one.before)
+
+        def divide() -> None:
+            for one in corrections:
+                if one.before is not None:
+                    kept[_is_sound(one.difference.key, one.before)].append(one.before)
+
+        await self._context.workers.run(divide)  # it decodes each document, for seconds if they are large
         at = compared.request.at
         return [await self._keep(ns, at, documents, is_sound) for is_sound, documents in kept.items() if documents]
 

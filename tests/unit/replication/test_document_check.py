@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from replset.errors import OutOfDiskSpaceError, ReplError
 from replset.ids import HostPort
 from replset.recovery.lost_writes import LostKind, LostWrites
 from replset.recovery.verify import verify_rollback
+from replset.replication import document_repair
 from replset.replication.document_check import DocumentCheck, ScrubStatus, find_differences
 from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.replication.document_repair import DocumentRepair, RepairedRange, majority_version
@@ -280,6 +282,27 @@ def test_nothing_changes_when_what_was_there_cannot_be_kept(three: Three, monkey
     assert document(three.b, 3) == {"_id": 3, "n": 999}
 
 
+class Threads:
+    async def run(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(work)
+
+
+def test_large_documents_are_not_decoded_on_the_event_loop(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    rot(three.b, 3, {"_id": 3, "n": 999})
+    threads: list[threading.Thread] = []
+    is_sound = document_repair._is_sound
+
+    def note(key: bytes, doc: bytes) -> bool:
+        threads.append(threading.current_thread())
+        return is_sound(key, doc)
+
+    monkeypatch.setattr(document_repair, "_is_sound", note)
+    three.b.context.workers = Threads()
+    assert three.repair(three.b).corrected
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 def test_two_repairs_at_once_keep_a_record_each(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two administrators repair two collections of one member in the same second."""
     other = "db.d"
@@ -295,10 +318,6 @@ def test_two_repairs_at_once_keep_a_record_each(three: Three, monkeypatch: pytes
     def write_slowly(path: str, chunks: Any, *, append: bool = False) -> None:
         time.sleep(0.05)
         write_file(path, chunks, append=append)
-
-    class Threads:
-        async def run(self, work: Callable[[], Any]) -> Any:
-            return await asyncio.to_thread(work)
 
     monkeypatch.setattr(three.b.disk, "write_file", write_slowly)
     three.b.context.workers = Threads()
