@@ -133,9 +133,9 @@ def is_bson(content_type: str) -> bool:
     )
 
 
-def check_size(size: int) -> None:
-    if size > MAX_MESSAGE_SIZE:
-        raise failure(ErrorCode.DOCUMENT_TOO_LARGE, f"the body is over {MAX_MESSAGE_SIZE} bytes")
+def check_size(size: int, most: int = MAX_MESSAGE_SIZE) -> None:
+    if size > most:
+        raise failure(ErrorCode.DOCUMENT_TOO_LARGE, f"the body is over {most} bytes")
 
 
 def parse_document(content_type: str, data: bytes) -> RawDocument:

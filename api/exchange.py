@@ -24,6 +24,7 @@ from api.content import (
 from api.errors import HttpError, error_body, failure, http_error
 from replset.auth.login import Login
 from replset.bson import InvalidBSONError, RawDocument
+from replset.bson.limits import MAX_MESSAGE_SIZE
 from replset.commands.ports import ConnectionContext
 from replset.errors import ErrorCode
 from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
@@ -34,6 +35,8 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+OPTIONS_BYTES = 256 << 10
+"""Of a body that is read on the event loop, as of a field of a command."""
 DRAIN_BYTES = 1 << 28
 """A body that is too large is read up to this size and discarded, because many clients read no response before."""
 MIN_BYTES_PER_S = 10_000
@@ -180,13 +183,13 @@ def error_answer(error: Exception, request_line: str = "") -> HttpAnswer:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-async def read_body(request: HttpRequest, receive: Receive) -> bytes:
+async def read_body(request: HttpRequest, receive: Receive, most: int = MAX_MESSAGE_SIZE) -> bytes:
     """Return the request's body. HttpError: 413 too large, 503 no memory left, 408 the client stopped sending.
 
     The client has stopped when nothing comes for STALLED_S, or when fewer than MIN_BYTES_PER_S come over a longer time.
     """
     if request.whole_body is not None:
-        problem = _body_refusal(request, len(request.whole_body))
+        problem = _body_refusal(request, len(request.whole_body), most)
         if problem is not None:
             raise problem
         return request.whole_body
@@ -194,7 +197,7 @@ async def read_body(request: HttpRequest, receive: Receive) -> bytes:
     size = 0
     loop = asyncio.get_running_loop()
     began = loop.time()
-    problem = _body_refusal(request, int(request.header(b"content-length") or 0))
+    problem = _body_refusal(request, int(request.header(b"content-length") or 0), most)
     while True:
         try:
             async with asyncio.timeout_at(min(loop.time(), began + size / MIN_BYTES_PER_S) + STALLED_S):
@@ -207,7 +210,7 @@ async def read_body(request: HttpRequest, receive: Receive) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         more_follows = message.get("more_body", False)
-        problem = problem or _body_refusal(request, size, is_whole=not more_follows)
+        problem = problem or _body_refusal(request, size, most, is_whole=not more_follows)
         if problem is None:
             chunks.append(chunk)
         else:
@@ -220,10 +223,10 @@ async def read_body(request: HttpRequest, receive: Receive) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _body_refusal(request: HttpRequest, size: int, *, is_whole: bool = True) -> HttpError | None:
+def _body_refusal(request: HttpRequest, size: int, most: int, *, is_whole: bool = True) -> HttpError | None:
     """Return why a body of `size` bytes is refused. is_whole: nothing more of it follows."""
     try:
-        check_size(size)
+        check_size(size, most)
         request.memory.count_request(size, is_whole=is_whole)
     except HttpError as error:
         return error
@@ -238,12 +241,14 @@ async def read_document(member: RunningMember, request: HttpRequest, receive: Re
     return parse_document(request.content_type, data)
 
 
-async def read_options(request: HttpRequest, receive: Receive, known: Iterable[str] | None) -> dict[str, Any]:
+async def read_options(
+    request: HttpRequest, receive: Receive, known: Iterable[str] | None, most: int = OPTIONS_BYTES
+) -> dict[str, Any]:
     """Return the fields of a small body, {} for an empty one. A field that is not in `known` is refused (40415).
 
-    known: None takes every field.
+    known: None takes every field. most: bytes of the body, which is read on the event loop (413).
     """
-    data = await read_body(request, receive)
+    data = await read_body(request, receive, most)
     fields = parse_document(request.content_type, data).decode() if data.strip() else {}
     names = list(fields if known is None else known)
     for name in fields:

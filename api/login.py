@@ -137,7 +137,7 @@ def is_public(path: str) -> bool:
 
 def check_route(member: RunningMember, request: Request) -> None:
     """Raise 13 (403) if the sender may not use the route of the request."""
-    if is_public(request.url.path):
+    if is_public(request.scope["path"]):  # as LoginRequired has it: the URL is made of the Host header too
         return
     path = getattr(request.scope.get("route"), "path", "")
     sender, needs, line = HttpRequest(request.scope).sender, NEEDS.get(path, Action.INTERNAL), request.url.path

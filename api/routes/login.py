@@ -14,6 +14,8 @@ from replset.auth.tokens import LIFETIME_S, make_token
 from replset.errors import ErrorCode
 from replset.runtime.member import RunningMember
 
+LOGIN_BYTES = 64 << 10
+"""Of the body of a login, which anybody may send."""
 _TEXT = {"type": "string"}
 _FIELDS = {"user": _TEXT, "password": _TEXT, "db": {**_TEXT, "default": "admin"}}
 
@@ -30,7 +32,7 @@ def router(member: RunningMember) -> APIRouter:
     )
     async def login(request: Request) -> Response:
         http = HttpRequest(request.scope)
-        fields = {"db": "admin", **await read_options(http, request.receive, _FIELDS)}
+        fields = {"db": "admin", **await read_options(http, request.receive, _FIELDS, LOGIN_BYTES)}
         for name in _FIELDS:
             if not isinstance(fields.get(name), str):
                 raise failure(ErrorCode.TYPE_MISMATCH, f"field {name!r} must be a string")

@@ -163,10 +163,16 @@ def test_a_changed_token_is_none(api: Api) -> None:
         ({"user": "ann", "password": "right", "more": 1}, 400),
         ({"user": "ann", "password": "wrong"}, 401),
         ({"user": "ann", "password": "right", "db": "shop"}, 401),
+        ({"user": "ann", "password": "r" * (64 << 10)}, 413),
     ],
 )
 def test_a_login_that_fails(api: Api, fields: dict[str, Any], status: int) -> None:
     assert api.post("/v1/login", fields).status_code == status
+
+
+def test_a_large_body_of_an_action_is_not_read(api: Api) -> None:
+    answer = api.post("/v1/replset/stepDown", {"x": "y" * (256 << 10)}, headers=basic("ann:right"))
+    assert answer.status_code == 413, answer.text
 
 
 ROUTES_BY_ROLE = [
