@@ -15,7 +15,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.member_commands import refuse_other_set
 from replset.commands.ports import Reply
-from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError
+from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import HostPort
 from replset.replication.document_check import Difference
 from replset.replication.document_ranges import RangeRequest
@@ -87,7 +87,12 @@ async def repair_documents(ctx: CommandContext) -> Reply:
     while low is not None and ctx.member.clock.now() < until and len(corrected) + len(undecided) < DIFFERENCES_MAX:
         ctx.check_deadline()
         _check_readable(ctx)
-        done = await ctx.member.document_repair.repair(ns, low, others, HostPort(trusted) if trusted else None)
+        try:
+            done = await ctx.member.document_repair.repair(ns, low, others, HostPort(trusted) if trusted else None)
+        except ReplError:
+            if not corrected:
+                raise
+            break  # what was corrected is reported; the next command meets the error, if it is still there
         ctx.member.scrub.on_compared(replace(done.compared, differing=(*done.undecided, *done.skipped)))
         corrected += done.corrected
         undecided += done.undecided
