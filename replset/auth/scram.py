@@ -142,6 +142,8 @@ def prepared(password: str) -> str:
     """The password as SASLprep (RFC 4013) writes it, so that two ways to type it are the same. BadValueError."""
     mapped = "".join(" " if stringprep.in_table_c12(c) else c for c in password if not stringprep.in_table_b1(c))
     text = unicodedata.normalize("NFKC", mapped)
+    if not text:
+        raise BadValueError("nothing of the password is left without characters that count for nothing")
     if any(refused(c) for c in text for refused in _REFUSED):
         raise BadValueError("the password has characters that a password cannot have")
     if any(stringprep.in_table_d1(c) for c in text):

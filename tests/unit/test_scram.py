@@ -128,7 +128,7 @@ def test_ways_to_type_a_password(password: str, same: str) -> None:
     assert prepared(password) == same
 
 
-@pytest.mark.parametrize("password", ["\u0007", "\u0627a", "\u0627\u0031", "\U000e0001", "\u0378"])
+@pytest.mark.parametrize("password", ["\u0007", "\u0627a", "\u0627\u0031", "\U000e0001", "\u0378", "\u00ad"])
 def test_passwords_that_cannot_be(password: str) -> None:
     with pytest.raises(BadValueError):
         prepared(password)
