@@ -191,7 +191,8 @@ class DocumentRepair:
             for one in corrections:
                 key = one.difference.key
                 is_held = self._is_held((coll.uuid, key))
-                if not is_held and key not in written and txn.get(coll, key) == one.before:
-                    correct(txn, coll, key, one.before, one.after)
+                here = txn.get(coll, key)  # b"": of a damaged row; a comparison sees no document there
+                if not is_held and key not in written and (here or None) == one.before:
+                    correct(txn, coll, key, here, one.after)
                     done.append(one.difference)
         return done

@@ -227,6 +227,12 @@ def test_a_member_takes_over_what_the_majority_has_and_keeps_what_it_had(three: 
     assert not three.repair(three.b).corrected
 
 
+def test_a_row_that_lost_its_bytes_is_put_right(three: Three) -> None:
+    rot(three.b, 3, b"")
+    assert [one.id for one in three.repair(three.b).corrected] == [3]
+    assert document(three.b, 3) == {"_id": 3, "n": 3}
+
+
 def test_without_a_majority_nothing_changes_unless_a_member_is_trusted(three: Three) -> None:
     three.network.down.add(C)
     rot(three.b, 3, {"_id": 3, "n": 999})
