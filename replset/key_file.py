@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self, TypeAlias
 
-import yaml
-
 from replset.errors import BadValueError
 from replset.ids import HostPort
 
@@ -121,6 +119,8 @@ def parse_keys(data: bytes) -> Keys:
     """The keys in the bytes of a key file; the texts of errors hold nothing of the keys."""
     if len(data) > MAX_FILE_BYTES:
         raise BadValueError(f"it is longer than {MAX_FILE_BYTES} bytes")
+    import yaml  # not where a Spark job is: nobody reads a key file there
+
     try:
         text = data.decode("ascii").strip()
         found = yaml.load(text, Loader=yaml.BaseLoader) if text[:1] in ("-", "[") else text

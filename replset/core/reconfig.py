@@ -429,7 +429,8 @@ class Reconfigs:
         """Change to the state that the configuration asks for."""
         node = self.node
         member = node.self_member
-        if node.state is MemberState.ARBITER and (member is None or not member.arbiter_only):
+        is_arbiter = member is not None and member.arbiter_only
+        if node.state is MemberState.ARBITER and not is_arbiter and node.position.last_applied != OPTIME_NULL:
             # An arbiter takes every commit point. If an old oplog is in its folder, and it bears data again, then that
             # one says nothing of its old entries: none of them may count as committed.
             node.commit_point, node.commit_term = OPTIME_NULL, 0

@@ -71,6 +71,9 @@ class FakeClock:
         self.time = Millis(1_000)
         self.ahead_ms = 0
 
+    def advance(self, ms: Millis) -> None:
+        self.time = Millis(self.time + ms)
+
     def now(self) -> Millis:
         return self.time
 
@@ -234,7 +237,7 @@ class FakeMember:
         return self.core_answer
 
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
-        self.clock.time = Millis(self.clock.time + timeout_ms)
+        self.clock.advance(Millis(timeout_ms))
 
     def on_awaited(self, what: str) -> None:
         self.waits.append(what)
@@ -252,7 +255,7 @@ class FakeMember:
         self.changes_waited_for += 1
         if timeout_ms is None and self.on_change is None:
             raise MaxTimeMSExpiredError("nothing ends this wait")
-        self.clock.time = Millis(self.clock.time + (timeout_ms or 0))
+        self.clock.advance(Millis(timeout_ms or 0))
         before = self.store.last_applied
         if self.on_change is not None:
             self.on_change()

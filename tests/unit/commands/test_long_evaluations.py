@@ -66,12 +66,18 @@ class Threads(FakeWorkers):
 
 
 class TickingClock(RealClock):
-    """The machine's, from where the store's first entry was written."""
+    """The machine's, from where the store's first entry was written. A wait for a change ends at once."""
+
+    _waited = 0
+
+    def now(self) -> Millis:
+        return Millis(super().now() + self._waited)
 
     def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.now() % 1_000_000
+        return 1_700_000_000_000 + super().now() % 1_000_000
 
-    def advance(self, _: Millis) -> None: ...
+    def advance(self, ms: Millis) -> None:
+        self._waited += ms
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +85,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with fake_member(Path(tmp_path_factory.mktemp("long"))) as member:
         threads = Threads()
         member.evaluations = threads
+        member.snapshots._context.workers = threads  # type: ignore[misc]
         member.clock = TickingClock()  # type: ignore[assignment]
         client = Client(member)
         client.ok({"insert": "c"}, documents=[LARGE])
