@@ -1,12 +1,11 @@
 """Defines the data actions, which have the shape of the retired Atlas Data API.
 
-The table ACTIONS says for each action which fields it takes, which command it becomes, and which fields its answer has.
-openapi.py describes the actions from the same table.
+Here is how a body becomes a command and a reply an answer. action_table.py lists the actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
@@ -28,7 +27,6 @@ from replset.bson.types import type_name
 from replset.errors import ErrorCode, code_name
 from replset.optime import optime_or_none
 
-NOT_BUILT_ACTIONS = ("bulkWrite",)
 BATCH_SIZE = 100_000
 """Documents in one batch of a find. A batch ends at 16 MiB anyway."""
 Fields: TypeAlias = dict[str, Any]
@@ -89,13 +87,18 @@ class ActionType:
     def is_write(self) -> bool:
         return "writeConcern" in self.fields
 
+    @property
+    def is_many(self) -> bool:
+        """Whether several operations or documents may fail, each by itself."""
+        return self.name.endswith("Many") or self.name == "bulkWrite"
+
 
 # --- fields of a body -------------------------------------------------------------------------------------------
 
 
 def build_command(action: ActionType, body: Fields, new_id: NewId) -> ActionCommand:
     """Check the body and make its command. HttpError 400 names the field that is wrong."""
-    fields = _check_fields(action, body)
+    fields = check_fields(action.name, action.fields, action.required, body)
     command = action.build(fields, new_id)
     for name in ("maxTimeMS", "writeConcern", "readConcern"):
         if name in fields:
@@ -107,25 +110,28 @@ def build_command(action: ActionType, body: Fields, new_id: NewId) -> ActionComm
     return command
 
 
-def _check_fields(action: ActionType, body: Fields) -> Fields:
-    """Return the fields without nulls. HttpError for a field that is unknown, missing or of the wrong type."""
+def check_fields(place: str, known: Mapping[str, FieldKind], required: Collection[str], body: Fields) -> Fields:
+    """Return the fields without nulls. HttpError for a field that is unknown, missing or of the wrong type.
+
+    place: of the fields, for the error.
+    """
     found: Fields = {}
     for name, value in body.items():
-        kind = action.fields.get(name)
+        kind = known.get(name)
         if kind is None:
-            raise failure(ErrorCode.UNKNOWN_FIELD, f"BSON field '{action.name}.{name[:80]}' is an unknown field.")
-        if value is None and name not in action.required:
+            raise failure(ErrorCode.UNKNOWN_FIELD, f"BSON field '{place}.{name[:80]}' is an unknown field.")
+        if value is None and name not in required:
             continue
         if type(value) not in kind.types:
-            raise _wrong_type(f"{action.name}.{name}", value, kind)
+            raise wrong_type(f"{place}.{name}", value, kind)
         found[name] = value
-    for name in action.required:
+    for name in required:
         if name not in found:
-            raise failure(ErrorCode.MISSING_FIELD, f"BSON field '{action.name}.{name}' is missing but a required field")
+            raise failure(ErrorCode.MISSING_FIELD, f"BSON field '{place}.{name}' is missing but a required field")
     return found
 
 
-def _wrong_type(place: str, value: object, kind: FieldKind) -> HttpError:
+def wrong_type(place: str, value: object, kind: FieldKind) -> HttpError:
     text = f"BSON field '{place}' is the wrong type '{_type_name(value)}', expected type '{kind.title}'"
     return failure(ErrorCode.TYPE_MISMATCH, text)
 
@@ -156,14 +162,14 @@ def _insert(body: Fields, documents: list[RawDocument], new_id: NewId) -> Action
     return ActionCommand(body["database"], command, [value for _, value in rows])
 
 
-def _insert_one(body: Fields, new_id: NewId) -> ActionCommand:
+def insert_one(body: Fields, new_id: NewId) -> ActionCommand:
     return _insert(body, [body["document"]], new_id)
 
 
-def _insert_many(body: Fields, new_id: NewId) -> ActionCommand:
+def insert_many(body: Fields, new_id: NewId) -> ActionCommand:
     for index, document in enumerate(body["documents"]):
         if not isinstance(document, RawDocument):
-            raise _wrong_type(f"insertMany.documents.{index}", document, FieldKind.DOCUMENT)
+            raise wrong_type(f"insertMany.documents.{index}", document, FieldKind.DOCUMENT)
     return _insert(body, body["documents"], new_id)
 
 
@@ -175,11 +181,11 @@ def _command(name: str, body: Fields, *copied: str, **fixed: object) -> ActionCo
     return ActionCommand(body["database"], {**command, **fixed}, [])
 
 
-def _find(body: Fields, _new_id: NewId) -> ActionCommand:
+def find(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("find", body, "filter", "projection", "sort", "skip", "limit", batchSize=BATCH_SIZE)
 
 
-def _find_one(body: Fields, _new_id: NewId) -> ActionCommand:
+def find_one(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("find", body, "filter", "projection", "sort", "skip", limit=1, singleBatch=True)
 
 
@@ -206,11 +212,11 @@ def _replacement(body: Fields, name: str) -> RawDocument:
     return replacement
 
 
-def _update(many: bool) -> Callable[[Fields, NewId], ActionCommand]:
+def update(many: bool) -> Callable[[Fields, NewId], ActionCommand]:
     return lambda body, _new_id: _statement(body, _operators(body, "updateMany" if many else "updateOne"), many)
 
 
-def _replace_one(body: Fields, _new_id: NewId) -> ActionCommand:
+def replace_one(body: Fields, _new_id: NewId) -> ActionCommand:
     return _statement(body, _replacement(body, "replaceOne"), False)
 
 
@@ -220,15 +226,15 @@ def _find_and_modify(body: Fields, **change: object) -> ActionCommand:
     return _command("findAndModify", body, "upsert", "arrayFilters", query=body["filter"], **change, **given)
 
 
-def _find_one_and_update(body: Fields, _new_id: NewId) -> ActionCommand:
+def find_one_and_update(body: Fields, _new_id: NewId) -> ActionCommand:
     return _find_and_modify(body, update=_operators(body, "findOneAndUpdate"))
 
 
-def _find_one_and_replace(body: Fields, _new_id: NewId) -> ActionCommand:
+def find_one_and_replace(body: Fields, _new_id: NewId) -> ActionCommand:
     return _find_and_modify(body, update=_replacement(body, "findOneAndReplace"))
 
 
-def _find_one_and_delete(body: Fields, _new_id: NewId) -> ActionCommand:
+def find_one_and_delete(body: Fields, _new_id: NewId) -> ActionCommand:
     return _find_and_modify(body, remove=True)
 
 
@@ -240,7 +246,7 @@ def _statement(body: Fields, change: object, many: bool) -> ActionCommand:
     return ActionCommand(body["database"], {"update": body["collection"], "updates": [statement]}, [])
 
 
-def _delete(limit: int) -> Callable[[Fields, NewId], ActionCommand]:
+def delete(limit: int) -> Callable[[Fields, NewId], ActionCommand]:
     def build(body: Fields, _new_id: NewId) -> ActionCommand:
         deletes = [{"q": body["filter"], "limit": limit}]
         return ActionCommand(body["database"], {"delete": body["collection"], "deletes": deletes}, [])
@@ -248,26 +254,26 @@ def _delete(limit: int) -> Callable[[Fields, NewId], ActionCommand]:
     return build
 
 
-def _count(body: Fields, _new_id: NewId) -> ActionCommand:
+def count(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("count", body, "limit", "skip", query=body.get("filter", EMPTY))
 
 
-def _aggregate(body: Fields, _new_id: NewId) -> ActionCommand:
+def aggregate(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("aggregate", body, "pipeline", cursor={"batchSize": BATCH_SIZE})
 
 
-def _distinct(body: Fields, _new_id: NewId) -> ActionCommand:
+def distinct(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("distinct", body, "key", query=body.get("filter", EMPTY))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------
 
 
-def _inserted_one(_reply: Reply, command: ActionCommand) -> dict[str, Any]:
+def inserted_one(_reply: Reply, command: ActionCommand) -> dict[str, Any]:
     return {"insertedId": command.ids[0]}
 
 
-def _inserted_many(reply: Reply, command: ActionCommand) -> dict[str, Any]:
+def inserted_many(reply: Reply, command: ActionCommand) -> dict[str, Any]:
     errors = reply.get("writeErrors")
     if not isinstance(errors, list) or not errors:
         return {"insertedIds": command.ids}
@@ -287,27 +293,27 @@ def read_cursor(reply: Reply, batch: str) -> tuple[Int64, DocumentList]:
     return Int64(cursor["id"]), DocumentList(rows)
 
 
-def _found_one(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+def found_one(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     _, batch = read_cursor(reply, "firstBatch")
     return {"document": batch[0] if batch else None}
 
 
-def _found(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+def found(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return {"documents": read_cursor(reply, "firstBatch")[1]}
 
 
-def _updated(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+def updated(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     upserted: Any = reply.get("upserted") or []
     fields: dict[str, Any] = {
-        "matchedCount": _number(reply, "n") - len(upserted),
-        "modifiedCount": _number(reply, "nModified"),
+        "matchedCount": number_of(reply, "n") - len(upserted),
+        "modifiedCount": number_of(reply, "nModified"),
     }
     if upserted:
         fields["upsertedId"] = upserted[0]["_id"]
     return fields
 
 
-def _modified(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+def modified(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     fields: dict[str, Any] = {"document": reply.get("value")}
     result: Any = reply.get("lastErrorObject") or {}
     if "upserted" in result:
@@ -315,158 +321,21 @@ def _modified(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return fields
 
 
-def _deleted(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
-    return {"deletedCount": _number(reply, "n")}
+def deleted(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+    return {"deletedCount": number_of(reply, "n")}
 
 
-def _counted(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
-    return {"count": _number(reply, "n")}
+def counted(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+    return {"count": number_of(reply, "n")}
 
 
-def _values(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+def found_values(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return {"values": reply.get("values")}
 
 
-def _number(reply: Reply, name: str) -> int:
+def number_of(reply: Reply, name: str) -> int:
     value = reply.get(name)
     return int(value) if isinstance(value, int | float) else 0
-
-
-# --- the table --------------------------------------------------------------------------------------------------
-
-_K = FieldKind
-_COMMON = {"database": _K.TEXT, "collection": _K.TEXT, "dataSource": _K.TEXT, "maxTimeMS": _K.NUMBER}
-_READ = _COMMON | {"readConcern": _K.DOCUMENT, "readPreference": _K.READ_PREFERENCE}
-_WRITE = _COMMON | {"writeConcern": _K.DOCUMENT}
-_FILTER = {"filter": _K.DOCUMENT}
-_FIND = _FILTER | {"projection": _K.DOCUMENT, "sort": _K.DOCUMENT, "skip": _K.NUMBER}
-_UPDATE = _FILTER | {"update": _K.UPDATE, "upsert": _K.BOOL, "arrayFilters": _K.ARRAY}
-_REPLACE = _FILTER | {"replacement": _K.DOCUMENT, "upsert": _K.BOOL}
-_ONE = {"projection": _K.DOCUMENT, "sort": _K.DOCUMENT}
-_ONE_CHANGED = _ONE | {"returnNewDocument": _K.BOOL}
-
-
-def _required(*names: str) -> frozenset[str]:
-    return frozenset({"database", "collection", *names})
-
-
-ACTIONS: dict[str, ActionType] = {
-    action.name: action
-    for action in (
-        ActionType(
-            "findOne", "The first document that matches, or null.", _READ | _FIND, _required(), _find_one, _found_one
-        ),
-        ActionType(
-            "find", "All documents that match.", _READ | _FIND | {"limit": _K.NUMBER}, _required(), _find, _found
-        ),
-        ActionType(
-            "aggregate",
-            "What a pipeline makes of the documents.",
-            _READ | {"pipeline": _K.ARRAY},
-            _required("pipeline"),
-            _aggregate,
-            _found,
-        ),
-        ActionType(
-            "countDocuments",
-            "How many documents match.",
-            _READ | _FILTER | {"limit": _K.NUMBER, "skip": _K.NUMBER},
-            _required(),
-            _count,
-            _counted,
-        ),
-        ActionType(
-            "distinct",
-            "The distinct values of one field.",
-            _READ | _FILTER | {"key": _K.TEXT},
-            _required("key"),
-            _distinct,
-            _values,
-        ),
-        ActionType(
-            "insertOne",
-            "Insert a document; it gets an ObjectId as _id when it has none.",
-            _WRITE | {"document": _K.DOCUMENT},
-            _required("document"),
-            _insert_one,
-            _inserted_one,
-            201,
-        ),
-        ActionType(
-            "insertMany",
-            "Insert documents; unless ordered is false, the first that fails ends it.",
-            _WRITE | {"documents": _K.ARRAY, "ordered": _K.BOOL},
-            _required("documents"),
-            _insert_many,
-            _inserted_many,
-            201,
-        ),
-        ActionType(
-            "updateOne",
-            "Change the first document that matches.",
-            _WRITE | _UPDATE,
-            _required("filter", "update"),
-            _update(False),
-            _updated,
-        ),
-        ActionType(
-            "updateMany",
-            "Change every document that matches.",
-            _WRITE | _UPDATE,
-            _required("filter", "update"),
-            _update(True),
-            _updated,
-        ),
-        ActionType(
-            "replaceOne",
-            "Replace the first document that matches; its _id stays.",
-            _WRITE | _REPLACE,
-            _required("filter", "replacement"),
-            _replace_one,
-            _updated,
-        ),
-        ActionType(
-            "findOneAndUpdate",
-            "Change the first document that matches, and return it as it was.",
-            _WRITE | _UPDATE | _ONE_CHANGED,
-            _required("filter", "update"),
-            _find_one_and_update,
-            _modified,
-        ),
-        ActionType(
-            "findOneAndReplace",
-            "Replace the first document that matches, and return it as it was.",
-            _WRITE | _REPLACE | _ONE_CHANGED,
-            _required("filter", "replacement"),
-            _find_one_and_replace,
-            _modified,
-        ),
-        ActionType(
-            "findOneAndDelete",
-            "Delete the first document that matches, and return it.",
-            _WRITE | _FILTER | _ONE,
-            _required("filter"),
-            _find_one_and_delete,
-            _modified,
-        ),
-        ActionType(
-            "deleteOne",
-            "Delete the first document that matches.",
-            _WRITE | _FILTER,
-            _required("filter"),
-            _delete(1),
-            _deleted,
-        ),
-        ActionType(
-            "deleteMany",
-            "Delete every document that matches.",
-            _WRITE | _FILTER,
-            _required("filter"),
-            _delete(0),
-            _deleted,
-        ),
-    )
-}
 
 
 # --- how a write ended ------------------------------------------------------------------------------------------
@@ -478,7 +347,7 @@ def action_answer(action: ActionType, reply: Reply, command: ActionCommand) -> H
         fields = action.answer_fields({}, command) if command.ids else {}
         return HttpAnswer(fields, 202, times=times_of(reply))
     fields = action.answer_fields(reply, command)
-    _raise_write_errors(reply, fields, is_many=len(command.ids) > 1 or action.name.endswith("Many"))
+    _raise_write_errors(reply, fields, is_many=action.is_many or len(command.ids) > 1)
     return HttpAnswer(fields, action.status, times=times_of(reply))
 
 
@@ -498,7 +367,7 @@ def _raise_write_errors(reply: Reply, fields: Mapping[str, Any], *, is_many: boo
         code, text = int(errors[0]["code"]), str(errors[0].get("errmsg", ""))
         # A 503 says that nothing was applied and invites the client to send the whole write again. Here a part is
         # applied already, and a second run would apply that part twice. So the answer is a 504.
-        if status_of(code) == 503 and _number(reply, "n"):
+        if status_of(code) == 503 and number_of(reply, "n"):
             raise unknown_outcome(code, text, details)
         raise failure(code, text, details=details)
     concern: Any = reply.get("writeConcernError")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from api.actions import ACTIONS
+from api.action_table import ACTIONS
 from api.errors import HttpError, http_error
 from api.exchange import DRAIN_BYTES, App, HttpRequest, Receive, RequestMemory, Scope, Send, error_answer, send_answer
 from api.guard import Guard

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from api.actions import ACTIONS, NOT_BUILT_ACTIONS, ActionType, FieldKind
+from api.action_table import ACTIONS
+from api.actions import ActionType, FieldKind
 from api.content import BSON, EJSON, JSON
 from api.exchange import LONGEST_KEY
 
@@ -35,6 +36,12 @@ _FIELDS: dict[str, Schema] = {
         "additionalProperties": False,
         "example": {"$inc": {"qty": 1}},
     },
+    "operations": {
+        "type": "array",
+        "minItems": 1,
+        "items": {"type": "object", "minProperties": 1, "maxProperties": 1},
+        "example": [{"insertOne": {"document": {"item": "pen"}}}, {"deleteMany": {"filter": {"qty": 0}}}],
+    },
     "maxTimeMS": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
     "sort": {**_DOCUMENT, "example": {"qty": -1}},
     "projection": {**_DOCUMENT, "example": {"qty": 1}},
@@ -55,6 +62,8 @@ _RESULTS: dict[str, Schema] = {
     "matchedCount": {"type": "integer"},
     "modifiedCount": {"type": "integer"},
     "deletedCount": {"type": "integer"},
+    "insertedCount": {"type": "integer"},
+    "upsertedIds": {"type": "array"},
 }
 _ANSWERS: dict[str, tuple[str, ...]] = {
     "aggregate": ("documents",),
@@ -72,6 +81,7 @@ _ANSWERS: dict[str, tuple[str, ...]] = {
     "findOneAndDelete": ("document",),
     "deleteOne": ("deletedCount",),
     "deleteMany": ("deletedCount",),
+    "bulkWrite": ("insertedCount", "matchedCount", "modifiedCount", "deletedCount", "insertedIds", "upsertedIds"),
 }
 ERROR: Schema = {
     "type": "object",
@@ -138,15 +148,6 @@ def with_actions(schema: Schema) -> Schema:
             operation["responses"].pop("422", None)
     for action in ACTIONS.values():
         paths[f"/v1/action/{action.name}"] = {"post": _operation(action)}
-    for name in NOT_BUILT_ACTIONS:
-        paths[f"/v1/action/{name}"] = {
-            "post": {
-                "summary": "Not built yet: answers 400, code 238.",
-                "operationId": name,
-                "tags": ["data"],
-                "responses": _texts(answers(400, 405)),
-            }
-        }
     for path in paths.values():
         for method, operation in path.items():
             guarded = (401, 403, 415) if method == "post" else (401, 403)

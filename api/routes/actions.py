@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from api.actions import (
-    ACTIONS,
-    NOT_BUILT_ACTIONS,
-    ActionCommand,
-    ActionType,
-    action_answer,
-    build_command,
-    read_cursor,
-)
+from api.action_table import ACTIONS
+from api.actions import ActionCommand, ActionType, action_answer, build_command, read_cursor
+from api.bulk_write import BulkWrite, run_bulk
 from api.commands import Reply, check_reply, run_command, run_write
 from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
 from api.errors import HttpError, failure
@@ -51,18 +45,16 @@ class ActionRoutes:
         key = request.idempotency_key if action.is_write else None
         data = await read_body(request, receive)
 
+        user = "" if request.login is None else str(request.login)
+        keyed = None if key is None else KeyedWrite(key, action.name, data, user)
+
         def build() -> ActionCommand:
             fields = parse_fields(request.content_type, data)
-            if key is None:
-                return build_command(action, fields, self._new_id)
-            write = KeyedWrite(key, action.name, data, "" if request.login is None else str(request.login))
-            command = build_command(action, fields, write.new_id)
-            command.body |= write.fields
-            return command
+            return build_command(action, fields, self._new_id if keyed is None else keyed.new_id)
 
         command = await self._member.workers.run(build) if len(data) > LARGE_BYTES else build()
         if action.is_write:
-            return await self._write(action, command, request)
+            return await self._write(action, command, request, keyed)
         request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused
         preference = command.body.get("$readPreference")
         try:
@@ -75,8 +67,14 @@ class ActionRoutes:
             raise
         return HttpAnswer(fields, action.status, advised_elsewhere(self._member, preference), times_of(reply))
 
-    async def _write(self, action: ActionType, command: ActionCommand, request: HttpRequest) -> HttpAnswer:
-        reply, headers = await run_write(self._member, request, command.body, command.database)
+    async def _write(
+        self, action: ActionType, command: ActionCommand, request: HttpRequest, keyed: KeyedWrite | None
+    ) -> HttpAnswer:
+        if isinstance(command, BulkWrite):
+            reply, headers = await run_bulk(self._member, request, command, keyed)
+        else:
+            body = command.body if keyed is None else {**command.body, **keyed.fields_of(0)}
+            reply, headers = await run_write(self._member, request, body, command.database)
         try:
             answer = action_answer(action, check_reply(reply, is_write=True), command)
         except HttpError as error:
@@ -113,16 +111,14 @@ class ActionRoutes:
 
 
 def _find_action(request: HttpRequest) -> ActionType:
-    """Return the action that the path names. HttpError 404 unknown, 405 not a POST, 400 (238) not built yet."""
+    """Return the action that the path names. HttpError 404 unknown, 405 not a POST."""
     name = request.path[len(PREFIX) :]
     action = ACTIONS.get(name)
-    if action is None and name not in NOT_BUILT_ACTIONS:
+    if action is None:
         raise failure(
             ErrorCode.COMMAND_NOT_FOUND, f"no action {name[:80]!r}; there are: {', '.join(sorted(ACTIONS))}", status=404
         )
     if request.method != "POST":
         text = f"{name} takes POST, not {request.method[:20]}"
         raise failure(ErrorCode.COMMAND_NOT_FOUND, text, status=405, headers={"allow": "POST"})
-    if action is None:
-        raise failure(ErrorCode.NOT_IMPLEMENTED, f"{name} is not built yet")
     return action

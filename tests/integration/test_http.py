@@ -242,13 +242,16 @@ def test_a_write_under_a_key_is_applied_once_by_whomever(make_set: MakeSet) -> N
     majority = {"writeConcern": {"w": "majority"}}
     insert = {"documents": [{"n": 1}, {"n": 1}], **majority}
     change = {"filter": {"n": {"$gt": 0}}, "update": {"$inc": {"n": 1}}, **majority}
+    rows = [{"insertOne": {"document": {"m": 1}}}, {"updateMany": {"filter": {"m": 1}, "update": {"$inc": {"m": 1}}}}]
+    bulk = {"operations": [*rows, {"insertOne": {"document": {"m": 1}}}], **majority}
 
     def both(member: LocalMember) -> list[Any]:
         answers = [act(member, "insertMany", key="a", **insert), act(member, "updateMany", key="b", **change)]
+        answers.append(act(member, "bulkWrite", key="c", **bulk))
         return [(status, answer.get("insertedIds"), answer.get("modifiedCount")) for status, _, answer in answers]
 
     first = both(secondary)
-    assert [(status, modified) for status, _, modified in first] == [(201, None), (200, 2)]
+    assert [(status, modified) for status, _, modified in first] == [(201, None), (200, 2), (200, 1)]
     assert both(primary) == first
     local.kill(primary)
     there = local.wait_for_primary(among=[member for member in local.members if member is not primary])
@@ -256,4 +259,4 @@ def test_a_write_under_a_key_is_applied_once_by_whomever(make_set: MakeSet) -> N
     status, _, refused = act(there, "updateMany", key="b", **{**change, "filter": {}})
     assert (status, refused["code"]) == (422, 225)
     _, _, found = act(there, "find", filter={})
-    assert [document["n"] for document in found["documents"]] == [2, 2]
+    assert [document.get("n", document.get("m")) for document in found["documents"]] == [2, 2, 2, 1]
