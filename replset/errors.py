@@ -94,6 +94,7 @@ class ErrorCode(IntEnum):
     CAPPED_POSITION_LOST = 136, "CappedPositionLost"
     MAX_STALENESS_OUT_OF_RANGE = 160, "MaxStalenessOutOfRange"
     INVALID_PIPELINE_OPERATOR = 168, "InvalidPipelineOperator"
+    EXCEEDED_MEMORY_LIMIT = 146, "ExceededMemoryLimit"
     CANNOT_INDEX_PARALLEL_ARRAYS = 171, "CannotIndexParallelArrays"
     QUERY_PLAN_KILLED = 175, "QueryPlanKilled"
     AMBIGUOUS_INDEX_KEY_PATTERN = 181, "AmbiguousIndexKeyPattern"

@@ -1,0 +1,389 @@
+"""Compiles expressions to closures: values, paths, variables, documents, arrays, and the table of operators.
+
+`compile_expression` (in the package) makes an `Expression`, which the caller evaluates on one document after the other.
+An operator is one row made by `plain`, `named` or `special`. Constants are folded, so what is wrong with them is
+raised at once, as in MongoDB.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from replset.bson import encode_key
+from replset.bson.values import Undefined
+from replset.errors import ErrorCode, FailedToParseError, ReplError
+from replset.query.errors import not_built, show
+from replset.query.order import MISSING, is_null, type_name
+from replset.query.paths import field_path
+from replset.query.pipeline_names import EXPRESSIONS
+from replset.query.time_limit import check_time
+
+Document = Mapping[str, Any]
+Variables = Mapping[str, Any]
+Run = Callable[[Document, Variables], Any]
+"""Gives the value of an expression for a document and the variables in scope, or MISSING."""
+
+WHOLE: Final = ""
+"""In `Expression.paths`: the expression may look at every field."""
+SYSTEM_VARIABLES: Final = frozenset({"ROOT", "CURRENT", "REMOVE", "NOW", "CLUSTER_TIME", "USER_ROLES"})
+MAX_BYTES: Final = 100 << 20
+"""What one evaluation may allocate for the arrays and strings that it makes."""
+_ITEM_BYTES: Final = 8
+_UNDEFINED_KEY: Final = encode_key(Undefined())
+
+
+def fault(code: int, message: str) -> ReplError:
+    """Return the error with one of MongoDB's numbers. Those of operators have no names; docs/expressions.md has all."""
+    return ReplError(message, code=code)
+
+
+class _Budget(threading.local):
+    """What the evaluation that this thread runs may still allocate."""
+
+    left = MAX_BYTES
+
+
+_budget = _Budget()
+
+
+def spend(size: int) -> None:
+    """Count bytes that an operator allocates. 146 when one evaluation takes more than 100 MiB, 50 after its time.
+
+    Every operator whose result can be larger than its arguments calls this before it makes the result.
+    """
+    check_time()
+    _budget.left -= size
+    if _budget.left < 0:
+        raise fault(
+            ErrorCode.EXCEEDED_MEMORY_LIMIT, f"one expression used over {MAX_BYTES} bytes of memory for one document"
+        )
+
+
+def spend_items(count: int) -> None:
+    """Count the items of an array that an operator makes, as `spend`."""
+    spend(count * _ITEM_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A compiled expression.
+
+    run: gives the value; operators call it. Everybody else calls `evaluate`, which also limits the memory.
+    paths: the dotted paths of the document that it looks at; WHOLE among them when it may look at all.
+    is_constant: whether the value is `value` for every document.
+    """
+
+    run: Run
+    paths: frozenset[str] = frozenset()
+    is_constant: bool = False
+    value: Any = MISSING
+
+    def evaluate(self, root: Document, variables: Variables) -> Any:
+        """Return the value for the document, or MISSING. variables: at least those that were in scope."""
+        _budget.left = MAX_BYTES
+        return self.run(root, variables)
+
+
+def constant(value: Any) -> Expression:
+    return Expression(lambda _root, _variables: value, is_constant=True, value=value)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One row of the table: how the argument of `name` becomes an expression."""
+
+    name: str
+    build: Callable[[Any, Scope], Expression]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where an expression stands: the variables that it may use, beside the system's, and the operators there are."""
+
+    names: frozenset[str]
+    operators: Mapping[str, Operator]
+
+    def with_names(self, *names: str) -> Scope:
+        return Scope(self.names.union(names), self.operators)
+
+    def compile(self, value: Any) -> Expression:
+        """Return the expression. See `compile_expression`."""
+        if type(value) is str:
+            return _path_expression(value, self.names) if value.startswith("$") else constant(value)
+        if isinstance(value, Mapping):
+            name = next(iter(value), "")
+            return self._operator(name, value).build(value[name], self) if name[:1] == "$" else _document(value, self)
+        return _array(value, self) if type(value) is list else constant(value)
+
+    def _operator(self, name: str, value: Document) -> Operator:
+        if len(value) != 1:
+            raise fault(15983, f"an object that is an expression must have exactly one field: {show(value)}")
+        operator = self.operators.get(name)
+        if operator is None:
+            if name in EXPRESSIONS:
+                raise not_built(f"the expression {name}")
+            raise ReplError(f"Unrecognized expression '{name:.80}'", code=ErrorCode.INVALID_PIPELINE_OPERATOR)
+        return operator
+
+
+def combine(run: Run, *parts: Expression, folds: bool = True) -> Expression:
+    """Return the expression that `run` computes from its parts: a constant if all parts are, and if it `folds`."""
+    if folds and all([part.is_constant for part in parts]):
+        return constant(run({}, {}))
+    return Expression(run, frozenset().union(*[part.paths for part in parts]))
+
+
+# --- the three kinds of rows --------------------------------------------------------------------------------------
+
+
+def plain(
+    name: str,
+    function: Callable[..., Any],
+    least: int = 1,
+    most: int | None = -1,
+    null_if_null: bool = False,
+    folds: bool = True,
+) -> Operator:
+    """Return an operator that is a function of its values, which are MISSING where there is none.
+
+    least, most: how many arguments; most is as `least` if not given, None for any number.
+    null_if_null: the result is null if a value is null, undefined or missing; the function never sees them.
+    folds: False if the same values can give another result.
+    """
+    limit = least if most == -1 else most
+
+    def build(argument: Any, scope: Scope) -> Expression:
+        values = argument if type(argument) is list else [argument]
+        _check_count(name, len(values), least, limit)
+        parts = []
+        for value in values:
+            parts.append(scope.compile(value))
+        return combine(_call(function, [part.run for part in parts], null_if_null), *parts, folds=folds)
+
+    return Operator(name, build)
+
+
+def named(
+    name: str,
+    function: Callable[..., Any],
+    required: Sequence[str],
+    optional: Mapping[str, Any] | None = None,
+    no_document: int = ErrorCode.FAILED_TO_PARSE,
+    unknown: int = ErrorCode.FAILED_TO_PARSE,
+    missing: int = ErrorCode.FAILED_TO_PARSE,
+    null_if_null: bool = False,
+    folds: bool = True,
+) -> Operator:
+    """Return an operator with named arguments. The function gets the values in the order of `required`, `optional`.
+
+    optional: the value of each argument that is not given. no_document, unknown, missing: the codes of the errors for
+    an argument that is no document, that has a field too many, that lacks a required one.
+    """
+    defaults = dict(optional or {})
+
+    def build(argument: Any, scope: Scope) -> Expression:
+        given = arguments(name, argument, required, tuple(defaults), no_document, unknown, missing)
+        parts = []
+        for field in (*required, *defaults):
+            parts.append(scope.compile(given[field]) if field in given else constant(defaults[field]))
+        return combine(_call(function, [part.run for part in parts], null_if_null), *parts, folds=folds)
+
+    return Operator(name, build)
+
+
+def special(name: str, build: Callable[[Any, Scope], Expression]) -> Operator:
+    """Return an operator that reads its argument by itself: `build(argument, scope)` gives the expression."""
+    return Operator(name, build)
+
+
+def arguments(
+    name: str,
+    argument: Any,
+    required: Sequence[str],
+    optional: Sequence[str] = (),
+    no_document: int = ErrorCode.FAILED_TO_PARSE,
+    unknown: int = ErrorCode.FAILED_TO_PARSE,
+    missing: int = ErrorCode.FAILED_TO_PARSE,
+) -> dict[str, Any]:
+    """Return the named arguments of an operator, not compiled. See `named` for the codes."""
+    if not isinstance(argument, Mapping):
+        raise fault(no_document, f"{name} takes a document as its argument, not {show(argument)}")
+    for field in argument:
+        if field not in required and field not in optional:
+            raise fault(unknown, f"{name} has no argument '{field:.80}'")
+    for field in required:
+        if field not in argument:
+            raise fault(missing, f"{name} needs the argument '{field}'")
+    return dict(argument)
+
+
+def _check_count(name: str, count: int, least: int, most: int | None) -> None:
+    if least <= count and (most is None or count <= most):
+        return
+    if most is not None and least != most:
+        raise fault(
+            28667,
+            f"Expression {name} takes at least {least} arguments, and at most {most}, but {count} were passed in.",
+        )
+    at_least = "at least" if most is None else "exactly"
+    raise fault(16020, f"Expression {name} takes {at_least} {least} arguments. {count} were passed in.")
+
+
+def _call(function: Callable[..., Any], runs: Sequence[Run], null_if_null: bool) -> Run:
+    """Return the closure that calls `function` with the values of `runs`."""
+    if null_if_null:
+
+        def call_with_values(root: Document, variables: Variables) -> Any:
+            values = []
+            for run in runs:
+                value = run(root, variables)
+                if is_null(value):
+                    return None
+                values.append(value)
+            return function(*values)
+
+        return call_with_values
+    if len(runs) == 1:
+        (only,) = runs
+        return lambda root, variables: function(only(root, variables))
+    if len(runs) == 2:
+        first, second = runs
+        return lambda root, variables: function(first(root, variables), second(root, variables))
+
+    def call(root: Document, variables: Variables) -> Any:
+        values = []
+        for run in runs:
+            values.append(run(root, variables))
+        return function(*values)
+
+    return call
+
+
+# --- values, paths, variables -------------------------------------------------------------------------------------
+
+
+def _document(value: Document, scope: Scope) -> Expression:
+    names = list(value)
+    parts = []
+    for name, inner in value.items():
+        if name.startswith("$"):
+            raise ReplError(
+                f"FieldPath field names may not start with '$': {name:.80}; see $setField",
+                code=ErrorCode.DOLLAR_IN_PATH,
+            )
+        if "." in name:
+            raise fault(16412, f"FieldPath field names may not contain '.': {name:.80}; see $setField")
+        parts.append(scope.compile(inner))
+    runs = [part.run for part in parts]
+
+    def run(root: Document, variables: Variables) -> dict[str, Any]:
+        result = {}
+        for name, of in zip(names, runs, strict=True):
+            found = of(root, variables)
+            if found is not MISSING:
+                result[name] = found
+        return result
+
+    return combine(run, *parts)
+
+
+def _array(items: list[Any], scope: Scope) -> Expression:
+    parts = []
+    for item in items:
+        parts.append(scope.compile(item))
+    runs = [part.run for part in parts]
+
+    def run(root: Document, variables: Variables) -> list[Any]:
+        result = []
+        for of in runs:
+            found = of(root, variables)
+            result.append(None if found is MISSING else found)
+        return result
+
+    return combine(run, *parts)
+
+
+def _path_expression(text: str, names: frozenset[str]) -> Expression:
+    """Return the expression of "$a.b", "$$name" or "$$name.a.b"."""
+    if text == "$":
+        raise ReplError("'$' by itself is not a valid FieldPath", code=ErrorCode.DOLLAR_ALONE)
+    if not text.startswith("$$"):
+        path = field_path(text[1:])
+        if "CURRENT" in names:
+            return _variable("CURRENT", path)
+        return Expression(_reader(path), frozenset({text[1:]}))
+    variable, dot, rest = text[2:].partition(".")
+    path = field_path(rest) if dot else ()
+    if not variable:
+        raise FailedToParseError("empty variable names are not allowed")
+    if variable not in names and variable not in SYSTEM_VARIABLES:
+        raise fault(17276, f"Use of undefined variable: {variable:.80}")
+    if variable == "REMOVE" and "REMOVE" not in names:
+        return constant(MISSING)
+    if variable in ("ROOT", "CURRENT") and variable not in names:
+        return Expression(_reader(path), frozenset({rest or WHOLE}))
+    return _variable(variable, path)
+
+
+def _variable(name: str, path: tuple[str, ...]) -> Expression:
+    # The caller of `evaluate` can make a variable of any part of the document. Who makes it counts its paths.
+    def read(_root: Document, variables: Variables) -> Any:
+        value = variables.get(name, MISSING)
+        if value is MISSING and name in SYSTEM_VARIABLES and name not in variables:
+            raise fault(51144, f"Builtin variable '$${name}' is not available here")
+        return value_below(value, path)
+
+    return Expression(read)
+
+
+def _reader(path: tuple[str, ...]) -> Run:
+    if not path:
+        return lambda root, _variables: root
+    if len(path) == 1:
+        (name,) = path
+        return lambda root, _variables: root.get(name, MISSING)
+    return lambda root, _variables: value_at(root, path)
+
+
+def value_at(document: Document, path: Sequence[str]) -> Any:
+    """Return the value at a path. Below an array it is the list of the values in the array's documents."""
+    value: Any = document
+    for depth, name in enumerate(path):
+        if isinstance(value, Mapping):
+            value = value.get(name, MISSING)
+        elif type(value) is list:
+            return _values_in(value, path[depth:])
+        else:
+            return MISSING
+    return value
+
+
+def value_below(value: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path below a value of any type."""
+    if not path or isinstance(value, Mapping):
+        return value_at(value, path)
+    return _values_in(value, path) if type(value) is list else MISSING
+
+
+def _values_in(items: list[Any], path: Sequence[str]) -> list[Any]:
+    check_time()
+    found = [value_at(item, path) for item in items if isinstance(item, Mapping)]
+    return [value for value in found if value is not MISSING]
+
+
+# --- what operators share -----------------------------------------------------------------------------------------
+
+
+def key_of(value: Any) -> bytes:
+    """Return the key that orders values of expressions: as encode_key, with a missing value before all but MinKey."""
+    return _UNDEFINED_KEY if value is MISSING else encode_key(value)
+
+
+def need_array(name: str, value: Any, code: int) -> list[Any]:
+    """Return the value if it is an array, else raise `code`."""
+    if type(value) is not list:
+        raise fault(code, f"The argument to {name} must be an array, but was of type: {type_name(value)}")
+    return value

@@ -1,0 +1,184 @@
+"""Operators that compare, decide and name values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from replset.errors import FailedToParseError
+from replset.query.errors import show
+from replset.query.expressions.frame import (
+    Document,
+    Expression,
+    Operator,
+    Run,
+    Scope,
+    Variables,
+    arguments,
+    combine,
+    constant,
+    fault,
+    key_of,
+    plain,
+    special,
+)
+from replset.query.order import is_null, is_true
+
+_NATIVE: Final = frozenset({str, int, bool})
+"""Types of which Python's order is BSON's."""
+_VARIABLE_NAME: Final = re.compile(r"[a-z\x80-\U0010ffff][\w\x80-\U0010ffff]*", re.ASCII)
+
+
+def _comparison(name: str, holds: Callable[[Any, Any], bool]) -> Operator:
+    def compare(a: Any, b: Any) -> bool:
+        if type(a) is type(b) and type(a) in _NATIVE:
+            return holds(a, b)
+        return holds(key_of(a), key_of(b))
+
+    return plain(name, compare, 2)
+
+
+def _compare(a: Any, b: Any) -> int:
+    key_a, key_b = key_of(a), key_of(b)
+    return (key_a > key_b) - (key_a < key_b)
+
+
+def _runs(argument: Any, scope: Scope) -> list[Expression]:
+    return [scope.compile(value) for value in (argument if type(argument) is list else [argument])]
+
+
+def _all_or_any(ends: bool) -> Callable[[Any, Scope], Expression]:
+    """Return what compiles $and (which a false value ends) or $or (which a true value ends)."""
+
+    def build(argument: Any, scope: Scope) -> Expression:
+        parts = _runs(argument, scope)
+        runs = [part.run for part in parts]
+
+        def run(root: Document, variables: Variables) -> bool:
+            for of in runs:
+                if is_true(of(root, variables)) is ends:
+                    return ends
+            return not ends
+
+        return combine(run, *parts)
+
+    return build
+
+
+def _cond(argument: Any, scope: Scope) -> Expression:
+    if type(argument) is list:
+        if len(argument) != 3:
+            raise fault(16020, f"Expression $cond takes exactly 3 arguments. {len(argument)} were passed in.")
+        values = argument
+    else:
+        given = _cond_arguments(argument)
+        values = [given["if"], given["then"], given["else"]]
+    test, then, other = parts = [scope.compile(value) for value in values]
+    return combine(
+        lambda root, variables: (then.run if is_true(test.run(root, variables)) else other.run)(root, variables), *parts
+    )
+
+
+def _cond_arguments(argument: Any) -> dict[str, Any]:
+    names = ("if", "then", "else")
+    for name, code in zip(names, (17080, 17081, 17082), strict=True):
+        if isinstance(argument, dict) and not argument.keys() - set(names) and name not in argument:
+            raise fault(code, f"$cond needs the argument '{name}'")
+    return arguments("$cond", argument, names, no_document=16020, unknown=17083)
+
+
+def _if_null(argument: Any, scope: Scope) -> Expression:
+    parts = _runs(argument, scope)
+    if len(parts) < 2:
+        raise fault(1257300, f"$ifNull needs at least two arguments, had: {len(parts)}")
+    *firsts, last = [part.run for part in parts]
+
+    def run(root: Document, variables: Variables) -> Any:
+        for of in firsts:
+            value = of(root, variables)
+            if not is_null(value):
+                return value
+        return last(root, variables)
+
+    return combine(run, *parts)
+
+
+def _switch(argument: Any, scope: Scope) -> Expression:
+    given = arguments("$switch", argument, (), ("branches", "default"), no_document=40060, unknown=40067)
+    branches = given.get("branches", [])
+    if type(branches) is not list:
+        raise fault(40061, f"$switch expected an array for 'branches', found: {show(branches)}")
+    if not branches:
+        raise fault(40068, "$switch requires at least one branch.")
+    cases: list[tuple[Run, Run]] = []
+    parts = []
+    for branch in branches:
+        if not isinstance(branch, dict):
+            raise fault(40062, f"$switch expected each branch to be an object, found: {show(branch)}")
+        for name in branch:
+            if name not in ("case", "then"):
+                raise fault(40063, f"$switch found an unknown argument to a branch: {name:.80}")
+        for name, code in (("case", 40064), ("then", 40065)):
+            if name not in branch:
+                raise fault(code, f"$switch requires each branch have a '{name}' expression")
+        case, then = scope.compile(branch["case"]), scope.compile(branch["then"])
+        parts += [case, then]
+        cases.append((case.run, then.run))
+    default = scope.compile(given["default"]) if "default" in given else None
+
+    def run(root: Document, variables: Variables) -> Any:
+        for case, then in cases:
+            if is_true(case(root, variables)):
+                return then(root, variables)
+        if default is None:
+            raise fault(40066, "$switch could not find a matching branch for an input, and no default was specified.")
+        return default.run(root, variables)
+
+    return combine(run, *parts, *([default] if default else []))
+
+
+def variable_name(name: object, operator: str) -> str:
+    """Return the name of a user's variable. 9 for one that cannot be."""
+    if name == "CURRENT":
+        return "CURRENT"
+    if type(name) is not str or not _VARIABLE_NAME.fullmatch(name):
+        raise FailedToParseError(
+            f"{show(name)} in {operator} is not a variable's name: a small letter, then letters, digits and _"
+        )
+    return name
+
+
+def _let(argument: Any, scope: Scope) -> Expression:
+    given = arguments("$let", argument, ("vars", "in"), no_document=16874, unknown=16875, missing=16876)
+    if not isinstance(given["vars"], dict):
+        raise fault(16876, f"invalid parameter: expected an object (vars): {show(given['vars'])}")
+    parts = {variable_name(name, "$let"): scope.compile(value) for name, value in given["vars"].items()}
+    body = scope.with_names(*parts).compile(given["in"])
+    runs = {name: part.run for name, part in parts.items()}
+
+    def run(root: Document, variables: Variables) -> Any:
+        values = {name: of(root, variables) for name, of in runs.items()}
+        return body.run(root, {**variables, **values})
+
+    return combine(run, *parts.values(), body)
+
+
+OPERATORS: Final = (
+    _comparison("$eq", lambda a, b: a == b),
+    _comparison("$ne", lambda a, b: a != b),
+    _comparison("$gt", lambda a, b: a > b),
+    _comparison("$gte", lambda a, b: a >= b),
+    _comparison("$lt", lambda a, b: a < b),
+    _comparison("$lte", lambda a, b: a <= b),
+    plain("$cmp", _compare, 2),
+    special("$and", _all_or_any(ends=False)),
+    special("$or", _all_or_any(ends=True)),
+    plain("$not", lambda value: not is_true(value)),
+    special("$cond", _cond),
+    special("$ifNull", _if_null),
+    special("$switch", _switch),
+    special("$let", _let),
+    special("$literal", lambda argument, _scope: constant(argument)),
+    special("$const", lambda argument, _scope: constant(argument)),
+)
