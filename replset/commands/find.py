@@ -298,9 +298,9 @@ async def find(ctx: CommandContext) -> Reply:
     return await first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
 
 
-async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime | None]:
-    """Return the cursor of a query on the command's collection, and the point to read at (None: now)."""
-    name = collection_of(ctx)
+async def open_cursor(ctx: CommandContext, query: Query, collection: str | None = None) -> tuple[Cursor, OpTime | None]:
+    """Return the cursor of a query on a collection (the command's), and the point to read at (None: now)."""
+    name = collection_of(ctx) if collection is None else collection
     ns = namespace(ctx.database, name)
     concern = read_concern_of(ctx)
     if ns == OPLOG:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, decode, encode
-from replset.commands import aggregate as module
-from replset.commands.aggregate import split_pipeline
-from replset.query.pipeline import Chain, compile_pipeline
+from replset.commands import pipelines
+from replset.commands.pipelines import split_pipeline
+from replset.query.pipeline import compile_pipeline
+from replset.query.stages.stage import Chain
 from tests.unit.commands.conftest import Client, FakeMember
 
 DOCS: list[dict[str, Any]] = [{"_id": i, "a": i % 4, "n": (i * 37) % 50, "s": "x" * (i % 7)} for i in range(400)]
@@ -55,8 +56,8 @@ def test_a_pipeline_is_its_stages_one_by_one(client: Client, seed: int) -> None:
     documents = DOCS
     for stage in stages:
         chain = Chain(compile_pipeline([stage]))
-        found = [raw for document in documents for raw in chain.take(encode(document)) or []]
-        documents = [decode(raw) for raw in found + chain.end()]
+        found = [*chain.feed(map(encode, documents)), *chain.end()]
+        documents = [decode(raw) for raw in found if raw is not None]
     assert aggregate(client, *stages, batch_size=rng.choice([None, 1, 7, 200])) == documents
 
 
@@ -140,7 +141,7 @@ def test_an_open_cursor_holds_memory_until_it_ends(client: Client, member: FakeM
 
 
 def test_large_results_end_in_the_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SMALL_END", 0)
+    monkeypatch.setattr(pipelines, "_SMALL_END", 0)
     assert len(aggregate(client, {"$group": {"_id": "$_id"}})) == 400
 
 

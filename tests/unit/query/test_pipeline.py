@@ -9,8 +9,10 @@ import pytest
 from replset.bson import Decimal128, Int64, decode, encode
 from replset.errors import ReplError
 from replset.query import group, pipeline
-from replset.query.pipeline import Chain, compile_pipeline
+from replset.query.pipeline import compile_pipeline
 from replset.query.pipeline_names import ACCUMULATORS, COLLECTIONLESS_STAGES, NOT_BUILT_STAGES
+from replset.query.stages import basic
+from replset.query.stages.stage import Chain
 
 DOCS: list[dict[str, Any]] = [
     {"_id": 1, "a": 1, "n": 5, "o": {"x": 1}},
@@ -23,12 +25,13 @@ DOCS: list[dict[str, Any]] = [
 
 def run(stages: list[Any], documents: list[dict[str, Any]] = DOCS) -> list[dict[str, Any]]:
     chain = Chain(compile_pipeline(stages))
-    found: list[bytes] = []
+    found: list[bytes | None] = []
     for document in documents:
         if chain.is_full:
             break
-        found += chain.take(encode(document)) or []
-    return [decode(raw) for raw in found + chain.end()]
+        found += chain.feed([encode(document)])
+    found += chain.end()
+    return [decode(raw) for raw in found if raw is not None]
 
 
 RESULTS: dict[str, tuple[list[Any], list[Any]]] = {
@@ -102,7 +105,7 @@ def test_a_count_without_documents_is_the_same() -> None:
         chain = Chain(compile_pipeline(stages))
         assert chain.stages[0].only_counts
         chain.stages[0].take_count(len(DOCS))
-        assert [decode(raw) for raw in chain.end()] == run(stages)
+        assert [decode(raw) for raw in chain.end() if raw is not None] == run(stages)
     for spec in ({"_id": "$a"}, {"_id": 1, "n": {"$sum": "$a"}}, {"_id": 1, "n": {"$sum": 0.1}}):
         assert not compile_pipeline([{"$group": spec}])[0].only_counts
 
@@ -182,13 +185,13 @@ def test_more_refusals() -> None:
 
 @pytest.mark.parametrize("stage", [{"$sort": {"a": 1}}, {"$group": {"_id": "$_id"}}])
 def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, stage: dict[str, Any]) -> None:
-    monkeypatch.setattr(pipeline, "MAX_BYTES", 1000)
+    monkeypatch.setattr(basic, "MAX_BYTES", 1000)
     monkeypatch.setattr(group, "MAX_BYTES", 1000)
     chain = Chain(compile_pipeline([stage]))
-    chain.take(encode({"_id": 0, "a": 1}))
+    list(chain.feed([encode({"_id": 0, "a": 1})]))
     assert 0 < chain.memory_bytes < 1000
     with pytest.raises(ReplError) as failure:
-        [chain.take(encode({"_id": number, "a": 1})) for number in range(100)]
+        list(chain.feed(encode({"_id": number, "a": 1}) for number in range(100)))
     assert failure.value.code == 292
 
 

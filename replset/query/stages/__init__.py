@@ -1,0 +1,1 @@
+"""The stages of aggregation pipelines. `query/pipeline.py` has their table."""

@@ -1,0 +1,226 @@
+"""The stages that filter, order, cut and count documents, and $group's simple form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from replset.bson import Decimal128
+from replset.errors import ErrorCode, ReplError
+from replset.query.errors import not_built, show
+from replset.query.group import Group, compile_group
+from replset.query.match import compile_filter
+from replset.query.order import is_number
+from replset.query.paths import field_path
+from replset.query.projection import compile_projection
+from replset.query.row import Row
+from replset.query.sort import compile_sort, sort_by_key
+from replset.query.stages.stage import MAX_BYTES, Run, Scope, Stage
+
+
+class MatchStage(Stage):
+    """Passes on the documents that match."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise ReplError("the match filter must be an expression in an object", code=ErrorCode.MATCH_NO_OBJECT)
+        self.filter = dict(spec)
+        self._matcher = compile_filter(spec)
+
+    def take(self, row: Row) -> Iterable[Row]:
+        return (row,) if self._matcher.matches(row.document) else ()
+
+
+class ProjectStage(Stage):
+    """Shows or hides fields by their names. Expressions are not built."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise ReplError("$project specification must be an object", code=ErrorCode.PROJECT_NO_OBJECT)
+        if not spec:
+            raise ReplError("projection specification must have at least one field", code=ErrorCode.PROJECT_EMPTY)
+        _refuse_operators(spec)
+        self.spec = dict(spec)
+        self._projection = compile_projection(spec)
+
+    def take(self, row: Row) -> Iterable[Row]:
+        return (row,) if self._projection is None else (Row(document=self._projection(row.document)),)
+
+
+def _refuse_operators(spec: Mapping[str, object]) -> None:
+    """Refuse what find has in a projection and an aggregation has not: there $slice is an expression."""
+    for name, value in spec.items():
+        if name.startswith("$"):
+            raise not_built(f"the expression {name:.80}")
+        if isinstance(value, Mapping):
+            _refuse_operators(value)
+
+
+class SkipStage(Stage):
+    """Passes over the first documents."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        self.count = whole("$skip", spec, ErrorCode.SKIP_NO_COUNT)
+
+    def start(self, run: Run) -> None:
+        self._left = self.count
+
+    def take(self, row: Row) -> Iterable[Row]:
+        if self._left:
+            self._left -= 1
+            return ()
+        return (row,)
+
+
+class LimitStage(Stage):
+    """Passes on only the first documents."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        self.count = whole("$limit", spec, ErrorCode.LIMIT_NO_COUNT)
+        if self.count == 0:
+            raise ReplError("the limit must be positive", code=ErrorCode.LIMIT_ZERO)
+
+    def start(self, run: Run) -> None:
+        self._left = self.count
+
+    @property
+    def is_full(self) -> bool:
+        return self._left == 0
+
+    def take(self, row: Row) -> Iterable[Row]:
+        if self._left == 0:
+            return ()
+        self._left -= 1
+        return (row,)
+
+
+def whole(name: str, value: Any, code: ErrorCode) -> int:
+    """Return the argument of $skip or $limit, a whole number of any type."""
+    if not is_number(value):
+        reason = f"Expected a number in: {name}: {show(value)}"
+    else:
+        number = value.to_decimal() if type(value) is Decimal128 else value
+        if number != number or number in (float("inf"), float("-inf")) or number != int(number):
+            reason = f"Expected an integer: {name}: {show(value)}"
+        elif number < 0:
+            reason = f"Expected a non-negative number in: {name}: {show(value)}"
+        elif number >= 1 << 63:
+            reason = f"Cannot represent as a 64-bit integer: {name}: {show(value)}"
+        else:
+            return int(number)
+    raise ReplError(f"invalid argument to {name} stage: {reason}", code=code)
+
+
+class SortStage(Stage):
+    """Sorts what it takes. 292 over 100 MiB."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise ReplError("the $sort key specification must be an object", code=ErrorCode.SORT_NO_OBJECT)
+        if not spec:
+            raise ReplError("$sort stage must have at least one sort key", code=ErrorCode.SORT_EMPTY)
+        for name in spec:
+            field_path(name)  # there is no $natural here
+        self.spec = dict(spec)
+        self._sort = compile_sort(spec)
+
+    def start(self, run: Run) -> None:
+        self._rows: list[tuple[bytes, Row]] = []
+        self._bytes = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._bytes
+
+    def take(self, row: Row) -> Iterable[Row]:
+        key = self._sort(row.document)
+        self._rows.append((key, Row(row.raw)))
+        self._bytes += len(key) + len(row.raw)
+        if self._bytes > MAX_BYTES:
+            raise ReplError(
+                f"Sort exceeded memory limit of {MAX_BYTES} bytes, but did not opt in to external sorting.",
+                code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
+            )
+        return ()
+
+    def end(self) -> Iterable[Row]:
+        rows, self._rows = self._rows, []
+        return sort_by_key(rows)
+
+
+class GroupStage(Stage):
+    """See group.py."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        self._spec = spec
+        self._group: Group = compile_group(spec)
+
+    def start(self, run: Run) -> None:
+        self._group = compile_group(self._spec)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._group.memory_bytes
+
+    @property
+    def only_counts(self) -> bool:
+        return self._group.only_counts
+
+    def take_count(self, count: int) -> None:
+        if count:
+            self._group.add(Row(document={}), count)
+
+    def take(self, row: Row) -> Iterable[Row]:
+        self._group.add(row)
+        return ()
+
+    def end(self) -> Iterable[Row]:
+        return self._group.rows()
+
+
+class CountStage(Stage):
+    """Counts what it takes. As in MongoDB there is no document for none."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, str):
+            raise ReplError("the count field must be a non-empty string", code=ErrorCode.COUNT_NO_STRING)
+        for code, fault, is_bad in (
+            (ErrorCode.COUNT_EMPTY, "must be a non-empty string", not spec),
+            (ErrorCode.COUNT_DOLLAR, "cannot be a $-prefixed path", spec.startswith("$")),
+            (ErrorCode.COUNT_NUL, "cannot contain a null byte", "\0" in spec),
+            (ErrorCode.COUNT_DOT, "cannot contain '.'", "." in spec),
+        ):
+            if is_bad:
+                raise ReplError(f"the count field {fault}", code=code)
+        self._name = spec
+
+    def start(self, run: Run) -> None:
+        self._count = 0
+
+    @property
+    def only_counts(self) -> bool:
+        return True
+
+    def take_count(self, count: int) -> None:
+        self._count += count
+
+    def take(self, row: Row) -> Iterable[Row]:
+        self._count += 1
+        return ()
+
+    def end(self) -> Iterable[Row]:
+        return [Row(document={self._name: self._count})] if self._count else ()

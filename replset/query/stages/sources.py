@@ -1,0 +1,61 @@
+"""Stages that begin a pipeline with documents about the member: their arguments. The caller makes the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from replset.bson import Decimal128
+from replset.errors import BadValueError, ErrorCode, FailedToParseError, TypeMismatchError, UnknownFieldError
+from replset.query.errors import not_built
+from replset.query.order import is_number
+from replset.query.stages.basic import whole
+from replset.query.stages.stage import ReadingStage, Scope
+
+
+class CollStatsStage(ReadingStage):
+    """Makes one document about the collection; `count` and `storageStats` are built. The caller makes the document.
+
+    scale: of storageStats, 0 without them.
+    """
+
+    is_source = True
+    _PARTS: ClassVar = frozenset({"count", "latencyStats", "storageStats", "queryExecStats", "operationStats"})
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise TypeMismatchError("$collStats must take a nested object")
+        for name, value in spec.items():
+            if name not in self._PARTS:
+                raise UnknownFieldError(f"BSON field '$collStats.{name:.80}' is an unknown field.")
+            if not isinstance(value, Mapping):
+                raise TypeMismatchError(f"$collStats.{name} must be an object")
+            if name not in ("count", "storageStats"):
+                raise not_built(f"$collStats.{name}")
+        self.has_count = "count" in spec
+        storage = spec.get("storageStats")
+        self.scale = 0 if storage is None else _scale(storage.get("scale", 1))
+
+
+def _scale(value: Any) -> int:
+    if not is_number(value) or (type(value) is not Decimal128 and not value >= 1):
+        raise BadValueError("scale has to be a number >= 1")
+    return whole("$collStats", value, ErrorCode.BAD_VALUE) or 1
+
+
+class CurrentOpStage(ReadingStage):
+    """Makes a document for each operation that runs. The caller makes the documents."""
+
+    is_source = True
+    _OPTIONS: ClassVar = frozenset(
+        {"allUsers", "idleConnections", "idleCursors", "idleSessions", "localOps", "truncateOps", "backtrace"}
+    )
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise FailedToParseError("$currentOp options must be specified in an object")
+        for name, value in spec.items():
+            if name not in self._OPTIONS:
+                raise FailedToParseError(f"Unrecognized option '{name:.80}' in $currentOp stage.")
+            if type(value) is not bool:
+                raise FailedToParseError(f"The '{name}' parameter of the $currentOp stage must be a boolean value")

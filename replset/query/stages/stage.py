@@ -1,0 +1,221 @@
+"""What a stage of a pipeline is, and the chain of stages that documents pass through.
+
+A stage gives the documents that come of one that it takes (`take`), and at the end those that it kept until then
+(`end`). The caller feeds the chain, so it decides what runs on the event loop and what in the thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Protocol
+
+from replset.errors import ErrorCode, ReplError
+from replset.query.row import Row
+
+MAX_BYTES: Final = 100 << 20
+"""What a stage keeps in memory; beyond it writes to the disk, or fails without allowDiskUse."""
+MAX_DEPTH: Final = 20
+"""Of pipelines within pipelines."""
+
+
+class SpillFile(Protocol):
+    """A temporary file of records. The chunks that `append` returned are read again in any order."""
+
+    def append(self, records: Iterable[bytes]) -> object:
+        """Write a run of records. Return what `read` needs to find them. OutOfDiskSpaceError."""
+        ...
+
+    def read(self, run: object) -> Iterator[bytes]:
+        """Yield the records of a run."""
+        ...
+
+    def close(self) -> None:
+        """Remove the file."""
+        ...
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run of a pipeline has, and all its stages share.
+
+    variables: by name without the dollars: the caller's, NOW and CLUSTER_TIME. spill: opens a temporary file, None
+    without allowDiskUse.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    spill: Callable[[], SpillFile] | None = None
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def spill_file(self, what: str) -> SpillFile:
+        """Open a temporary file. 292 without allowDiskUse."""
+        if self.spill is None:
+            raise ReplError(
+                f"{what} exceeded memory limit of {MAX_BYTES} bytes, but did not opt in to external sorting."
+                " Pass allowDiskUse:true to opt in.",
+                code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
+            )
+        return self.spill()
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What surrounds a stage when it is compiled.
+
+    names: the user's variables. compile: of pipeline.py, for a pipeline within the stage's argument. inside: the stage
+    whose pipeline this is, empty at the top. depth: how many there are around it.
+    """
+
+    compile: Callable[[object, Scope], list[Stage]]
+    names: frozenset[str] = frozenset()
+    inside: str = ""
+    depth: int = 0
+
+    def pipeline(self, elements: object, inside: str, names: Iterable[str] = ()) -> list[Stage]:
+        """Compile the pipeline in the argument of the stage `inside`, which adds variables."""
+        if self.depth >= MAX_DEPTH:
+            raise ReplError(
+                f"Maximum number of nested sub-pipelines exceeded. Limit is {MAX_DEPTH}",
+                code=ErrorCode.MAX_SUB_PIPELINE_DEPTH_EXCEEDED,
+            )
+        return self.compile(elements, Scope(self.compile, self.names.union(names), inside, self.depth + 1))
+
+
+class Stage:
+    """One stage, compiled. Each `start` begins anew, so a stage serves one run after the other."""
+
+    is_simple: ClassVar[bool] = False
+    """The cost of one document is at most the bytes of the stage times those of the document."""
+    run: Run
+
+    def start(self, run: Run) -> None:
+        """Forget what was taken."""
+        self.run = run
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the stage keeps until the end."""
+        return 0
+
+    @property
+    def only_counts(self) -> bool:
+        """Whether the documents do not matter, only how many there are. Then `take_count` takes them all at once."""
+        return False
+
+    def take_count(self, count: int) -> None:
+        """Take so many documents."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more documents."""
+        return False
+
+    def take(self, row: Row) -> Iterable[Row]:
+        """Return the documents that come of this one at once."""
+        return (row,)
+
+    def end(self) -> Iterable[Row | None]:
+        """Return the documents that were kept until now. There are no more to take.
+
+        None among them: there was much work and nothing came of it yet.
+        """
+        return ()
+
+    def close(self) -> None:
+        """Free what the run has kept, temporary files too. Nothing happens the second time."""
+
+
+class ReadingStage(Stage):
+    """A stage that must read or write collections: its argument alone. commands/pipelines.py runs it.
+
+    It is no part of a chain. A pipeline is cut at such stages. is_source: it needs no documents before it.
+    """
+
+    is_source: ClassVar[bool] = False
+
+    def take(self, row: Row) -> Iterable[Row]:
+        raise NotImplementedError
+
+
+class Chain:
+    """Stages one behind the other, in one run. Its results come lazily: a small document can make many large ones."""
+
+    def __init__(self, stages: Sequence[Stage], run: Run | None = None) -> None:
+        self.stages = stages
+        run = run or Run()
+        for stage in stages:
+            stage.start(run)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(stage.memory_bytes for stage in self.stages)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more document changes the result."""
+        return any(stage.is_full for stage in self.stages)
+
+    @property
+    def is_simple(self) -> bool:
+        return all(stage.is_simple for stage in self.stages)
+
+    def feed(self, documents: Iterable[bytes]) -> Iterator[bytes | None]:
+        """Feed documents. Yield what comes out at the other end, None now and then: others may have a turn."""
+        for raw in documents:
+            for row in self.take(Row(raw)):
+                yield None if row is None else row.raw
+
+    def end(self) -> Iterator[bytes | None]:
+        """Yield what the stages kept until now, as `feed` does."""
+        for row in self.end_rows():
+            yield None if row is None else row.raw
+
+    def end_rows(self) -> Iterator[Row | None]:
+        for number, stage in enumerate(self.stages):
+            later = self.stages[number + 1 :]
+            for row in stage.end():
+                if any(one.is_full for one in later):
+                    break
+                if row is None:
+                    yield None
+                else:
+                    yield from self.take(row, number + 1)
+            stage.close()
+
+    def take(self, row: Row, first: int = 0) -> Iterator[Row | None]:
+        """Feed a document to the stages from `first` on. Yield what comes of it, and None among that.
+
+        A stack instead of nested generators: there may be a thousand stages.
+        """
+        stages, last = self.stages, len(self.stages)
+        waiting: list[tuple[Iterator[Row], int]] = []
+        """What came out of stages, and the number of the stage that takes it."""
+        number = first
+        while True:
+            while number < last:
+                stage = stages[number]
+                number += 1
+                found = stage.take(row)
+                if type(found) is not tuple or len(found) != 1:
+                    if stage.is_full:
+                        waiting.clear()
+                    waiting.append((iter(found), number))
+                    break
+                row = found[0]
+            else:
+                yield row
+            while waiting:
+                rows, number = waiting[-1]
+                following = next(rows, None)
+                if following is not None:
+                    row = following
+                    break
+                waiting.pop()
+                yield None
+            else:
+                return
+
+    def close(self) -> None:
+        for stage in self.stages:
+            stage.close()
