@@ -51,6 +51,7 @@ class ErrorCode(IntEnum):
     ROLE_NOT_FOUND = 31, "RoleNotFound"
     CONFLICTING_UPDATE_OPERATORS = 40, "ConflictingUpdateOperators"
     CURSOR_NOT_FOUND = 43, "CursorNotFound"
+    NO_MATCHING_DOCUMENT = 47, "NoMatchingDocument"
     NAMESPACE_EXISTS = 48, "NamespaceExists"
     MAX_TIME_EXPIRED = 50, "MaxTimeMSExpired"
     DOLLAR_PREFIXED_FIELD_NAME = 52, "DollarPrefixedFieldName"
@@ -114,10 +115,13 @@ class ErrorCode(IntEnum):
     NO_SUCH_TRANSACTION = 251, "NoSuchTransaction"
     TRANSACTION_COMMITTED = 256, "TransactionCommitted"
     TRANSACTION_TOO_LARGE = 257, "TransactionTooLarge"
+    INVALID_RESUME_TOKEN = 260, "InvalidResumeToken"
     EXCEEDED_TIME_LIMIT = 262, "ExceededTimeLimit"
     OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263, "OperationNotSupportedInTransaction"
     REPAIRED_CONFIG = 270
     INDEX_BUILD_ABORTED = 276, "IndexBuildAborted"
+    CHANGE_STREAM_FATAL = 280, "ChangeStreamFatalError"
+    CHANGE_STREAM_HISTORY_LOST = 286, "ChangeStreamHistoryLost"
     TRANSACTION_EXCEEDED_LIFETIME = 290, "TransactionExceededLifetimeLimitSeconds"
     SORT_EXCEEDED_MEMORY_LIMIT = 292, "QueryExceededMemoryLimitNoDiskUseAllowed"
     CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet"
@@ -416,6 +420,12 @@ class CappedPositionLostError(ReplError):
     """The place in the oplog was trimmed away (136)."""
 
     code = ErrorCode.CAPPED_POSITION_LOST
+
+
+class ChangeStreamHistoryLostError(ReplError):
+    """The entries behind a resume token are gone (286). The reply names the oldest token that can be had."""
+
+    code = ErrorCode.CHANGE_STREAM_HISTORY_LOST
 
 
 class SnapshotTooOldError(ReplError):

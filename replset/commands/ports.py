@@ -34,6 +34,7 @@ from replset.storage.store import Store
 
 if TYPE_CHECKING:
     from replset.commands.audit_trail import AuditTrail
+    from replset.commands.history import History
     from replset.commands.transactions import TransactionTable
     from replset.commands.user_directory import UserDirectory
 
@@ -382,6 +383,11 @@ class MemberPort(Protocol):
 
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         """Return when `topology_counter` is not `counter` any more, or after `timeout_ms`."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """The committed entries, for all who follow them."""
         ...
 
     async def wait_for_change(self, timeout_ms: int | None) -> bool:

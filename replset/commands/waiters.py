@@ -10,6 +10,7 @@ import asyncio
 import heapq
 from collections.abc import Callable, Hashable
 from itertools import count
+from typing import Any
 
 from replset.errors import ReplError
 from replset.ids import OpTime
@@ -96,14 +97,18 @@ class WaiterList:
 class Notifier:
     """Wakes everybody who waits for the next change, whatever it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_notify: Callable[[], None] | None = None) -> None:
+        """on_notify: called at each `notify`, before anybody wakes."""
         self._waiting: dict[asyncio.Future[None], None] = {}  # in the order of arrival
+        self._on_notify = on_notify
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     def notify(self) -> None:
+        if self._on_notify is not None:
+            self._on_notify()
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
@@ -119,7 +124,7 @@ class Notifier:
             self._waiting.pop(future, None)
 
 
-async def done_within(future: asyncio.Future[None], timeout_ms: int | None) -> bool:
+async def done_within(future: asyncio.Future[Any], timeout_ms: int | None) -> bool:
     """Await `future` for at most `timeout_ms` (None: for ever). False on time-out; an exception of it is raised."""
     if future.done() or timeout_ms is None:
         await future
@@ -138,6 +143,6 @@ class _ExpiredError(Exception):
     """The timer of `done_within` fired."""
 
 
-def _expire(future: asyncio.Future[None]) -> None:
+def _expire(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.set_exception(_ExpiredError())

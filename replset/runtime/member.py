@@ -22,6 +22,7 @@ from replset.commands.byte_rate import ByteRate
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.histogram import Histogram
+from replset.commands.history import History
 from replset.commands.messages import request_document
 from replset.commands.ports import RecentLog, Traffic
 from replset.commands.snapshot_server import SnapshotServer
@@ -233,7 +234,7 @@ class RunningMember:
         self._is_stopping = False
         self._awaited_at = {"applied": -AWAITED_MS, "durable": -AWAITED_MS, "commit point": -AWAITED_MS}
         self._rolling_back = rolling_back
-        self._changes = Notifier()
+        self._changes = Notifier(lambda: self.history.on_change())
         self._topology = Notifier()
         self.write_waiters = WaiterList()
         self._tasks = BackgroundTasks(self._break)
@@ -296,6 +297,7 @@ class RunningMember:
         self._replacement = DataReplacement(self.context, files, self.node)
 
         # What serves clients
+        self.history: History = History(self)
         self.transactions = TransactionTable(self)
         self.flow_control = FlowControl(self.clock, self.node.majority_lag)
         self._writer = Writer(

@@ -20,6 +20,7 @@ from replset.commands.byte_rate import ByteRate
 from replset.commands.command import PROVE
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
+from replset.commands.history import History
 from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.table import PRIVATE
@@ -196,10 +197,12 @@ class FakeMember:
     transactions: TransactionTable = field(init=False)
     users: UserDirectory = field(init=False)
     audit: AuditTrail = field(init=False)
+    history: History = field(init=False)
     scrub: ScrubStatus = field(default_factory=ScrubStatus)
 
     def __post_init__(self) -> None:
         self.transactions = TransactionTable(self)
+        self.history = History(self)
         self.users = UserDirectory(self, required=False)
         self.audit = AuditTrail(self.audited.append, self.clock.wall_ms)
         context: Any = SimpleNamespace(clock=self.clock, store=self.store, write_queue=WriteQueue())

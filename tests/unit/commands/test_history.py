@@ -1,0 +1,162 @@
+"""The committed history: what is read of it, and who is woken by a new entry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from replset.errors import ChangeStreamHistoryLostError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_row import OplogRow
+from replset.query.change_events import Scope
+from replset.replication.write_ops import do_noop
+from replset.storage.txn import write_meta
+from tests.unit.commands.conftest import Client, FakeMember
+
+LONG_MS = 60_000
+ITEMS, OTHERS, DATABASE, DEPLOYMENT = Scope("test", "items"), Scope("test", "others"), Scope("test"), Scope()
+
+
+def insert(client: Client, collection: str, *ids: int) -> None:
+    client.ok({"insert": collection, "documents": [{"_id": number} for number in ids]})
+
+
+def commit(member: FakeMember) -> OpTime:
+    member.node.commit_point = member.store.last_applied
+    return member.node.commit_point
+
+
+def read(client: Client, after: OpTime = OPTIME_NULL) -> list[OplogRow]:
+    return client.loop.run_until_complete(client.member.history.after(after))
+
+
+def trim(member: FakeMember, through: OpTime) -> None:
+    with member.store.maintenance() as txn:
+        txn.connection.execute("DELETE FROM oplog WHERE ts <= ?", (through.ts,))
+        write_meta(txn.connection, "trimmed_through", through.ts)
+    member.store.reload()
+
+
+def test_only_committed_entries_are_read(client: Client, member: FakeMember) -> None:
+    insert(client, "items", 1)
+    committed = commit(member)
+    insert(client, "items", 2)
+    rows = read(client)
+    assert [row.op for row in rows] == ["c", "i"]
+    assert rows[-1].optime == committed
+    assert read(client, committed) == []
+    commit(member)
+    assert [row.op for row in read(client, committed)] == ["i"]
+
+
+def test_an_older_place_than_the_oldest_entry_is_lost(client: Client, member: FakeMember) -> None:
+    insert(client, "items", 1)
+    first = member.store.last_applied
+    insert(client, "items", 2, 3)
+    commit(member)
+    trim(member, first)
+    assert [row.ts > first.ts for row in read(client, first)] == [True, True]
+    with pytest.raises(ChangeStreamHistoryLostError) as lost:
+        read(client, OpTime(first.term, first.ts - 1))
+    assert str(member.history.oldest()) in lost.value.message
+    assert "_data" in lost.value.details["oldestToken"]  # type: ignore[operator]
+
+
+def test_an_archive_goes_on_behind_the_oldest_entry(client: Client, member: FakeMember) -> None:
+    insert(client, "items", 1, 2, 3)
+    commit(member)
+    rows = read(client)
+
+    class Archive:
+        oldest = rows[0].optime
+        missing_through = 0
+
+        async def after(self, position: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
+            return [row for row in rows[:2] if row.ts > position.ts][:limit]
+
+    trim(member, rows[1].optime)
+    member.history.older = Archive()
+    assert member.history.oldest() == rows[0].optime
+    assert read(client) == rows[:2]
+    assert read(client, rows[0].optime) == rows[1:2]
+    assert read(client, rows[1].optime) == rows[2:]
+
+
+@pytest.fixture
+def woken(client: Client, member: FakeMember) -> Callable[..., set[str]]:
+    """Returns who wakes of those that wait when `change` happens."""
+
+    async def waits(change: Callable[[], None], scopes: dict[str, Scope]) -> set[str]:
+        at = member.history.committed
+        tasks = {name: asyncio.create_task(member.history.wait(at, scope, LONG_MS)) for name, scope in scopes.items()}
+        await asyncio.sleep(0)
+        assert member.history.waiting == len(scopes)
+        change()
+        member.history.on_change()
+        if member.history._timer is not None:  # others were woken a moment ago
+            member.history._look()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        done = {name for name, task in tasks.items() if task.done()}
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert member.history.waiting == 0
+        return done
+
+    def run(change: Callable[[], Any]) -> set[str]:
+        scopes = {"items": ITEMS, "others": OTHERS, "database": DATABASE, "deployment": DEPLOYMENT}
+        return client.loop.run_until_complete(waits(change, scopes))
+
+    return run
+
+
+def test_a_commit_wakes_those_that_it_concerns(
+    client: Client, member: FakeMember, woken: Callable[..., set[str]]
+) -> None:
+    insert(client, "items", 1)
+    insert(client, "others", 1)
+    commit(member)
+    insert(client, "items", 2)
+    assert woken(lambda: None) == set(), "nothing is committed"
+    assert woken(lambda: commit(member)) == {"items", "database", "deployment"}
+    insert(client, "others", 2)
+    assert woken(lambda: commit(member)) == {"others", "database", "deployment"}
+
+
+def test_a_change_of_state_wakes_all(client: Client, member: FakeMember, woken: Callable[..., set[str]]) -> None:
+    insert(client, "items", 1)
+    commit(member)
+
+    def roll_back() -> None:
+        member.store.rollback_id += 1
+
+    assert woken(roll_back) == {"items", "others", "database", "deployment"}
+
+
+def test_who_waited_in_vain_learns_how_far_nothing_concerns_him(client: Client, member: FakeMember) -> None:
+    insert(client, "items", 1)
+    at = commit(member)
+
+    async def wait() -> OpTime:
+        waiting = asyncio.create_task(member.history.wait(at, OTHERS, 1))
+        await asyncio.sleep(0)
+        await client_insert()
+        member.history.on_change()
+        return await waiting
+
+    async def client_insert() -> None:
+        await member.write(lambda group: do_noop(group, {"msg": "nothing"}))
+        commit(member)
+
+    assert client.loop.run_until_complete(wait()) == member.history.committed
+
+
+def test_the_events_of_an_entry_are_made_once(client: Client, member: FakeMember) -> None:
+    insert(client, "items", 1)
+    commit(member)
+    row = read(client)[-1]
+    assert member.history.events_of(row) is member.history.events_of(row)
