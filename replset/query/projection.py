@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from replset.bson import Decimal128
-from replset.errors import ErrorCode
+from replset.errors import ErrorCode, ReplError
 from replset.query.conditions import item_finder
 from replset.query.errors import BadValueError, ProjectionError, not_built, show
+from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.match import compile_item_filter
-from replset.query.order import is_number, is_true, type_name
+from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.paths import field_path
 
 Document = dict[str, object]
-Projection = Callable[[Document], Document]
+NO_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Projection(Protocol):
+    """Makes the projected document. variables: those of the names that it was compiled with."""
+
+    def __call__(self, doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +57,35 @@ class _ElemMatch:
     position: Callable[[object], int | None]
 
 
-_Leaf = _Included | _Excluded | _Slice | _ElemMatch
-_Node = dict[str, Any]
-"""Maps a field name to a leaf, or to the node of the fields below it."""
+_Leaf = _Included | _Excluded | _Slice | _ElemMatch | Expression
+
+
+class _Node(dict[str, Any]):
+    """Maps a field name to a leaf, or to the node of the fields below it."""
+
+    computes = False
+    """Whether there is a computed field below it."""
+
+
 _INCLUDED = _Included()
 _EXCLUDED = _Excluded()
 
 
-def compile_projection(spec: Mapping[str, object] | None) -> Projection | None:
+def compile_projection(
+    spec: Mapping[str, object] | None, names: Iterable[str] = (), *, is_find: bool = True
+) -> Projection | None:
     """Return a function that makes the projected document, None when the projection shows everything.
 
+    names: the variables that expressions may use. is_find: with $elemMatch and find's $slice; otherwise $slice is an
+    expression.
     Raises 31253 and 31254 when some fields are included and others excluded, 31249 and 31250 when paths collide,
-    BadValue and others for operands. Expressions, `$meta` and the positional `$` are refused by name (238).
+    BadValue and others for operands. `$meta` and the positional `$` are refused by name (238).
     """
     if not spec:
         return None
-    leaves = _leaves(spec, "")
+    leaves = _leaves(spec, "", frozenset(names), is_find)
     is_inclusion = _is_inclusion(leaves)
-    tree: _Node = {}
+    tree: _Node = _Node()
     for path, leaf in leaves.items():
         if path == "_id" and isinstance(leaf, _Included if not is_inclusion else _Excluded):
             continue
@@ -75,17 +94,73 @@ def compile_projection(spec: Mapping[str, object] | None) -> Projection | None:
         tree["_id"] = _INCLUDED
     elem_matches = {name: leaf for name, leaf in tree.items() if isinstance(leaf, _ElemMatch)}
     select = _include if is_inclusion else _exclude
-    if not elem_matches:
-        return lambda doc: select(doc, tree)
-    return lambda doc: _add_elem_matches(select(doc, tree), doc, elem_matches)
+    computed = _computed(tree)
+
+    def project(doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document:
+        result = select(doc, tree)
+        if computed:
+            _compute(result, computed, doc, variables)
+        return _add_elem_matches(result, doc, elem_matches) if elem_matches else result
+
+    return project
 
 
-def _leaves(spec: Mapping[str, object], prefix: str) -> dict[str, _Leaf]:
+def compile_added_fields(spec: Mapping[str, object], names: Iterable[str] = ()) -> tuple[Projection, frozenset[str]]:
+    """Return the function that adds computed fields to a document, and the paths that it reads.
+
+    Raises 40176, 40177, 40180, 40181 and 40183 for the form, and what expressions raise.
+    """
+    leaves: dict[str, Expression] = {}
+    _add_expressions(leaves, spec, "", frozenset(names))
+    tree: _Node = _Node()
+    for path, leaf in leaves.items():
+        try:
+            _add(tree, path, leaf)
+        except ProjectionError:
+            raise _added_fault(40176, f"specification contains two conflicting paths. One is '{path:.80}'") from None
+    if not tree:
+        raise _added_fault(40177, "specification must have at least one field")
+
+    def add(doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document:
+        result = dict(doc)
+        _compute(result, tree, doc, variables)
+        return result
+
+    return add, frozenset().union(*(leaf.paths for leaf in leaves.values()))
+
+
+def _added_fault(code: int, message: str) -> ReplError:
+    return fault(code, f"Invalid $addFields :: caused by :: {message}")
+
+
+def _add_expressions(
+    leaves: dict[str, Expression], spec: Mapping[str, object], prefix: str, names: frozenset[str]
+) -> None:
+    for name, value in spec.items():
+        path = f"{prefix}{name}"
+        field_path(path)
+        if prefix and "." in name:
+            raise _added_fault(40183, f"cannot use dotted field name '{name:.80}' in a sub object")
+        if not isinstance(value, Mapping) or next(iter(value), "").startswith("$"):
+            if isinstance(value, Mapping) and len(value) != 1:
+                raise _added_fault(
+                    40181, f"an expression specification must contain exactly one field. Found {len(value)} in {path}"
+                )
+            leaves[path] = compile_expression(value, names)
+        elif not value:
+            raise _added_fault(40180, f"an empty object is not a valid value. Found empty object at path {path}")
+        else:
+            _add_expressions(leaves, value, f"{path}.", names)
+
+
+def _leaves(spec: Mapping[str, object], prefix: str, names: frozenset[str], is_find: bool) -> dict[str, _Leaf]:
     """Return the leaf of each dotted path. Nested documents become dotted paths."""
     leaves: dict[str, _Leaf] = {}
     for name, value in spec.items():
         path = f"{prefix}{name}"
         if name.endswith(".$") or (prefix and name == "$"):
+            if not is_find:
+                raise fault(31324, "Cannot use positional projection in aggregation projection")
             raise not_built(f"the positional projection '{path}'")
         field_path(path)
         if isinstance(value, Mapping):
@@ -95,19 +170,20 @@ def _leaves(spec: Mapping[str, object], prefix: str) -> dict[str, _Leaf]:
                     code=ErrorCode.EMPTY_SUB_PROJECTION,
                 )
             first = next(iter(value))
-            leaves.update(
-                {path: _operator(path, first, value)} if first.startswith("$") else _leaves(value, f"{path}.")
-            )
+            if not first.startswith("$"):
+                leaves.update(_leaves(value, f"{path}.", names, is_find))
+            elif is_find and first in ("$slice", "$elemMatch"):
+                leaves[path] = _find_operator(path, first, value)
+            else:
+                leaves[path] = compile_expression(value, names)
         elif is_number(value) or type(value) is bool:
             leaves[path] = _INCLUDED if is_true(value) else _EXCLUDED
         else:
-            raise not_built(f"the expression in the projection of '{path}' (a {type_name(value)})")
+            leaves[path] = compile_expression(value, names)
     return leaves
 
 
-def _operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
-    if name not in ("$slice", "$elemMatch"):
-        raise not_built(f"{name} in a projection")
+def _find_operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
     if len(value) > 1:
         raise BadValueError(f"an operator stands alone in a projection: {path}: {show(value)}")
     if name == "$slice":
@@ -152,14 +228,18 @@ def _to_int32(number: Any) -> int:
 def _is_inclusion(leaves: dict[str, _Leaf]) -> bool:
     inclusion: bool | None = None
     for path, leaf in leaves.items():
-        if path == "_id" or not isinstance(leaf, _Included | _Excluded):
+        if not isinstance(leaf, _Included | _Excluded | Expression) or (
+            path == "_id" and not isinstance(leaf, Expression)
+        ):
             continue
-        shown = isinstance(leaf, _Included)
+        shown = not isinstance(leaf, _Excluded)
         if inclusion is True and not shown:
             raise ProjectionError(
                 f"Cannot do exclusion on field {path} in inclusion projection",
                 code=ErrorCode.PROJECTION_EXCLUDES_IN_INCLUSION,
             )
+        if inclusion is False and isinstance(leaf, Expression):
+            raise fault(31252, "Cannot use expression other than $meta in exclusion projection")
         if inclusion is False and shown:
             raise ProjectionError(
                 f"Cannot do inclusion on field {path} in exclusion projection",
@@ -177,13 +257,14 @@ def _add(tree: _Node, path: str, leaf: _Leaf) -> None:
     parts = path.split(".")
     node = tree
     for depth, part in enumerate(parts[:-1]):
-        child = node.setdefault(part, {})
-        if not isinstance(child, dict):
+        child = node.setdefault(part, _Node())
+        if not isinstance(child, _Node):
             rest = ".".join(parts[depth + 1 :])
             raise ProjectionError(
                 f"Path collision at {path} remaining portion {rest}", code=ErrorCode.PROJECTION_PATH_COLLISION_BELOW
             )
         node = child
+        node.computes = node.computes or isinstance(leaf, Expression)
     if parts[-1] in node:
         raise ProjectionError(f"Path collision at {path}", code=ErrorCode.PROJECTION_PATH_COLLISION)
     node[parts[-1]] = leaf
@@ -197,7 +278,7 @@ def _include(doc: Document, node: _Node) -> Document:
             result[name] = value
         elif isinstance(leaf, _Slice):
             result[name] = leaf.of(value)
-        elif isinstance(leaf, dict):
+        elif isinstance(leaf, _Node):
             if isinstance(value, dict):
                 result[name] = _include(value, leaf)
             elif type(value) is list:
@@ -206,12 +287,19 @@ def _include(doc: Document, node: _Node) -> Document:
 
 
 def _include_in_items(items: list[object], node: _Node) -> list[object]:
-    """Return the projected documents and arrays among the items. Items without fields are left out."""
-    return [
-        _include(item, node) if isinstance(item, dict) else _include_in_items(item, node)
-        for item in items
-        if isinstance(item, dict | list)
-    ]
+    """Return the projected documents and arrays among the items.
+
+    Items without fields are left out, unless a computed field makes documents of them.
+    """
+    found: list[object] = []
+    for item in items:
+        if isinstance(item, dict):
+            found.append(_include(item, node))
+        elif type(item) is list:
+            found.append(_include_in_items(item, node))
+        elif node.computes:
+            found.append(None)
+    return found
 
 
 def _exclude(doc: Document, node: _Node) -> Document:
@@ -222,7 +310,7 @@ def _exclude(doc: Document, node: _Node) -> Document:
             result[name] = value
         elif isinstance(leaf, _Slice):
             result[name] = leaf.of(value)
-        elif isinstance(leaf, dict):
+        elif isinstance(leaf, _Node):
             result[name] = _exclude_in(value, leaf)
     return result
 
@@ -231,6 +319,39 @@ def _exclude_in(value: object, node: _Node) -> object:
     if isinstance(value, dict):
         return _exclude(value, node)
     return [_exclude_in(item, node) for item in value] if type(value) is list else value
+
+
+def _computed(node: _Node) -> _Node:
+    """Return what is left of the tree when only computed fields are in it."""
+    computed: _Node = _Node()
+    for name, leaf in node.items():
+        if isinstance(leaf, Expression):
+            computed[name] = leaf
+        elif isinstance(leaf, _Node) and (inner := _computed(leaf)):
+            computed[name] = inner
+    return computed
+
+
+def _compute(result: Document, node: _Node, root: Document, variables: Mapping[str, Any]) -> None:
+    """Set the computed fields of a document of our own. root: the whole document before."""
+    for name, leaf in node.items():
+        if isinstance(leaf, Expression):
+            value = leaf.evaluate(root, variables)
+            if value is not MISSING:
+                result[name] = value
+            else:
+                result.pop(name, None)
+        else:
+            result[name] = _compute_in(result.get(name), leaf, root, variables)
+
+
+def _compute_in(value: object, node: _Node, root: Document, variables: Mapping[str, Any]) -> object:
+    """Return the value with computed fields in it: in each item of an array, and a document in place of others."""
+    if type(value) is list:
+        return [_compute_in(item, node, root, variables) for item in value]
+    inner = dict(value) if isinstance(value, dict) else {}
+    _compute(inner, node, root, variables)
+    return inner
 
 
 def _add_elem_matches(result: Document, doc: Document, elem_matches: Mapping[str, _ElemMatch]) -> Document:

@@ -60,6 +60,14 @@ CASES: list[tuple[Doc, Doc, Doc]] = [
     (NUMBERS, {"n": {"$elemMatch": {"$gt": 2}}, "m": 0}, {"_id": 1, "x": 0, "n": [3]}),
     (NUMBERS, {"x": {"$elemMatch": {"$gt": 2}}}, {"_id": 1}),
     (DOC, {"e": {"$elemMatch": {"g": 6}}, "_id": 0}, {"e": [{"g": 6}]}),
+    # computed
+    (DOC, {"x": "$b.c"}, {"_id": 1, "x": 2}),
+    (DOC, {"x": "$b.x", "a": 1}, {"_id": 1, "a": 1}),
+    (DOC, {"_id": 0, "x": "text", "y": None, "z": ["$a", "$no"]}, {"x": "text", "y": None, "z": [1, None]}),
+    (DOC, {"b": {"e": "$a", "c": 1}, "a": "$b.d"}, {"_id": 1, "b": {"c": 2, "e": 1}, "a": 3}),
+    (DOC, {"_id": 0, "e.f": "$a"}, {"e": [{"f": 1}, {"f": 1}, [{"f": 1}, {"f": 1}], {"f": 1}]}),
+    (DOC, {"_id": "$a", "a": {"$literal": 0}}, {"_id": 1, "a": 0}),
+    (DOC, {"_id": 0, "b": {"x": {"y": "$no"}}}, {"b": {"x": {}}}),
 ]
 
 
@@ -101,9 +109,9 @@ REFUSED: list[tuple[Doc, int, str]] = [
     ({"a": {"$slice": 1, "b": 1}}, 2, "stands alone"),
     ({"a": {"b": 1, "$slice": 1}}, 16410, "may not start with '$'"),
     ({"a.$": 1}, 238, "the positional projection 'a.$'"),
-    ({"a": "$b"}, 238, "the expression in the projection of 'a'"),
-    ({"a": None}, 238, "the expression in the projection of 'a'"),
-    ({"a": {"$add": [1, 2]}}, 238, "$add"),
+    ({"a": 0, "b": "$c"}, 31252, "exclusion projection"),
+    ({"b": "$c", "a": 0}, 31254, "Cannot do exclusion on field a"),
+    ({"a": "$b", "a.c": 1}, 31249, "Path collision at a.c"),
     ({"a": {"$meta": "textScore"}}, 238, "$meta"),
 ]
 
