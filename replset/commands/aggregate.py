@@ -23,6 +23,7 @@ from replset.commands.read_concern import read_concern_of
 from replset.commands.scan import open_collection
 from replset.commands.statistics import collection_stats
 from replset.commands.unbuilt import unknown_command
+from replset.commands.views import collection_here
 from replset.errors import FailedToParseError, InvalidNamespaceError, NamespaceNotFoundError, NotBuiltError
 from replset.query.pipeline import compile_pipeline, stage_of
 from replset.query.pipeline_names import COLLECTIONLESS_STAGES
@@ -40,7 +41,7 @@ async def aggregate(ctx: CommandContext) -> Reply:
     _check_target(ctx, pipeline)
     weight = weight_of(len(body.raw), pipeline)
     stages = await compiled(member, weight, lambda: compile_pipeline(pipeline))
-    run = PipelineRun(ctx, weight, Run(rng=member.rng), OPENERS)
+    run = run_of(ctx, weight)
     part = split_pipeline(stages)
     if part.counts_all and _is_counted_as_a_whole(ctx):
         count = await _count(run)
@@ -49,6 +50,11 @@ async def aggregate(ctx: CommandContext) -> Reply:
     else:
         cursor = await run.open(collection_field(body, name) if body.type_of(name) == 2 else "", stages)
     return await first_batch(ctx, cursor, batch_size, run.at)
+
+
+def run_of(ctx: CommandContext, weight: int) -> PipelineRun:
+    """Return what opens the cursors of the command."""
+    return PipelineRun(ctx, weight, Run(rng=ctx.member.rng), OPENERS)
 
 
 def _check_options(body: RawDocument, name: str) -> int:
@@ -99,7 +105,10 @@ def _namespace(ctx: CommandContext) -> str:
 
 def _is_counted_as_a_whole(ctx: CommandContext) -> bool:
     """Whether `_count` sees what the command sees: not the writes of its transaction, and no chosen snapshot."""
+    coll = collection_here(ctx, collection_field(ctx.body, ctx.name))
     is_plain = ctx.transaction is None and read_concern_of(ctx).level != "snapshot"
+    if coll is not None and coll.view_on is not None:
+        return False
     return is_plain and _namespace(ctx) not in (OPLOG, REPLSET_CONFIG)
 
 

@@ -25,6 +25,7 @@ from replset.commands.known_fields import KNOWN
 from replset.commands.namespaces import check_database, droppable_database, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.validators import validator_of
+from replset.commands.views import refuse_view
 from replset.commands.write_batch import GROUP_MS, GROUP_STATEMENTS
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
@@ -188,6 +189,7 @@ class ApplyOps:
         coll = self._collection(group, one)
         if coll is None:
             raise NamespaceNotFoundError(f"applyOps: no collection {one.ns} for an insert or update")
+        refuse_view(coll)
         about = one.o if one.op == "i" else one.o2
         if about is None:
             raise fields.missing("applyOps", "o2")

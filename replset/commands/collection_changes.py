@@ -13,6 +13,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply
+from replset.commands.views import check_definition, definition_of, refuse_view
 from replset.commands.write_concern import write_and_wait
 from replset.errors import (
     BadValueError,
@@ -31,8 +32,6 @@ from replset.storage.indexes import Index
 
 _INDEX_FIELDS = frozenset({"name", "keyPattern", "expireAfterSeconds", "hidden"})
 _OF_OTHERS = {
-    "viewOn": "a view",
-    "pipeline": "a view",
     "expireAfterSeconds": "a collection clustered by _id, or a time-series collection",
     "timeseries": "a time-series collection",
 }
@@ -75,6 +74,8 @@ def rename(group: WriteGroup, source: str, to: str, drop_target: bool) -> None:
     coll, target = by_ns.get(source), by_ns.get(to)
     if coll is None:
         raise NamespaceNotFoundError(f"Source collection {source} does not exist")
+    refuse_view(coll)
+    refuse_view(target)
     if target is not None and not drop_target:
         raise NamespaceExistsError("target namespace exists")
     if any(not index.ready for index in coll.indexes):
@@ -102,6 +103,7 @@ def coll_mod_of(body: RawDocument, place: str) -> Callable[[WriteGroup, str], di
         if not fields.is_absent(body, name):
             raise InvalidOptionsError(f"'{name}' option is only supported on {kind}")
     refuse_images(body, place)
+    definition = definition_of(body, place)
     changes = validation_options(body, place)
     for name, read in (("cappedSize", capped_size), ("cappedMax", capped_max)):
         if not fields.is_absent(body, name):
@@ -113,6 +115,9 @@ def coll_mod_of(body: RawDocument, place: str) -> Callable[[WriteGroup, str], di
         coll = group.txn.catalog.by_ns.get(ns)
         if coll is None:
             raise NamespaceNotFoundError(f"ns does not exist: {ns}")
+        if coll.view_on is not None or definition:
+            _redefine(group, coll, definition, refused=sorted(changes) + ["index"] * (index is not None))
+            return {}
         if coll.capped is None and not COLL_MOD_NAMES.keys().isdisjoint(changes):
             raise InvalidOptionsError("collMod: cappedSize and cappedMax are for a capped collection")
         told: dict[str, object] = {}
@@ -128,6 +133,17 @@ def coll_mod_of(body: RawDocument, place: str) -> Callable[[WriteGroup, str], di
         return told
 
     return change
+
+
+def _redefine(group: WriteGroup, coll: Collection, definition: dict[str, object], refused: list[str]) -> None:
+    """Give a view another definition. refused: what else the command asks for, which no view has."""
+    if coll.view_on is None:
+        raise InvalidOptionsError(f"'{next(iter(definition))}' option is only supported on a view")
+    if refused:
+        raise InvalidOptionsError(f"option not supported on a view: {refused[0]}")
+    if definition:
+        check_definition(group.txn.catalog.by_ns, coll.ns, {**coll.options.decode(), **definition})
+        do_set_options(group, coll, definition)
 
 
 def _index_of(index: RawDocument, place: str) -> tuple[Callable[[Collection], Index], dict[str, object]]:

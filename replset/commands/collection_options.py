@@ -6,6 +6,7 @@ from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.index_specs import parse_index
 from replset.commands.validators import Validator
+from replset.commands.views import view_options
 from replset.errors import BadValueError, InvalidOptionsError, NotBuiltError
 from replset.replication.write_ops import OPTION_ORDER, changed_options
 
@@ -27,6 +28,9 @@ def options_of(body: RawDocument, place: str) -> dict[str, object]:
     if id_index is not None and parse_index(id_index, f"{place}.idIndex", False) is not None:
         raise BadValueError("The field 'key' for an _id index must be {_id: 1}")
     refuse_images(body, place)
+    view = view_options(body, place)
+    if view is not None:
+        return changed_options(view, {})
     capped = _capped_options(body, place) if fields.boolean(body, "capped", place) else {}
     return changed_options(capped, validation_options(body, place))
 

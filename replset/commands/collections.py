@@ -14,11 +14,9 @@ from replset.commands.lists import list_reply
 from replset.commands.namespaces import check_database, collection_field, droppable_database, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.statistics import sizes_of
+from replset.commands.views import check_definition
 from replset.commands.write_concern import write_and_wait
-from replset.errors import (
-    BadValueError,
-    NamespaceExistsError,
-)
+from replset.errors import BadValueError, ErrorCode, NamespaceExistsError, ReplError
 from replset.query.match import compile_filter
 from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop
 from replset.storage.catalog import Collection
@@ -30,6 +28,11 @@ async def create(ctx: CommandContext) -> Reply:
     """Create an empty collection; one that is there with the same options is no error."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
     options = await read_statement(ctx.member, ctx.body, lambda: options_of(ctx.body, ctx.name))
+    if "viewOn" in options and ctx.transaction is not None:
+        raise ReplError(
+            "Cannot create a view in a multi-document transaction",
+            code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+        )
     _, reply = await write_and_wait(ctx, lambda group: create_in(group, ns, options))
     return reply
 
@@ -38,6 +41,8 @@ def create_in(group: WriteGroup, ns: str, options: dict[str, object], uuid: byte
     """As `create`, in an open group. NamespaceExistsError when the collection is there with other options."""
     coll = group.txn.catalog.by_ns.get(ns)
     if coll is None:
+        if "viewOn" in options:
+            check_definition(group.txn.catalog.by_ns, ns, options)
         do_create(group, ns, options, uuid)
     elif coll.options.raw != encode(options):
         raise NamespaceExistsError(
@@ -49,15 +54,15 @@ async def drop(ctx: CommandContext) -> Reply:
     """Drop a collection; one that is not there is no error."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
 
-    def operation(group: WriteGroup) -> int:
+    def operation(group: WriteGroup) -> int | None:
         coll = group.txn.catalog.by_ns.get(ns)
         if coll is None:
-            return 0
+            return None
         do_drop(group, coll)
-        return len(coll.indexes) + 1
+        return 0 if coll.view_on is not None else len(coll.indexes) + 1
 
     was, reply = await write_and_wait(ctx, operation)
-    return ({"nIndexesWas": was, "ns": ns} if was else {}) | reply
+    return ({} if was is None else {"nIndexesWas": was, "ns": ns} if was else {"ns": ns}) | reply
 
 
 async def drop_database(ctx: CommandContext) -> Reply:
@@ -80,7 +85,9 @@ async def drop_database(ctx: CommandContext) -> Reply:
 
 
 def _collection_document(coll: Collection, name_only: bool) -> dict[str, object]:
-    document: dict[str, object] = {"name": coll.name, "type": "collection"}
+    document: dict[str, object] = {"name": coll.name, "type": "collection" if coll.view_on is None else "view"}
+    if coll.view_on is not None and not name_only:
+        return document | {"options": coll.options, "info": {"readOnly": True}}
     if not name_only:
         document["options"] = coll.options
         document["info"] = {"readOnly": False, "uuid": Binary(coll.uuid, 4)}

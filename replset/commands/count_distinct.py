@@ -59,7 +59,7 @@ async def count(ctx: CommandContext) -> Reply:
         await _walk(ctx, scan, on_slice)
     await confirm_linearizable(ctx)
     total = max(0, total - skip)
-    return _at({"n": min(total, limit) if limit else total}, at)
+    return with_time({"n": min(total, limit) if limit else total}, at)
 
 
 async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
@@ -113,7 +113,8 @@ async def _walk(ctx: CommandContext, scan: Scan[Any], on_slice: Callable[[int], 
             pin.release()
 
 
-def _at(reply: dict[str, object], at: OpTime | None) -> dict[str, object]:
+def with_time(reply: dict[str, object], at: OpTime | None) -> dict[str, object]:
+    """Add the point that was read at."""
     if at is not None:
         reply["operationTime"] = timestamp(at.ts)
     return reply
@@ -167,7 +168,7 @@ async def distinct(ctx: CommandContext) -> Reply:
         plan = choose_plan(coll, found, None, hint, in_transaction=own is not None).plan
         await _walk(ctx, Scan(ctx.member, coll, at, plan, add, weight, own), on_slice)
     await confirm_linearizable(ctx)
-    reply = _at({"values": values.values}, at)
+    reply = with_time({"values": values.values}, at)
     if at is not None and ctx.transaction is None and read_concern_of(ctx).level == "snapshot":
         reply["atClusterTime"] = timestamp(at.ts)
     return reply if len(values.values) <= SMALL_REPLY else await large_reply(ctx.member, reply)

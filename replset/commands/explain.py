@@ -87,6 +87,8 @@ async def explain_query(
 ) -> dict[str, object]:
     """The reply. command: as it was sent."""
     coll, at = await open_collection(ctx, collection, read_concern_of(ctx))
+    if coll is not None and coll.view_on is not None:
+        raise NotBuiltError("explain of a view is not built yet; explain an aggregate over its collection")
     chosen = None if coll is None else choose_plan(coll, wanted.found, wanted.sort, wanted.hint)
     reply: dict[str, object] = {
         "explainVersion": "1",

@@ -123,9 +123,11 @@ async def make_query(
     sort: dict[str, object],
     skip: int,
     limit: int,
+    *,
+    is_hinted: bool = True,
 ) -> Query:
-    """Compile the parts of a query; the hint is that of the command."""
-    hint = hint_of(ctx.body, ctx.name)
+    """Compile the parts of a query. is_hinted: the hint of the command is about it."""
+    hint = hint_of(ctx.body, ctx.name) if is_hinted else None
     weight = weight_of(len(ctx.body.raw), filter_, projection)
 
     def compile_() -> tuple[Filter, Projection | None, Sort | None]:

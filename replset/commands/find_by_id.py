@@ -47,6 +47,8 @@ def find_by_id(ctx: CommandContext) -> bytes | None:
         return None
     ns = namespace(ctx.database, collection_of(ctx))
     coll = member.store.collection(ns)
+    if coll is not None and coll.view_on is not None:
+        return None
     return encode_only_batch(None if coll is None else member.store.get(coll, key), ns, now)
 
 

@@ -17,6 +17,7 @@ from replset.commands.namespaces import collection_field, namespace, writable_na
 from replset.commands.ports import Reply
 from replset.commands.replies import write_times
 from replset.commands.sources import view_of
+from replset.commands.views import refuse_view
 from replset.commands.write_concern import MAX_W, wait_for_write_concern, write_and_wait, write_concern_of
 from replset.core.write_concern import WriteConcern
 from replset.errors import (
@@ -48,6 +49,7 @@ async def list_indexes(ctx: CommandContext) -> Reply:
     coll = ctx.member.store.collection(ns)
     if coll is None:
         raise NamespaceNotFoundError(f"ns does not exist: {ns}")
+    refuse_view(coll)
     return list_reply(ctx, ns, [dict(ID_INDEX), *[index.spec.decode() for index in coll.indexes]])
 
 
@@ -108,6 +110,7 @@ def _begin(ctx: CommandContext, group: WriteGroup, ns: str, specs: list[RawDocum
     """Make the indexes of an empty collection, or begin to build those of another one."""
     txn = group.txn
     coll = txn.catalog.by_ns.get(ns)
+    refuse_view(coll)
     created = coll is None
     if coll is None:
         coll = do_create(group, ns)
@@ -194,6 +197,7 @@ async def drop_indexes(ctx: CommandContext) -> Reply:
         coll = group.txn.catalog.by_ns.get(ns)
         if coll is None:
             raise NamespaceNotFoundError(f"ns not found {ns}")
+        refuse_view(coll)
         chosen = list(coll.indexes) if given == "*" else [_find_index(coll, name) for name in names]
         _drop(group, coll, chosen)
         return len(coll.indexes) + 1

@@ -11,15 +11,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from replset.bson import encode
 from replset.commands.command import CommandContext
 from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, CursorTable, Pause
-from replset.commands.evaluation import TimeSlice, is_small, run_in_thread
+from replset.commands.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
 from replset.commands.find import make_query, open_cursor
+from replset.commands.namespaces import namespace
 from replset.commands.ports import MemberPort
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED
+from replset.commands.views import resolve
 from replset.ids import OpTime
+from replset.query.pipeline import compile_pipeline
 from replset.query.stages.basic import LimitStage, MatchStage, ProjectStage, SkipStage, SortStage
 from replset.query.stages.stage import Chain, ReadingStage, Run, Stage
+from replset.query.views import MAX_DEPTH, too_deep
 
 _SMALL_END = 1 << 20
 """Bytes that stages kept, of which the event loop makes the results."""
@@ -75,6 +80,7 @@ class PipelineRun:
     """Opens the cursors of one aggregate command, those of pipelines within pipelines too.
 
     weight: of the command (evaluation.py). run: what all stages share. at: the point of the first read (None: now).
+    views: that the pipeline stands within; a pipeline within a stage is not that of the command.
     """
 
     ctx: CommandContext
@@ -82,6 +88,21 @@ class PipelineRun:
     run: Run
     openers: Mapping[type[Stage], Opener]
     at: OpTime | None = None
+    views: int = 0
+    is_inner: bool = False
+
+    async def _through_views(self, collection: str, stages: Sequence[Stage]) -> tuple[str, Sequence[Stage]]:
+        """Return the collection that a view stands for, with the stages of the view in front of those given."""
+        name, elements, views = await resolve(self.ctx, collection)
+        self.views += views
+        if self.views > MAX_DEPTH:
+            raise too_deep()
+        if not views:
+            return collection, stages
+        weight = weight_of(len(encode({"": elements})), elements)
+        found = await compiled(self.ctx.member, weight, lambda: compile_pipeline(elements))
+        self.weight += weight
+        return name, [*found, *stages]
 
     async def open(self, collection: str, stages: Sequence[Stage], run: Run | None = None) -> Cursor:
         """Open the cursor of a pipeline over a collection of the command's database.
@@ -91,10 +112,16 @@ class PipelineRun:
         if stages and isinstance(stages[0], ReadingStage) and stages[0].is_source:
             cursor = await self.openers[type(stages[0])](self, stages[0], None)
             return await self.over(cursor, stages[1:], run)
+        ns = namespace(self.ctx.database, collection)
+        collection, stages = await self._through_views(collection, stages)
         part = split_pipeline(stages)
-        query = await make_query(self.ctx, part.filter, part.projection, part.sort, part.skip, part.limit)
+        query = await make_query(
+            self.ctx, part.filter, part.projection, part.sort, part.skip, part.limit, is_hinted=not self.is_inner
+        )
         source, self.at = await open_cursor(self.ctx, query, collection)
-        return await self.over(source, part.rest, run)
+        cursor = await self.over(source, part.rest, run)
+        cursor.ns = ns
+        return cursor
 
     async def over(self, source: Cursor, stages: Sequence[Stage], run: Run | None = None) -> Cursor:
         """Open the cursor of stages over the documents of another one, which it closes with itself."""

@@ -19,6 +19,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.namespaces import OPLOG, check_database, collection_field, namespace
 from replset.commands.ports import Reply
 from replset.commands.scan import SLICE_BYTES, SLICE_RAW, pause
+from replset.commands.views import refuse_view
 from replset.errors import NamespaceNotFoundError, NotBuiltError, SnapshotCutError
 from replset.storage.catalog import Collection
 from replset.storage.index_build import IndexCheck
@@ -102,6 +103,7 @@ async def collection_stats(ctx: CommandContext, ns: str, scale: int) -> dict[str
     """Return collStats of `ns`, with sizes in units of `scale` bytes. The stage $collStats shows the same."""
     store = ctx.member.store
     coll = store.collection(ns)
+    refuse_view(coll)
     row: dict[str, object] = {"ns": ns}
     if ns == OPLOG:
         count = await read_in_thread(ctx, lambda snapshot: snapshot.entries_after(0))
@@ -140,7 +142,8 @@ def _scale(ctx: CommandContext) -> int:
 async def db_stats(ctx: CommandContext) -> Reply:
     """Count and sizes of a database."""
     database, scale, store = check_database(ctx.database), _scale(ctx), ctx.member.store
-    collections = store.collections(database)
+    every = store.collections(database)
+    collections = [coll for coll in every if coll.view_on is None]
     sizes = await sizes_of(ctx, collections)
     objects, data = sum(size.count for size in sizes), sum(size.data for size in sizes)
     table = sum(size.table for size in sizes)
@@ -149,7 +152,7 @@ async def db_stats(ctx: CommandContext) -> Reply:
     return {
         "db": database,
         "collections": Int64(len(collections)),
-        "views": Int64(0),
+        "views": Int64(len(every) - len(collections)),
         "objects": Int64(objects),
         "avgObjSize": data / objects if objects else 0.0,
         "dataSize": data / scale,
@@ -180,7 +183,7 @@ async def db_hash(ctx: CommandContext) -> Reply:
     uuids: dict[str, object] = {}
     whole = hashlib.md5(usedforsecurity=False)
     for coll in ctx.member.store.collections(database):
-        if wanted is not None and coll.name not in wanted:
+        if coll.view_on is not None or (wanted is not None and coll.name not in wanted):
             continue
         hashed = hashlib.md5(usedforsecurity=False)
         try:
@@ -212,6 +215,7 @@ async def validate(ctx: CommandContext) -> Reply:
     coll = ctx.member.store.collection(ns)
     if coll is None:
         raise NamespaceNotFoundError(f"Collection '{ns}' does not exist to validate.")
+    refuse_view(coll)
     count = 0
     bad: list[bytes] = []
 

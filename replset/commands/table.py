@@ -34,6 +34,7 @@ from replset.commands import (
     transactions,
     update,
     user_commands,
+    view_reads,
     write_concern,
     write_state,
 )
@@ -91,6 +92,7 @@ async def list_commands(_ctx: CommandContext) -> Reply:
 
 
 COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}
+COMMANDS |= {command.name: command for command in view_reads.COMMANDS}
 COMMANDS["listCommands"] = Command("listCommands", list_commands, needs=Action.LOGIN)
 PRIVATE: frozenset[str] = frozenset(command.name for command in COMMANDS.values() if command.private)
 """Commands between members; the HTTP API does not serve them."""

@@ -22,6 +22,7 @@ from replset.commands.replies import SHUTDOWN_CODES, encode_write_reply, write_t
 from replset.commands.retryable import Executed, RetryableWrite
 from replset.commands.scan import pause
 from replset.commands.validators import Validator, validator_of
+from replset.commands.views import refuse_view
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import BadValueError, ErrorCode, NotWritablePrimaryError, PrimarySteppedDownError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
@@ -104,6 +105,7 @@ class Batch(ABC):
         if self.term not in (0, group.term):
             raise NotWritablePrimaryError(primary=None)
         self.term = group.term
+        refuse_view(group.txn.catalog.by_ns.get(self.ns))
         if self.retry is not None and not self.retry.begin(group):
             return False
         self.blocked_by = None

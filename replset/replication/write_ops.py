@@ -198,7 +198,7 @@ def do_create(
     coll_uuid = uuid or group.new_uuid()
     optime = group.next_optime()
     coll = txn.create_collection(ns, coll_uuid, given, ts=optime.ts)
-    o = {"create": name, **given, "idIndex": ID_INDEX}
+    o = {"create": name, **given, **({} if "viewOn" in given else {"idIndex": ID_INDEX})}
     _append_command(group, database, coll_uuid, o, optime)
     return coll
 
@@ -236,7 +236,7 @@ def do_rename(group: WriteGroup, coll: Collection, ns: str, target: Collection |
     return optime
 
 
-OPTION_ORDER = ("capped", "size", "max", "validator", "validationLevel", "validationAction")
+OPTION_ORDER = ("viewOn", "pipeline", "capped", "size", "max", "validator", "validationLevel", "validationAction")
 """Of the options that a collection may have, so that equal ones are equal bytes."""
 COLL_MOD_NAMES = {"cappedSize": "size", "cappedMax": "max"}
 """What collMod calls an option, where that differs."""

@@ -29,6 +29,8 @@ class Collection:
     capped: tuple[int, int] | None = field(init=False, compare=False, repr=False)
     """Of a capped collection: how many bytes and how many documents it holds at most; 0 documents: any number."""
     has_validator: bool = field(init=False, compare=False, repr=False)
+    view_on: str | None = field(init=False, compare=False, repr=False)
+    """Of a view: the collection or view of its database that its pipeline reads. The table of a view stays empty."""
     table: str = field(init=False, compare=False, repr=False)
     sql_get: str = field(init=False, compare=False, repr=False)
     sql_insert: str = field(init=False, compare=False, repr=False)
@@ -42,6 +44,8 @@ class Collection:
         put = object.__setattr__
         put(self, "capped", _limits(self.options))
         put(self, "has_validator", "validator" in self.options)
+        source = self.options.get("viewOn")
+        put(self, "view_on", source if isinstance(source, str) else None)
         put(self, "table", table)
         put(self, "sql_get", f"SELECT doc FROM {table} WHERE key = ?")
         put(self, "sql_insert", f"INSERT INTO {table} (key, doc) VALUES (?, ?)")
@@ -53,6 +57,12 @@ class Collection:
     @property
     def database(self) -> str:
         return self.ns.partition(".")[0]
+
+    @property
+    def pipeline(self) -> list[object]:
+        """Of a view: its stages."""
+        found = self.options.get("pipeline", [])
+        return found if isinstance(found, list) else []
 
     @property
     def builds(self) -> list[bytes]:

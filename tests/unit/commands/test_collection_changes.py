@@ -64,7 +64,6 @@ def test_options_are_kept_and_shown(client: Client, given: Document, kept: Docum
         ({"validator": 1}, 14),
         ({"validationLevel": "loose"}, 2),
         ({"validationAction": 1}, 14),
-        ({"viewOn": "d", "pipeline": []}, 238),
         ({"timeseries": {"timeField": "t"}}, 238),
         ({"clusteredIndex": {"key": {"_id": 1}, "unique": True}}, 238),
         ({"encryptedFields": {"fields": []}}, 238),

@@ -97,7 +97,7 @@ def test_a_write_concern_error_of_create(client: Client, member: FakeMember) -> 
         ({"create": ""}, "test", 73),
         ({"create": "system.x"}, "test", 73),
         ({"create": 1}, "test", 14),
-        ({"create": "c", "viewOn": "d", "pipeline": []}, "test", 238),
+        ({"create": "c", "timeseries": {"timeField": "t"}}, "test", 238),
         ({"create": "c", "nonsense": 1}, "test", 40415),
         ({"create": "c"}, "config", 73),
         ({"drop": "oplog.rs"}, "local", 73),

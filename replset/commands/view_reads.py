@@ -1,0 +1,127 @@
+"""find, count and distinct of a view: each becomes a pipeline over the view's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial, wraps
+
+from replset.bson import MAX_BSON_SIZE, decode
+from replset.commands import count_distinct, fields, find
+from replset.commands.aggregate import run_of
+from replset.commands.command import Command, CommandContext, Handler
+from replset.commands.cursors import FIRST_BATCH, Cursor
+from replset.commands.evaluation import compiled, evaluate, large_reply, read_statement, weight_of
+from replset.commands.namespaces import collection_of
+from replset.commands.ports import Reply
+from replset.commands.read_concern import confirm_linearizable
+from replset.commands.scan import SLICE_DECODED, pause
+from replset.commands.views import collection_here
+from replset.errors import BadValueError, ErrorCode, ReplError
+from replset.ids import OpTime
+from replset.query.distinct import Distinct
+from replset.query.pipeline import compile_pipeline
+
+_NOT_IN_VIEWS = frozenset({"$elemMatch", "$slice"})
+
+
+def reads_views(run: Handler, on_view: Handler) -> Handler:
+    """Return the handler of a command that `on_view` answers for a view, and `run` for a collection."""
+
+    @wraps(run)
+    async def handler(ctx: CommandContext) -> Reply:
+        coll = collection_here(ctx, collection_of(ctx))
+        return await (run(ctx) if coll is None or coll.view_on is None else on_view(ctx))
+
+    return handler
+
+
+async def _open(ctx: CommandContext, elements: list[object]) -> tuple[Cursor, OpTime | None]:
+    """Return the cursor of these stages over the view that the command names, and the point to read at."""
+    weight = weight_of(len(ctx.body.raw), elements)
+    stages = await compiled(ctx.member, weight, lambda: compile_pipeline(elements))
+    run = run_of(ctx, weight)
+    return await run.open(collection_of(ctx), stages), run.at
+
+
+async def find_on_view(ctx: CommandContext) -> Reply:
+    """Documents of a view that match, in batches."""
+    body, name = ctx.body, ctx.name
+    query = await find.parse_find(ctx)
+    filter_, projection, sort = await read_statement(
+        ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
+    )
+    if query.tailable:
+        raise _not_supported("tailable")
+    if query.sort is not None and query.sort.natural:
+        raise _not_supported("a sort by $natural")
+    for path, value in projection.items():
+        if path.endswith(".$") or (isinstance(value, dict) and not _NOT_IN_VIEWS.isdisjoint(value)):
+            raise _not_supported(f"the projection of {path:.80}")
+    parts = {"$match": filter_, "$sort": sort, "$skip": query.skip, "$limit": query.limit, "$project": projection}
+    cursor, at = await _open(ctx, [{stage: spec} for stage, spec in parts.items() if spec])
+    cursor.keep_forever = query.keep_forever
+    batch_size = fields.whole(body, "batchSize", name, FIRST_BATCH, least=0)
+    return await find.first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
+
+
+def _not_supported(what: str) -> ReplError:
+    return ReplError(f"{what} is not supported on a view", code=ErrorCode.INVALID_PIPELINE_OPERATOR)
+
+
+async def count_on_view(ctx: CommandContext) -> Reply:
+    """How many documents of a view match."""
+    body, name = ctx.body, ctx.name
+    fields.check_collation(body, name)
+    query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", name))
+    skip, limit = fields.whole(body, "skip", name, least=0), abs(fields.whole(body, "limit", name))
+    parts = {"$match": query, "$skip": skip, "$limit": limit, "$count": "n"}
+    cursor, at = await _open(ctx, [{stage: spec} for stage, spec in parts.items() if spec])
+    number: object = 0
+    async for rows in _slices(ctx, cursor):
+        number = decode(rows[0])["n"]
+    await confirm_linearizable(ctx)
+    return count_distinct.with_time({"n": number}, at)
+
+
+async def distinct_on_view(ctx: CommandContext) -> Reply:
+    """The different values of a field in the documents of a view that match; 17217 over 16 MiB."""
+    body, name = ctx.body, ctx.name
+    fields.check_collation(body, name)
+    key = fields.text(body, "key", name)
+    if not key or "\0" in key:
+        raise BadValueError("distinct.key must be the path of a field")
+    query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", name))
+    values = Distinct(key)
+    cursor, at = await _open(ctx, [{"$match": query}])
+    async for rows in _slices(ctx, cursor):
+        while rows:
+            _, looked_at = await evaluate(ctx.member, len(key), rows, lambda raw: values.add(decode(raw)))
+            rows = rows[looked_at:]
+            if values.size > MAX_BSON_SIZE:
+                raise ReplError("distinct too big, 16mb cap", code=ErrorCode.DISTINCT_TOO_LARGE)
+            await pause(ctx)
+    await confirm_linearizable(ctx)
+    reply = count_distinct.with_time({"values": values.values}, at)
+    return reply if len(values.values) <= count_distinct.SMALL_REPLY else await large_reply(ctx.member, reply)
+
+
+async def _slices(ctx: CommandContext, cursor: Cursor) -> AsyncIterator[list[bytes]]:
+    """Give the documents of a cursor, some at once, and close it."""
+    try:
+        while not cursor.finished:
+            rows = await cursor.batch(partial(pause, ctx), SLICE_DECODED, None)
+            if rows:
+                yield rows
+            await pause(ctx)
+    finally:
+        cursor.close()
+
+
+_ON_VIEWS: dict[str, Handler] = {"find": find_on_view, "count": count_on_view, "distinct": distinct_on_view}
+COMMANDS: tuple[Command, ...] = tuple(
+    replace(command, run=reads_views(command.run, _ON_VIEWS[command.name]))
+    for command in (*find.COMMANDS, *count_distinct.COMMANDS)
+    if command.name in _ON_VIEWS
+)
+"""They take the place of the commands that know collections alone."""
