@@ -22,7 +22,8 @@ from replset.commands.scan import SLICE_BYTES, SLICE_DECODED
 from replset.commands.views import resolve
 from replset.ids import OpTime
 from replset.query.pipeline import compile_pipeline
-from replset.query.stages.basic import LimitStage, MatchStage, ProjectStage, SkipStage, SortStage
+from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
+from replset.query.stages.fields import ProjectStage
 from replset.query.stages.stage import Chain, ReadingStage, Run, Stage
 from replset.query.views import MAX_DEPTH, too_deep
 
@@ -56,7 +57,7 @@ def split_pipeline(stages: Sequence[Stage]) -> QueryPart:
     place = 0
     for number, stage in enumerate(stages):
         kind = type(stage)
-        if kind not in order[place:]:
+        if kind not in order[place:] or (isinstance(stage, ProjectStage) and not stage.is_plain):
             part.rest = list(stages[number:])
             break
         # A second $match goes on with the first, every other stage stands once.

@@ -18,12 +18,21 @@ from replset.query.stages.basic import (
     GroupStage,
     LimitStage,
     MatchStage,
-    ProjectStage,
     SkipStage,
     SortStage,
 )
+from replset.query.stages.facet import compile_facet
+from replset.query.stages.fields import (
+    AddFieldsStage,
+    ProjectStage,
+    RedactStage,
+    UnsetStage,
+    compile_replace_root,
+    compile_replace_with,
+)
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.unwind import UnwindStage
 
 MAX_STAGES: Final = 1000
 
@@ -44,15 +53,23 @@ class StageRow:
 
 _FACET: Final = frozenset({"$facet"})
 STAGES: Final[dict[str, StageRow]] = {
+    "$addFields": StageRow(AddFieldsStage),
     "$collStats": StageRow(CollStatsStage, is_first=True, not_inside=_FACET),
     "$count": StageRow(CountStage),
     "$currentOp": StageRow(CurrentOpStage, is_first=True, not_inside=_FACET),
+    "$facet": StageRow(compile_facet, not_inside=_FACET),
     "$group": StageRow(GroupStage),
     "$limit": StageRow(LimitStage),
     "$match": StageRow(MatchStage),
     "$project": StageRow(ProjectStage),
+    "$redact": StageRow(RedactStage),
+    "$replaceRoot": StageRow(compile_replace_root),
+    "$replaceWith": StageRow(compile_replace_with),
+    "$set": StageRow(AddFieldsStage),
     "$skip": StageRow(SkipStage),
     "$sort": StageRow(SortStage),
+    "$unset": StageRow(UnsetStage),
+    "$unwind": StageRow(UnwindStage),
 }
 
 

@@ -10,10 +10,10 @@ def _names(text: str) -> frozenset[str]:
 
 
 NOT_BUILT_STAGES: Final = _names(
-    "addFields bucket bucketAuto changeStream changeStreamSplitLargeEvent densify documents facet"
+    "bucket bucketAuto changeStream changeStreamSplitLargeEvent densify documents"
     " fill geoNear graphLookup indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
-    " lookup merge operationMetrics out planCacheStats queryStats redact replaceRoot replaceWith sample search"
-    " searchMeta set setWindowFields shardedDataDistribution sortByCount unionWith unset unwind vectorSearch"
+    " lookup merge operationMetrics out planCacheStats queryStats sample search"
+    " searchMeta setWindowFields shardedDataDistribution sortByCount unionWith vectorSearch"
 )
 """Stages that are not built; the others are in pipeline.py."""
 COLLECTIONLESS_STAGES: Final = _names(

@@ -105,6 +105,14 @@ def compile_projection(
     return project
 
 
+def is_computed(spec: Mapping[str, object]) -> bool:
+    """Whether a projection computes fields, beside showing or hiding them."""
+    return any(
+        is_computed(value) if isinstance(value, Mapping) else not (is_number(value) or type(value) is bool)
+        for value in spec.values()
+    ) or any(name.startswith("$") for name in spec)
+
+
 def compile_added_fields(spec: Mapping[str, object], names: Iterable[str] = ()) -> tuple[Projection, frozenset[str]]:
     """Return the function that adds computed fields to a document, and the paths that it reads.
 

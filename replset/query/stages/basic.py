@@ -7,12 +7,11 @@ from typing import Any
 
 from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
-from replset.query.errors import not_built, show
+from replset.query.errors import show
 from replset.query.group import Group, compile_group
 from replset.query.match import compile_filter
 from replset.query.order import is_number
 from replset.query.paths import field_path
-from replset.query.projection import compile_projection
 from replset.query.row import Row
 from replset.query.sort import compile_sort, sort_by_key
 from replset.query.stages.stage import MAX_BYTES, Run, Scope, Stage
@@ -31,33 +30,6 @@ class MatchStage(Stage):
 
     def take(self, row: Row) -> Iterable[Row]:
         return (row,) if self._matcher.matches(row.document) else ()
-
-
-class ProjectStage(Stage):
-    """Shows or hides fields by their names. Expressions are not built."""
-
-    is_simple = True
-
-    def __init__(self, spec: object, _scope: Scope) -> None:
-        if not isinstance(spec, Mapping):
-            raise ReplError("$project specification must be an object", code=ErrorCode.PROJECT_NO_OBJECT)
-        if not spec:
-            raise ReplError("projection specification must have at least one field", code=ErrorCode.PROJECT_EMPTY)
-        _refuse_operators(spec)
-        self.spec = dict(spec)
-        self._projection = compile_projection(spec)
-
-    def take(self, row: Row) -> Iterable[Row]:
-        return (row,) if self._projection is None else (Row(document=self._projection(row.document)),)
-
-
-def _refuse_operators(spec: Mapping[str, object]) -> None:
-    """Refuse what find has in a projection and an aggregation has not: there $slice is an expression."""
-    for name, value in spec.items():
-        if name.startswith("$"):
-            raise not_built(f"the expression {name:.80}")
-        if isinstance(value, Mapping):
-            _refuse_operators(value)
 
 
 class SkipStage(Stage):

@@ -85,7 +85,7 @@ class Scope:
 class Stage:
     """One stage, compiled. Each `start` begins anew, so a stage serves one run after the other."""
 
-    is_simple: ClassVar[bool] = False
+    is_simple: bool = False
     """The cost of one document is at most the bytes of the stage times those of the document."""
     run: Run
 

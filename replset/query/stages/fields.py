@@ -1,0 +1,151 @@
+"""The stages that make one document of each: $project, $addFields, $unset, $replaceRoot and $redact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+from replset.errors import ErrorCode, ReplError, UnknownFieldError
+from replset.query.errors import show
+from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.order import MISSING, type_name
+from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
+from replset.query.row import Row
+from replset.query.stages.stage import Run, Scope, Stage
+
+
+class FieldsStage(Stage):
+    """Makes one document of each by a projection."""
+
+    def __init__(self, projection: Projection | None, *, is_simple: bool) -> None:
+        self._projection = projection
+        self.is_simple = is_simple
+        self._variables: Mapping[str, Any] = NO_VARIABLES
+
+    def start(self, run: Run) -> None:
+        self._variables = run.variables
+
+    def take(self, row: Row) -> Iterable[Row]:
+        if self._projection is None:
+            return (row,)
+        return (Row(document=self._projection(row.document, self._variables)),)
+
+
+class ProjectStage(FieldsStage):
+    """Shows or hides fields by their names, and computes others. is_plain: it computes none."""
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise ReplError("$project specification must be an object", code=ErrorCode.PROJECT_NO_OBJECT)
+        if not spec:
+            raise ReplError("projection specification must have at least one field", code=ErrorCode.PROJECT_EMPTY)
+        self.spec = dict(spec)
+        self.is_plain = not is_computed(spec)
+        super().__init__(compile_projection(spec, scope.names, is_find=False), is_simple=self.is_plain)
+
+
+class AddFieldsStage(FieldsStage):
+    """Adds computed fields."""
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise fault(40272, f"$addFields specification stage must be an object, got {type_name(spec)}")
+        projection, self.paths = compile_added_fields(spec, scope.names)
+        super().__init__(projection, is_simple=False)
+
+
+class UnsetStage(FieldsStage):
+    """Removes fields."""
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        names = [spec] if type(spec) is str else spec
+        if type(names) is not list:
+            raise fault(31002, "$unset specification must be a string or an array")
+        if not names:
+            raise fault(31119, "$unset specification must be a string or an array with at least one field")
+        if not all(type(name) is str for name in names):
+            raise fault(31120, "$unset specification must be a string or an array containing only string values")
+        super().__init__(compile_projection(dict.fromkeys(names, 0), is_find=False), is_simple=True)
+
+
+class ReplaceRootStage(Stage):
+    """Puts the value of an expression in the place of the document."""
+
+    def __init__(self, expression: object, what: str, scope: Scope) -> None:
+        self._expression = compile_expression(expression, scope.names)
+        self._what = what
+
+    def start(self, run: Run) -> None:
+        self._variables = run.variables
+
+    def take(self, row: Row) -> Iterable[Row]:
+        value = self._expression.evaluate(row.document, self._variables)
+        if not isinstance(value, Mapping):
+            text = "MISSING" if value is MISSING else show(value)
+            kind = "missing" if value is MISSING else type_name(value)
+            raise fault(
+                40228,
+                f"{self._what} must evaluate to an object, but resulting value was: {text}. Type of resulting value:"
+                f" '{kind}'.",
+            )
+        return (Row(document=value if type(value) is dict else dict(value)),)
+
+
+def compile_replace_root(spec: object, scope: Scope) -> Stage:
+    """Return the stage of `{newRoot: expression}`."""
+    if not isinstance(spec, Mapping):
+        raise fault(40229, f"expected an object as specification for $replaceRoot stage, got {type_name(spec)}")
+    for name in spec:
+        if name != "newRoot":
+            raise UnknownFieldError(f"BSON field '$replaceRoot.{name:.80}' is an unknown field.")
+    if "newRoot" not in spec:
+        raise ReplError(
+            "BSON field '$replaceRoot.newRoot' is missing but a required field", code=ErrorCode.MISSING_FIELD
+        )
+    return ReplaceRootStage(spec["newRoot"], "'newRoot' expression ", scope)
+
+
+def compile_replace_with(spec: object, scope: Scope) -> Stage:
+    return ReplaceRootStage(spec, "'replacement document' ", scope)
+
+
+class RedactStage(Stage):
+    """Keeps, prunes or looks into each document within a document, as an expression says for it."""
+
+    _DECISIONS: ClassVar[Mapping[str, str]] = {"KEEP": "keep", "PRUNE": "prune", "DESCEND": "descend"}
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        names = scope.names | self._DECISIONS.keys() | {"CURRENT"}
+        self._expression: Final[Expression] = compile_expression(spec, names)
+
+    def start(self, run: Run) -> None:
+        self._variables = {**run.variables, **self._DECISIONS}
+
+    def take(self, row: Row) -> Iterable[Row]:
+        found = self._document(row.document, row.document)
+        return () if found is None else (Row(document=found),)
+
+    def _document(self, document: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | None:
+        self._variables["CURRENT"] = document
+        decision = self._expression.evaluate(root, self._variables)
+        if decision == "keep":
+            return document
+        if decision == "prune":
+            return None
+        if decision != "descend":
+            raise fault(
+                17053,
+                "$redact's expression should not return anything aside from the variables $$KEEP, $$DESCEND, and"
+                f" $$PRUNE, but returned {'nothing' if decision is MISSING else show(decision)}",
+            )
+        found = {name: self._value(value, root) for name, value in document.items()}
+        return {name: value for name, value in found.items() if value is not MISSING}
+
+    def _value(self, value: Any, root: dict[str, Any]) -> Any:
+        if type(value) is dict:
+            found = self._document(value, root)
+            return MISSING if found is None else found
+        if type(value) is list:
+            items = [self._value(item, root) for item in value]
+            return [item for item in items if item is not MISSING]
+        return value

@@ -1,0 +1,101 @@
+"""$unwind makes one document for each item of an array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from replset.bson import Int64
+from replset.query.expressions import fault
+from replset.query.order import MISSING, is_null, type_name
+from replset.query.paths import field_path
+from replset.query.row import Row
+from replset.query.stages.stage import Scope, Stage
+
+
+class UnwindStage(Stage):
+    """Makes one document for each item of an array."""
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if type(spec) is str:
+            spec = {"path": spec}
+        if not isinstance(spec, Mapping):
+            raise fault(
+                15981,
+                f"expected either a string or an object as specification for $unwind stage, got {type_name(spec)}",
+            )
+        self._keeps_empty, self._index, path = False, None, None
+        for name, value in spec.items():
+            match name:
+                case "path":
+                    if type(value) is not str:
+                        raise fault(28808, f"expected a string as the path for $unwind stage, got {type_name(value)}")
+                    path = value
+                case "preserveNullAndEmptyArrays":
+                    if type(value) is not bool:
+                        raise fault(28809, "expected a boolean for the preserveNullAndEmptyArrays option to $unwind")
+                    self._keeps_empty = value
+                case "includeArrayIndex":
+                    if type(value) is not str or not value:
+                        raise fault(28810, "expected a non-empty string for the includeArrayIndex option to $unwind")
+                    if value.startswith("$"):
+                        raise fault(
+                            28822, "includeArrayIndex option to $unwind stage should not be prefixed with a '$'"
+                        )
+                    self._index = field_path(value)
+                case _:
+                    raise fault(28811, f"unrecognized option to $unwind stage: {name:.80}")
+        if not path:
+            raise fault(28812, "no path specified to $unwind stage")
+        if not path.startswith("$"):
+            raise fault(28818, f"path option to $unwind stage should be prefixed with a '$': {path:.80}")
+        self.path: Final = field_path(path[1:])
+
+    def take(self, row: Row) -> Iterable[Row]:
+        document = row.document
+        value = inner_value(document, self.path)
+        if type(value) is list and value:
+            return self._items(document, value)
+        if not (type(value) is list or is_null(value)):
+            return (self._numbered(row, None),)
+        if not self._keeps_empty:
+            return ()
+        if type(value) is list:
+            row = Row(document=with_value(document, self.path, MISSING))
+        return (self._numbered(row, None),)
+
+    def _items(self, document: dict[str, Any], items: list[Any]) -> Iterator[Row]:
+        for number, item in enumerate(items):
+            yield self._numbered(Row(document=with_value(document, self.path, item)), number)
+
+    def _numbered(self, row: Row, number: int | None) -> Row:
+        """Return the document with the index of its item."""
+        if self._index is None:
+            return row
+        return Row(document=with_value(row.document, self._index, None if number is None else Int64(number)))
+
+
+def inner_value(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Return the value at a path through documents alone, or MISSING."""
+    value: Any = document
+    for name in path:
+        if not isinstance(value, Mapping):
+            return MISSING
+        value = value.get(name, MISSING)
+    return value
+
+
+def with_value(document: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return a copy with the value at a path, MISSING for without one. What is no document on the way becomes one."""
+    copy = dict(document)
+    name = path[0]
+    if len(path) > 1:
+        inner = copy.get(name)
+        if value is MISSING and not isinstance(inner, Mapping):
+            return copy
+        copy[name] = with_value(inner if isinstance(inner, Mapping) else {}, path[1:], value)
+    elif value is MISSING:
+        copy.pop(name, None)
+    else:
+        copy[name] = value
+    return copy

@@ -1,0 +1,166 @@
+"""Stages: what each makes of its documents, and each way to be refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.bson import Int64, decode, encode
+from replset.errors import ReplError
+from replset.query.pipeline import compile_pipeline
+from replset.query.stages.stage import Chain, Run
+
+Doc = dict[str, Any]
+
+
+def run(stages: list[Any], documents: list[Doc], **variables: Any) -> list[Doc]:
+    """Feed the documents one by one, as a cursor does."""
+    chain = Chain(compile_pipeline(stages), Run(variables))
+    found: list[bytes | None] = []
+    for document in documents:
+        if not chain.is_full:
+            found += chain.feed([encode(document)])
+    found += chain.end()
+    chain.close()
+    return [decode(raw) for raw in found if raw is not None]
+
+
+ITEMS: list[Doc] = [
+    {"_id": 1, "a": [1, 2], "z": 1},
+    {"_id": 2, "a": []},
+    {"_id": 3, "a": None},
+    {"_id": 4},
+    {"_id": 5, "a": "x"},
+    {"_id": 6, "a": [[3]]},
+]
+TREE: list[Doc] = [{"_id": 1, "n": 1, "in": {"n": 5, "t": 1}, "of": [{"n": 2}, {"n": 9}, 4, [{"n": 9}]]}]
+RESULTS: list[tuple[list[Any], list[Doc], list[Doc]]] = [
+    # $addFields, $set, $unset
+    ([{"$addFields": {"b": "$a", "c": {"d": 1}}}], [{"a": 1}], [{"a": 1, "b": 1, "c": {"d": 1}}]),
+    ([{"$set": {"a.b": "$c", "c": "$$REMOVE"}}], [{"a": [1, {"x": 2}], "c": 5}], [{"a": [{"b": 5}, {"x": 2, "b": 5}]}]),
+    ([{"$set": {"a": {"b": {"$literal": "$x"}}}}], [{"a": 1}], [{"a": {"b": "$x"}}]),
+    ([{"$set": {"a": "$b", "b": "$a"}}], [{"a": 1, "b": 2}], [{"a": 2, "b": 1}]),
+    ([{"$unset": "a"}], [{"_id": 1, "a": 1, "b": 2}], [{"_id": 1, "b": 2}]),
+    ([{"$unset": ["_id", "a.b"]}], [{"_id": 1, "a": [{"b": 1, "c": 1}]}], [{"a": [{"c": 1}]}]),
+    # $project
+    ([{"$project": {"x": "$a.b", "_id": 0}}], [{"_id": 1, "a": [{"b": 1}, {"b": 2}]}], [{"x": [1, 2]}]),
+    ([{"$project": {"a": 1, "x": {"y": "$a"}}}], [{"_id": 1, "a": 2, "b": 3}], [{"_id": 1, "a": 2, "x": {"y": 2}}]),
+    # $replaceRoot
+    ([{"$replaceRoot": {"newRoot": "$a"}}], [{"a": {"b": 1}}], [{"b": 1}]),
+    ([{"$replaceWith": {"x": "$a", "y": "$no"}}], [{"a": 1}], [{"x": 1}]),
+    # $unwind
+    (
+        [{"$unwind": "$a"}],
+        ITEMS,
+        [{"_id": 1, "a": 1, "z": 1}, {"_id": 1, "a": 2, "z": 1}, {"_id": 5, "a": "x"}, {"_id": 6, "a": [3]}],
+    ),
+    (
+        [{"$unwind": {"path": "$a", "preserveNullAndEmptyArrays": True, "includeArrayIndex": "i"}}],
+        ITEMS[:5],
+        [
+            {"_id": 1, "a": 1, "z": 1, "i": Int64(0)},
+            {"_id": 1, "a": 2, "z": 1, "i": Int64(1)},
+            {"_id": 2, "i": None},
+            {"_id": 3, "a": None, "i": None},
+            {"_id": 4, "i": None},
+            {"_id": 5, "a": "x", "i": None},
+        ],
+    ),
+    ([{"$unwind": "$a.b"}], [{"a": {"b": [1, 2], "c": 3}}], [{"a": {"b": 1, "c": 3}}, {"a": {"b": 2, "c": 3}}]),
+    ([{"$unwind": "$a.b"}], [{"a": [{"b": [1]}]}], []),
+    ([{"$unwind": "$a"}, {"$limit": 1}, {"$skip": 0}], [{"a": list(range(9))}] * 2, [{"a": 0}]),
+    ([{"$unwind": "$a"}, {"$unwind": "$a"}], [{"a": [[1, 2], 3]}], [{"a": 1}, {"a": 2}, {"a": 3}]),
+    # $redact
+    (
+        [{"$redact": {"$cond": [{"$gt": ["$n", 4]}, "$$PRUNE", "$$DESCEND"]}}],
+        TREE,
+        [{"_id": 1, "n": 1, "of": [{"n": 2}, 4, []]}],
+    ),
+    ([{"$redact": {"$cond": [{"$eq": ["$$ROOT.n", 1]}, "$$KEEP", "$$PRUNE"]}}], TREE, TREE),
+    ([{"$redact": "$$PRUNE"}], TREE, []),
+    # $facet
+    (
+        [{"$facet": {"n": [{"$count": "n"}], "one": [{"$limit": 1}], "none": [{"$match": {"a": 9}}]}}],
+        [{"a": 1}, {"a": 2}],
+        [{"n": [{"n": 2}], "one": [{"a": 1}], "none": []}],
+    ),
+    ([{"$match": {"a": 9}}, {"$facet": {"n": [{"$sort": {"a": 1}}]}}], [{"a": 1}], [{"n": []}]),
+    (
+        [{"$facet": {"n": [{"$sort": {"a": -1}}, {"$limit": 1}]}}, {"$unwind": "$n"}],
+        [{"a": 1}, {"a": 2}],
+        [{"n": {"a": 2}}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("stages", "documents", "wanted"), RESULTS, ids=[str(stages)[:70] for stages, _, _ in RESULTS])
+def test_what_comes_out(stages: list[Any], documents: list[Doc], wanted: list[Doc]) -> None:
+    found = run(stages, documents)
+    assert found == wanted
+    assert encode({"": found}) == encode({"": wanted})
+
+
+REFUSED: list[tuple[Any, int]] = [
+    ({"$addFields": 1}, 40272),
+    ({"$addFields": {}}, 40177),
+    ({"$set": {"a": {}}}, 40180),
+    ({"$set": {"a": {"$add": 1, "b": 1}}}, 40181),
+    ({"$set": {"a": {"b.c": 1}}}, 40183),
+    ({"$set": {"a": 1, "a.b": 1}}, 40176),
+    ({"$set": {"$a": 1}}, 16410),
+    ({"$unset": 1}, 31002),
+    ({"$unset": []}, 31119),
+    ({"$unset": ["a", 1]}, 31120),
+    ({"$unset": ["a", "a.b"]}, 31249),
+    ({"$project": {"a.$": 1}}, 31324),
+    ({"$project": {"a": {"$elemMatch": {"b": 1}}}}, 168),
+    ({"$replaceRoot": 1}, 40229),
+    ({"$replaceRoot": {}}, 40414),
+    ({"$replaceRoot": {"newRoot": "$a", "x": 1}}, 40415),
+    ({"$unwind": 1}, 15981),
+    ({"$unwind": {"path": 1}}, 28808),
+    ({"$unwind": {"path": "$a", "preserveNullAndEmptyArrays": 1}}, 28809),
+    ({"$unwind": {"path": "$a", "includeArrayIndex": ""}}, 28810),
+    ({"$unwind": {"path": "$a", "includeArrayIndex": "$i"}}, 28822),
+    ({"$unwind": {"path": "$a", "x": 1}}, 28811),
+    ({"$unwind": {}}, 28812),
+    ({"$unwind": "a"}, 28818),
+    ({"$redact": "$$NOPE"}, 17276),
+    ({"$facet": {}}, 40169),
+    ({"$facet": {"a": 1}}, 40170),
+    ({"$facet": {"a.b": []}}, 16412),
+    ({"$facet": {"$a": []}}, 16410),
+    ({"$facet": {"a": [{"$facet": {"b": []}}]}}, 40600),
+    ({"$facet": {"a": [{"$collStats": {}}]}}, 40600),
+]
+
+
+@pytest.mark.parametrize(("stage", "code"), REFUSED, ids=[str(stage) for stage, _ in REFUSED])
+def test_refused(stage: Any, code: int) -> None:
+    with pytest.raises(ReplError) as failure:
+        compile_pipeline([stage])
+    assert failure.value.code == code, failure.value.message
+
+
+FAILS: list[tuple[Any, Doc, int]] = [
+    ({"$replaceRoot": {"newRoot": "$a"}}, {"a": 1}, 40228),
+    ({"$replaceWith": "$a"}, {}, 40228),
+    ({"$redact": "$a"}, {"a": 1}, 17053),
+]
+
+
+@pytest.mark.parametrize(("stage", "document", "code"), FAILS, ids=[str(stage) for stage, _, _ in FAILS])
+def test_a_document_that_fails(stage: Any, document: Doc, code: int) -> None:
+    with pytest.raises(ReplError) as failure:
+        run([stage], [document])
+    assert failure.value.code == code
+
+
+def test_a_stage_runs_again() -> None:
+    """A compiled pipeline serves one run after the other."""
+    stages = compile_pipeline([{"$skip": 1}, {"$limit": 1}, {"$facet": {"a": [{"$count": "n"}]}}])
+    for _ in range(2):
+        chain = Chain(stages)
+        found = [*chain.feed([encode({})] * 3), *chain.end()]
+        assert [decode(raw) for raw in found if raw] == [{"a": [{"n": 1}]}]
