@@ -9,7 +9,7 @@ from typing import Any
 
 from replset.bson import Decimal128, Int64
 
-_DECIMAL128 = decimal.Context(
+DECIMAL128 = decimal.Context(
     prec=34, rounding=decimal.ROUND_HALF_EVEN, Emin=-6143, Emax=6144, capitals=1, clamp=1, flags=[], traps=[]
 )
 _INT32 = 1 << 31
@@ -18,12 +18,12 @@ _INT64 = 1 << 63
 
 def add(a: object, b: object) -> object:
     """Return the sum of two numbers. OverflowError beyond 64 bits; see `_result` for the type."""
-    return _result(a, b, operator.add, _DECIMAL128.add)
+    return _result(a, b, operator.add, DECIMAL128.add)
 
 
 def multiply(a: object, b: object) -> object:
     """Return the product of two numbers. OverflowError beyond 64 bits; see `_result` for the type."""
-    return _result(a, b, operator.mul, _DECIMAL128.multiply)
+    return _result(a, b, operator.mul, DECIMAL128.multiply)
 
 
 def zero_like(number: object) -> object:
@@ -50,13 +50,13 @@ def _result(
 ) -> object:
     """Return a decimal if a number is one, else a double if one is one, else a long if one is or an int overflows."""
     if type(a) is Decimal128 or type(b) is Decimal128:
-        return Decimal128.from_decimal(calculate_decimal(_decimal(a), _decimal(b)))
+        return Decimal128.from_decimal(calculate_decimal(to_decimal(a), to_decimal(b)))
     if type(a) is float or type(b) is float:
         return calculate(float(a), float(b))
     return to_stored_int(calculate(int(a), int(b)), is_long(a) or is_long(b))
 
 
-def _decimal(number: Any) -> decimal.Decimal:
+def to_decimal(number: Any) -> decimal.Decimal:
     """Return the number as a decimal. A double becomes a decimal of 15 digits, as in MongoDB."""
     if type(number) is Decimal128:
         return number.to_decimal()

@@ -16,7 +16,7 @@ from replset.errors import ErrorCode, ReplError
 from replset.query.errors import BadValueError, not_built, show
 from replset.query.index_values import ParallelArraysError, Path, value_lists
 from replset.query.order import MISSING, equals, is_number
-from replset.query.paths import field_path
+from replset.query.paths import array_index, field_path
 from replset.query.time_limit import check_time
 
 MAX_FIELDS = 32
@@ -26,6 +26,8 @@ SORT_RUN = 8192
 """Keys that are sorted in one call, which takes some milliseconds."""
 
 T = TypeVar("T")
+ItemKey = Callable[[object], bytes]
+"""Gives the key of an array's item."""
 _key_of: Callable[[tuple[bytes, object]], bytes] = itemgetter(0)
 
 
@@ -138,3 +140,46 @@ def _natural(spec: Mapping[str, Any]) -> int:
     if not (equals(1)(direction) or equals(-1)(direction)):
         raise BadValueError("$natural sort cannot be set to a value other than -1 or 1.")
     return 1 if equals(1)(direction) else -1
+
+
+def compile_item_sort(spec: object) -> ItemKey:
+    """Return the key of an array's item: of the whole item by 1 or -1, of its fields by a document.
+
+    It is that of $push and $sortArray. A number in a path names an item, and no array on a path is searched.
+    """
+    if is_number(spec):
+        return _directed(encode_key, spec)
+    if not isinstance(spec, Mapping):
+        raise BadValueError(
+            "The $sort is invalid: use 1/-1 to sort the whole element, or {field:1/-1} to sort embedded fields"
+        )
+    if not spec:
+        raise BadValueError("The $sort pattern is empty when it should be a set of fields.")
+    keys = [_directed(_field_key(path), direction) for path, direction in spec.items()]
+    return lambda item: b"".join([key(item) for key in keys])
+
+
+def _directed(key: ItemKey, direction: object) -> ItemKey:
+    if not is_number(direction) or not (equals(1)(direction) or equals(-1)(direction)):
+        raise BadValueError("The $sort element value must be either 1 or -1")
+    return key if equals(1)(direction) else lambda item: key(item).translate(_COMPLEMENT)
+
+
+def _field_key(path: str) -> ItemKey:
+    if "" in path.split("."):
+        raise BadValueError(f"The $sort field is a dotted field but has an empty part: {path}")
+    parts = path.split(".")
+
+    def key(item: object) -> bytes:
+        value: Any = item if isinstance(item, Mapping) else None
+        for part in parts:
+            if isinstance(value, Mapping):
+                value = value.get(part)
+            elif type(value) is list:
+                index = array_index(part)
+                value = value[index] if index is not None and index < len(value) else None
+            else:
+                return encode_key(None)
+        return encode_key(value)
+
+    return key

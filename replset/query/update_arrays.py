@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replset.bson import Regex, encode_key
@@ -10,16 +10,12 @@ from replset.query.conditions import is_operators, literal, value_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, show
 from replset.query.match import compile_item_filter, compile_value_filter
 from replset.query.order import MISSING, Predicate, equals, is_number, type_name
-from replset.query.paths import array_index
-from replset.query.sort import sort_by_key
+from replset.query.sort import ItemKey, compile_item_sort, sort_by_key
 from replset.query.time_limit import check_time
 from replset.query.update_operators import UpdateOperation, last_name
 from replset.query.update_paths import UpdateContext
 
-_COMPLEMENT = bytes(range(255, -1, -1))
 _PUSH_CLAUSES = frozenset({"$each", "$position", "$slice", "$sort"})
-
-SortKey = Callable[[object], bytes]
 
 
 def push(path: str, operand: object) -> UpdateOperation:
@@ -32,12 +28,12 @@ def push(path: str, operand: object) -> UpdateOperation:
     items = operand["$each"]
     if type(items) is not list:
         raise BadValueError(f"The argument to $each in $push must be an array but it was of type: {type_name(items)}")
-    sort_key = _push_sort(operand["$sort"]) if "$sort" in operand else None
+    sort_key = compile_item_sort(operand["$sort"]) if "$sort" in operand else None
     return _push_at(path, items, _push_number(operand, "$position"), sort_key, _push_number(operand, "$slice"))
 
 
 def _push_at(
-    path: str, items: Sequence[object], position: int | None, sort_key: SortKey | None, keep: int | None
+    path: str, items: Sequence[object], position: int | None, sort_key: ItemKey | None, keep: int | None
 ) -> UpdateOperation:
     def change(old: object, context: UpdateContext) -> object:
         result = [] if old is MISSING else list(_array(old, path, context))
@@ -59,46 +55,6 @@ def _push_number(clauses: Mapping[str, object], name: str) -> int | None:
     if not (is_number(value) and isinstance(value, int | float) and float(value).is_integer()):
         raise BadValueError(f"The value for {name} must be an integer value but was given type: {type_name(value)}")
     return int(value)
-
-
-def _push_sort(spec: object) -> SortKey:
-    """Return the sort key of $sort: 1 or -1 sorts whole items, {field: 1 | -1} sorts documents by their fields."""
-    if is_number(spec):
-        return _directed(encode_key, spec)
-    if not isinstance(spec, Mapping):
-        raise BadValueError(
-            "The $sort is invalid: use 1/-1 to sort the whole element, or {field:1/-1} to sort embedded fields"
-        )
-    if not spec:
-        raise BadValueError("The $sort pattern is empty when it should be a set of fields.")
-    keys = [_directed(_field_key(path), direction) for path, direction in spec.items()]
-    return lambda item: b"".join([key(item) for key in keys])
-
-
-def _directed(key: SortKey, direction: object) -> SortKey:
-    if not is_number(direction) or not (equals(1)(direction) or equals(-1)(direction)):
-        raise BadValueError("The $sort element value must be either 1 or -1")
-    return key if equals(1)(direction) else lambda item: key(item).translate(_COMPLEMENT)
-
-
-def _field_key(path: str) -> SortKey:
-    if "" in path.split("."):
-        raise BadValueError(f"The $sort field is a dotted field but has an empty part: {path}")
-    parts = path.split(".")
-
-    def key(item: object) -> bytes:
-        value: Any = item if isinstance(item, Mapping) else None
-        for part in parts:
-            if isinstance(value, Mapping):
-                value = value.get(part)
-            elif type(value) is list:
-                index = array_index(part)
-                value = value[index] if index is not None and index < len(value) else None
-            else:
-                return encode_key(None)
-        return encode_key(value)
-
-    return key
 
 
 def add_to_set(path: str, operand: object) -> UpdateOperation:

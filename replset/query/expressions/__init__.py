@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from replset.query.expressions import logic
+from replset.query.expressions import arithmetic, arrays, logic, objects, trigonometry
 from replset.query.expressions.frame import WHOLE, Expression, Operator, Scope, fault, value_at
 
 __all__ = ["OPERATORS", "WHOLE", "Expression", "compile_expression", "fault", "value_at"]
 
-OPERATORS: Final[dict[str, Operator]] = {row.name: row for table in (logic.OPERATORS,) for row in table}
+_MODULES: Final = (logic, arithmetic, trigonometry, arrays, objects)
+OPERATORS: Final[dict[str, Operator]] = {row.name: row for module in _MODULES for row in module.OPERATORS}
 
 
 def compile_expression(value: Any, names: Iterable[str] = ()) -> Expression:

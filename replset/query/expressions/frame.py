@@ -173,14 +173,14 @@ def named(
     optional: Mapping[str, Any] | None = None,
     no_document: int = ErrorCode.FAILED_TO_PARSE,
     unknown: int = ErrorCode.FAILED_TO_PARSE,
-    missing: int = ErrorCode.FAILED_TO_PARSE,
+    missing: int | Mapping[str, int] = ErrorCode.FAILED_TO_PARSE,
     null_if_null: bool = False,
     folds: bool = True,
 ) -> Operator:
     """Return an operator with named arguments. The function gets the values in the order of `required`, `optional`.
 
     optional: the value of each argument that is not given. no_document, unknown, missing: the codes of the errors for
-    an argument that is no document, that has a field too many, that lacks a required one.
+    an argument that is no document, that has a field too many, that lacks a required one (one code, or one for each).
     """
     defaults = dict(optional or {})
 
@@ -206,7 +206,7 @@ def arguments(
     optional: Sequence[str] = (),
     no_document: int = ErrorCode.FAILED_TO_PARSE,
     unknown: int = ErrorCode.FAILED_TO_PARSE,
-    missing: int = ErrorCode.FAILED_TO_PARSE,
+    missing: int | Mapping[str, int] = ErrorCode.FAILED_TO_PARSE,
 ) -> dict[str, Any]:
     """Return the named arguments of an operator, not compiled. See `named` for the codes."""
     if not isinstance(argument, Mapping):
@@ -216,7 +216,8 @@ def arguments(
             raise fault(unknown, f"{name} has no argument '{field:.80}'")
     for field in required:
         if field not in argument:
-            raise fault(missing, f"{name} needs the argument '{field}'")
+            code = missing if isinstance(missing, int) else missing[field]
+            raise fault(code, f"{name} needs the argument '{field}'")
     return dict(argument)
 
 

@@ -72,20 +72,13 @@ def _cond(argument: Any, scope: Scope) -> Expression:
             raise fault(16020, f"Expression $cond takes exactly 3 arguments. {len(argument)} were passed in.")
         values = argument
     else:
-        given = _cond_arguments(argument)
-        values = [given["if"], given["then"], given["else"]]
+        codes = {"if": 17080, "then": 17081, "else": 17082}
+        given = arguments("$cond", argument, tuple(codes), no_document=16020, unknown=17083, missing=codes)
+        values = [given[name] for name in codes]
     test, then, other = parts = [scope.compile(value) for value in values]
     return combine(
         lambda root, variables: (then.run if is_true(test.run(root, variables)) else other.run)(root, variables), *parts
     )
-
-
-def _cond_arguments(argument: Any) -> dict[str, Any]:
-    names = ("if", "then", "else")
-    for name, code in zip(names, (17080, 17081, 17082), strict=True):
-        if isinstance(argument, dict) and not argument.keys() - set(names) and name not in argument:
-            raise fault(code, f"$cond needs the argument '{name}'")
-    return arguments("$cond", argument, names, no_document=16020, unknown=17083)
 
 
 def _if_null(argument: Any, scope: Scope) -> Expression:
@@ -112,17 +105,11 @@ def _switch(argument: Any, scope: Scope) -> Expression:
     if not branches:
         raise fault(40068, "$switch requires at least one branch.")
     cases: list[tuple[Run, Run]] = []
+    codes = {"case": 40064, "then": 40065}
     parts = []
     for branch in branches:
-        if not isinstance(branch, dict):
-            raise fault(40062, f"$switch expected each branch to be an object, found: {show(branch)}")
-        for name in branch:
-            if name not in ("case", "then"):
-                raise fault(40063, f"$switch found an unknown argument to a branch: {name:.80}")
-        for name, code in (("case", 40064), ("then", 40065)):
-            if name not in branch:
-                raise fault(code, f"$switch requires each branch have a '{name}' expression")
-        case, then = scope.compile(branch["case"]), scope.compile(branch["then"])
+        arguments("a branch of $switch", branch, tuple(codes), no_document=40062, unknown=40063, missing=codes)
+        case, then = [scope.compile(branch[name]) for name in codes]
         parts += [case, then]
         cases.append((case.run, then.run))
     default = scope.compile(given["default"]) if "default" in given else None
@@ -150,9 +137,10 @@ def variable_name(name: object, operator: str) -> str:
 
 
 def _let(argument: Any, scope: Scope) -> Expression:
-    given = arguments("$let", argument, ("vars", "in"), no_document=16874, unknown=16875, missing=16876)
+    codes = {"vars": 16876, "in": 16877}
+    given = arguments("$let", argument, tuple(codes), no_document=16874, unknown=16875, missing=codes)
     if not isinstance(given["vars"], dict):
-        raise fault(16876, f"invalid parameter: expected an object (vars): {show(given['vars'])}")
+        raise fault(10065, f"the 'vars' of $let must be an object: {show(given['vars'])}")
     parts = {variable_name(name, "$let"): scope.compile(value) for name, value in given["vars"].items()}
     body = scope.with_names(*parts).compile(given["in"])
     runs = {name: part.run for name, part in parts.items()}
