@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Final
+from typing import Any, Final
 
 import regex
 
@@ -66,7 +66,10 @@ class _TimeBudget:
         return self.limit - self.used
 
 
-Search = Callable[..., object]
+Search = Callable[..., Any]
+"""`search` of a compiled expression: gives a match or None."""
+Find = Callable[[str, int], Any]
+"""Gives the first match in a text from a place on, or None."""
 _budget = _TimeBudget()
 _thread_slot = threading.BoundedSemaphore()
 
@@ -97,20 +100,21 @@ def regex_predicate(pattern: str, options: str) -> Predicate:
     Raises 51108 for an unknown option, 51091 for a pattern that cannot be parsed, 51156 when the slice's time is over.
     The test raises 51156 too.
     """
-    is_in = _searcher(pattern, options)
+    find = find_in(pattern, options)
     same = Regex(pattern, options)
 
     def matches(value: object) -> bool:
         if isinstance(value, str):
-            return is_in(value)
+            return find(value, 0) is not None
         if type(value) is Symbol:
-            return is_in(value.text)
+            return find(value.text, 0) is not None
         return type(value) is Regex and value == same
 
     return matches
 
 
-def _searcher(pattern: str, options: str) -> Callable[[str], bool]:
+def find_in(pattern: str, options: str) -> Find:
+    """Return what searches in texts. Both raise as `regex_predicate` and its test do."""
     limit = _budget.left(pattern)
     began = time.thread_time()
     try:
@@ -119,36 +123,36 @@ def _searcher(pattern: str, options: str) -> Callable[[str], bool]:
         _budget.used += min(time.thread_time() - began, limit)
     size = len(pattern) + 1
 
-    def is_in(text: str) -> bool:
+    def find(text: str, place: int) -> Any:
         work = size * len(text)
         limit = _budget.left(pattern)
         if plain is not None and work <= _MAX_INLINE_WORK:
             _budget.used += _PLAIN_S + work * _PLAIN_STEP_S
-            return plain(text) is not None
+            return plain(text, place)
         if work > _MAX_WORK:
             raise _too_long(pattern)
         if work > _MAX_INLINE_WORK:
-            return _search_in_thread(pattern, search, text, limit)
+            return _search_in_thread(pattern, search, text, place, limit)
         began = time.thread_time()
         try:
-            return search(text, timeout=limit, concurrent=True) is not None
+            return search(text, place, timeout=limit, concurrent=True)
         except (TimeoutError, MemoryError):
             raise _too_long(pattern) from None
         finally:
             _budget.used += min(time.thread_time() - began, limit)
 
-    return is_in
+    return find
 
 
-def _search_in_thread(pattern: str, search: Search, text: str, limit: float) -> bool:
+def _search_in_thread(pattern: str, search: Search, text: str, place: int, limit: float) -> Any:
     """Run `search` in a thread, one at a time. 51156 after `limit` seconds, though the thread may go on for a while."""
-    found: list[bool] = []
+    found: list[Any] = []
     free, began = _thread_slot, time.perf_counter()
 
     def run() -> None:
         try:
             with contextlib.suppress(TimeoutError, MemoryError):
-                found.append(search(text, timeout=limit, concurrent=True) is not None)
+                found.append(search(text, place, timeout=limit, concurrent=True))
         finally:
             free.release()
 

@@ -8,12 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from replset.query.expressions import arithmetic, arrays, logic, objects, trigonometry
+from replset.query.expressions import (
+    arithmetic,
+    arrays,
+    convert,
+    dates,
+    logic,
+    objects,
+    regexes,
+    strings,
+    trigonometry,
+)
 from replset.query.expressions.frame import WHOLE, Expression, Operator, Scope, fault, value_at
 
 __all__ = ["OPERATORS", "WHOLE", "Expression", "compile_expression", "fault", "value_at"]
 
-_MODULES: Final = (logic, arithmetic, trigonometry, arrays, objects)
+_MODULES: Final = (logic, arithmetic, trigonometry, arrays, objects, strings, regexes, dates, convert)
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for module in _MODULES for row in module.OPERATORS}
 
 

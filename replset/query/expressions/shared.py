@@ -1,0 +1,89 @@
+"""What the operators on strings, dates and types share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from replset.bson import Decimal128
+from replset.errors import ErrorCode, ReplError
+from replset.query.expressions.frame import (
+    Document,
+    Expression,
+    Operator,
+    Scope,
+    Variables,
+    arguments,
+    combine,
+    constant,
+)
+
+INT32: Final = 1 << 31
+INT64: Final = 1 << 63
+
+
+class Mark(Enum):
+    """Values that no document has. ABSENT: an argument that was not given. NO_INPUT: there is nothing to convert."""
+
+    ABSENT = "absent"
+    NO_INPUT = "no input"
+
+
+ABSENT: Final = Mark.ABSENT
+NO_INPUT: Final = Mark.NO_INPUT
+
+
+def whole_number(value: Any, limit: int = INT64) -> int | None:
+    """Return a number without a fraction as an int, None for every other value and for one beyond `limit`."""
+    if type(value) is Decimal128:
+        value = value.to_decimal()
+        if not value.is_finite() or value.adjusted() > 19:
+            return None
+    elif type(value) is float:
+        if not math.isfinite(value):
+            return None
+    elif not isinstance(value, int) or type(value) is bool:
+        return None
+    number = int(value)
+    return number if number == value and -limit <= number < limit else None
+
+
+def conversion_failure(message: str) -> ReplError:
+    return ReplError(message, code=ErrorCode.CONVERSION_FAILURE)
+
+
+def with_fallbacks(
+    name: str,
+    function: Callable[..., Any],
+    required: Sequence[str],
+    optional: Mapping[str, Any],
+    codes: tuple[int, int, int],
+    fallbacks: Sequence[str],
+) -> Operator:
+    """Return an operator with named arguments and with `onNull`, `onError` or both, which are evaluated by need.
+
+    The function gives NO_INPUT for `onNull` and raises 241 for `onError`. The others are as in `named`.
+    """
+
+    def build(argument: Any, scope: Scope) -> Expression:
+        given = arguments(name, argument, required, (*optional, *fallbacks), *codes)
+        parts = {field: scope.compile(value) for field, value in given.items()}
+        values = [parts.get(field, constant(optional.get(field))).run for field in (*required, *optional)]
+        on_null, on_error = parts.get("onNull"), parts.get("onError")
+
+        def run(root: Document, variables: Variables) -> Any:
+            try:
+                result = function(*[value(root, variables) for value in values])
+            except ReplError as error:
+                if on_error is None or error.code != ErrorCode.CONVERSION_FAILURE:
+                    raise
+                return on_error.run(root, variables)
+            if result is not NO_INPUT:
+                return result
+            return None if on_null is None else on_null.run(root, variables)
+
+        return combine(run, *parts.values())
+
+    return Operator(name, build)
