@@ -226,6 +226,9 @@ class ErrorCode(IntEnum):
     PIPELINE_TOO_LONG = 7749501
     GET_LAST_ERROR_DEFAULTS_SET = 5624102
     NOT_ENOUGH_IN_SYNC = 9_900_001, "NotEnoughInSync"
+    CONSUMER_NOT_FOUND = 9_900_011, "ConsumerNotFound"
+    CONSUMER_TAKEN = 9_900_012, "ConsumerTaken"
+    CONSUMER_MOVED = 9_900_013, "ConsumerMoved"
 
 
 def code_name(code: int) -> str:
@@ -329,6 +332,24 @@ class InvalidOptionsError(ReplError):
     """Options that do not go together (72)."""
 
     code = ErrorCode.INVALID_OPTIONS
+
+
+class ConsumerNotFoundError(ReplError):
+    """No consumer has this name (9900011)."""
+
+    code = ErrorCode.CONSUMER_NOT_FOUND
+
+
+class ConsumerTakenError(ReplError):
+    """Another reader holds an exclusive consumer (9900012)."""
+
+    code = ErrorCode.CONSUMER_TAKEN
+
+
+class ConsumerMovedError(ReplError):
+    """What was read counts no more: another reader has the consumer, or its position was set (9900013)."""
+
+    code = ErrorCode.CONSUMER_MOVED
 
 
 class CommandNotFoundError(ReplError):

@@ -28,6 +28,7 @@ LEVELS = {
     "replset.optime": 1,
     "replset.core": 2,
     "replset.query": 2,
+    "replset.consumers": 2,
     "replset.wire": 3,
     "replset.storage": 3,
     "replset.commands": 4,

@@ -42,6 +42,8 @@ class Action(Enum):
     VIEW_ROLE = "viewRole", "database"
     GRANT_ROLE = "grantRole", "database"
     REVOKE_ROLE = "revokeRole", "database"
+    CHANGE_STREAM = "changeStream", "database"
+    MANAGE_CONSUMERS = "manageConsumers", "database"
     # On the set and its members
     LIST_DATABASES = "listDatabases", "cluster"
     SERVER_STATUS = "serverStatus", "cluster"
@@ -77,16 +79,17 @@ class Action(Enum):
 
 _READ: Final = frozenset(
     {Action.FIND, Action.LIST_COLLECTIONS, Action.LIST_INDEXES, Action.COLL_STATS, Action.DB_STATS, Action.DB_HASH}
+    | {Action.CHANGE_STREAM}
 )
 _WRITE: Final = frozenset(
     {Action.INSERT, Action.UPDATE, Action.REMOVE, Action.CREATE_COLLECTION, Action.DROP_COLLECTION}
-    | {Action.RENAME_COLLECTION, Action.CREATE_INDEX, Action.DROP_INDEX}
+    | {Action.RENAME_COLLECTION, Action.CREATE_INDEX, Action.DROP_INDEX, Action.MANAGE_CONSUMERS}
 )
 _READ_WRITE: Final = _READ | _WRITE
 _DB_ADMIN: Final = frozenset(
     {Action.LIST_COLLECTIONS, Action.LIST_INDEXES, Action.COLL_STATS, Action.DB_STATS, Action.DB_HASH}
     | {Action.VALIDATE, Action.CREATE_COLLECTION, Action.DROP_COLLECTION, Action.RENAME_COLLECTION, Action.COLL_MOD}
-    | {Action.CREATE_INDEX, Action.DROP_INDEX, Action.DROP_DATABASE, Action.PROFILE}
+    | {Action.CREATE_INDEX, Action.DROP_INDEX, Action.DROP_DATABASE, Action.PROFILE, Action.MANAGE_CONSUMERS}
 )
 _USER_ADMIN: Final = frozenset(
     {Action.CREATE_USER, Action.DROP_USER, Action.CHANGE_USER, Action.VIEW_USER, Action.VIEW_ROLE}

@@ -76,6 +76,13 @@ class History:
         older = None if self.older is None else self.older.oldest
         return live if older is None else min(live, older, key=lambda at: at.ts)
 
+    def reaches(self, position: OpTime) -> bool:
+        """Whether the entries behind `position` can be read here."""
+        older = self.older
+        if position.ts >= self._member.store.trimmed_through:
+            return True
+        return older is not None and older.oldest is not None and position.ts >= older.missing_through
+
     async def after(
         self, position: OpTime, *, limit: int = PAGE_ENTRIES, max_bytes: int = PAGE_BYTES
     ) -> list[OplogRow]:

@@ -34,6 +34,7 @@ from replset.storage.store import Store
 
 if TYPE_CHECKING:
     from replset.commands.audit_trail import AuditTrail
+    from replset.commands.consumer_directory import ConsumerDirectory
     from replset.commands.history import History
     from replset.commands.transactions import TransactionTable
     from replset.commands.user_directory import UserDirectory
@@ -230,6 +231,11 @@ class MemberPort(Protocol):
     @property
     def users(self) -> UserDirectory:
         """The set's users, and whether a client must be one of them."""
+        ...
+
+    @property
+    def consumers(self) -> ConsumerDirectory:
+        """The set's named consumers."""
         ...
 
     @property

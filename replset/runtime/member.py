@@ -19,6 +19,7 @@ from typing import Literal, Self, TypeVar
 from replset.bson import ObjectId, RawDocument, encode
 from replset.commands.audit_trail import AuditTrail
 from replset.commands.byte_rate import ByteRate
+from replset.commands.consumer_directory import ConsumerDirectory
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.histogram import Histogram
@@ -304,7 +305,7 @@ class RunningMember:
             self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
         )
         self._housekeeper = Housekeeper(
-            self.context, lambda: self._effects.on_disk_space(), self.on_damage, self.node.oldest_needed
+            self.context, lambda: self._effects.on_disk_space(), self.on_damage, self._oldest_needed
         )
         self.index_builder = IndexBuilder(
             self.context,
@@ -317,6 +318,7 @@ class RunningMember:
         self.byte_rates: dict[int, ByteRate] = {}
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)
         self.users = UserDirectory(self, required=options.auth)
+        self.consumers = ConsumerDirectory(self)
         self.dispatcher = Dispatcher(self)
         self._session_expiry = SessionExpiry(
             self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms
@@ -550,6 +552,11 @@ class RunningMember:
             self._progress.notify()
         else:
             self._progress.notify_soon()
+
+    def _oldest_needed(self) -> OpTime | None:
+        """The oldest entry that another member or a consumer needs."""
+        needed = (self.node.oldest_needed(), self.consumers.needed())
+        return min((at for at in needed if at is not None), default=None, key=lambda at: at.ts)
 
     def _on_undone(self) -> None:
         """Close all cursors after a rollback. They would read entries and documents that the rollback removed."""

@@ -18,6 +18,7 @@ from replset.commands import read_concern, write_concern
 from replset.commands.audit_trail import AuditTrail
 from replset.commands.byte_rate import ByteRate
 from replset.commands.command import PROVE
+from replset.commands.consumer_directory import ConsumerDirectory
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.history import History
@@ -198,11 +199,13 @@ class FakeMember:
     users: UserDirectory = field(init=False)
     audit: AuditTrail = field(init=False)
     history: History = field(init=False)
+    consumers: ConsumerDirectory = field(init=False)
     scrub: ScrubStatus = field(default_factory=ScrubStatus)
 
     def __post_init__(self) -> None:
         self.transactions = TransactionTable(self)
         self.history = History(self)
+        self.consumers = ConsumerDirectory(self)
         self.users = UserDirectory(self, required=False)
         self.audit = AuditTrail(self.audited.append, self.clock.wall_ms)
         context: Any = SimpleNamespace(clock=self.clock, store=self.store, write_queue=WriteQueue())

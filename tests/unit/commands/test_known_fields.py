@@ -21,6 +21,8 @@ OURS = {
 } | {
     "replSetTestClock",
     "replSetGetElections",
+    "replSetConsumers",
+    *(f"replSetConsumer{name}" for name in ("Create", "Read", "Ack", "Nack", "Seek", "Remove")),
     "replSetCheckDocuments",
     "replSetRepairDocuments",
     "replSetBackup",

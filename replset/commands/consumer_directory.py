@@ -1,0 +1,187 @@
+"""The set's named consumers as one member knows them: documents of config.consumers, replicated as any other.
+
+What a primary has beside them (leases, and what shared readers hold) is in its memory, and ends with its term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from replset.bson import Int64, decode, encode, encode_key
+from replset.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, Consumer
+from replset.consumers.leases import Leases
+from replset.consumers.shared_window import SharedWindow
+from replset.errors import ConsumerNotFoundError, ReplError
+from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.query.change_tokens import Token
+from replset.replication.write_ops import WriteGroup, do_update, update_object
+from replset.storage.retention import falls_off_in_s
+from replset.storage.sqlite import rows_of
+from replset.storage.store import Store
+
+if TYPE_CHECKING:
+    from replset.commands.ports import MemberPort
+
+
+class PrimaryState:
+    """What the primary of one term remembers of its consumers' readers.
+
+    leases: see there. windows: of shared consumers. delayed: before when an exclusive or failover consumer gives
+    nothing, by name and generation. saved: when a position was last saved without an acknowledgement. passed: up to
+    which token there is nothing to acknowledge, in which generation.
+    """
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self.leases = Leases()
+        self.windows: dict[str, SharedWindow] = {}
+        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.delayed: dict[tuple[str, int], Millis] = {}
+        self.saved: dict[str, Millis] = {}
+        self.passed: dict[str, tuple[int, str]] = {}
+
+    def window(self, consumer: Consumer) -> SharedWindow:
+        """The window of the consumer's generation, made anew where there is none."""
+        window = self.windows.get(consumer.name)
+        if window is None or window.generation != consumer.generation:
+            window = SharedWindow(consumer.position, consumer.acked, consumer.generation, MOST_OUTSTANDING)
+            self.windows[consumer.name] = window
+        return window
+
+    def delay(self, consumer: Consumer, until: Millis) -> None:
+        """Give nothing before `until`."""
+        for name, generation in list(self.delayed):
+            if name == consumer.name:
+                del self.delayed[name, generation]
+        self.delayed[consumer.name, consumer.generation] = until
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a consumer that is gone."""
+        for known in (self.windows, self.locks, self.saved, self.passed):
+            known.pop(name, None)
+
+
+class ConsumerDirectory:
+    """Reads the documents, and says which entries consumers need."""
+
+    def __init__(self, member: MemberPort) -> None:
+        self._member = member
+        self._state = PrimaryState(-1)
+        self._parsed: dict[bytes, tuple[bytes, Consumer]] = {}
+        self._floor = CommittedFloor()
+
+    @property
+    def state(self) -> PrimaryState:
+        """Of this primary's term; empty in a new one."""
+        term = self._member.node.term
+        if self._state.term != term:  # leases and windows of an earlier term count no more
+            self._state = PrimaryState(term)
+        return self._state
+
+    def all(self) -> list[Consumer]:
+        """Every consumer as this member has it now, in the order of their names."""
+        store = self._member.store
+        coll = store.collection(CONSUMERS_NS)
+        if coll is None:
+            return []
+        sql = f"SELECT key, doc FROM {coll.table} ORDER BY key"
+        rows: list[tuple[bytes, bytes]] = store.query(lambda connection: list(rows_of(connection, sql, ())))
+        before, self._parsed = self._parsed, {}
+        for key, raw in rows:
+            known = before.get(key)
+            self._parsed[key] = known if known is not None and known[0] == raw else (raw, Consumer.parse(decode(raw)))
+        return [consumer for _, consumer in self._parsed.values()]
+
+    def find(self, name: str) -> Consumer:
+        """ConsumerNotFoundError."""
+        store = self._member.store
+        coll = store.collection(CONSUMERS_NS)
+        raw = None if coll is None else store.get(coll, encode_key(name))
+        if raw is None:
+            raise not_found(name)
+        return Consumer.parse(decode(raw))
+
+    def needed(self) -> OpTime | None:
+        """The oldest entry that a consumer needs; None: there is no consumer. Housekeeping asks before it trims."""
+        member = self._member
+        try:
+            least = min((consumer.at for consumer in self.all()), default=None, key=lambda at: at.ts)
+        except ReplError:  # the data is being replaced
+            return OPTIME_NULL
+        if member.store.collection(CONSUMERS_NS) is None:
+            return None
+        return self._floor.advance(member.store, member.node.commit_point, least)
+
+
+class CommittedFloor:
+    """What consumers need, by documents that are committed.
+
+    A position that is not committed may be taken back, and with it what may be trimmed. So the floor follows what was
+    read once all that was there then is committed. Until that is so for the first time nothing is trimmed.
+    """
+
+    def __init__(self) -> None:
+        self._life: tuple[int, int] | None = None
+        self._seen: tuple[OpTime, OpTime | None] | None = None
+        self._committed: OpTime | None = OPTIME_NULL
+
+    def advance(self, store: Store, commit_point: OpTime, least: OpTime | None) -> OpTime | None:
+        """least: of the documents as they are now. Returns what is needed."""
+        life = id(store), store.rollback_id
+        if life != self._life:
+            self._life, self._seen, self._committed = life, None, OPTIME_NULL
+        if self._seen is None:
+            self._seen = store.last_applied, least
+        if commit_point >= self._seen[0]:
+            self._committed, self._seen = self._seen[1], None
+        found = [at for at in (self._committed, least) if at is not None]
+        return min(found, key=lambda at: at.ts, default=None)
+
+
+def lag_document(member: MemberPort, consumer: Consumer) -> dict[str, object]:
+    """How far the consumer is behind what is committed, and when what it needs is trimmed away, by this member."""
+    document: dict[str, object] = {"lagSecs": lag_s(member, consumer)}
+    position = Token.parse(consumer.position).read_after
+    if not member.history.reaches(position):
+        document["isLost"] = True
+    elif (left_s := falls_off_in_s(member.store, position)) is not None:
+        document["fallsOffInSecs"] = Int64(left_s)
+    if member.node.writable and (window := member.consumers.state.windows.get(consumer.name)) is not None:
+        document["outstanding"] = window.outstanding
+    return document
+
+
+def lag_s(member: MemberPort, consumer: Consumer) -> int:
+    """By how many seconds of the set's history the position is behind what is committed.
+
+    The primary knows of a reader that has read all and found nothing; other members go by the saved position.
+    """
+    position = consumer.position
+    if member.node.writable:
+        generation, passed = member.consumers.state.passed.get(consumer.name, (0, ""))
+        position = max(position, passed) if generation == consumer.generation else position
+    at = Token.parse(position).optime
+    return max(0, member.history.committed.seconds - at.seconds)
+
+
+def not_found(name: str) -> ReplError:
+    return ConsumerNotFoundError(f"there is no consumer {name!r:.150}")
+
+
+def change(group: WriteGroup, name: str, new: Callable[[Consumer], Consumer]) -> Consumer:
+    """Change the document of a consumer inside of a write. ConsumerNotFoundError, and what `new` raises."""
+    coll, key = group.txn.catalog.by_ns.get(CONSUMERS_NS), encode_key(name)
+    raw = None if coll is None else group.txn.get(coll, key)
+    if coll is None or raw is None:
+        raise not_found(name)
+    before = decode(raw)
+    consumer = new(Consumer.parse(before))
+    document = consumer.document()
+    after = encode(document)
+    o = update_object(before, document, after)
+    if o is not None:
+        do_update(group, coll, key, raw, after, o)
+    return consumer

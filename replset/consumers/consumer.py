@@ -1,0 +1,152 @@
+"""What the set keeps of a named consumer: one document of `config.consumers`, and how requests change it.
+
+Tokens are those of change streams, as text; their order as text is the order of the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from replset.bson import Int64
+from replset.errors import BadValueError, ConsumerMovedError
+from replset.ids import OpTime
+from replset.query.change_tokens import Token
+
+CONSUMERS_NS: Final = "config.consumers"
+MOST_CONSUMERS: Final = 100
+LONGEST_NAME: Final = 128
+MOST_OUTSTANDING: Final = 1_000
+"""Events that a shared consumer's readers hold at once, and acknowledgements beyond its position that are kept."""
+
+
+class Mode(Enum):
+    """Who may read at one time."""
+
+    EXCLUSIVE = "exclusive"
+    FAILOVER = "failover"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One named consumer.
+
+    database, collection: what it follows; collection "": the whole database, both "": every database. filter: of
+    events, {}: all. position: all events up to this token are acknowledged, or none of this consumer's. acked: of a
+    shared one, tokens beyond the position that are acknowledged too. holder: of the other modes, the reader that may
+    acknowledge. generation: grows when the holder or the position is set; an acknowledgement names the one that it
+    read in. It begins with the time of its making, so that no two consumers of one name ever have the same.
+    ack_timeout_ms: a reader that is silent for so long is taken for gone.
+    """
+
+    name: str
+    database: str
+    collection: str
+    filter: Mapping[str, object]
+    mode: Mode
+    position: str
+    full_document: str = "default"
+    acked: tuple[str, ...] = ()
+    holder: str = ""
+    generation: int = 1
+    ack_timeout_ms: int = 30_000
+
+    @property
+    def at(self) -> OpTime:
+        """The entry of the position. It is needed, and all behind it: a transaction may have events on both sides."""
+        return Token.parse(self.position).optime
+
+    @property
+    def ns(self) -> str:
+        return f"{self.database}.{self.collection}" if self.collection else self.database
+
+    def document(self) -> dict[str, object]:
+        return {
+            "_id": self.name,
+            "ns": self.ns,
+            "filter": dict(self.filter),
+            "mode": self.mode.value,
+            "fullDocument": self.full_document,
+            "ackTimeoutMS": self.ack_timeout_ms,
+            "generation": Int64(self.generation),
+            "holder": self.holder,
+            "position": self.position,
+            "optime": str(self.at),
+            "acked": list(self.acked),
+        }
+
+    @classmethod
+    def parse(cls, document: Mapping[str, object]) -> Consumer:
+        """Read a document that `document` made."""
+        database, _, collection = str(document["ns"]).partition(".")
+        wanted, acked = document["filter"], document["acked"]
+        return cls(
+            name=str(document["_id"]),
+            database=database,
+            collection=collection,
+            filter=wanted if isinstance(wanted, dict) else {},
+            mode=Mode(document["mode"]),
+            position=str(document["position"]),
+            full_document=str(document["fullDocument"]),
+            acked=tuple(map(str, acked)) if isinstance(acked, list) else (),
+            holder=str(document["holder"]),
+            generation=_whole(document["generation"]),
+            ack_timeout_ms=_whole(document["ackTimeoutMS"]),
+        )
+
+    def has_same_options(self, other: Consumer) -> bool:
+        """Whether a second request to create it asks for the same."""
+        return (self.ns, self.filter, self.mode, self.full_document, self.ack_timeout_ms) == (
+            other.ns,
+            other.filter,
+            other.mode,
+            other.full_document,
+            other.ack_timeout_ms,
+        )
+
+    # --- changes
+
+    def taken_by(self, reader: str) -> Consumer:
+        """With another holder: what the former one read before, it can acknowledge no more."""
+        return replace(self, holder=reader, generation=self.generation + 1)
+
+    def moved_to(self, position: str) -> Consumer:
+        """From another place on; what was read before counts no more."""
+        return replace(self, position=position, acked=(), holder="", generation=self.generation + 1)
+
+    def acknowledged_through(self, generation: int, token: str) -> Consumer:
+        """With all events up to `token` acknowledged. It never goes back: an acknowledgement may come twice, or late.
+
+        ConsumerMovedError: of an earlier generation.
+        """
+        self.check_generation(generation)
+        if token <= self.position:
+            return self
+        return replace(self, position=token, acked=tuple(one for one in self.acked if one > token))
+
+    def acknowledged(self, generation: int, tokens: Iterable[str]) -> Consumer:
+        """With these single events of a shared consumer acknowledged. ConsumerMovedError; BadValueError: too many are
+        ahead of the position.
+        """
+        self.check_generation(generation)
+        acked = sorted({*self.acked, *(token for token in tokens if token > self.position)})
+        if len(acked) > MOST_OUTSTANDING:
+            raise BadValueError(
+                f"consumer {self.name}: over {MOST_OUTSTANDING} events would be acknowledged ahead of one that is not"
+            )
+        return replace(self, acked=tuple(acked))
+
+    def check_generation(self, generation: int) -> None:
+        """Refuse what was read before the holder or the position changed."""
+        if generation != self.generation:
+            raise ConsumerMovedError(
+                f"consumer {self.name} is in generation {self.generation}, and this is of {generation}: another reader"
+                " has taken it, or somebody has set its position; read again"
+            )
+
+
+def _whole(value: object) -> int:
+    return int(value) if isinstance(value, int) else 0

@@ -1,0 +1,366 @@
+"""The commands on named consumers, and what of the oplog is kept for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.bson import DateTime, Int64, Timestamp
+from replset.commands.consumer_directory import CommittedFloor
+from replset.commands.write_concern import WriteConcernFailure
+from replset.errors import ErrorCode
+from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
+from replset.query.change_tokens import Token, behind, in_front_of
+from replset.storage.retention import remove_old_data
+from tests.unit.commands.conftest import Client, FakeMember
+
+EVERYTHING = OpTime(99, 1 << 60)
+TIMEOUT_MS = 5_000
+
+
+@pytest.fixture(autouse=True)
+def _all_is_committed(member: FakeMember) -> None:
+    member.node.commit_point = EVERYTHING
+
+
+def admin(client: Client, command: str, name: Any = "c", **more: Any) -> dict[str, Any]:
+    return client.ok({f"replSetConsumer{command}": name, **more}, "admin")
+
+
+def refused(client: Client, command: str, name: Any = "c", **more: Any) -> int:
+    return client.code({f"replSetConsumer{command}": name, **more}, "admin")
+
+
+def create(client: Client, **more: Any) -> None:
+    client.ok({"create": "orders"}, "shop")
+    admin(client, "Create", **{"ns": "shop.orders", "ackTimeoutMS": TIMEOUT_MS} | more)
+
+
+def insert(client: Client, *ids: object, coll: str = "orders") -> None:
+    client.ok({"insert": coll, "documents": [{"_id": one} for one in ids]}, "shop")
+
+
+def read(client: Client, reader: str = "a", **more: Any) -> dict[str, Any]:
+    return admin(client, "Read", reader=reader, **more)
+
+
+def ids(reply: dict[str, Any]) -> list[object]:
+    return [event["documentKey"]["_id"] for event in reply["events"]]
+
+
+def tokens(reply: dict[str, Any]) -> list[str]:
+    return [event["_id"]["_data"] for event in reply["events"]]
+
+
+def ack(client: Client, reply: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return admin(client, "Ack", generation=reply["generation"], **more)
+
+
+# --- one reader ---------------------------------------------------------------------------------------------------
+
+
+def test_events_come_again_until_they_are_acknowledged(client: Client, member: FakeMember) -> None:
+    create(client)
+    insert(client, 1, 2, 3)
+    first = read(client, maxEvents=2)
+    assert ids(first) == [1, 2]
+    assert ids(read(client, maxEvents=2)) == [1, 2]
+    assert ids(read(client, after=first["next"])) == [3]
+    assert member.waited[-1][1].w == "majority"
+    ack(client, first, token=tokens(first)[0])
+    assert ids(read(client)) == [2, 3]
+    rest = read(client)
+    ack(client, rest, token=rest["next"])
+    assert ids(read(client)) == []
+    insert(client, 4)
+    assert ids(read(client)) == [4]
+
+
+def test_an_acknowledgement_that_no_majority_has_is_an_error(client: Client, member: FakeMember) -> None:
+    create(client)
+    insert(client, 1)
+    found = read(client)
+    member.concern_failure = WriteConcernFailure(ErrorCode.WRITE_CONCERN_TIMEOUT, "too slow")
+    more = {"generation": found["generation"], "token": found["next"]}
+    assert refused(client, "Ack", **more) == ErrorCode.WRITE_CONCERN_TIMEOUT
+    assert refused(client, "Ack", **more) == ErrorCode.WRITE_CONCERN_TIMEOUT, (
+        "nothing changes, and yet it is waited for"
+    )
+    member.concern_failure = None
+    ack(client, found, token=found["next"])
+
+
+def test_a_filter_and_a_namespace_choose_events(client: Client) -> None:
+    create(client, filter={"operationType": "insert", "fullDocument._id": {"$gte": 2}})
+    admin(client, "Create", "db", ns="shop")
+    admin(client, "Create", "all", ns="")
+    insert(client, 1, 2)
+    insert(client, 3, coll="other")
+    client.ok({"delete": "orders", "deletes": [{"q": {"_id": 2}, "limit": 1}]}, "shop")
+    client.ok({"insert": "x", "documents": [{"_id": 4}]}, "another")
+    found = read(client)
+    assert ids(found) == [2]
+    assert ids(admin(client, "Read", "db", reader="a")) == [1, 2, 3, 2]
+    assert ids(admin(client, "Read", "all", reader="a")) == [1, 2, 3, 2, 4]
+    ack(client, found, token=found["next"])
+    assert read(client)["next"] > found["next"]
+
+
+def test_what_a_filter_leaves_out_moves_the_position_now_and_then(client: Client, member: FakeMember) -> None:
+    create(client, filter={"operationType": "delete"})
+    insert(client, 1, 2)
+    before = read(client)
+    assert before["position"] < before["next"]
+    member.clock.advance(Millis(10_000))
+    assert read(client)["position"] >= before["next"]
+    read(client)
+    assert client.ok({"replSetConsumers": "c"}, "admin")["consumers"][0]["lagSecs"] == 0
+
+
+def test_events_that_are_not_committed_are_not_shown(client: Client, member: FakeMember) -> None:
+    create(client)
+    member.node.commit_point = member.store.last_applied
+    insert(client, 1)
+    found = read(client)
+    assert found["events"] == []
+    later = str(behind(member.store.last_applied))
+    assert refused(client, "Ack", generation=found["generation"], token=later) == ErrorCode.BAD_VALUE
+    member.node.commit_point = member.store.last_applied
+    assert ids(read(client)) == [1]
+
+
+def test_operations_of_a_transaction_come_in_order_and_one_by_one(client: Client) -> None:
+    create(client)
+    session: dict[str, Any] = {"lsid": {"id": _uuid()}, "txnNumber": Int64(1), "autocommit": False}
+    documents = [{"_id": 1}, {"_id": 2}, {"_id": 3}]
+    client.ok({"insert": "orders", "documents": documents, "startTransaction": True, **session}, "shop")
+    client.ok({"commitTransaction": 1, **session}, "admin")
+    first = read(client, maxEvents=1)
+    ack(client, first, token=first["next"])
+    assert (ids(first), ids(read(client))) == ([1], [2, 3])
+
+
+def _uuid() -> object:
+    from replset.bson import Binary
+
+    return Binary(bytes(range(16)), 4)
+
+
+# --- several readers ----------------------------------------------------------------------------------------------
+
+
+def test_an_exclusive_consumer_has_one_reader(client: Client, member: FakeMember) -> None:
+    create(client)
+    insert(client, 1)
+    mine = read(client, "a")
+    reply = client.run({"replSetConsumerRead": "c", "reader": "b"}, "admin")
+    assert (reply["code"], reply["holder"]) == (ErrorCode.CONSUMER_TAKEN, "a")
+    member.clock.advance(Millis(TIMEOUT_MS))
+    theirs = read(client, "b")
+    assert ids(theirs) == [1]
+    assert refused(client, "Ack", generation=mine["generation"], token=mine["next"]) == ErrorCode.CONSUMER_MOVED
+    ack(client, theirs, token=theirs["next"])
+    admin(client, "Nack", generation=theirs["generation"], leave=True)
+    assert ids(read(client, "a")) == []
+
+
+def test_a_failover_consumer_goes_to_the_next_reader(client: Client, member: FakeMember) -> None:
+    create(client, mode="failover")
+    insert(client, 1)
+    assert ids(read(client, "a")) == [1]
+    waiting = read(client, "b")
+    assert (waiting["active"], waiting["holder"], waiting["events"]) == (False, "a", [])
+    member.clock.advance(Millis(TIMEOUT_MS))
+    assert ids(read(client, "b")) == [1]
+    member.node.term += 1  # another primary, or the same one again: it gives the holder a whole lease
+    member.clock.advance(Millis(TIMEOUT_MS))
+    assert read(client, "a")["active"] is False
+    member.clock.advance(Millis(TIMEOUT_MS))
+    assert read(client, "a")["active"] is True
+
+
+def test_what_is_given_back_comes_again_later(client: Client, member: FakeMember) -> None:
+    create(client)
+    insert(client, 1)
+    found = read(client)
+    admin(client, "Nack", generation=found["generation"], delayMS=1_000)
+    assert ids(read(client)) == []
+    member.clock.advance(Millis(1_000))
+    assert ids(read(client)) == [1]
+
+
+def test_a_shared_consumer_gives_each_event_to_one_reader(client: Client, member: FakeMember) -> None:
+    create(client, mode="shared")
+    insert(client, 1, 2, 3, 4)
+    mine, theirs = read(client, "a", maxEvents=2), read(client, "b", maxEvents=1)
+    assert (ids(mine), ids(theirs), theirs["outstanding"]) == ([1, 2], [3], 3)
+    ack(client, theirs, tokens=tokens(theirs))
+    ack(client, mine, tokens=tokens(mine)[:1])
+    assert admin(client, "Nack", generation=mine["generation"], tokens=tokens(mine), delayMS=500)["n"] == 1
+    assert ids(read(client, "b")) == [4]
+    member.clock.advance(Millis(500))
+    again = read(client, "b")
+    assert (ids(again), again["deliveries"]) == ([2], [2])
+    shown = client.ok({"replSetConsumers": 1}, "admin")["consumers"][0]
+    assert (shown["outstanding"], shown["ackedAhead"]) == (2, 1)
+    member.node.term += 1  # the next primary knows what is acknowledged, and nothing of what readers have
+    assert ids(read(client, "a")) == [2, 4]
+    assert admin(client, "Nack", generation=mine["generation"], reader="a", leave=True)["n"] == 2
+    last = read(client, "c")
+    ack(client, last, tokens=[event["_id"] for event in last["events"]])
+    assert client.ok({"replSetConsumers": 1}, "admin")["consumers"][0]["ackedAhead"] == 0
+
+
+def test_a_failed_acknowledgement_is_forgotten(client: Client, member: FakeMember) -> None:
+    create(client, mode="shared")
+    insert(client, 1, 2)
+    found = read(client, "a")
+    member.step_down_after = 0
+    more = {"generation": found["generation"], "tokens": tokens(found)}
+    assert refused(client, "Ack", **more) == ErrorCode.NOT_WRITABLE_PRIMARY
+    member.step_down_after = None
+    assert ids(read(client, "b")) == [1, 2]
+
+
+# --- positions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_begins_and_seeks_where_it_is_told(client: Client, member: FakeMember) -> None:
+    client.ok({"create": "orders"}, "shop")
+    insert(client, 1)
+    second = Timestamp(member.store.last_applied.seconds + 1, 1)
+    member.clock.advance(Millis(2_000))
+    insert(client, 2)
+    begins: list[tuple[object, list[object]]] = [
+        ("now", []),
+        ("oldest", [1, 2]),
+        (second, [2]),
+        (DateTime(second.time * 1_000), [2]),
+        (str(in_front_of(member.store.last_applied.ts)), [2]),
+        ({"_data": str(behind(member.store.last_applied))}, []),
+        (Timestamp(1, 1), [1, 2]),
+    ]
+    for number, (begin, expected) in enumerate(begins):
+        admin(client, "Create", f"c{number}", ns="shop.orders", startAt=begin)
+        assert ids(admin(client, "Read", f"c{number}", reader="a")) == expected, begin
+        admin(client, "Seek", "c0", to=begin)
+        assert ids(admin(client, "Read", "c0", reader="a")) == expected, begin
+
+
+def test_a_seek_ends_what_was_read_before(client: Client) -> None:
+    create(client, mode="shared")
+    insert(client, 1, 2)
+    found = read(client)
+    ack(client, found, tokens=tokens(found))
+    admin(client, "Seek", to="oldest")
+    assert refused(client, "Ack", generation=found["generation"], tokens=tokens(found)) == ErrorCode.CONSUMER_MOVED
+    assert [event["operationType"] for event in read(client)["events"]][-1] == "insert"
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "code"),
+    [
+        ("Create", {"ns": "config.x"}, ErrorCode.INVALID_NAMESPACE),
+        ("Create", {"ns": "shop.system.users"}, ErrorCode.INVALID_NAMESPACE),
+        ("Create", {"ns": "shop."}, ErrorCode.INVALID_NAMESPACE),
+        ("Create", {"mode": "key"}, ErrorCode.BAD_VALUE),
+        ("Create", {"filter": {"$or": 1}}, ErrorCode.BAD_VALUE),
+        ("Create", {"filter": {"a": "x" * 20_000}}, ErrorCode.BAD_VALUE),
+        ("Create", {"mode": "shared"}, ErrorCode.NAMESPACE_EXISTS),
+        ("Create", {"ackTimeoutMS": 1}, ErrorCode.NUMBER_OUT_OF_RANGE),
+        ("Create", {"name": "a b"}, ErrorCode.BAD_VALUE),
+        ("Create", {"name": "d", "startAt": "yesterday"}, ErrorCode.INVALID_RESUME_TOKEN),
+        ("Create", {"name": "d", "startAt": Timestamp(4_000_000_000, 1)}, ErrorCode.BAD_VALUE),
+        ("Read", {}, ErrorCode.MISSING_FIELD),
+        ("Read", {"reader": ""}, ErrorCode.BAD_VALUE),
+        ("Read", {"reader": "a", "after": "x"}, ErrorCode.INVALID_RESUME_TOKEN),
+        ("Read", {"reader": "a", "maxEvents": 0}, ErrorCode.NUMBER_OUT_OF_RANGE),
+        ("Read", {"name": "unknown", "reader": "a"}, ErrorCode.CONSUMER_NOT_FOUND),
+        ("Ack", {}, ErrorCode.MISSING_FIELD),
+        ("Ack", {"generation": 7, "token": str(in_front_of(1))}, ErrorCode.CONSUMER_MOVED),
+        ("Ack", {"generation": 7, "token": "x"}, ErrorCode.INVALID_RESUME_TOKEN),
+        ("Nack", {"generation": 7}, ErrorCode.CONSUMER_MOVED),
+        ("Seek", {}, ErrorCode.MISSING_FIELD),
+        ("Remove", {"name": "unknown"}, ErrorCode.CONSUMER_NOT_FOUND),
+    ],
+)
+def test_refusals(client: Client, command: str, more: dict[str, Any], code: int) -> None:
+    create(client)
+    given = dict(more)
+    name = given.pop("name", "c")
+    given = {"ns": "shop.orders", "ackTimeoutMS": TIMEOUT_MS} | given if command == "Create" else given
+    assert refused(client, command, name, **given) == code
+
+
+def test_a_consumer_is_made_once_and_removed(client: Client) -> None:
+    create(client, filter={"operationType": "insert"})
+    insert(client, 1)
+    admin(client, "Create", ns="shop.orders", ackTimeoutMS=TIMEOUT_MS, filter={"operationType": "insert"})
+    assert ids(read(client)) == [1], "the position stays"
+    before = read(client)
+    admin(client, "Remove")
+    assert client.ok({"replSetConsumers": 1}, "admin")["consumers"] == []
+    create(client)
+    assert refused(client, "Ack", generation=before["generation"], token=before["next"]) == ErrorCode.CONSUMER_MOVED
+    assert client.code({"insert": "consumers", "documents": [{}]}, "config") == ErrorCode.INVALID_NAMESPACE
+
+
+# --- the oplog ----------------------------------------------------------------------------------------------------
+
+
+def test_the_oplog_is_kept_for_a_consumer_up_to_a_limit(client: Client, member: FakeMember) -> None:
+    create(client)
+    store = member.store
+    position = member.consumers.find("c").at
+    insert(client, *range(50))
+    store.set_commit_point(store.last_applied)
+    member.node.commit_point = store.last_applied
+    store.options = _limits(store, 100, 1 << 20)
+    assert member.consumers.needed() == position
+    while remove_old_data(store, member.clock.wall_ms(), member.consumers.needed()):
+        pass
+    assert store.oldest.ts == position.ts
+    assert len(ids(read(client))) == 50
+    store.options = _limits(store, 100, 200)
+    while remove_old_data(store, member.clock.wall_ms(), member.consumers.needed()):
+        pass
+    reply = client.run({"replSetConsumerRead": "c", "reader": "a"}, "admin")
+    assert reply["code"] == ErrorCode.CHANGE_STREAM_HISTORY_LOST
+    assert client.ok({"replSetConsumers": "c"}, "admin")["consumers"][0]["isLost"] is True
+    admin(client, "Seek", to=reply["oldestToken"])
+    assert ids(read(client)) == [49]
+
+
+def _limits(store: Any, size: int, lagging: int) -> Any:
+    from dataclasses import replace
+
+    return replace(store.options, oplog_max_bytes=size, oplog_lagging_bytes=lagging, snapshot_history_s=0)
+
+
+def test_nothing_is_needed_without_a_consumer(client: Client, member: FakeMember) -> None:
+    assert member.consumers.needed() is None
+    create(client)
+    assert member.consumers.needed() is not None
+    admin(client, "Remove")
+    member.consumers.needed()
+    assert member.consumers.needed() is None
+
+
+def test_the_floor_follows_what_is_committed(member: FakeMember) -> None:
+    """A position that may be taken back does not let anything go; one that is new keeps all from it on at once."""
+    floor, store = CommittedFloor(), Any
+    store = type("FakeStore", (), {"rollback_id": 1, "last_applied": OpTime(1, 100)})()
+    assert floor.advance(store, OpTime(1, 99), OpTime(1, 50)) == OPTIME_NULL
+    assert floor.advance(store, OpTime(1, 100), OpTime(1, 60)) == OpTime(1, 50)
+    store.last_applied = OpTime(1, 110)
+    assert floor.advance(store, OpTime(1, 105), OpTime(1, 70)) == OpTime(1, 50)
+    assert floor.advance(store, OpTime(1, 105), OpTime(1, 40)) == OpTime(1, 40)
+    assert floor.advance(store, OpTime(1, 110), OpTime(1, 80)) == OpTime(1, 70)
+    store.rollback_id = 2
+    assert floor.advance(store, OpTime(1, 109), OpTime(1, 70)) == OPTIME_NULL
+
+
+def test_tokens_order_positions() -> None:
+    assert str(in_front_of(pack_ts(5, 1))) < str(behind(OpTime(1, pack_ts(5, 1)))) < str(in_front_of(pack_ts(5, 2)))
+    assert Token.parse(str(behind(OpTime(3, 9)))).read_after == OpTime(3, 9)
