@@ -14,7 +14,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.count_distinct import count_in_worker
 from replset.commands.cursors import FIRST_BATCH, Cursor, DocumentsCursor
 from replset.commands.evaluation import compiled, read_statement, weight_of
-from replset.commands.find import REPLSET_CONFIG, first_batch
+from replset.commands.find import REPLSET_CONFIG, allows_disk_use, first_batch
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.operations import current_operations
 from replset.commands.pipelines import Opener, PipelineRun, split_pipeline
@@ -30,6 +30,7 @@ from replset.query.pipeline_names import COLLECTIONLESS_STAGES
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Run, Stage
 from replset.storage.snapshot import Snapshot
+from replset.storage.spill import SpillFile
 
 
 async def aggregate(ctx: CommandContext) -> Reply:
@@ -54,7 +55,8 @@ async def aggregate(ctx: CommandContext) -> Reply:
 
 def run_of(ctx: CommandContext, weight: int) -> PipelineRun:
     """Return what opens the cursors of the command."""
-    return PipelineRun(ctx, weight, Run(rng=ctx.member.rng), OPENERS)
+    spill = partial(SpillFile, ctx.member.store) if allows_disk_use(ctx) else None
+    return PipelineRun(ctx, weight, Run(spill=spill, rng=ctx.member.rng), OPENERS)
 
 
 def _check_options(body: RawDocument, name: str) -> int:
@@ -149,7 +151,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "aggregate",
         aggregate,
-        frozenset({"pipeline", "cursor", "explain", "hint", "collation"}),
+        frozenset({"pipeline", "cursor", "explain", "hint", "collation", "allowDiskUse"}),
         where=Where.READABLE,
         read_concern=True,
         needs=Action.LOGIN,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from replset.auth.roles import Action
 from replset.bson import Int64, RawDocument, decode, encode
@@ -37,7 +39,7 @@ from replset.commands.read_concern import (
     read_point,
     refuse_linearizable,
 )
-from replset.commands.scan import SLICE_DECODED, Scan, open_collection, pause
+from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Scan, open_collection, pause
 from replset.commands.stable_api import NO_API, api_parameters
 from replset.commands.tailing import CappedCursor, Wanted
 from replset.errors import (
@@ -51,15 +53,17 @@ from replset.errors import (
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
 from replset.query.projection import Projection, compile_projection
-from replset.query.sort import SORT_RUN, Sort, compile_sort, sort_by_key
+from replset.query.sort import Sort, compile_sort
+from replset.query.sorter import Sorter
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
+from replset.storage.spill import SpillFile
 from replset.storage.store import Pin
 
 REPLSET_CONFIG = "local.system.replset"
 SORT_BYTES = 100 << 20
-PAIR_BYTES, ROW_BYTES = 130, 41
-"""What Python adds to a document and its key, and to a document alone."""
+_SMALL_SORT = 2 << 20
+"""Bytes that the event loop sorts."""
 _FIELDS = frozenset(
     {
         "filter",
@@ -74,6 +78,7 @@ _FIELDS = frozenset(
         "awaitData",
         "noCursorTimeout",
         "collation",
+        "allowDiskUse",
     }
 )
 
@@ -94,6 +99,7 @@ class Query:
     tailable: bool = False
     await_data: bool = False
     keep_forever: bool = False
+    allow_disk_use: bool = True
 
 
 async def parse_find(ctx: CommandContext) -> Query:
@@ -138,7 +144,15 @@ async def make_query(
 
     found, shown, order = await compiled(ctx.member, weight, compile_)
     is_sorted = order is not None and not order.natural
-    return Query(filter_, found, shown, order, hint, weight if filter_ or projection or is_sorted else 0, skip, limit)
+    weight = weight if filter_ or projection or is_sorted else 0
+    query = Query(filter_, found, shown, order, hint, weight, skip, limit)
+    query.allow_disk_use = allows_disk_use(ctx)
+    return query
+
+
+def allows_disk_use(ctx: CommandContext) -> bool:
+    """Whether the command may write what does not fit in memory to temporary files, as it may unless it says no."""
+    return fields.boolean(ctx.body, "allowDiskUse", ctx.name, True)
 
 
 class FindCursor(Cursor):
@@ -164,8 +178,15 @@ class FindCursor(Cursor):
         plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
         self._scan = Scan(member, coll, at, plan, self._shown_if_matched, query.weight, own)
         self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
-        self._ordered: list[bytes] | None = None
-        """Of a sorted find: what is still to be shown, the first document last."""
+        self._sorter = Sorter(
+            partial(SpillFile, member.store) if query.allow_disk_use else None,
+            "Sort",
+            query.skip + query.limit if query.limit else 0,
+            SORT_BYTES,
+        )
+        self._ordered: Iterator[bytes] | None = None
+        """Of a sorted find: what is still to be shown."""
+        self._is_ordered_out = False
 
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
         if self._to_sort is not None and self._ordered is None:
@@ -201,7 +222,7 @@ class FindCursor(Cursor):
         return documents
 
     def _is_at_end(self) -> bool:
-        return self._scan.exhausted if self._ordered is None else not self._ordered
+        return self._scan.exhausted if self._ordered is None else self._is_ordered_out
 
     async def _next_rows(self, space: int | None) -> list[bytes]:
         if self._ordered is not None:
@@ -213,16 +234,32 @@ class FindCursor(Cursor):
             rows = rows[skipped:]
         return rows
 
-    async def _next_ordered(self, rest: list[bytes], space: int | None) -> list[bytes]:
+    async def _next_ordered(self, ordered: Iterator[bytes], space: int | None) -> list[bytes]:
+        """The next documents in order. The first call sorts."""
         count = SLICE_DECODED if space is None else min(space, SLICE_DECODED)
-        documents = rest[-count:]
-        documents.reverse()
-        shown, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
-        if self.table is not None:
-            self.table.set_memory(
-                self, self.memory_bytes - sum(len(raw) + ROW_BYTES for raw in rest[len(rest) - looked_at :])
-            )
-        del rest[len(rest) - looked_at :]
+
+        def work() -> list[bytes]:
+            found: list[bytes] = []
+            size = 0
+            for raw in ordered:
+                found.append(raw)
+                size += len(raw)
+                if len(found) == count or size > SLICE_BYTES:
+                    break
+            else:
+                self._is_ordered_out = True
+            return found
+
+        is_large = self._sorter.memory_bytes > _SMALL_SORT or self._sorter.spilled_runs
+        documents = await run_in_thread(self._member, work) if is_large else work()
+        shown: list[bytes] = []
+        while documents:
+            found, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
+            shown += found
+            documents = documents[looked_at:]
+        if self._is_ordered_out:
+            self._sorter.close()
+            self._table.set_memory(self, 0)
         return shown
 
     def _shown_if_matched(self, raw: bytes) -> bytes | None:
@@ -245,41 +282,29 @@ class FindCursor(Cursor):
             return None
         return sort(document), raw
 
-    async def _sort(self, pause: Pause, scan: Scan[tuple[bytes, bytes]]) -> list[bytes]:
-        """All documents that the limit lets through, the last one first. 292 over 100 MiB."""
-        wanted = self._skip + self._left if self._left is not None else None
-        kept: list[tuple[bytes, bytes]] = []
-        size = 0
+    async def _sort(self, pause: Pause, scan: Scan[tuple[bytes, bytes]]) -> Iterator[bytes]:
+        """All documents that the limit lets through, in order."""
+        sorter = self._sorter
+
+        def keep(found: list[tuple[bytes, bytes]]) -> None:
+            for key, raw in found:
+                sorter.add(key, raw)
+
         while not scan.exhausted:
-            found = await scan.next_slice()
-            kept += found
-            size += sum(len(key) + len(raw) for key, raw in found)
-            if wanted is not None and len(kept) > 2 * wanted + 1000:
-                kept = (await self._sorted(kept))[:wanted]
-                size = sum(len(key) + len(raw) for key, raw in kept)
-            if size > SORT_BYTES:
-                raise ReplError(
-                    f"Sort exceeded memory limit of {SORT_BYTES} bytes, but did not opt in to external sorting.",
-                    code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
-                )
-            self._table.set_memory(self, size + PAIR_BYTES * len(kept))
+            work = partial(keep, await scan.next_slice())
+            if sorter.memory_bytes > _SMALL_SORT:
+                await run_in_thread(self._member, work)
+            else:
+                work()
+            self._table.set_memory(self, sorter.memory_bytes)
             await pause()
             self.check_alive()
-        rows = [raw for _, raw in (await self._sorted(kept))[self._skip : wanted]]
-        self.check_alive()
-        self._table.set_memory(self, sum(len(raw) + ROW_BYTES for raw in rows))
-        rows.reverse()
-        self._skip = 0
-        return rows
-
-    async def _sorted(self, kept: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        def work() -> list[tuple[bytes, bytes]]:
-            return sort_by_key([(pair[0], pair) for pair in kept])
-
-        return work() if len(kept) <= SORT_RUN else await run_in_thread(self._member, work)
+        skip, self._skip = self._skip, 0
+        return islice(sorter.rows(), skip, None)
 
     def close(self) -> None:
         super().close()
+        self._sorter.close()
         if self._pin is not None:
             self._pin.release()
             self._pin = None

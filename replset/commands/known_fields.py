@@ -121,7 +121,6 @@ _BY_PLACE: Final = {
 KNOWN: Final = {place: frozenset(names.split()) for place, names in _BY_PLACE.items()}
 
 HARMLESS: Final = {
-    "allowDiskUse": "what does not fit in memory is refused, with or without it",
     "allowPartialResults": "about shards that do not answer",
     "allowSpeculativeMajorityRead": "a majority read is never speculative here",
     "authorizedCollections": "roles are of whole databases",

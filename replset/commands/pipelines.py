@@ -205,7 +205,8 @@ class ChainCursor(Cursor):
             self._results = chain.end()
         else:
             rows = await self._source.batch(pause, SLICE_DECODED, None)
-            self._in_loop = chain.is_simple and all(is_small(self._weight, len(raw)) for raw in rows)
+            is_small_chain = chain.is_simple and chain.memory_bytes <= _SMALL_END
+            self._in_loop = is_small_chain and all(is_small(self._weight, len(raw)) for raw in rows)
             self._results = chain.feed(rows)
         return self._results
 

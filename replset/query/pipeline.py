@@ -18,6 +18,7 @@ from replset.query.stages.basic import (
     GroupStage,
     LimitStage,
     MatchStage,
+    SampleStage,
     SkipStage,
     SortStage,
 )
@@ -65,6 +66,7 @@ STAGES: Final[dict[str, StageRow]] = {
     "$redact": StageRow(RedactStage),
     "$replaceRoot": StageRow(compile_replace_root),
     "$replaceWith": StageRow(compile_replace_with),
+    "$sample": StageRow(SampleStage),
     "$set": StageRow(AddFieldsStage),
     "$skip": StageRow(SkipStage),
     "$sort": StageRow(SortStage),

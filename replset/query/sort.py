@@ -98,10 +98,13 @@ def sort_by_key(pairs: list[tuple[bytes, T]]) -> list[T]:
 
     `list.sort` lets no other thread run until it is done. So a long list is sorted in runs, which are then merged.
     """
+    return [value for _, value in sorted_pairs(pairs)]
+
+
+def sorted_pairs(pairs: list[tuple[bytes, T]]) -> Iterable[tuple[bytes, T]]:
+    """Return the (key, value) pairs in the order of the keys, as `sort_by_key`."""
     runs = [sorted(pairs[start : start + SORT_RUN], key=_key_of) for start in range(0, len(pairs), SORT_RUN)]
-    if len(runs) == 1:
-        return [value for _, value in runs[0]]
-    return [value for _, value in heapq.merge(*runs, key=_key_of)]
+    return runs[0] if len(runs) == 1 else heapq.merge(*runs, key=_key_of)
 
 
 def compile_sort(spec: Mapping[str, object]) -> Sort:

@@ -14,6 +14,7 @@ from replset.runtime.options import MemberOptions
 from replset.storage.disk import Disk, Lock
 from replset.storage.file_names import RESTORE_FILE
 from replset.storage.member_file import MemberFile
+from replset.storage.spill import remove_spill_files
 from replset.storage.sqlite import is_disk_full
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
@@ -58,6 +59,7 @@ def open_files(
     dbpath = str(options.dbpath)
     lock = lock_dbpath(disk, dbpath)
     opened.callback(lock.release)
+    remove_spill_files(disk, dbpath)
     if disk.exists(os.path.join(dbpath, RESTORE_FILE)):
         raise StorageError(f"a restore into {dbpath} did not end: run replset restore again, or use an empty folder")
     member_file = MemberFile.open(disk, dbpath, new_incarnation=lambda: f"{rng.getrandbits(64):016x}")

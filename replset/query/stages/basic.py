@@ -8,13 +8,15 @@ from typing import Any
 from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import show
+from replset.query.expressions import fault
 from replset.query.group import Group, compile_group
 from replset.query.match import compile_filter
 from replset.query.order import is_number
 from replset.query.paths import field_path
 from replset.query.row import Row
-from replset.query.sort import compile_sort, sort_by_key
-from replset.query.stages.stage import MAX_BYTES, Run, Scope, Stage
+from replset.query.sort import compile_sort
+from replset.query.sorter import Sorter
+from replset.query.stages.stage import Run, Scope, Stage
 
 
 class MatchStage(Stage):
@@ -92,7 +94,7 @@ def whole(name: str, value: Any, code: ErrorCode) -> int:
 
 
 class SortStage(Stage):
-    """Sorts what it takes. 292 over 100 MiB."""
+    """Sorts what it takes. limit: how many documents the stages behind it want, 0 for all."""
 
     is_simple = True
 
@@ -104,30 +106,66 @@ class SortStage(Stage):
         for name in spec:
             field_path(name)  # there is no $natural here
         self.spec = dict(spec)
+        self.limit = 0
         self._sort = compile_sort(spec)
 
     def start(self, run: Run) -> None:
-        self._rows: list[tuple[bytes, Row]] = []
-        self._bytes = 0
+        self._sorter = Sorter(run.spill, "Sort", self.limit)
 
     @property
     def memory_bytes(self) -> int:
-        return self._bytes
+        return self._sorter.memory_bytes
 
     def take(self, row: Row) -> Iterable[Row]:
-        key = self._sort(row.document)
-        self._rows.append((key, Row(row.raw)))
-        self._bytes += len(key) + len(row.raw)
-        if self._bytes > MAX_BYTES:
-            raise ReplError(
-                f"Sort exceeded memory limit of {MAX_BYTES} bytes, but did not opt in to external sorting.",
-                code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
-            )
+        self._sorter.add(self._sort(row.document), row.raw)
         return ()
 
     def end(self) -> Iterable[Row]:
-        rows, self._rows = self._rows, []
-        return sort_by_key(rows)
+        return map(Row, self._sorter.rows())
+
+    def close(self) -> None:
+        self._sorter.close()
+
+
+class SampleStage(Stage):
+    """Passes on some documents, in random order."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise fault(28745, "the $sample stage specification must be an object")
+        size: Any = None
+        for name, value in spec.items():
+            if name != "size":
+                raise fault(28748, f"unrecognized option to $sample: {name:.80}")
+            size = value
+        if size is None:
+            raise fault(28749, "$sample stage must specify a size")
+        if not is_number(size):
+            raise fault(28746, "size argument to $sample must be a number")
+        number = size.to_decimal() if type(size) is Decimal128 else size
+        if not 1 <= number < 1 << 63:
+            raise fault(28747, "size argument to $sample must be a positive integer")
+        self.size = int(number)
+
+    def start(self, run: Run) -> None:
+        self._rng = run.rng
+        self._sorter = Sorter(run.spill, "$sample", self.size)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._sorter.memory_bytes
+
+    def take(self, row: Row) -> Iterable[Row]:
+        self._sorter.add(self._rng.getrandbits(64).to_bytes(8, "big"), row.raw)
+        return ()
+
+    def end(self) -> Iterable[Row]:
+        return map(Row, self._sorter.rows())
+
+    def close(self) -> None:
+        self._sorter.close()
 
 
 class GroupStage(Stage):
@@ -170,14 +208,14 @@ class CountStage(Stage):
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, str):
             raise ReplError("the count field must be a non-empty string", code=ErrorCode.COUNT_NO_STRING)
-        for code, fault, is_bad in (
+        for code, reason, is_bad in (
             (ErrorCode.COUNT_EMPTY, "must be a non-empty string", not spec),
             (ErrorCode.COUNT_DOLLAR, "cannot be a $-prefixed path", spec.startswith("$")),
             (ErrorCode.COUNT_NUL, "cannot contain a null byte", "\0" in spec),
             (ErrorCode.COUNT_DOT, "cannot contain '.'", "." in spec),
         ):
             if is_bad:
-                raise ReplError(f"the count field {fault}", code=code)
+                raise ReplError(f"the count field {reason}", code=code)
         self._name = spec
 
     def start(self, run: Run) -> None:

@@ -9,7 +9,8 @@ from replset.query.expressions import fault
 from replset.query.order import type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
-from replset.query.stages.stage import MAX_BYTES, Chain, ReadingStage, Run, Scope, Stage
+from replset.query.sorter import MAX_BYTES
+from replset.query.stages.stage import Chain, ReadingStage, Run, Scope, Stage
 
 
 class FacetStage(Stage):

@@ -9,31 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from replset.errors import ErrorCode, ReplError
 from replset.query.row import Row
+from replset.query.sorter import Spill
 
-MAX_BYTES: Final = 100 << 20
-"""What a stage keeps in memory; beyond it writes to the disk, or fails without allowDiskUse."""
 MAX_DEPTH: Final = 20
 """Of pipelines within pipelines."""
-
-
-class SpillFile(Protocol):
-    """A temporary file of records. The chunks that `append` returned are read again in any order."""
-
-    def append(self, records: Iterable[bytes]) -> object:
-        """Write a run of records. Return what `read` needs to find them. OutOfDiskSpaceError."""
-        ...
-
-    def read(self, run: object) -> Iterator[bytes]:
-        """Yield the records of a run."""
-        ...
-
-    def close(self) -> None:
-        """Remove the file."""
-        ...
 
 
 @dataclass(slots=True)
@@ -45,18 +28,8 @@ class Run:
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
-    spill: Callable[[], SpillFile] | None = None
+    spill: Spill | None = None
     rng: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def spill_file(self, what: str) -> SpillFile:
-        """Open a temporary file. 292 without allowDiskUse."""
-        if self.spill is None:
-            raise ReplError(
-                f"{what} exceeded memory limit of {MAX_BYTES} bytes, but did not opt in to external sorting."
-                " Pass allowDiskUse:true to opt in.",
-                code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
-            )
-        return self.spill()
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,9 +167,17 @@ def test_refusals(client: Client, command: dict[str, object], code: int) -> None
     assert client.code(command) == code
 
 
-def test_sorting_more_than_fits_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorting_more_than_fits_uses_the_disk(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("replset.commands.find.SORT_BYTES", 1000)
-    assert client.code({"find": "c", "sort": {"a": 1}}) == 292
+    assert client.code({"find": "c", "sort": {"a": 1}, "allowDiskUse": False}) == 292
+    for more in ({}, {"skip": 3}, {"limit": 4}):
+        found = client.ok({"find": "c", "sort": {"a": 1, "_id": -1}, "batchSize": 1000, **more})["cursor"]["firstBatch"]
+        documents = client.ok({"find": "c", "batchSize": 1000})["cursor"]["firstBatch"]
+        documents.sort(key=lambda document: (document.get("a", 0), -document["_id"]))
+        assert found == documents[more.get("skip", 0) :][: more.get("limit", 1000)]
+    assert not [name for name in member.store.disk.list_folder(member.store.dbpath) if name.startswith("spill-")]
 
 
 def test_max_time_ends_a_long_find(client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from replset.bson import Decimal128, Int64, decode, encode
 from replset.errors import ReplError
-from replset.query import group, pipeline
+from replset.query import group, pipeline, sorter
 from replset.query.pipeline import compile_pipeline
 from replset.query.pipeline_names import ACCUMULATORS, COLLECTIONLESS_STAGES, NOT_BUILT_STAGES
-from replset.query.stages import basic
 from replset.query.stages.stage import Chain
 
 DOCS: list[dict[str, Any]] = [
@@ -183,7 +182,7 @@ def test_more_refusals() -> None:
 
 @pytest.mark.parametrize("stage", [{"$sort": {"a": 1}}, {"$group": {"_id": "$_id"}}])
 def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, stage: dict[str, Any]) -> None:
-    monkeypatch.setattr(basic, "MAX_BYTES", 1000)
+    monkeypatch.setattr(sorter, "MAX_BYTES", 1000)
     monkeypatch.setattr(group, "MAX_BYTES", 1000)
     chain = Chain(compile_pipeline([stage]))
     list(chain.feed([encode({"_id": 0, "a": 1})]))

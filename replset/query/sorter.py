@@ -1,0 +1,113 @@
+"""Sorts more documents than fit in memory: in runs, which are written to a temporary file and merged."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from struct import Struct
+from typing import Final, Protocol, TypeAlias
+
+from replset.errors import ErrorCode, ReplError
+from replset.query.sort import sorted_pairs
+
+MAX_BYTES: Final = 100 << 20
+"""What a stage or a sort keeps in memory; beyond it writes to the disk, or fails without allowDiskUse."""
+PAIR_BYTES: Final = 130
+"""What Python adds to a document and its key."""
+_length = Struct("<I")
+Place: TypeAlias = tuple[int, int]
+
+
+class SpillFile(Protocol):
+    """A temporary file of records."""
+
+    def append(self, records: Iterable[bytes]) -> Place:
+        """Write a run of records. Return its place. OutOfDiskSpaceError."""
+        ...
+
+    def read(self, place: Place) -> Iterator[bytes]:
+        """Yield the records of a run."""
+        ...
+
+    def close(self) -> None:
+        """Remove the file."""
+        ...
+
+
+Spill: TypeAlias = Callable[[], SpillFile]
+"""Opens a temporary file."""
+
+
+def open_spill(spill: Spill | None, what: str) -> SpillFile:
+    """Open a temporary file. 292 without one: allowDiskUse is false."""
+    if spill is None:
+        raise ReplError(
+            f"{what} exceeded memory limit of {MAX_BYTES} bytes, but did not opt in to external sorting."
+            " Pass allowDiskUse:true to opt in.",
+            code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
+        )
+    return spill()
+
+
+class Sorter:
+    """Keeps documents with the keys of a sort. The sort is stable.
+
+    limit: how many documents are wanted, 0 for all. spill: None without allowDiskUse. max_bytes: in memory.
+    """
+
+    def __init__(self, spill: Spill | None, what: str, limit: int = 0, max_bytes: int | None = None) -> None:
+        self._spill = spill
+        self._what = what
+        self._limit = limit
+        self._max_bytes = MAX_BYTES if max_bytes is None else max_bytes
+        self._pairs: list[tuple[bytes, bytes]] = []
+        self._file: SpillFile | None = None
+        self._runs: list[Place] = []
+        self.memory_bytes = 0
+        self.spilled_runs = 0
+
+    def add(self, key: bytes, raw: bytes) -> None:
+        """Keep a document. 292 over the limit without allowDiskUse; OutOfDiskSpaceError."""
+        self._pairs.append((key, raw))
+        self.memory_bytes += len(key) + len(raw) + PAIR_BYTES
+        if self._limit and len(self._pairs) > 2 * self._limit + 1000:
+            self._cut()
+        if self.memory_bytes > self._max_bytes:
+            self._write_run()
+
+    def _cut(self) -> None:
+        """Drop the documents behind the limit."""
+        self._pairs = list(sorted_pairs(self._pairs))[: self._limit]
+        self.memory_bytes = sum(len(key) + len(raw) + PAIR_BYTES for key, raw in self._pairs)
+
+    def _write_run(self) -> None:
+        if self._file is None:
+            self._file = open_spill(self._spill, self._what)
+        pairs = sorted_pairs(self._pairs)
+        self._runs.append(self._file.append(_length.pack(len(key)) + key + raw for key, raw in pairs))
+        self._pairs, self.memory_bytes = [], 0
+        self.spilled_runs += 1
+
+    def rows(self) -> Iterator[bytes]:
+        """Yield the documents in order, once."""
+        pairs, self._pairs = self._pairs, []
+        runs = [self._pairs_of(place) for place in self._runs]
+        ordered = heapq.merge(*runs, sorted_pairs(pairs), key=lambda pair: pair[0]) if runs else sorted_pairs(pairs)
+        for number, (_, raw) in enumerate(ordered):
+            if self._limit and number == self._limit:
+                break
+            yield raw
+        self.close()
+
+    def _pairs_of(self, place: Place) -> Iterator[tuple[bytes, bytes]]:
+        if self._file is not None:
+            for record in self._file.read(place):
+                end = 4 + _length.unpack_from(record)[0]
+                yield record[4:end], record[end:]
+
+    def close(self) -> None:
+        """Free the memory, and remove the file."""
+        self._pairs, self._runs, self.memory_bytes = [], [], 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
