@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from replset.query.expressions import (
+    accumulators,
     arithmetic,
     arrays,
     convert,
@@ -19,11 +20,21 @@ from replset.query.expressions import (
     strings,
     trigonometry,
 )
+from replset.query.expressions.accumulators import Accumulator, build_accumulator
 from replset.query.expressions.frame import WHOLE, Expression, Operator, Scope, fault, value_at
 
-__all__ = ["OPERATORS", "WHOLE", "Expression", "compile_expression", "fault", "value_at"]
+__all__ = [
+    "OPERATORS",
+    "WHOLE",
+    "Accumulator",
+    "Expression",
+    "compile_accumulator",
+    "compile_expression",
+    "fault",
+    "value_at",
+]
 
-_MODULES: Final = (logic, arithmetic, trigonometry, arrays, objects, strings, regexes, dates, convert)
+_MODULES: Final = (logic, arithmetic, trigonometry, arrays, objects, accumulators, strings, regexes, dates, convert)
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for module in _MODULES for row in module.OPERATORS}
 
 
@@ -36,3 +47,11 @@ def compile_expression(value: Any, names: Iterable[str] = ()) -> Expression:
     and what the operators raise, about constants too. The message names the operator.
     """
     return Scope(frozenset(names), OPERATORS).compile(value)
+
+
+def compile_accumulator(spec: Any, names: Iterable[str] = (), field: str = "") -> Accumulator:
+    """Return the accumulator that `{$sum: expression}` and its like are. field: what shows it, for messages.
+
+    Raises 15952 for one that MongoDB does not know, 238 for one that is not built, 40234, 40238 and 40237 for its form.
+    """
+    return build_accumulator(spec, Scope(frozenset(names), OPERATORS), field)
