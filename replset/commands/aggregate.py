@@ -9,6 +9,7 @@ from typing import Final
 from replset.auth.roles import Action
 from replset.bson import DateTime, RawDocument, encode
 from replset.commands import fields
+from replset.commands.aggregate_output import authorize_output, write_merge, write_out
 from replset.commands.authorization import authorize
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.count_distinct import count_in_worker
@@ -24,11 +25,20 @@ from replset.commands.scan import open_collection
 from replset.commands.statistics import collection_stats
 from replset.commands.unbuilt import unknown_command
 from replset.commands.views import collection_here
-from replset.errors import FailedToParseError, InvalidNamespaceError, NamespaceNotFoundError, NotBuiltError
+from replset.commands.write_concern import wait_for_write_concern, write_concern_of
+from replset.errors import (
+    FailedToParseError,
+    InvalidNamespaceError,
+    InvalidOptionsError,
+    NamespaceNotFoundError,
+    NotBuiltError,
+)
 from replset.query.pipeline import compile_pipeline, stage_of
 from replset.query.pipeline_names import COLLECTIONLESS_STAGES
+from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Run, Stage
+from replset.query.views import collections_named
 from replset.storage.snapshot import Snapshot
 from replset.storage.spill import SpillFile
 
@@ -43,14 +53,39 @@ async def aggregate(ctx: CommandContext) -> Reply:
     weight = weight_of(len(body.raw), pipeline)
     stages = await compiled(member, weight, lambda: compile_pipeline(pipeline))
     run = run_of(ctx, weight)
+    last = stages[-1] if stages else None
+    if isinstance(last, OutStage | MergeStage):
+        return await _write(run, stages, last)
+    if "writeConcern" in body:
+        raise InvalidOptionsError("aggregate takes a writeConcern only with $out or $merge")
     part = split_pipeline(stages)
     if part.counts_all and _is_counted_as_a_whole(ctx):
         count = await _count(run)
         cursor = await run.over(DocumentsCursor(_namespace(ctx), []), part.rest)
         part.rest[0].take_count(count)
     else:
-        cursor = await run.open(collection_field(body, name) if body.type_of(name) == 2 else "", stages)
+        cursor = await run.open(_collection(ctx), stages)
     return await first_batch(ctx, cursor, batch_size, run.at)
+
+
+async def _write(run: PipelineRun, stages: list[Stage], last: OutStage | MergeStage) -> Reply:
+    """Run a pipeline that writes, whole, and answer without documents."""
+    ctx, run.writes = run.ctx, True
+    authorize_output(ctx, last)
+    if read_concern_of(ctx).level == "linearizable":
+        raise InvalidOptionsError("$out and $merge do not go with read concern level 'linearizable'")
+    concern = write_concern_of(ctx)
+    cursor = await run.open(_collection(ctx), stages)
+    reply = await first_batch(ctx, cursor, 0, None)
+    if run.written is not None and isinstance(reply, dict):
+        failure = await wait_for_write_concern(ctx, run.written, concern)
+        reply |= {} if failure is None else {"writeConcernError": failure}
+    return reply
+
+
+def _collection(ctx: CommandContext) -> str:
+    """Return the collection that the pipeline begins with, empty for none."""
+    return collection_field(ctx.body, ctx.name) if ctx.body.type_of(ctx.name) == 2 else ""
 
 
 def run_of(ctx: CommandContext, weight: int) -> PipelineRun:
@@ -77,6 +112,8 @@ def _authorize(ctx: CommandContext, pipeline: list[object]) -> None:
     if first != "$currentOp":
         needs = Action.COLL_STATS if first == "$collStats" else Action.FIND
         authorize(ctx.member, ctx.sender, needs, ctx.database, ctx.name)
+    if any(True for _ in collections_named(pipeline)):
+        authorize(ctx.member, ctx.sender, Action.FIND, ctx.database, ctx.name)
 
 
 def _check_target(ctx: CommandContext, pipeline: list[object]) -> None:
@@ -145,15 +182,21 @@ async def _operations_cursor(run: PipelineRun, _stage: CurrentOpStage, _source: 
     return DocumentsCursor(f"{run.ctx.database}.$cmd.aggregate", [encode(operation) for operation in operations])
 
 
-OPENERS: Final[Mapping[type[Stage], Opener]] = {CollStatsStage: _stats_cursor, CurrentOpStage: _operations_cursor}
+OPENERS: Final[Mapping[type[Stage], Opener]] = {
+    CollStatsStage: _stats_cursor,
+    CurrentOpStage: _operations_cursor,
+    MergeStage: write_merge,
+    OutStage: write_out,
+}
 
 COMMANDS: tuple[Command, ...] = (
     Command(
         "aggregate",
         aggregate,
-        frozenset({"pipeline", "cursor", "explain", "hint", "collation", "allowDiskUse"}),
+        frozenset({"pipeline", "cursor", "explain", "hint", "collation", "allowDiskUse", "bypassDocumentValidation"}),
         where=Where.READABLE,
         read_concern=True,
+        write_concern=True,
         needs=Action.LOGIN,
     ),
 )

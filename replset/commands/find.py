@@ -325,8 +325,13 @@ async def find(ctx: CommandContext) -> Reply:
     return await first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
 
 
-async def open_cursor(ctx: CommandContext, query: Query, collection: str | None = None) -> tuple[Cursor, OpTime | None]:
-    """Return the cursor of a query on a collection (the command's), and the point to read at (None: now)."""
+async def open_cursor(
+    ctx: CommandContext, query: Query, collection: str | None = None, *, at_once: bool = False
+) -> tuple[Cursor, OpTime | None]:
+    """Return the cursor of a query on a collection (the command's), and the point to read at (None: now).
+
+    at_once: all of it is read as of this moment, whatever is written while it is read.
+    """
     name = collection_of(ctx) if collection is None else collection
     ns = namespace(ctx.database, name)
     concern = read_concern_of(ctx)
@@ -341,6 +346,8 @@ async def open_cursor(ctx: CommandContext, query: Query, collection: str | None 
     if query.tailable and (ctx.transaction is not None or concern.level not in ("local", "majority")):
         raise InvalidOptionsError("a tailable cursor has read concern local, available or majority")
     coll, at = await open_collection(ctx, name, concern)
+    if at_once and at is None:
+        at = ctx.member.store.last_applied
     if query.tailable and coll is not None:
         return _tail_of(ctx, coll, query, concern), at
     snapshot_at = at if concern.level == "snapshot" and ctx.transaction is None else None

@@ -161,8 +161,8 @@ async def prepare_all(ctx: CommandContext, documents: Sequence[RawDocument], ord
 class InsertBatch(Batch):
     """The documents of one insert command."""
 
-    def __init__(self, ctx: CommandContext, size: int) -> None:
-        super().__init__(ctx, size)
+    def __init__(self, ctx: CommandContext, size: int, ns: str | None = None) -> None:
+        super().__init__(ctx, size, ns)
         self.ready: list[Ready] = []
         self.validator: Validator | None = None
         self.verdicts: dict[int, ReplError | None] = {}

@@ -8,7 +8,7 @@ that reads or writes collections (`ReadingStage`) has a function in a table of o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from replset.bson import encode
@@ -81,7 +81,8 @@ class PipelineRun:
     """Opens the cursors of one aggregate command, those of pipelines within pipelines too.
 
     weight: of the command (evaluation.py). run: what all stages share. at: the point of the first read (None: now).
-    views: that the pipeline stands within; a pipeline within a stage is not that of the command.
+    views: that the pipeline stands within. is_inner: it is a pipeline within a stage. writes: it ends with $out or
+    $merge; then it reads as of its beginning, and not what it writes itself. written: the newest entry of that.
     """
 
     ctx: CommandContext
@@ -91,6 +92,12 @@ class PipelineRun:
     at: OpTime | None = None
     views: int = 0
     is_inner: bool = False
+    writes: bool = False
+    written: OpTime | None = None
+
+    def inner(self, variables: Mapping[str, Any]) -> PipelineRun:
+        """Return what opens a pipeline within a stage, which has more variables."""
+        return replace(self, run=replace(self.run, variables={**self.run.variables, **variables}), is_inner=True)
 
     async def _through_views(self, collection: str, stages: Sequence[Stage]) -> tuple[str, Sequence[Stage]]:
         """Return the collection that a view stands for, with the stages of the view in front of those given."""
@@ -105,26 +112,26 @@ class PipelineRun:
         self.weight += weight
         return name, [*found, *stages]
 
-    async def open(self, collection: str, stages: Sequence[Stage], run: Run | None = None) -> Cursor:
+    async def open(self, collection: str, stages: Sequence[Stage]) -> Cursor:
         """Open the cursor of a pipeline over a collection of the command's database.
 
-        run: with the variables of a pipeline within a stage; the stages must not be in another run at the same time.
+        The stages must not be in another run at the same time.
         """
         if stages and isinstance(stages[0], ReadingStage) and stages[0].is_source:
             cursor = await self.openers[type(stages[0])](self, stages[0], None)
-            return await self.over(cursor, stages[1:], run)
+            return await self.over(cursor, stages[1:])
         ns = namespace(self.ctx.database, collection)
         collection, stages = await self._through_views(collection, stages)
         part = split_pipeline(stages)
         query = await make_query(
             self.ctx, part.filter, part.projection, part.sort, part.skip, part.limit, is_hinted=not self.is_inner
         )
-        source, self.at = await open_cursor(self.ctx, query, collection)
-        cursor = await self.over(source, part.rest, run)
+        source, self.at = await open_cursor(self.ctx, query, collection, at_once=self.writes)
+        cursor = await self.over(source, part.rest)
         cursor.ns = ns
         return cursor
 
-    async def over(self, source: Cursor, stages: Sequence[Stage], run: Run | None = None) -> Cursor:
+    async def over(self, source: Cursor, stages: Sequence[Stage]) -> Cursor:
         """Open the cursor of stages over the documents of another one, which it closes with itself."""
         cursor, start = source, 0
         try:
@@ -133,7 +140,7 @@ class PipelineRun:
                 if reading is not None and not isinstance(reading, ReadingStage):
                     continue
                 if start < end:
-                    chain = Chain(stages[start:end], run or self.run)
+                    chain = Chain(stages[start:end], self.run)
                     cursor = ChainCursor(self.ctx.member, self.ctx.cursors, cursor, chain, self.weight)
                 if reading is not None:
                     cursor = await self.openers[type(reading)](self, reading, cursor)

@@ -178,10 +178,14 @@ class SearchingBatch(Batch):
     """
 
     def __init__(
-        self, ctx: CommandContext, statements: Sequence[SearchStatement], returned: ReturnedDocument | None = None
+        self,
+        ctx: CommandContext,
+        statements: Sequence[SearchStatement],
+        returned: ReturnedDocument | None = None,
+        ns: str | None = None,
     ) -> None:
-        """returned: of findAndModify, whose one statement takes one document."""
-        super().__init__(ctx, len(statements))
+        """returned: of findAndModify, whose one statement takes one document. ns: as in Batch."""
+        super().__init__(ctx, len(statements), ns)
         self.statements = statements
         self.returned = returned
         self.changed_before: set[bytes] = set()

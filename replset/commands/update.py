@@ -81,9 +81,13 @@ class UpdateBatch(SearchingBatch):
     statements: Sequence[UpdateStatement]
 
     def __init__(
-        self, ctx: CommandContext, statements: list[UpdateStatement], returned: ReturnedDocument | None = None
+        self,
+        ctx: CommandContext,
+        statements: Sequence[UpdateStatement],
+        returned: ReturnedDocument | None = None,
+        ns: str | None = None,
     ) -> None:
-        super().__init__(ctx, statements, returned)
+        super().__init__(ctx, statements, returned, ns)
         self.modified = 0
         self.fills_timestamps = not fields.boolean(ctx.body, KEEP_TIMESTAMPS, ctx.name)
         self.upserted: list[dict[str, object]] = []

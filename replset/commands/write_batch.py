@@ -59,7 +59,8 @@ class Committed:
 class Batch(ABC):
     """The statements of one write command and how far they are."""
 
-    def __init__(self, ctx: CommandContext, size: int) -> None:
+    def __init__(self, ctx: CommandContext, size: int, ns: str | None = None) -> None:
+        """ns: to write to, which is checked already; None: the collection that the command names."""
         body, name = ctx.body, ctx.name
         if not 1 <= size <= MAX_WRITE_BATCH:
             raise BadValueError(
@@ -67,7 +68,7 @@ class Batch(ABC):
                 code=ErrorCode.INVALID_LENGTH,
             )
         self.ctx = ctx
-        self.ns = writable_namespace(ctx.database, collection_of(ctx))
+        self.ns = writable_namespace(ctx.database, collection_of(ctx)) if ns is None else ns
         self.ordered = fields.boolean(body, "ordered", name, True)
         self.validates = not fields.boolean(body, "bypassDocumentValidation", name)
         self.size = size

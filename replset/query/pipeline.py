@@ -31,6 +31,7 @@ from replset.query.stages.fields import (
     compile_replace_root,
     compile_replace_with,
 )
+from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Scope, Stage
 from replset.query.stages.unwind import UnwindStage
@@ -53,6 +54,7 @@ class StageRow:
 
 
 _FACET: Final = frozenset({"$facet"})
+_INNER: Final = frozenset({"$facet", "$lookup", "$unionWith"})
 STAGES: Final[dict[str, StageRow]] = {
     "$addFields": StageRow(AddFieldsStage),
     "$collStats": StageRow(CollStatsStage, is_first=True, not_inside=_FACET),
@@ -62,6 +64,8 @@ STAGES: Final[dict[str, StageRow]] = {
     "$group": StageRow(GroupStage),
     "$limit": StageRow(LimitStage),
     "$match": StageRow(MatchStage),
+    "$merge": StageRow(MergeStage, is_last=True, not_inside=_INNER),
+    "$out": StageRow(OutStage, is_last=True, not_inside=_INNER),
     "$project": StageRow(ProjectStage),
     "$redact": StageRow(RedactStage),
     "$replaceRoot": StageRow(compile_replace_root),

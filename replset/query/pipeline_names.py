@@ -12,7 +12,7 @@ def _names(text: str) -> frozenset[str]:
 NOT_BUILT_STAGES: Final = _names(
     "bucket bucketAuto changeStream changeStreamSplitLargeEvent densify documents"
     " fill geoNear graphLookup indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
-    " lookup merge operationMetrics out planCacheStats queryStats search"
+    " lookup operationMetrics planCacheStats queryStats search"
     " searchMeta setWindowFields shardedDataDistribution sortByCount unionWith vectorSearch"
 )
 """Stages that are not built; the others are in pipeline.py."""

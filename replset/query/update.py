@@ -102,7 +102,7 @@ class Update:
             result = _apply_replacement(doc, self._replacement, timestamp if self._fills_timestamps else _EMPTY)
         else:
             result = self._apply_operators(doc, UpdateContext(now, timestamp, doc.get("_id")), is_insert, matcher)
-        return _keep_id(doc, result, is_insert, self.is_replacement)
+        return keep_id(doc, result, is_insert, self.is_replacement)
 
     def _apply_operators(
         self, doc: Document, context: UpdateContext, is_insert: bool, matcher: Matcher | None
@@ -234,7 +234,7 @@ def _apply_replacement(doc: Document, replacement: Document, timestamp: Timestam
     return rest if doc_id is MISSING else {"_id": doc_id, **rest}
 
 
-def _keep_id(doc: Document, result: Document, is_insert: bool, is_replacement: bool) -> Document:
+def keep_id(doc: Document, result: Document, is_insert: bool, is_replacement: bool) -> Document:
     """Return the result with the `_id` of `doc`, which may not change. On insert a known `_id` moves to the front."""
     old, new = doc.get("_id", MISSING), result.get("_id", MISSING)
     if old is not MISSING and new is not old:

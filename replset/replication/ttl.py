@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from replset.bson import DateTime, encode_key
 from replset.errors import NotWritablePrimaryError, OutOfDiskSpaceError, ShutdownInProgressError
 from replset.replication.context import MemberContext
+from replset.replication.temporary import abandoned, drop_abandoned
 from replset.replication.write_ops import WriteGroup, do_delete
 from replset.storage.catalog import Collection
 from replset.storage.indexes import TO_THE_END, Index
@@ -48,8 +50,10 @@ class TtlMonitor:
                 await self.work()
 
     async def work(self) -> None:
-        """Delete everything that has expired by now."""
+        """Delete everything that has expired by now, and temporary collections that nobody uses any more."""
         try:
+            for coll in abandoned(self._context.store):
+                await self._write(partial(drop_abandoned, coll=coll))
             for coll in self._context.store.collections():
                 for index in coll.indexes:
                     if index.ready and index.expire_after_s is not None:

@@ -243,10 +243,11 @@ COLL_MOD_NAMES = {"cappedSize": "size", "cappedMax": "max"}
 
 
 def changed_options(options: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """The options of a collection after a collMod. An empty validator is none."""
+    """The options of a collection after a collMod. An empty validator is none, and so is `temp: false`."""
     merged = {**options, **{COLL_MOD_NAMES.get(name, name): value for name, value in changes.items()}}
-    if not merged.get("validator", True):
-        del merged["validator"]
+    for name in ("validator", "temp"):
+        if not merged.get(name, True):
+            del merged[name]
     known = {name: merged.pop(name) for name in OPTION_ORDER if name in merged}
     return {**known, **merged}
 

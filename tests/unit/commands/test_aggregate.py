@@ -158,7 +158,7 @@ REFUSALS: list[tuple[dict[str, Any], int]] = [
     ({"aggregate": "c", "pipeline": [], "cursor": {}, "collation": {"locale": "de"}}, 238),
     ({"aggregate": "c", "pipeline": [], "cursor": {}, "hint": "nonsense"}, 2),
     ({"aggregate": "c", "pipeline": [], "cursor": {}, "writeConcern": {"w": 1}}, 72),
-    ({"aggregate": "c", "pipeline": [{"$out": "d"}], "cursor": {}}, 238),
+    ({"aggregate": "c", "pipeline": [{"$listSampledQueries": {}}], "cursor": {}}, 238),
     ({"aggregate": "c", "pipeline": [{"$nonsense": 1}], "cursor": {}}, 40324),
     ({"aggregate": 1, "pipeline": [{"$documents": []}], "cursor": {}}, 238),
     ({"aggregate": 1, "pipeline": [{"$currentOp": {}}], "cursor": {}}, 73),
