@@ -208,7 +208,8 @@ class ChainCursor(Cursor):
         chain = self._chain
         if self._source.finished or chain.is_full:
             self._source.close()
-            self._is_ending, self._in_loop = True, chain.memory_bytes <= _SMALL_END
+            kept = chain.memory_bytes
+            self._is_ending, self._in_loop = True, kept <= _SMALL_END and is_small(self._weight, kept)
             self._results = chain.end()
         else:
             rows = await self._source.batch(pause, SLICE_DECODED, None)

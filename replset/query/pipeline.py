@@ -15,7 +15,6 @@ from replset.query.errors import not_built
 from replset.query.pipeline_names import NOT_BUILT_STAGES
 from replset.query.stages.basic import (
     CountStage,
-    GroupStage,
     LimitStage,
     MatchStage,
     SampleStage,
@@ -31,6 +30,7 @@ from replset.query.stages.fields import (
     compile_replace_root,
     compile_replace_with,
 )
+from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
 from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Scope, Stage
@@ -47,7 +47,7 @@ class StageRow:
     pipelines it may not be.
     """
 
-    compile: Callable[[object, Scope], Stage]
+    compile: Callable[[object, Scope], Stage | list[Stage]]
     is_first: bool = False
     is_last: bool = False
     not_inside: frozenset[str] = frozenset()
@@ -57,11 +57,13 @@ _FACET: Final = frozenset({"$facet"})
 _INNER: Final = frozenset({"$facet", "$lookup", "$unionWith"})
 STAGES: Final[dict[str, StageRow]] = {
     "$addFields": StageRow(AddFieldsStage),
+    "$bucket": StageRow(compile_bucket),
+    "$bucketAuto": StageRow(BucketAutoStage),
     "$collStats": StageRow(CollStatsStage, is_first=True, not_inside=_FACET),
     "$count": StageRow(CountStage),
     "$currentOp": StageRow(CurrentOpStage, is_first=True, not_inside=_FACET),
     "$facet": StageRow(compile_facet, not_inside=_FACET),
-    "$group": StageRow(GroupStage),
+    "$group": StageRow(compile_group),
     "$limit": StageRow(LimitStage),
     "$match": StageRow(MatchStage),
     "$merge": StageRow(MergeStage, is_last=True, not_inside=_INNER),
@@ -74,6 +76,7 @@ STAGES: Final[dict[str, StageRow]] = {
     "$set": StageRow(AddFieldsStage),
     "$skip": StageRow(SkipStage),
     "$sort": StageRow(SortStage),
+    "$sortByCount": StageRow(compile_sort_by_count),
     "$unset": StageRow(UnsetStage),
     "$unwind": StageRow(UnwindStage),
 }
@@ -89,10 +92,14 @@ def compile_pipeline(elements: object, scope: Scope | None = None) -> list[Stage
         raise TypeMismatchError("'pipeline' must be an array of stages")
     if len(elements) > MAX_STAGES:
         raise ReplError(f"Pipeline length must be no longer than {MAX_STAGES} stages", code=ErrorCode.PIPELINE_TOO_LONG)
-    return [_compile_stage(*stage_of(element), scope, number, len(elements)) for number, element in enumerate(elements)]
+    stages: list[Stage] = []
+    for number, element in enumerate(elements):
+        found = _compile_stage(*stage_of(element), scope, number, len(elements))
+        stages += found if isinstance(found, list) else [found]
+    return stages
 
 
-def _compile_stage(name: str, spec: object, scope: Scope, number: int, count: int) -> Stage:
+def _compile_stage(name: str, spec: object, scope: Scope, number: int, count: int) -> Stage | list[Stage]:
     if name in NOT_BUILT_STAGES:
         raise not_built(f"the stage {name}")
     if name not in STAGES:

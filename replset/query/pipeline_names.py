@@ -10,10 +10,10 @@ def _names(text: str) -> frozenset[str]:
 
 
 NOT_BUILT_STAGES: Final = _names(
-    "bucket bucketAuto changeStream changeStreamSplitLargeEvent densify documents"
+    "changeStream changeStreamSplitLargeEvent densify documents"
     " fill geoNear graphLookup indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
     " lookup operationMetrics planCacheStats queryStats search"
-    " searchMeta setWindowFields shardedDataDistribution sortByCount unionWith vectorSearch"
+    " searchMeta setWindowFields shardedDataDistribution unionWith vectorSearch"
 )
 """Stages that are not built; the others are in pipeline.py."""
 COLLECTIONLESS_STAGES: Final = _names(

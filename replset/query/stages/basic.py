@@ -1,4 +1,4 @@
-"""The stages that filter, order, cut and count documents, and $group's simple form."""
+"""The stages that filter, order, cut and count documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import show
 from replset.query.expressions import fault
-from replset.query.group import Group, compile_group
 from replset.query.match import compile_filter
 from replset.query.order import is_number
 from replset.query.paths import field_path
@@ -166,38 +165,6 @@ class SampleStage(Stage):
 
     def close(self) -> None:
         self._sorter.close()
-
-
-class GroupStage(Stage):
-    """See group.py."""
-
-    is_simple = True
-
-    def __init__(self, spec: object, _scope: Scope) -> None:
-        self._spec = spec
-        self._group: Group = compile_group(spec)
-
-    def start(self, run: Run) -> None:
-        self._group = compile_group(self._spec)
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._group.memory_bytes
-
-    @property
-    def only_counts(self) -> bool:
-        return self._group.only_counts
-
-    def take_count(self, count: int) -> None:
-        if count:
-            self._group.add(Row(document={}), count)
-
-    def take(self, row: Row) -> Iterable[Row]:
-        self._group.add(row)
-        return ()
-
-    def end(self) -> Iterable[Row]:
-        return self._group.rows()
 
 
 class CountStage(Stage):

@@ -17,9 +17,10 @@ from replset.query.stages.stage import Run, Scope, Stage
 class FieldsStage(Stage):
     """Makes one document of each by a projection."""
 
-    def __init__(self, projection: Projection | None, *, is_simple: bool) -> None:
+    is_simple = True
+
+    def __init__(self, projection: Projection | None) -> None:
         self._projection = projection
-        self.is_simple = is_simple
         self._variables: Mapping[str, Any] = NO_VARIABLES
 
     def start(self, run: Run) -> None:
@@ -41,7 +42,7 @@ class ProjectStage(FieldsStage):
             raise ReplError("projection specification must have at least one field", code=ErrorCode.PROJECT_EMPTY)
         self.spec = dict(spec)
         self.is_plain = not is_computed(spec)
-        super().__init__(compile_projection(spec, scope.names, is_find=False), is_simple=self.is_plain)
+        super().__init__(compile_projection(spec, scope.names, is_find=False))
 
 
 class AddFieldsStage(FieldsStage):
@@ -51,7 +52,7 @@ class AddFieldsStage(FieldsStage):
         if not isinstance(spec, Mapping):
             raise fault(40272, f"$addFields specification stage must be an object, got {type_name(spec)}")
         projection, self.paths = compile_added_fields(spec, scope.names)
-        super().__init__(projection, is_simple=False)
+        super().__init__(projection)
 
 
 class UnsetStage(FieldsStage):
@@ -65,11 +66,13 @@ class UnsetStage(FieldsStage):
             raise fault(31119, "$unset specification must be a string or an array with at least one field")
         if not all(type(name) is str for name in names):
             raise fault(31120, "$unset specification must be a string or an array containing only string values")
-        super().__init__(compile_projection(dict.fromkeys(names, 0), is_find=False), is_simple=True)
+        super().__init__(compile_projection(dict.fromkeys(names, 0), is_find=False))
 
 
 class ReplaceRootStage(Stage):
     """Puts the value of an expression in the place of the document."""
+
+    is_simple = True
 
     def __init__(self, expression: object, what: str, scope: Scope) -> None:
         self._expression = compile_expression(expression, scope.names)
@@ -112,6 +115,7 @@ def compile_replace_with(spec: object, scope: Scope) -> Stage:
 class RedactStage(Stage):
     """Keeps, prunes or looks into each document within a document, as an expression says for it."""
 
+    is_simple = True
     _DECISIONS: ClassVar[Mapping[str, str]] = {"KEEP": "keep", "PRUNE": "prune", "DESCEND": "descend"}
 
     def __init__(self, spec: object, scope: Scope) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from replset.bson import Decimal128, Int64, decode, encode
 from replset.errors import ReplError
-from replset.query import group, pipeline, sorter
+from replset.query import pipeline, sorter
 from replset.query.pipeline import compile_pipeline
-from replset.query.pipeline_names import ACCUMULATORS, COLLECTIONLESS_STAGES, NOT_BUILT_STAGES
+from replset.query.pipeline_names import COLLECTIONLESS_STAGES, NOT_BUILT_STAGES
+from replset.query.stages import group
 from replset.query.stages.stage import Chain
 
 DOCS: list[dict[str, Any]] = [
@@ -144,17 +145,13 @@ REFUSALS: list[tuple[Any, int]] = [
     ({"$group": {"_id": "$"}}, 16872),
     ({"$group": {"_id": "$a."}}, 40353),
     ({"$group": {"_id": "$a..b"}}, 15998),
-    ({"$group": {"_id": "$$ROOT"}}, 238),
-    ({"$group": {"_id": {"$add": [1, 2]}}}, 238),
     ({"$group": {"_id": {"$nonsense": 1}}}, 168),
-    ({"$group": {"_id": {"a": "$a"}}}, 238),
-    ({"$group": {"_id": ["$a"]}}, 238),
     ({"$group": {"_id": 1, "a": 1}}, 40234),
     ({"$group": {"_id": 1, "a.b": {"$sum": 1}}}, 40235),
     ({"$group": {"_id": 1, "$a": {"$sum": 1}}}, 40236),
     ({"$group": {"_id": 1, "a": {}}}, 40238),
     ({"$group": {"_id": 1, "a": {"$nonsense": 1}}}, 15952),
-    *(({"$group": {"_id": 1, "a": {name: 1}}}, 238) for name in sorted(ACCUMULATORS - {"$sum"})),
+    ({"$group": {"_id": 1, "a": {"$accumulator": {}}}}, 238),
     ({"$collStats": 1}, 14),
     ({"$collStats": {"nonsense": {}}}, 40415),
     ({"$collStats": {"count": 1}}, 14),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 
 from replset.bson import Int64, decode, encode
 from replset.errors import ReplError
+from replset.query import sorter
 from replset.query.pipeline import compile_pipeline
+from replset.query.stages import group
 from replset.query.stages.stage import Chain, Run
 
 Doc = dict[str, Any]
@@ -85,6 +89,40 @@ RESULTS: list[tuple[list[Any], list[Doc], list[Doc]]] = [
         [{"a": 1}, {"a": 2}],
         [{"n": [{"n": 2}], "one": [{"a": 1}], "none": []}],
     ),
+    # $group and what is made of it
+    (
+        [{"$group": {"_id": {"k": "$k", "no": "$no"}, "all": {"$push": "$v"}, "top": {"$max": "$v"}}}],
+        [{"k": 1, "v": 5}, {"k": 2}, {"k": 1, "v": 7}],
+        [{"_id": {"k": 1}, "all": [5, 7], "top": 7}, {"_id": {"k": 2}, "all": [], "top": None}],
+    ),
+    ([{"$group": {"_id": {"$mod": ["$a", 2]}}}], [{"a": 3}, {"a": 1}, {"a": 2}], [{"_id": 1}, {"_id": 0}]),
+    (
+        [{"$sortByCount": "$a"}],
+        [{"a": 1}, {"a": "x"}, {"a": "x"}, {}],
+        [{"_id": "x", "count": 2}, {"_id": 1, "count": 1}, {"_id": None, "count": 1}],
+    ),
+    (
+        [{"$bucket": {"groupBy": "$a", "boundaries": [0, 2.5, 10], "default": "other"}}],
+        [{"a": 2.5}, {"a": 0}, {"a": 10}, {"a": "x"}, {}, {"a": 9.9}],
+        [{"_id": 0, "count": 1}, {"_id": 2.5, "count": 2}, {"_id": "other", "count": 3}],
+    ),
+    (
+        [{"$bucket": {"groupBy": "$a", "boundaries": [0, 5], "output": {"of": {"$push": "$a"}}}}],
+        [{"a": 4}, {"a": 1}],
+        [{"_id": 0, "of": [4, 1]}],
+    ),
+    (
+        [{"$bucketAuto": {"groupBy": "$a", "buckets": 3}}],
+        [{"a": a} for a in (5, 1, 2, 2, 2, 7, 9, 3)],
+        [
+            {"_id": {"min": 1, "max": 3}, "count": 4},
+            {"_id": {"min": 3, "max": 9}, "count": 3},
+            {"_id": {"min": 9, "max": 9}, "count": 1},
+        ],
+    ),
+    ([{"$bucketAuto": {"groupBy": "$a", "buckets": 5}}], [{"a": 1}], [{"_id": {"min": 1, "max": 1}, "count": 1}]),
+    ([{"$bucketAuto": {"groupBy": "$a", "buckets": 5}}], [], []),
+    # $facet
     ([{"$match": {"a": 9}}, {"$facet": {"n": [{"$sort": {"a": 1}}]}}], [{"a": 1}], [{"n": []}]),
     (
         [{"$facet": {"n": [{"$sort": {"a": -1}}, {"$limit": 1}]}}, {"$unwind": "$n"}],
@@ -127,6 +165,35 @@ REFUSED: list[tuple[Any, int]] = [
     ({"$unwind": {}}, 28812),
     ({"$unwind": "a"}, 28818),
     ({"$redact": "$$NOPE"}, 17276),
+    ({"$sortByCount": 1}, 40149),
+    ({"$sortByCount": "a"}, 40148),
+    ({"$sortByCount": {"a": 1}}, 40147),
+    ({"$bucket": 1}, 40201),
+    ({"$bucket": {}}, 40198),
+    ({"$bucket": {"x": 1}}, 40197),
+    ({"$bucket": {"groupBy": "a", "boundaries": [1, 2]}}, 40202),
+    ({"$bucket": {"groupBy": "$a", "boundaries": 1}}, 40200),
+    ({"$bucket": {"groupBy": "$a", "boundaries": [1]}}, 40192),
+    ({"$bucket": {"groupBy": "$a", "boundaries": ["$a", 2]}}, 40191),
+    ({"$bucket": {"groupBy": "$a", "boundaries": [1, "x"]}}, 40193),
+    ({"$bucket": {"groupBy": "$a", "boundaries": [2, 1]}}, 40194),
+    ({"$bucket": {"groupBy": "$a", "boundaries": [1, 2], "default": "$x"}}, 40195),
+    ({"$bucket": {"groupBy": "$a", "boundaries": [1, 3], "default": 2}}, 40199),
+    ({"$bucket": {"groupBy": "$a", "boundaries": [1, 3], "output": 2}}, 40196),
+    ({"$bucketAuto": 1}, 40240),
+    ({"$bucketAuto": {"x": 1}}, 40245),
+    ({"$bucketAuto": {}}, 40246),
+    ({"$bucketAuto": {"groupBy": 1, "buckets": 1}}, 40239),
+    ({"$bucketAuto": {"groupBy": "$a", "buckets": "x"}}, 40241),
+    ({"$bucketAuto": {"groupBy": "$a", "buckets": 1.5}}, 40242),
+    ({"$bucketAuto": {"groupBy": "$a", "buckets": 0}}, 40243),
+    ({"$bucketAuto": {"groupBy": "$a", "buckets": 1, "output": 1}}, 40244),
+    ({"$bucketAuto": {"groupBy": "$a", "buckets": 1, "granularity": "R5"}}, 238),
+    ({"$sample": 1}, 28745),
+    ({"$sample": {"size": "x"}}, 28746),
+    ({"$sample": {"size": 0}}, 28747),
+    ({"$sample": {"x": 1}}, 28748),
+    ({"$sample": {}}, 28749),
     ({"$facet": {}}, 40169),
     ({"$facet": {"a": 1}}, 40170),
     ({"$facet": {"a.b": []}}, 16412),
@@ -147,6 +214,7 @@ FAILS: list[tuple[Any, Doc, int]] = [
     ({"$replaceRoot": {"newRoot": "$a"}}, {"a": 1}, 40228),
     ({"$replaceWith": "$a"}, {}, 40228),
     ({"$redact": "$a"}, {"a": 1}, 17053),
+    ({"$bucket": {"groupBy": "$a", "boundaries": [1, 3]}}, {"a": 7}, 40066),
 ]
 
 
@@ -164,3 +232,70 @@ def test_a_stage_runs_again() -> None:
         chain = Chain(stages)
         found = [*chain.feed([encode({})] * 3), *chain.end()]
         assert [decode(raw) for raw in found if raw] == [{"a": [{"n": 1}]}]
+
+
+class MemoryFile:
+    """A temporary file in memory."""
+
+    def __init__(self) -> None:
+        self._records: list[bytes] = []
+
+    def append(self, records: Iterable[bytes]) -> tuple[int, int]:
+        start = len(self._records)
+        self._records += records
+        return start, len(self._records)
+
+    def read(self, place: tuple[int, int]) -> Iterator[bytes]:
+        return iter(self._records[slice(*place)])
+
+    def close(self) -> None:
+        self._records = []
+
+
+BLOCKING: list[dict[str, Any]] = [
+    {"$sort": {"k": 1, "_id": -1}},
+    {"$group": {"_id": "$k", "n": {"$sum": 1}, "of": {"$push": "$_id"}, "mean": {"$avg": "$_id"}}},
+    {"$group": {"_id": "$_id", "k": {"$first": "$k"}}},
+    {"$bucketAuto": {"groupBy": "$_id", "buckets": 7, "output": {"k": {"$addToSet": "$k"}}}},
+]
+
+
+@pytest.mark.parametrize("stage", BLOCKING, ids=str)
+def test_what_goes_to_the_disk_is_the_same(stage: Doc, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [{"_id": (number * 37) % 1009, "k": number % 61} for number in range(1000)]
+    wanted = run([stage], documents)
+    for module in (sorter, group):
+        monkeypatch.setattr(module, "MAX_BYTES", 10_000)
+    chain = Chain(compile_pipeline([stage]), Run(spill=MemoryFile))
+    found = []
+    for document in documents:
+        found += chain.feed([encode(document)])
+        assert chain.memory_bytes < 11_000
+    found += chain.end()
+    results = [decode(raw) for raw in found if raw is not None]
+    if "$group" in stage:
+        results.sort(key=lambda document: int(document["_id"]))
+        wanted.sort(key=lambda document: int(document["_id"]))
+    assert results == wanted
+    with pytest.raises(ReplError) as failure:
+        list(Chain(compile_pipeline([stage])).feed(map(encode, documents)))
+    assert failure.value.code == 292
+
+
+def test_one_group_that_fits_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "MAX_BYTES", 10_000)
+    chain = Chain(compile_pipeline([{"$group": {"_id": 1, "of": {"$push": "$_id"}}}]), Run(spill=MemoryFile))
+    list(chain.feed(encode({"_id": number}) for number in range(1000)))
+    with pytest.raises(ReplError) as failure:
+        list(chain.end())
+    assert failure.value.code == 146
+
+
+def test_a_sample_is_of_all_documents() -> None:
+    documents = [{"_id": number} for number in range(100)]
+    chain = Chain(compile_pipeline([{"$sample": {"size": 10}}]), Run(rng=random.Random(3)))
+    found = [*chain.feed(map(encode, documents)), *chain.end()]
+    ids = [decode(raw)["_id"] for raw in found if raw]
+    assert len(set(ids)) == 10
+    assert max(ids) > 50
+    assert len(run([{"$sample": {"size": 1000}}], documents)) == 100

@@ -1,0 +1,409 @@
+"""$group, and the stages that are made of it: $bucket, $bucketAuto and $sortByCount."""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, Final
+
+from replset.bson import Decimal128, encode_key
+from replset.errors import ErrorCode, ReplError
+from replset.query.accumulators import State, Sum
+from replset.query.errors import not_built, show
+from replset.query.expressions import Accumulator, Expression, compile_accumulator, compile_expression, fault
+from replset.query.order import MISSING, is_number, type_name
+from replset.query.row import Row
+from replset.query.sorter import MAX_BYTES, Place, Sorter, SpillFile, open_spill
+from replset.query.stages.basic import SortStage
+from replset.query.stages.stage import Run, Scope, Stage
+
+_GROUP_BYTES: Final = 200
+"""What Python takes for a group beside its key and its states."""
+_PARTS: Final = 16
+_MAX_DEPTH: Final = 8
+_TURN: Final = 64
+"""Documents that are read from the disk before others may have a turn."""
+_FIXED: Final = frozenset({"$sum", "$avg", "$count", "$stdDevPop", "$stdDevSamp"})
+"""Accumulators whose states do not grow."""
+_BLOCK_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """What a $group makes: the key of a document's group, and accumulators by the names of their fields."""
+
+    key: Callable[[dict[str, Any], Mapping[str, Any]], Any]
+    names: tuple[str, ...]
+    accumulators: tuple[Accumulator, ...]
+    growing: tuple[int, ...]
+    """The places of accumulators whose states grow."""
+
+    def document(self, value: object, states: list[State]) -> dict[str, Any]:
+        """Return the group as a document."""
+        return {"_id": value, **{name: state.result() for name, state in zip(self.names, states, strict=True)}}
+
+
+Group = tuple[Any, list[State]]
+"""Its value, which is the first that was seen (1 and 1.0 are one group), and its states."""
+
+
+class Groups:
+    """The groups of one run. What does not fit in memory goes to disk in parts, each with the groups of some hashes.
+
+    A part on the disk begins with its half-done groups and goes on with documents. It is grouped when all documents
+    were taken, in parts again if it does not fit.
+    """
+
+    def __init__(self, spec: GroupSpec, run: Run, depth: int = 0) -> None:
+        self._spec = spec
+        self._run = run
+        self._depth = depth
+        self._groups: dict[bytes, Group] = {}
+        self._parts: list[_Part | None] = []
+        """By number; empty while nothing is on the disk."""
+        self._file: SpillFile | None = None
+        self.memory_bytes = 0
+
+    def add(self, row: Row, times: int = 1) -> None:
+        """Count the document in its group, with `only_counts` so many documents."""
+        variables = self._run.variables
+        value = self._spec.key(row.document, variables)
+        if value is MISSING:
+            value = None
+        key = encode_key(value)
+        if self._parts and (part := self._parts[self._number_of(key)]) is not None:
+            part.add(b"d" + row.raw)
+            return
+        group = self._groups.get(key)
+        if group is None:
+            document = value if isinstance(value, Mapping) else {}
+            group = value, [one.new(document, variables) for one in self._spec.accumulators]
+            self._add_group(key, group)
+        states = group[1]
+        before = sum([states[place].memory_bytes for place in self._spec.growing])
+        if times == 1:
+            for accumulator, state in zip(self._spec.accumulators, states, strict=True):
+                state.add(accumulator.argument.evaluate(row.document, variables))
+        else:
+            for accumulator, state in zip(self._spec.accumulators, states, strict=True):
+                if isinstance(state, Sum):
+                    state.add(accumulator.argument.value, times)
+        if self._spec.growing:
+            self.memory_bytes += sum([states[place].memory_bytes for place in self._spec.growing]) - before
+        if self.memory_bytes > MAX_BYTES:
+            self._spill()
+
+    def _add_group(self, key: bytes, group: Group) -> None:
+        self._groups[key] = group
+        self.memory_bytes += 2 * len(key) + _GROUP_BYTES + sum([state.memory_bytes for state in group[1]])
+
+    def _number_of(self, key: bytes) -> int:
+        return blake2b(key, digest_size=_MAX_DEPTH).digest()[self._depth] % _PARTS
+
+    def _spill(self) -> None:
+        """Write parts to the disk until half of the memory is free."""
+        if self._file is None:
+            self._file = open_spill(self._run.spill, "$group")
+            self._parts = [None] * _PARTS
+        if self._depth == _MAX_DEPTH - 1:
+            raise ReplError(
+                f"$group used too much memory for single groups. Memory limit: {MAX_BYTES} bytes",
+                code=ErrorCode.EXCEEDED_MEMORY_LIMIT,
+            )
+        numbers: dict[int, list[bytes]] = {}
+        for key in self._groups:
+            numbers.setdefault(self._number_of(key), []).append(key)
+        for number, keys in numbers.items():
+            part = self._parts[number] = _Part(self._file)
+            for key in keys:
+                group = self._groups.pop(key)
+                size = 2 * len(key) + _GROUP_BYTES + sum([state.memory_bytes for state in group[1]])
+                self.memory_bytes -= size
+                part.add(b"g" + pickle.dumps((key, group), pickle.HIGHEST_PROTOCOL))
+            if self.memory_bytes <= MAX_BYTES // 2:
+                break
+
+    def rows(self) -> Iterator[Row | None]:
+        """Yield the groups as documents, once. None now and then while documents are read from the disk."""
+        for value, states in self._groups.values():
+            yield Row(document=self._spec.document(value, states))
+        self._groups, self.memory_bytes = {}, 0
+        for part in self._parts:
+            if part is not None:
+                yield from self._rows_of(part)
+        self.close()
+
+    def _rows_of(self, part: _Part) -> Iterator[Row | None]:
+        inner = Groups(self._spec, self._run, self._depth + 1)
+        try:
+            for number, record in enumerate(part.read()):
+                if record[:1] == b"g":
+                    key, group = pickle.loads(record[1:])
+                    inner._add_group(key, group)
+                else:
+                    inner.add(Row(record[1:]))
+                self.memory_bytes = inner.memory_bytes
+                if number % _TURN == 0:
+                    yield None
+            yield from inner.rows()
+        finally:
+            inner.close()
+
+    def close(self) -> None:
+        self._groups, self._parts, self.memory_bytes = {}, [], 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _Part:
+    """One part of the groups on the disk."""
+
+    def __init__(self, file: SpillFile) -> None:
+        self._file = file
+        self._block: list[bytes] = []
+        self._block_bytes = 0
+        self._places: list[Place] = []
+
+    def add(self, record: bytes) -> None:
+        self._block.append(record)
+        self._block_bytes += len(record)
+        if self._block_bytes > _BLOCK_BYTES:
+            self._places.append(self._file.append(self._block))
+            self._block, self._block_bytes = [], 0
+
+    def read(self) -> Iterator[bytes]:
+        return chain(chain.from_iterable(map(self._file.read, self._places)), self._block)
+
+
+class GroupStage(Stage):
+    """Makes one document of each group."""
+
+    is_simple = True
+
+    def __init__(self, spec: GroupSpec, *, counts_alike: bool = False) -> None:
+        self._spec = spec
+        self._counts_alike = counts_alike
+
+    def start(self, run: Run) -> None:
+        self._groups = Groups(self._spec, run)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._groups.memory_bytes
+
+    @property
+    def only_counts(self) -> bool:
+        return self._counts_alike
+
+    def take_count(self, count: int) -> None:
+        if count:
+            self._groups.add(Row(document={}), count)
+
+    def take(self, row: Row) -> Iterable[Row]:
+        self._groups.add(row)
+        return ()
+
+    def end(self) -> Iterable[Row | None]:
+        return self._groups.rows()
+
+    def close(self) -> None:
+        self._groups.close()
+
+
+def compile_group(spec: object, scope: Scope) -> Stage:
+    """Return the stage of `{_id: expression, name: accumulator}`. Raises 15947 and 15955, and what `_fields` raises."""
+    if not isinstance(spec, Mapping):
+        raise ReplError("a group's fields must be specified in an object", code=ErrorCode.GROUP_NO_OBJECT)
+    if "_id" not in spec:
+        raise ReplError("a group specification must include an _id", code=ErrorCode.GROUP_WITHOUT_ID)
+    key = compile_expression(spec["_id"], scope.names)
+    found = _spec_of(key.evaluate, {name: value for name, value in spec.items() if name != "_id"}, scope)
+    counts_alike = key.is_constant and all(_counts_alike(one) for one in found.accumulators)
+    return GroupStage(found, counts_alike=counts_alike)
+
+
+def _counts_alike(accumulator: Accumulator) -> bool:
+    """Whether the accumulator sums a constant whole number."""
+    of = accumulator.argument
+    return accumulator.make is Sum and of.is_constant and type(of.value) not in (float, Decimal128)
+
+
+def _spec_of(key: Callable[..., Any], output: Mapping[str, object], scope: Scope) -> GroupSpec:
+    """Raises 40234, 40235, 40236, 40238 and 15952 for the fields."""
+    accumulators = []
+    growing = []
+    for place, (name, value) in enumerate(output.items()):
+        if "." in name:
+            raise ReplError(f"The field name '{name:.80}' cannot contain '.'", code=ErrorCode.GROUP_FIELD_DOT)
+        if name.startswith("$"):
+            raise ReplError(
+                f"The field name '{name:.80}' cannot be an operator name", code=ErrorCode.GROUP_FIELD_DOLLAR
+            )
+        accumulators.append(compile_accumulator(value, scope.names, name))
+        if isinstance(value, Mapping) and next(iter(value)) not in _FIXED:
+            growing.append(place)
+    return GroupSpec(key, tuple(output), tuple(accumulators), tuple(growing))
+
+
+def compile_sort_by_count(spec: object, scope: Scope) -> list[Stage]:
+    """Return the stages of $sortByCount."""
+    if isinstance(spec, Mapping):
+        if not next(iter(spec), "").startswith("$"):
+            raise fault(40147, "the sortByCount field must be defined as a $-prefixed path or an expression")
+    elif type(spec) is not str:
+        raise fault(40149, "the sortByCount field must be specified as a string or as an object")
+    elif not spec.startswith("$"):
+        raise fault(40148, "the sortByCount field must be defined as a $-prefixed path or an expression")
+    group = compile_group({"_id": spec, "count": {"$sum": 1}}, scope)
+    return [group, SortStage({"count": -1}, scope)]
+
+
+_COUNT: Final[Mapping[str, object]] = {"count": {"$sum": 1}}
+
+
+def compile_bucket(spec: object, scope: Scope) -> list[Stage]:
+    """Return the stages of $bucket: groups by the boundaries around a value."""
+    if not isinstance(spec, Mapping):
+        raise fault(40201, f"Argument to $bucket stage must be an object, but found type: {type_name(spec)}")
+    for name in spec:
+        if name not in ("groupBy", "boundaries", "default", "output"):
+            raise fault(40197, f"Unrecognized option to $bucket: {name:.80}.")
+    if "groupBy" not in spec or "boundaries" not in spec:
+        raise fault(40198, "$bucket requires 'groupBy' and 'boundaries' to be specified.")
+    group_by = _group_by(spec["groupBy"], 40202, "$bucket", scope)
+    values, keys = _boundaries(spec["boundaries"], scope)
+    default: object = MISSING
+    if "default" in spec:
+        expression = compile_expression(spec["default"], scope.names)
+        if not expression.is_constant:
+            raise fault(40195, "The $bucket 'default' field must be a constant expression")
+        default = expression.value
+        if keys[0] <= encode_key(default) < keys[-1]:
+            raise fault(
+                40199,
+                "The $bucket 'default' field must be less than the lowest boundary or greater than or equal to the"
+                " highest boundary.",
+            )
+    output = spec.get("output", _COUNT)
+    if not isinstance(output, Mapping):
+        raise fault(40196, f"The $bucket 'output' field must be an object, but found type: {type_name(output)}.")
+
+    def key(document: dict[str, Any], variables: Mapping[str, Any]) -> object:
+        value = group_by.evaluate(document, variables)
+        place = bisect_right(keys, encode_key(None if value is MISSING else value)) - 1
+        if 0 <= place < len(keys) - 1 and value is not MISSING:
+            return values[place]
+        if default is MISSING:
+            raise fault(40066, "$switch could not find a matching branch for an input, and no default was specified.")
+        return default
+
+    return [GroupStage(_spec_of(key, output, scope)), SortStage({"_id": 1}, scope)]
+
+
+def _group_by(value: object, code: int, name: str, scope: Scope) -> Expression:
+    is_path = type(value) is str and value.startswith("$")
+    if not is_path and not (isinstance(value, Mapping) and next(iter(value), "").startswith("$")):
+        raise fault(
+            code, f"The {name} 'groupBy' field must be defined as a $-prefixed path or an expression: {show(value)}"
+        )
+    return compile_expression(value, scope.names)
+
+
+def _boundaries(value: object, scope: Scope) -> tuple[list[Any], list[bytes]]:
+    if type(value) is not list:
+        raise fault(40200, f"The $bucket 'boundaries' field must be an array, but found type: {type_name(value)}.")
+    values: list[Any] = []
+    for one in value:
+        expression = compile_expression(one, scope.names)
+        if not expression.is_constant:
+            raise fault(40191, "The $bucket 'boundaries' field must be an array of constant values.")
+        values.append(expression.value)
+    if len(values) < 2:
+        raise fault(40192, "The $bucket 'boundaries' field must have at least 2 values.")
+    keys = [encode_key(one) for one in values]
+    for place in range(1, len(keys)):
+        if keys[place][0] != keys[0][0] and not (is_number(values[place]) and is_number(values[0])):
+            raise fault(40193, "All values in the 'boundaries' option to $bucket must have the same type.")
+        if keys[place - 1] >= keys[place]:
+            raise fault(40194, "The 'boundaries' option to $bucket must be sorted in ascending order.")
+    return values, keys
+
+
+class BucketAutoStage(Stage):
+    """Makes so many groups of neighbouring values, all of about the same size."""
+
+    is_simple = True
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise fault(40240, f"The argument to $bucketAuto must be an object, but found type: {type_name(spec)}")
+        for name in spec:
+            if name not in ("groupBy", "buckets", "output", "granularity"):
+                raise fault(40245, f"Unrecognized option to $bucketAuto: {name:.80}.")
+        if "groupBy" not in spec or "buckets" not in spec:
+            raise fault(40246, "$bucketAuto requires 'groupBy' and 'buckets' to be specified.")
+        self._group_by = _group_by(spec["groupBy"], 40239, "$bucketAuto", scope)
+        buckets: Any = spec["buckets"]
+        if not is_number(buckets):
+            raise fault(40241, f"The $bucketAuto 'buckets' field must be a numeric value, but found: {show(buckets)}")
+        number = buckets.to_decimal() if type(buckets) is Decimal128 else buckets
+        if not -(1 << 31) <= number < 1 << 31 or number != int(number):
+            raise fault(40242, "The $bucketAuto 'buckets' field must be representable as a 32-bit integer")
+        if number <= 0:
+            raise fault(40243, "The $bucketAuto 'buckets' field must be greater than 0")
+        self._buckets = int(number)
+        output = spec.get("output", _COUNT)
+        if not isinstance(output, Mapping):
+            raise fault(40244, f"The $bucketAuto 'output' field must be an object, but found: {type_name(output)}.")
+        if "granularity" in spec:
+            raise not_built("the granularity of $bucketAuto")
+        self._spec = _spec_of(self._group_by.evaluate, output, scope)
+
+    def start(self, run: Run) -> None:
+        self._variables = run.variables
+        self._sorter = Sorter(run.spill, "$bucketAuto")
+        self._count = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._sorter.memory_bytes
+
+    def _value(self, row: Row) -> Any:
+        value = self._group_by.evaluate(row.document, self._variables)
+        return None if value is MISSING else value
+
+    def take(self, row: Row) -> Iterable[Row]:
+        self._sorter.add(encode_key(self._value(row)), row.raw)
+        self._count += 1
+        return ()
+
+    def end(self) -> Iterable[Row | None]:
+        size = max(1, (2 * self._count + self._buckets) // (2 * self._buckets))
+        states: list[State] = []
+        number = taken = 0
+        least: Any = None
+        greatest: Any = None
+        for raw in self._sorter.rows():
+            row = Row(raw)
+            value = self._value(row)
+            is_same = bool(states) and encode_key(value) == encode_key(greatest)
+            if states and number < self._buckets and taken >= size and not is_same:
+                yield Row(document=self._spec.document({"min": least, "max": value}, states))
+                states = []
+            if not states:
+                states = [one.new({}, self._variables) for one in self._spec.accumulators]
+                number, taken, least = number + 1, 0, value
+            for accumulator, state in zip(self._spec.accumulators, states, strict=True):
+                state.add(accumulator.argument.evaluate(row.document, self._variables))
+            taken, greatest = taken + 1, value
+            yield None
+        if number:
+            yield Row(document=self._spec.document({"min": least, "max": greatest}, states))
+
+    def close(self) -> None:
+        self._sorter.close()
