@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from api.action_table import ACTIONS
-from api.actions import ActionCommand, ActionType, action_answer, build_command, read_cursor
+from api.actions import ActionCommand, ActionType, action_answer, build_command, found, read_cursor
 from api.bulk_write import BulkWrite, run_bulk
 from api.commands import Reply, check_reply, run_command, run_write
 from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
@@ -13,6 +14,7 @@ from api.errors import HttpError, failure
 from api.exchange import App, HttpAnswer, HttpRequest, Receive, Scope, Send, error_answer, read_body, send_answer
 from api.guard import check_content_type
 from api.idempotency import KeyedWrite
+from api.lines import NDJSON, send_lines, wants_lines
 from api.read_from import add_read_from, advised_elsewhere
 from replset.bson import ObjectId
 from replset.errors import ErrorCode, ReplError
@@ -34,12 +36,14 @@ class ActionRoutes:
             return
         request = HttpRequest(scope)
         try:
-            answer = await self._answer(scope, request, receive)
+            answer = await self._answer(scope, request, receive, send)
         except (HttpError, ReplError) as error:
             answer = error_answer(error)
-        await send_answer(self._member, request, answer, send)
+        if answer is not None:
+            await send_answer(self._member, request, answer, send)
 
-    async def _answer(self, scope: Scope, request: HttpRequest, receive: Receive) -> HttpAnswer:
+    async def _answer(self, scope: Scope, request: HttpRequest, receive: Receive, send: Send) -> HttpAnswer | None:
+        """Return the answer, or None if it has been sent as lines."""
         action = _find_action(request)
         check_content_type(scope)
         key = request.idempotency_key if action.is_write else None
@@ -59,9 +63,13 @@ class ActionRoutes:
         preference = command.body.get("$readPreference")
         try:
             reply = check_reply(await run_command(self._member, command.body, command.database, request.sender))
+            if action.answer_fields is found and wants_lines(request):
+                advised = advised_elsewhere(self._member, preference)
+                await send_lines(self._member, self._batches(reply, command, request), receive, send, advised)
+                return None
             fields = action.answer_fields(reply, command)
-            if "documents" in fields:
-                fields["documents"] = await self._all_batches(reply, command, request)
+            if action.answer_fields is found:
+                fields["documents"] = await self._all_documents(reply, command, request)
         except HttpError as error:
             add_read_from(self._member, error, preference)
             raise
@@ -83,28 +91,37 @@ class ActionRoutes:
         answer.headers = headers
         return answer
 
-    async def _all_batches(self, reply: Reply, command: ActionCommand, request: HttpRequest) -> DocumentList:
+    async def _all_documents(self, reply: Reply, command: ActionCommand, request: HttpRequest) -> DocumentList:
         """Return the documents of all batches. An answer is complete, or an error says that it is too large."""
-        cursor, documents = read_cursor(reply, "firstBatch")
-        size = sum(len(document.raw) for document in documents)
-        collection, database = next(iter(command.body.values())), command.database
-        try:
-            while cursor:
-                more = {"getMore": cursor, "collection": collection}
-                reply = check_reply(await run_command(self._member, more, database, request.sender))
-                cursor, batch = read_cursor(reply, "nextBatch")
+        documents, size = DocumentList(), 0
+        async with aclosing(self._batches(reply, command, request)) as batches:
+            async for batch in batches:
                 documents += batch
                 size += sum(len(document.raw) for document in batch)
                 if size > MAX_ANSWER_BYTES:
-                    raise failure(
-                        ErrorCode.DOCUMENT_TOO_LARGE,
-                        "the answer is too large; use limit and skip, or the wire port's cursors",
+                    text = (
+                        f"the answer is too large; use limit and skip, 'accept: {NDJSON}', or the wire port's cursors"
                     )
-        except (HttpError, asyncio.CancelledError):
-            kill = {"killCursors": collection, "cursors": [cursor]}
-            await run_command(self._member, kill, database, request.sender)
-            raise
+                    raise failure(ErrorCode.DOCUMENT_TOO_LARGE, text)
         return documents
+
+    async def _batches(
+        self, reply: Reply, command: ActionCommand, request: HttpRequest
+    ) -> AsyncGenerator[DocumentList]:
+        """Yield the documents of one batch after the other. A cursor that is not read to its end is killed."""
+        cursor, documents = read_cursor(reply, "firstBatch")
+        collection, database = next(iter(command.body.values())), command.database
+        try:
+            yield documents
+            while cursor:
+                more = {"getMore": cursor, "collection": collection}
+                reply = check_reply(await run_command(self._member, more, database, request.sender))
+                cursor, documents = read_cursor(reply, "nextBatch")
+                yield documents
+        finally:
+            if cursor:
+                kill = {"killCursors": collection, "cursors": [cursor]}
+                await run_command(self._member, kill, database, request.sender)
 
     def _new_id(self) -> ObjectId:
         return ObjectId.generate(self._member.clock.wall_ms() // 1000, self._member.rng)

@@ -223,9 +223,11 @@ class Api:
         body = {"database": "shop", "collection": "orders", **fields}
         return self.post(f"/v1/action/{name}{query}", body, headers=headers or {})
 
-    def exchange(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    def exchange(
+        self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]], accept: bytes = b"*/*"
+    ) -> None:
         """Send one find, with a body from `receive` and the answer to `send`."""
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), (b"accept", accept)]
         scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
         asyncio.run(self.app(scope, receive, send))
 

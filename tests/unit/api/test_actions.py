@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -288,6 +289,72 @@ def test_an_answer_that_is_too_large_ends_its_cursor(api: Api) -> None:
     api.dispatcher.answers["find"] = cursor(big, cursor_id=77)
     api.dispatcher.answers["getMore"] = cursor(big, cursor_id=77, name="nextBatch")
     refused(api.act("find"), 413, 10334, "use limit and skip")
+    assert api.dispatcher.command == {"killCursors": "orders", "cursors": [77]}
+
+
+LINES = {"accept": "application/x-ndjson"}
+
+
+@pytest.mark.parametrize("name", ["find", "aggregate"])
+def test_documents_as_lines(api: Api, name: str) -> None:
+    api.dispatcher.answers[name] = cursor({"_id": 1, "at": ID}, cursor_id=77)
+    api.dispatcher.answers["getMore"] = cursor({"_id": 2}, name="nextBatch")
+    response = api.act(name, pipeline=[], headers=LINES) if name == "aggregate" else api.act(name, headers=LINES)
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/x-ndjson")
+    assert [json.loads(line) for line in response.text.splitlines()] == [{"_id": 1, "at": EJSON_ID}, {"_id": 2}]
+
+
+def test_lines_are_not_limited_by_the_size_of_the_answer(api: Api) -> None:
+    big = {"_id": 1, "pad": "x" * (15 << 20)}
+    pages = iter([*[cursor(big, cursor_id=77, name="nextBatch")] * 3, cursor(name="nextBatch")])
+    api.dispatcher.answers |= {"find": cursor(big, cursor_id=77), "getMore": lambda command: next(pages)}
+    assert len(api.act("find", headers=LINES).content) > 60 << 20
+
+
+def test_an_error_before_the_first_line_is_an_ordinary_one(api: Api) -> None:
+    api.dispatcher.answers["find"] = {"ok": 0.0, "code": 2, "errmsg": "because"}
+    refused(api.act("find", headers=LINES), 400, 2, "because")
+
+
+def test_an_error_behind_the_first_line_is_the_last_line_and_the_answer_has_no_end(api: Api) -> None:
+    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    api.dispatcher.answers["getMore"] = {"ok": 0.0, "code": 175, "errmsg": "dropped"}
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b'{"database": "shop", "collection": "orders"}'}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    api.exchange(receive, send, accept=b"application/x-ndjson")
+    assert sent[0]["status"] == 200
+    assert all(message["more_body"] for message in sent[1:])
+    lines = b"".join(message["body"] for message in sent[1:]).decode().splitlines()
+    assert json.loads(lines[0]) == {"_id": 1}
+    assert json.loads(lines[1])["error"]["errmsg"] == "dropped"
+
+
+def test_a_client_that_leaves_ends_the_cursor(api: Api) -> None:
+    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    api.dispatcher.answers["getMore"] = cursor({"_id": 2}, cursor_id=77, name="nextBatch")
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if len(sent) > 2:
+            return {"type": "http.disconnect"}
+        if sent:
+            await asyncio.sleep(0)
+            return {"type": "http.request"}
+        return {"type": "http.request", "body": b'{"database": "shop", "collection": "orders"}'}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+        await asyncio.sleep(0)
+
+    api.exchange(receive, send, accept=b"application/x-ndjson")
     assert api.dispatcher.command == {"killCursors": "orders", "cursors": [77]}
 
 

@@ -1,0 +1,72 @@
+"""Streams documents as NDJSON: one document of relaxed Extended JSON in each line, for an answer of any size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from api.content import LARGE_BYTES
+from api.errors import HttpError
+from api.exchange import HttpRequest, Receive, Send
+from api.limits import UnfinishedAnswerError
+from api.streaming import wait_for_disconnect
+from replset.bson import Binary, InvalidBSONError, RawDocument, to_ejson
+from replset.runtime.member import RunningMember
+
+NDJSON = "application/x-ndjson"
+
+
+def wants_lines(request: HttpRequest) -> bool:
+    """Whether the client asks for NDJSON."""
+    kinds = request.header(b"accept").lower().split(",")
+    return any(kind.partition(";")[0].strip() == NDJSON for kind in kinds)
+
+
+def lines_of(documents: Sequence[RawDocument]) -> bytes:
+    """Return one line for each document; a document that is nested too deep for JSON is shown as binary data."""
+    return "".join([_json(document) + "\n" for document in documents]).encode()
+
+
+def _json(document: RawDocument) -> str:
+    try:
+        return to_ejson(document, False)
+    except InvalidBSONError:
+        return to_ejson(Binary(document.raw), False)
+
+
+async def send_lines(
+    member: RunningMember,
+    batches: AsyncGenerator[Sequence[RawDocument]],
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str] | None,
+) -> None:
+    """Send the documents of all batches until the end, or until the client has left.
+
+    HttpError before the first line is the caller's. A later one becomes the last line, {"error": ...}, and then the
+    connection is closed without an end, so that nobody takes the answer for a whole one.
+    """
+    batch: Sequence[RawDocument] | None = await anext(batches, None)
+    disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
+    try:
+        head = [(b"content-type", NDJSON.encode())]
+        head += [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        while batch is not None and not disconnected.done():
+            body = await _encoded(member, batch)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            batch = await anext(batches, None)
+        await send({"type": "http.response.body", "body": b""})
+    except HttpError as error:
+        line = (to_ejson({"error": error.body}, False) + "\n").encode()
+        await send({"type": "http.response.body", "body": line, "more_body": True})
+        raise UnfinishedAnswerError(str(error)) from error
+    finally:
+        disconnected.cancel()
+        await batches.aclose()
+
+
+async def _encoded(member: RunningMember, batch: Sequence[RawDocument]) -> bytes:
+    if sum(len(document.raw) for document in batch) > LARGE_BYTES:
+        return await member.workers.run(lambda: lines_of(batch))
+    return lines_of(batch)
