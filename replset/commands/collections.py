@@ -25,7 +25,7 @@ OPLOG_UUID_NAME = "oplog.rs"
 
 
 async def create(ctx: CommandContext) -> Reply:
-    """Create an empty collection; one that is there with the same options is no error."""
+    """Create an empty collection; one that is there with the same options is no error but in a transaction."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
     options = await read_statement(ctx.member, ctx.body, lambda: options_of(ctx.body, ctx.name))
     if "viewOn" in options and ctx.transaction is not None:
@@ -33,7 +33,13 @@ async def create(ctx: CommandContext) -> Reply:
             "Cannot create a view in a multi-document transaction",
             code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
         )
-    _, reply = await write_and_wait(ctx, lambda group: create_in(group, ns, options))
+
+    def operation(group: WriteGroup) -> None:
+        if ctx.transaction is not None and ns in group.txn.catalog.by_ns:
+            raise NamespaceExistsError(f"namespace {ns} already exists; a transaction makes only new collections")
+        create_in(group, ns, options)
+
+    _, reply = await write_and_wait(ctx, operation)
     return reply
 
 

@@ -254,7 +254,9 @@ class Dispatcher:
             raise InvalidOptionsError(f"Command {command.name} does not support writeConcern")
         if not command.read_concern and "readConcern" in body and "startTransaction" not in body:
             concern = body.get("readConcern")
-            if not isinstance(concern, dict) or concern.get("level", "local") != "local":
+            # PyMongo repeats the snapshot of the cursor's session in each getMore. The cursor has its own.
+            levels = ("local", "snapshot") if command.name == "getMore" else ("local",)
+            if not isinstance(concern, dict) or concern.get("level", "local") not in levels:
                 raise InvalidOptionsError(f"Command {command.name} does not support this readConcern")
 
     def _session(self, command: Command, body: RawDocument, uid: Binary) -> SessionRequest | None:

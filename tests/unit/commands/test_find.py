@@ -90,7 +90,9 @@ def test_backwards_in_batches_and_at_a_point(client: Client, member: FakeMember)
 def test_a_sorted_find_goes_on_in_later_batches(client: Client) -> None:
     reply = client.ok({"find": "c", "sort": {"_id": -1}, "batchSize": 200})
     assert ids(reply) == list(range(299, 99, -1))
-    reply = client.ok({"getMore": reply["cursor"]["id"], "collection": "c"})
+    more = {"getMore": reply["cursor"]["id"], "collection": "c"}
+    assert client.code({**more, "readConcern": {"level": "majority"}}) == 72
+    reply = client.ok({**more, "readConcern": {"level": "snapshot"}})  # PyMongo repeats that of its session
     assert ids(reply, "nextBatch") == list(range(99, -1, -1))
 
 
