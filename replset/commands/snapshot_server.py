@@ -1,6 +1,7 @@
 """Serves copies of the database file, to members that sync for the first time (replSetSnapshot) and for backups.
 
-A witness gets a copy with the oplog alone, and serves none. A copy is kept until the other member has fetched it, or
+A witness gets a copy with the oplog alone, and serves none. A member that is too stale gets the frame of a copy, and
+compares its documents with the copy itself, which stays here. A copy is kept until the other member has fetched it, or
 until it expires.
 """
 
@@ -26,8 +27,10 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.context import MemberContext
+from replset.replication.difference_protocol import STEPS, CompareReply, CompareRequest
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
-from replset.storage.copies import CopyInfo
+from replset.storage.copies import CopyInfo, copy_frame
+from replset.storage.differences import open_copy, read_differences, read_spans
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.snapshot_server")
@@ -62,6 +65,10 @@ class SnapshotOptions:
 
 @dataclass(slots=True)
 class _Copy:
+    """path: of the file that is sent. compared: of the whole copy beside a frame; empty for any other copy. in_use:
+    held while it is open, so that nobody removes it then.
+    """
+
     path: str
     rollback_id: int
     used_at: Millis
@@ -71,6 +78,8 @@ class _Copy:
     sha256: str = ""
     newest: OpTime = OPTIME_NULL
     failure: str = ""
+    compared: str = ""
+    in_use: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     rate: ByteRate = field(default_factory=ByteRate)
     making: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -95,12 +104,14 @@ class SnapshotServer:
                 self._context.disk.remove(os.path.join(self._folder, name))
 
     async def serve(self, body: RawDocument) -> dict[str, object]:
-        """Answer replSetSnapshot: one step of copying the database (begin, chunk, end)."""
+        """Answer replSetSnapshot: one step of copying the database (begin, chunk, end), or of comparing with a copy."""
+        if body.get("step") in STEPS:
+            return (await self._compare(CompareRequest.parse(body))).document()
         request = SnapshotRequest.parse(body)
         await self.expire()
         match request.step:
             case "begin" if not request.snapshot_id:
-                return self._offer(*self._begin(request.oplog_bytes)).document()
+                return self._offer(*self._begin(request.oplog_bytes, request.compare)).document()
             case "begin":
                 return self._offer(request.snapshot_id, self._find(request.snapshot_id)).document()
             case "chunk":
@@ -114,7 +125,7 @@ class SnapshotServer:
     async def copy_for_backup(self) -> tuple[str, CopyInfo]:
         """Make a copy and return its id and what is in it. `chunk` reads it, `end` removes it."""
         await self.expire()
-        snapshot_id, copy = self._begin(None)
+        snapshot_id, copy = self._begin(None, False)
         copy.expire_ms = BACKUP_EXPIRE_MS
         if copy.making is not None:
             await asyncio.shield(copy.making)
@@ -152,7 +163,7 @@ class SnapshotServer:
 
     # --- one step each ------------------------------------------------------------------------------------------
 
-    def _begin(self, oplog_bytes: int | None) -> tuple[str, _Copy]:
+    def _begin(self, oplog_bytes: int | None, compare: bool) -> tuple[str, _Copy]:
         check_serves_oplog(self._node)
         if self._context.store.oplog_only:
             raise NotPrimaryOrSecondaryError("this member is a witness: it has no documents to copy")
@@ -169,7 +180,10 @@ class SnapshotServer:
             path, self._context.store.rollback_id, self._context.clock.now(), self._options.expire_ms
         )
         store = self._context.store
-        needed = store.data_bytes() if oplog_bytes is None else 2 * min(store.oplog_bytes, oplog_bytes)
+        if compare:
+            copy.compared = os.path.join(self._folder, f"{snapshot_id}-compared.db")
+        needed = 0 if oplog_bytes is None else 2 * min(store.oplog_bytes, oplog_bytes)
+        needed += store.data_bytes() if compare or oplog_bytes is None else 0
         needed += self._options.spare_bytes
         copy.making = asyncio.get_running_loop().create_task(self._make(store, copy, needed, oplog_bytes))
         return snapshot_id, copy
@@ -188,7 +202,15 @@ class SnapshotServer:
         free = self._context.disk.free_bytes(self._context.dbpath)
         if free < needed:
             raise OutOfDiskSpaceError(f"a copy needs {needed} bytes, the disk has {free} left")
-        info = store.copy_to(copy.path, pause=self._check_disk_space, oplog_bytes=oplog_bytes)
+        if copy.compared:
+            committed_ts = store.commit_point.ts
+            store.copy_to(copy.compared, pause=self._check_disk_space, hashed=False)
+            with open_copy(self._context.disk, copy.compared) as connection:
+                connection.pragma("journal_mode", "delete")  # no WAL beside it: from here on it is only read
+            pause, most = self._check_disk_space, oplog_bytes or 0
+            info = copy_frame(self._context.disk, copy.compared, copy.path, committed_ts, most, pause)
+        else:
+            info = store.copy_to(copy.path, pause=self._check_disk_space, oplog_bytes=oplog_bytes)
         copy.size, copy.sha256, copy.newest = info.size, info.sha256, info.newest
         copy.ready = True
 
@@ -201,7 +223,8 @@ class SnapshotServer:
         if copy.failure:
             raise ReplError(f"the copy could not be made: {copy.failure}")
         copy.used_at = self._context.clock.now()
-        return SnapshotReply(snapshot_id, copy.ready, copy.size, copy.sha256, copy.rollback_id)
+        compared = bool(copy.compared)
+        return SnapshotReply(snapshot_id, copy.ready, copy.size, copy.sha256, copy.rollback_id, compared=compared)
 
     def _find(self, snapshot_id: str) -> _Copy:
         """Return the copy with this id, if it may still be used.
@@ -223,9 +246,7 @@ class SnapshotServer:
         offer = self._offer(snapshot_id, copy)
         if not copy.ready or not 0 <= offset < copy.size or length <= 0:
             raise BadValueError(f"no such part of the copy: {length} bytes from {offset}")
-        bytes_per_s = min(
-            self._options.bytes_per_s, self._node.follower_bytes_per_second() or self._options.bytes_per_s
-        )
+        bytes_per_s = self._bytes_per_s()
         length = min(length, MAX_CHUNK_BYTES, bytes_per_s)
         copy.rate.spend(length, bytes_per_s)
         await copy.rate.wait(LONGEST_WAIT_S, spare_s=0.05)
@@ -235,7 +256,36 @@ class SnapshotServer:
             raise HostUnreachableError(f"the copy cannot be read: {error}") from error
         return SnapshotReply(snapshot_id, True, offer.size, offer.sha256, self._context.store.rollback_id, data)
 
+    def _bytes_per_s(self) -> int:
+        return min(self._options.bytes_per_s, self._node.follower_bytes_per_second() or self._options.bytes_per_s)
+
+    async def _compare(self, request: CompareRequest) -> CompareReply:
+        """Answer about the documents of a copy, at the rate of one copy."""
+        copy = self._find(request.snapshot_id)
+        self._offer(request.snapshot_id, copy)
+        if not copy.ready or not copy.compared:
+            raise BadValueError(f"copy {request.snapshot_id} is none to compare with")
+
+        def read() -> CompareReply:
+            with open_copy(self._context.disk, copy.compared, read_only=True) as connection:
+                if request.step == "spans":
+                    spans = read_spans(connection, request.uuid, request.low)
+                    return CompareReply(copy.rollback_id, spans=spans)
+                found = read_differences(connection, request.uuid, request.spans, request.hashes or {}, request.low)
+                return CompareReply(copy.rollback_id, differences=found)
+
+        async with copy.in_use:
+            self._find(request.snapshot_id)
+            await copy.rate.wait(LONGEST_WAIT_S)
+            reply = await self._context.workers.run(read)
+        if reply.differences is not None:
+            copy.rate.spend(sum(len(row.doc) for row in reply.differences.rows), self._bytes_per_s())
+        self._find(request.snapshot_id)
+        return reply
+
     async def _remove(self, copy: _Copy) -> None:
         if copy.making is not None and not copy.making.done():
             await asyncio.wait([copy.making])
-        await self._context.workers.run(lambda: self._context.disk.remove(copy.path))
+        async with copy.in_use:
+            for path in filter(None, (copy.path, copy.compared)):
+                await self._context.workers.run(lambda path=path: self._context.disk.remove(path))  # type: ignore[misc]

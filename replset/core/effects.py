@@ -191,13 +191,14 @@ class StartInitialSync:
     """Set the marker, export what would be lost, copy `source`, install.
 
     Reports `InitialSyncStarted` and then `InitialSyncEnded`. forced: the copy may lack what this member acknowledged.
-    oplog_only: for a witness, which copies no documents.
+    oplog_only: for a witness, which copies no documents. is_stale: the documents here are sound, only too old.
     """
 
     source: HostPort
     reason: str
     forced: bool = False
     oplog_only: bool = False
+    is_stale: bool = False
 
 
 Effect = (

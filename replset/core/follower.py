@@ -42,6 +42,7 @@ MAX_RETRY_MS = 1_000
 NO_SOURCE_RETRY_MS = 100
 ROLLBACK_REFUSED = "rollback refused: "
 """How a quarantine after a refused rollback begins: the set has lost what this member knows to be committed."""
+_TOO_STALE = "too stale"
 _NO_SOURCE = "no member whose data could be copied is known"
 
 
@@ -180,7 +181,7 @@ class Follower:
         if failed.oldest > own and failed.oldest.ts > own.ts:
             if node.has_data and self.sources.on_too_stale(failed.source, failed.oldest) is not None:
                 return  # another one may reach back farther
-            why = f"too stale: the oldest entry of {failed.source} is {failed.oldest}, this member's newest {own}"
+            why = f"{_TOO_STALE}: the oldest entry of {failed.source} is {failed.oldest}, this member's newest {own}"
             self._on_too_stale(failed.source, why)
         elif failed.newest.term > own.term and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
             node.journal("rollback", f"the newest entry {own} is not in the history of {failed.source}")
@@ -220,7 +221,7 @@ class Follower:
             node.become(MemberState.STARTUP2 if node.must_sync else MemberState.SECONDARY)
             node.push_election_timer()
         elif ended.too_stale:
-            self._on_too_stale(ended.source, f"too stale: {ended.detail}")
+            self._on_too_stale(ended.source, f"{_TOO_STALE}: {ended.detail}")
         else:
             self.quarantine(ROLLBACK_REFUSED + ended.detail)
 
@@ -385,7 +386,13 @@ class Follower:
         self._no_source_since = None
         self.node.initial_sync_pending = True  # no vote and no acknowledgement, even before the marker is saved
         self.node.journal("initial sync", f"from {source}: {why}")
-        self.node.emit(StartInitialSync(source, why, self._is_forced, self.node.is_witness))
+        self.node.emit(StartInitialSync(source, why, self._is_forced, self.node.is_witness, self._is_stale()))
+
+    def _is_stale(self) -> bool:
+        """Whether this member's documents are sound, only too old. What somebody asked for is a copy of everything."""
+        node = self.node
+        is_sound = not node.quarantine and not node.damage and node.durability_mark == OPTIME_NULL
+        return self._too_stale.startswith(_TOO_STALE) and not self._is_requested and is_sound
 
     def on_initial_sync_started(self, begun: InitialSyncStarted) -> None:
         node = self.node

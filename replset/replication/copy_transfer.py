@@ -17,6 +17,7 @@ from replset.bson import RawDocument
 from replset.errors import ErrorCode, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication.context import MemberContext
+from replset.replication.difference_protocol import CompareReply, CompareRequest
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.partial_copy import CopyRecord, PartialCopy
@@ -26,6 +27,10 @@ from replset.replication.protocol import ProbeRequest, SnapshotReply, SnapshotRe
 log = logging.getLogger("replset.initial_sync")
 T = TypeVar("T")
 
+COMPARED_OPLOG_BYTES = 16 << 20
+"""How much of the source's oplog comes with a frame, or a hundredth of the data if that is more; and at least all from
+the commit point on.
+"""
 _UNREACHABLE = frozenset({ErrorCode.HOST_UNREACHABLE, ErrorCode.NETWORK_TIMEOUT})
 _TEMPORARY = _UNREACHABLE | {
     ErrorCode.SHUTDOWN_IN_PROGRESS,
@@ -64,12 +69,16 @@ class CopyTransfer:
         self._options = options
         self.copy = PartialCopy(context.disk, context.dbpath)
 
-    async def fetch(self, source: HostPort, sync_id: str, *, oplog_only: bool = False) -> CopyRecord:
+    async def fetch(
+        self, source: HostPort, sync_id: str, *, oplog_only: bool = False, compare: bool = False
+    ) -> CopyRecord:
         """Fetch a copy, verified and synced: the rest of the last transfer, or all of a new one.
 
-        oplog_only: for a witness, without documents.
+        oplog_only: for a witness, without documents. compare: only the frame, if the source knows what that is.
         """
-        record = await self._resume(source, sync_id, oplog_only) or await self._begin(source, sync_id, oplog_only)
+        record = await self._resume(source, sync_id, oplog_only, compare) or await self._begin(
+            source, sync_id, oplog_only, compare
+        )
         try:
             record = await self._await_copy(record)
             if not record.whole:
@@ -85,7 +94,25 @@ class CopyTransfer:
             raise
         return record
 
-    async def call(self, source: HostPort, request: SnapshotRequest | ProbeRequest) -> RawDocument:
+    async def compare(self, record: CopyRecord, request: CompareRequest) -> CompareReply:
+        """Ask about the documents of the copy whose frame is here; again a few times if the network fails."""
+        for attempt in range(self._options.attempts):
+            try:
+                document = await self.call(record.source, request)
+                break
+            except ReplError as error:
+                if error.code not in _UNREACHABLE or attempt == self._options.attempts - 1:
+                    raise
+            await asyncio.sleep(self._options.pause_ms / 1000)
+        reply = CompareReply.parse(document)
+        if reply.rollback_id != record.rollback_id:
+            raise RemoteProtocolError(f"{record.source} rolled back while its copy was compared")
+        self._progress.on_compared(len(document.raw))
+        if self._progress.is_line_due(self._context.clock.now()):
+            log.info("%s", self._progress.text(self._context.clock.now()))
+        return reply
+
+    async def call(self, source: HostPort, request: SnapshotRequest | ProbeRequest | CompareRequest) -> RawDocument:
         timeout_ms = Millis(self._options.call_timeout_ms)
         return await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
 
@@ -96,8 +123,7 @@ class CopyTransfer:
 
     async def discard_unless_temporary(self, record: CopyRecord, error: Exception) -> None:
         """Keep what is here for the next attempt if it may still be of use; else neither side keeps anything."""
-        is_temporary = isinstance(error, OSError) or (isinstance(error, ReplError) and error.code in _TEMPORARY)
-        if not is_temporary or not record.size:
+        if not is_temporary(error) or not record.size:
             await self.discard(record)
 
     async def discard(self, record: CopyRecord) -> None:
@@ -114,7 +140,7 @@ class CopyTransfer:
         except ReplError as error:
             log.info("%s keeps its copy until it expires: %s", record.source, error.message)
 
-    async def _resume(self, source: HostPort, sync_id: str, oplog_only: bool) -> CopyRecord | None:
+    async def _resume(self, source: HostPort, sync_id: str, oplog_only: bool, compare: bool) -> CopyRecord | None:
         """Return the last transfer if its source still has that very copy; None: begin anew.
 
         Raises when the source cannot be asked now, unless another one was chosen meanwhile.
@@ -122,7 +148,8 @@ class CopyTransfer:
         record = await self._run(lambda: self.copy.load(sync_id))
         if record is None:
             return None
-        if record.oplog_only != oplog_only:  # this member became a witness meanwhile, or is none any more
+        # This member became a witness meanwhile, or is none any more; or it must not use its own documents any more.
+        if record.oplog_only != oplog_only or (record.compared and not compare):
             await self.discard(record)
             return None
         request = SnapshotRequest("begin", record.snapshot_id)
@@ -141,13 +168,18 @@ class CopyTransfer:
             log.info("the copy of %s goes on: %d of %d bytes are here", record.source, record.kept, record.size)
         return record
 
-    async def _begin(self, source: HostPort, sync_id: str, oplog_only: bool) -> CopyRecord:
+    async def _begin(self, source: HostPort, sync_id: str, oplog_only: bool, compare: bool) -> CopyRecord:
         """Have the source make a copy, and record which."""
         await self._wait_for_space(0)
         options = self._context.store.options
         oplog_bytes = max(options.oplog_max_bytes, options.oplog_lagging_bytes) if oplog_only else None
-        offer = SnapshotReply.parse(await self.call(source, SnapshotRequest("begin", oplog_bytes=oplog_bytes)))
-        record = CopyRecord(sync_id, source, offer.snapshot_id, offer.rollback_id, oplog_only=oplog_only)
+        if compare:
+            oplog_bytes = max(COMPARED_OPLOG_BYTES, self._context.store.data_bytes() // 100)
+        request = SnapshotRequest("begin", oplog_bytes=oplog_bytes, compare=compare)
+        offer = SnapshotReply.parse(await self.call(source, request))
+        record = CopyRecord(
+            sync_id, source, offer.snapshot_id, offer.rollback_id, oplog_only=oplog_only, compared=offer.compared
+        )
         try:
             await self._run(lambda: self.copy.begin(record))
         except OSError:
@@ -246,6 +278,11 @@ class CopyTransfer:
                 raise OutOfDiskSpaceError(f"{needed} bytes are still to come, the disk has {free} left")
 
         await self._when_disk_has_space(check)
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether the error says nothing about the copy."""
+    return isinstance(error, OSError) or (isinstance(error, ReplError) and error.code in _TEMPORARY)
 
 
 def _is_same(record: CopyRecord, reply: SnapshotReply) -> bool:

@@ -4,7 +4,8 @@ The marker in member.db is set first. While it is set the member neither votes n
 after a crash the next start begins again. What the copy would replace is exported as a rollback before the first byte
 is fetched (`copy_transfer.py`). A source that lacks what this member acknowledged or knows to be committed is refused,
 unless an operator forces the copy. The storage swaps the files. A witness's copy is made and installed in the same way,
-and has the oplog alone.
+and has the oplog alone. A member whose own documents are sound, only too old, fetches those that differ
+(`difference_copy.py`), once; if that fails for another reason than the network or a full disk, it copies everything.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.oplog_row import OplogRow
 from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
-from replset.replication.copy_transfer import CopyTransfer, InitialSyncOptions
+from replset.replication.copy_transfer import CopyTransfer, InitialSyncOptions, is_temporary
+from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.initial_sync_progress import FailedAttempt, InitialSyncProgress
+from replset.replication.partial_copy import CopyRecord
 from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest
 from replset.replication.rollback import export_before_wipe, finish_rollbacks
@@ -112,7 +115,10 @@ class InitialSync:
         self.progress = InitialSyncProgress()
         self.exported = ""
         """The id of what the attempt under way has exported, until it is known whether the copy holds all of it."""
-        self._transfer = CopyTransfer(context, peer, self.progress, options or InitialSyncOptions())
+        options = options or InitialSyncOptions()
+        self._transfer = CopyTransfer(context, peer, self.progress, options)
+        self._differences = DifferenceCopy(context, self._transfer, options.spare_bytes)
+        self._may_compare = True
 
     def clear_leftovers(self) -> None:
         """Remove what an earlier transfer left, at a start without a marker. OSError."""
@@ -125,10 +131,13 @@ class InitialSync:
         except OSError as error:
             log.warning("%s", error)
 
-    async def run(self, source: HostPort, reason: str, *, forced: bool = False, oplog_only: bool = False) -> None:
+    async def run(
+        self, source: HostPort, reason: str, *, forced: bool = False, oplog_only: bool = False, is_stale: bool = False
+    ) -> None:
         """One attempt; reports InitialSyncStarted once the marker is durable, and InitialSyncEnded.
 
         forced: the source may lack what this member acknowledged or knows to be committed. oplog_only: for a witness.
+        is_stale: the documents here are sound, only too old.
         """
         context, clock = self._context, self._context.clock
         required = self._required()
@@ -141,9 +150,12 @@ class InitialSync:
             context.on_report(InitialSyncStarted(marker.incarnation))
             exported = await self._export(source, reason, marker.sync_id, required.committed, forced)
             self.exported = "" if exported is None else exported.id
-            record = await self._transfer.fetch(source, marker.sync_id, oplog_only=oplog_only)
+            compare = is_stale and self._may_compare and not (oplog_only or context.store.oplog_only)
+            record = await self._transfer.fetch(source, marker.sync_id, oplog_only=oplog_only, compare=compare)
             path = self._transfer.copy.path
             try:
+                if record.compared:
+                    await self._compare(record)
                 newest = None if exported is None else context.store.oplog_row_at(exported.last)
                 copy = await context.workers.run(
                     lambda: _checked_copy(context.disk, path, marker.sync_id, required.committed, newest)
@@ -156,7 +168,10 @@ class InitialSync:
             except ReplError as error:
                 if isinstance(error, DamagedEntryError):
                     await self._transfer.report_damage(record.source, error.at)
-                await self._transfer.discard_unless_temporary(record, error)
+                if record.compared:
+                    await self._transfer.discard(record)
+                else:
+                    await self._transfer.discard_unless_temporary(record, error)
                 raise
             if exported is not None and copy.has_exported:
                 await self._abandon(exported)
@@ -167,6 +182,7 @@ class InitialSync:
             await self._install(path)
         except (ReplError, OSError) as error:
             self.exported = ""
+            self._may_compare = self._may_compare and (not is_stale or is_temporary(error))
             detail = error.message if isinstance(error, ReplError) else str(error)
             log.warning("initial sync from %s failed: %s", source, detail)
             self.progress.fail(FailedAttempt(source, clock.now() - started_ms, detail))
@@ -174,14 +190,24 @@ class InitialSync:
             context.on_report(InitialSyncEnded(source, ok=False, detail=detail, refused=refused))
             return
         self.progress.succeed(clock.now(), clock.wall_ms())
-        detail = f"{self.progress.copied} bytes in {clock.now() - started_ms} ms"
-        attributes = {"source": record.source, "bytes": self.progress.copied, "ms": clock.now() - started_ms}
+        size = self.progress.copied + self.progress.compared
+        detail = f"{size} bytes in {clock.now() - started_ms} ms"
+        if record.compared:
+            detail += f", {self._differences.rows} documents differed"
+        attributes = {"source": record.source, "bytes": size, "ms": clock.now() - started_ms}
         log.info("initial sync from %s done: %s", record.source, detail, extra={"attr": attributes})
         holds_committed = _is_complete(copy, required)
         context.on_report(
             InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed, oplog_only=oplog_only)
         )
         await self._transfer.discard(record)
+
+    async def _compare(self, record: CopyRecord) -> None:
+        """Make a whole copy of the frame that came."""
+        try:
+            await self._differences.build(record)
+        except OSError as error:
+            raise storage_error(error, self._transfer.copy.built) from error
 
     async def _check_source(self, source: HostPort, required: RequiredEntries) -> None:
         """Raise InvalidSyncSourceError when the source lacks what a copy must hold. Nothing has been changed yet."""

@@ -39,6 +39,7 @@ class InitialSyncProgress:
     total: int = 0
     copied: int = 0
     resumed_at: int = 0
+    compared: int = 0
     waiting_for: str = ""
     failed: int = 0
     attempts: list[FailedAttempt] = field(default_factory=list)
@@ -48,7 +49,7 @@ class InitialSyncProgress:
         """Note that an attempt begins."""
         if not self.running:
             self.running, self.began, self.began_wall_ms = True, now, wall_ms
-            self.failed, self.total, self.copied, self.resumed_at = 0, 0, 0, 0
+            self.failed, self.total, self.copied, self.resumed_at, self.compared = 0, 0, 0, 0, 0
             self.attempts.clear()
             self._line_at = now
         self.source, self.waiting_for = source, ""
@@ -57,6 +58,10 @@ class InitialSyncProgress:
         """Note that `total` bytes come from `source`, of which `kept` are here already."""
         self.source, self.transfer_began, self.total = source, now, total
         self.copied = self.resumed_at = kept
+
+    def on_compared(self, size: int) -> None:
+        """Note an answer about documents."""
+        self.compared += size
 
     def fail(self, attempt: FailedAttempt) -> None:
         self.failed += 1
@@ -84,6 +89,8 @@ class InitialSyncProgress:
         """One line for people."""
         if self.waiting_for:
             return f"initial sync waits for {self.waiting_for}"
+        if self.compared:
+            return f"initial sync from {self.source} compares documents: {self.compared} bytes came for that"
         if self.total:
             text = f"initial sync from {self.source}: {self.copied} of {self.total} bytes"
             text += f" ({100 * self.copied // self.total} %)"

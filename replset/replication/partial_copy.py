@@ -17,6 +17,7 @@ from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
 
 COPY_NAME = "initial-sync.db"
 RECORD_NAME = "initial-sync.json"
+BUILT_NAME = "initial-sync-built.db"
 _JOURNAL_SUFFIX = "-journal"
 
 
@@ -28,7 +29,7 @@ class CopyRecord:
     sync_id: of the marker that it is fetched under. size, sha256 (hex): of the whole file; 0 and empty while the source
     still makes it. rollback_id: the source's when it made it. kept: bytes that are synced here. whole: all of them are,
     and their checksum was right; from then on the file is a database here, and its bytes may differ. oplog_only: it is
-    for a witness and has no documents.
+    for a witness and has no documents. compared: it is a frame (storage/differences.py); the source compares documents.
     """
 
     sync_id: str
@@ -40,6 +41,7 @@ class CopyRecord:
     kept: int = 0
     whole: bool = False
     oplog_only: bool = False
+    compared: bool = False
 
     @classmethod
     def parse(cls, data: bytes) -> CopyRecord:
@@ -65,6 +67,8 @@ class PartialCopy:
         self._disk = disk
         self._dbpath = dbpath
         self.path = os.path.join(dbpath, COPY_NAME)
+        self.built = os.path.join(dbpath, BUILT_NAME)
+        """The database that is made of a frame and of one's own documents; at its end it takes the frame's place."""
         self._record = os.path.join(dbpath, RECORD_NAME)
 
     def load(self, sync_id: str) -> CopyRecord | None:
@@ -124,10 +128,16 @@ class PartialCopy:
             self.save(transfer)
         return transfer, found
 
+    def replace_by_built(self) -> None:
+        """Let the database that was built be the copy. In between nothing may go on with either: see CopyRecord."""
+        self._disk.rename(self.built, self.path)
+        self._disk.sync_folder(self._dbpath)
+
     def discard(self) -> None:
         """Remove everything of a transfer; also what SQLite left beside the copy, which a later one must not find."""
         leftovers = [self._record, f"{self._record}.tmp", self.path]
         leftovers += [self.path + suffix for suffix in (_JOURNAL_SUFFIX, WAL_SUFFIX, SHM_SUFFIX)]
+        leftovers += [self.built + suffix for suffix in ("", _JOURNAL_SUFFIX, WAL_SUFFIX, SHM_SUFFIX)]
         found = [path for path in leftovers if self._disk.exists(path)]
         for path in found:
             self._disk.remove(path)

@@ -232,6 +232,7 @@ class SnapshotRequest:
     """Asks for one step of a copy. step: "begin" (id empty: make one; else: is it ready?), "chunk" or "end".
 
     oplog_bytes: on a first "begin" of a witness, how much of the oplog it wants, and no documents; None: everything.
+    compare: as of a witness, by a member that compares its own documents with the source's (difference_protocol.py).
     """
 
     step: str
@@ -239,6 +240,7 @@ class SnapshotRequest:
     offset: int = 0
     length: int = 0
     oplog_bytes: int | None = None
+    compare: bool = False
 
     def document(self) -> dict[str, object]:
         document: dict[str, object] = {
@@ -248,7 +250,9 @@ class SnapshotRequest:
             "offset": Int64(self.offset),
             "length": self.length,
         }
-        return document if self.oplog_bytes is None else {**document, "oplogBytes": Int64(self.oplog_bytes)}
+        if self.oplog_bytes is not None:
+            document["oplogBytes"] = Int64(self.oplog_bytes)
+        return {**document, "compare": True} if self.compare else document
 
     @classmethod
     def parse(cls, body: RawDocument) -> Self:
@@ -258,12 +262,16 @@ class SnapshotRequest:
             _field(body, "offset", int),
             _field(body, "length", int),
             _field(body, "oplogBytes", int) if "oplogBytes" in body else None,
+            body.get("compare") is True,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReply:
-    """Describes the source's copy. `size` and `sha256` (hex) mean something once it is `ready`."""
+    """Describes the source's copy. `size` and `sha256` (hex) mean something once it is `ready`.
+
+    compared: the source compares documents with it; without this it is a copy as for anybody.
+    """
 
     snapshot_id: str
     ready: bool
@@ -271,9 +279,10 @@ class SnapshotReply:
     sha256: str
     rollback_id: int
     data: bytes = b""
+    compared: bool = False
 
     def document(self) -> dict[str, object]:
-        return {
+        document: dict[str, object] = {
             "ok": 1.0,
             "id": self.snapshot_id,
             "ready": self.ready,
@@ -282,6 +291,7 @@ class SnapshotReply:
             "rbid": self.rollback_id,
             "data": self.data,
         }
+        return {**document, "compared": True} if self.compared else document
 
     @classmethod
     def parse(cls, reply: RawDocument) -> Self:
@@ -293,4 +303,5 @@ class SnapshotReply:
             _field(reply, "sha256", str),
             _field(reply, "rbid", int),
             bytes(_field(reply, "data", bytes)),
+            reply.get("compared") is True,
         )

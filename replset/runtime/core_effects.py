@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.transactions import TransactionTable
@@ -132,12 +133,12 @@ class CoreEffects:
                 self.tasks.start(compare_chains(self.context, self.peer, at, hosts))
             case StartRollback(source):
                 self.tasks.start(self.then_count_rollbacks(lambda: self.rollback.run(source)))
-            case StartInitialSync(source, reason, forced, oplog_only):
+            case StartInitialSync(source, reason, forced, oplog_only, is_stale):
                 self.fetcher.stop()
-                run = self.initial_sync.run
-                self.tasks.start(
-                    self.then_count_rollbacks(lambda: run(source, reason, forced=forced, oplog_only=oplog_only))
+                run = partial(
+                    self.initial_sync.run, source, reason, forced=forced, oplog_only=oplog_only, is_stale=is_stale
                 )
+                self.tasks.start(self.then_count_rollbacks(run))
             case _:
                 raise TypeError(f"nothing handles {effect}")
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 import apsw
 
-from replset.errors import CorruptDataError
+from replset.errors import CorruptDataError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import COLUMNS
 from replset.storage import oplog
@@ -36,7 +36,9 @@ class CopyInfo:
     newest: OpTime
 
 
-def copy_database(disk: Disk, source_path: str, path: str, pause: Callable[[], None] | None) -> CopyInfo:
+def copy_database(
+    disk: Disk, source_path: str, path: str, pause: Callable[[], None] | None, *, hashed: bool = True
+) -> CopyInfo:
     """See Store.copy_to. One read transaction from beginning to end, so commits meanwhile do not show."""
 
     def fill(source: apsw.Connection, target: apsw.Connection) -> None:
@@ -46,7 +48,7 @@ def copy_database(disk: Disk, source_path: str, path: str, pause: Callable[[], N
                 if pause is not None:
                     pause()
 
-    return _copy(disk, source_path, path, fill)
+    return _copy(disk, source_path, path, fill, hashed=hashed)
 
 
 def copy_oplog(
@@ -59,27 +61,68 @@ def copy_oplog(
     """
 
     def fill(source: apsw.Connection, target: apsw.Connection) -> None:
-        first, size = 0, 0
-        for ts, length in rows_of(source, "SELECT ts, length(entry) FROM oplog ORDER BY ts DESC"):
-            size += length
-            if size > max_bytes and ts < committed_ts:
-                break
-            first = ts
         _make_schema(source, target)
         with transaction(target):
-            rows = rows_of(source, f"SELECT {COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts", (first,))
-            while batch := list(islice(rows, _ROWS_A_STEP)):
-                target.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", batch)
-                pause()
-            terms = rows_of(source, "SELECT term, first_ts, last_ts FROM terms")
-            target.executemany("INSERT INTO terms VALUES (?, ?, ?)", terms)
-            before = first_row(source, "SELECT max(ts) FROM oplog WHERE ts < ?", (first,))[0]
+            _fill_oplog(source, target, committed_ts, max_bytes, pause)
             for name in ("rollback_id", "commit_point"):
                 write_meta(target, name, read_meta(source, name))
-            write_meta(target, "trimmed_through", before or read_meta(source, "trimmed_through"))
-            write_meta(target, OPLOG_ONLY, 1)
 
     return _copy(disk, source_path, path, fill)
+
+
+def copy_frame(
+    disk: Disk, source_path: str, path: str, committed_ts: int, max_bytes: int, pause: Callable[[], None]
+) -> CopyInfo:
+    """Write everything of a copy but documents and index entries, for a member that has most of these (differences.py).
+
+    Of the oplog as in `copy_oplog`; of the undo what a rollback to the commit point or above needs. ReplError: that
+    changes an index, which has another number on each member.
+    """
+
+    def fill(source: apsw.Connection, target: apsw.Connection) -> None:
+        pruned = read_meta(source, "pruned_through")
+        floor = max(committed_ts, pruned if isinstance(pruned, int) else 0)
+        if first_row(source, "SELECT 1 FROM undo WHERE ts > ? AND kind = ? LIMIT 1", (floor, INDEX)) is not None:
+            raise ReplError("an index was changed a moment ago", code=ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS)
+        _make_schema(source, target)
+        with transaction(target):
+            for table in ("catalog", "indexes", "capped", "meta"):
+                _copy_rows(source, target, table, "", ())
+            for table in ("undo", "name_changes"):
+                _copy_rows(source, target, table, "WHERE ts > ?", (floor,))
+            _fill_oplog(source, target, committed_ts, max_bytes, pause)
+            size, newest = first_row(target, "SELECT total(length(entry)), max(ts) FROM oplog")
+            for name, value in (("pruned_through", floor), ("oplog_bytes", int(size)), ("oplog_counted_to", newest)):
+                write_meta(target, name, value)
+
+    return _copy(disk, source_path, path, fill)
+
+
+def _fill_oplog(
+    source: apsw.Connection, target: apsw.Connection, committed_ts: int, max_bytes: int, pause: Callable[[], None]
+) -> None:
+    """Copy the newest entries and all terms, and note that there are no documents."""
+    first, size = 0, 0
+    for ts, length in rows_of(source, "SELECT ts, length(entry) FROM oplog ORDER BY ts DESC"):
+        size += length
+        if size > max_bytes and ts < committed_ts:
+            break
+        first = ts
+    rows = rows_of(source, f"SELECT {COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts", (first,))
+    while batch := list(islice(rows, _ROWS_A_STEP)):
+        target.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", batch)
+        pause()
+    _copy_rows(source, target, "terms", "", ())
+    before = first_row(source, "SELECT max(ts) FROM oplog WHERE ts < ?", (first,))[0]
+    write_meta(target, "trimmed_through", before or read_meta(source, "trimmed_through"))
+    write_meta(target, OPLOG_ONLY, 1)
+
+
+def _copy_rows(
+    source: apsw.Connection, target: apsw.Connection, table: str, where: str, values: tuple[int, ...]
+) -> None:
+    for row in rows_of(source, f"SELECT * FROM {table} {where}", values):
+        target.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
 
 
 def _make_schema(source: apsw.Connection, target: apsw.Connection) -> None:
@@ -95,9 +138,14 @@ def _make_schema(source: apsw.Connection, target: apsw.Connection) -> None:
 
 
 def _copy(
-    disk: Disk, source_path: str, path: str, fill: Callable[[apsw.Connection, apsw.Connection], None]
+    disk: Disk,
+    source_path: str,
+    path: str,
+    fill: Callable[[apsw.Connection, apsw.Connection], None],
+    *,
+    hashed: bool = True,
 ) -> CopyInfo:
-    """Have `fill` write the file at `path` from one read transaction of the source; sync it."""
+    """Have `fill` write the file at `path` from one read transaction of the source; sync it. hashed: or no SHA-256."""
     disk.remove(path)
     source = disk.connect(source_path)
     try:
@@ -112,7 +160,8 @@ def _copy(
             target.close(True)
         disk.sync_file(path)
         disk.sync_folder(os.path.dirname(path))
-        return CopyInfo(disk.size(path), file_sha256(disk, path), OPTIME_NULL if row is None else OpTime(*row))
+        sha256 = file_sha256(disk, path) if hashed else ""
+        return CopyInfo(disk.size(path), sha256, OPTIME_NULL if row is None else OpTime(*row))
     except BaseException as error:
         disk.remove(path)
         if isinstance(error, apsw.Error | OSError):

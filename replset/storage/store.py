@@ -502,12 +502,18 @@ class Store:
     # --- copies
 
     def copy_to(
-        self, path: str, *, pause: Callable[[], None] | None = None, oplog_bytes: int | None = None
+        self,
+        path: str,
+        *,
+        pause: Callable[[], None] | None = None,
+        oplog_bytes: int | None = None,
+        hashed: bool = True,
     ) -> CopyInfo:
         """Write a consistent copy of everything to `path`, synced. For a worker; commits go on meanwhile.
 
         oplog_bytes: for a witness, only the newest entries, so many bytes, and at least those from the commit point on.
         pause: called after each few MiB; it may wait (rate) or raise (space, cancelled), which removes the copy.
+        hashed: False for a copy that stays on this disk.
         The copy reads in one transaction, behind which the WAL cannot start anew. SnapshotCutError once the WAL is
         over its limit by as much as the database has.
         """
@@ -520,7 +526,7 @@ class Store:
 
             if oplog_bytes is not None:
                 return copies.copy_oplog(self.disk, self.path, path, self.commit_point.ts, oplog_bytes, on_step)
-            return copies.copy_database(self.disk, self.path, path, on_step)
+            return copies.copy_database(self.disk, self.path, path, on_step, hashed=hashed)
 
     def close(self) -> None:
         """Close all connections, with a checkpoint; the lock stays the caller's. Open snapshots are cut off.

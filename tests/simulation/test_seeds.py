@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.kit.runs import changes_plan, classic_plan, concerns_plan, draw_plan, rollback_plan, run_seed
+from tests.simulation.kit.runs import (
+    changes_plan,
+    classic_plan,
+    concerns_plan,
+    draw_plan,
+    rollback_plan,
+    run_seed,
+    stale_plan,
+)
 
 QUICK = range(3)
 SLOW = (
@@ -26,6 +34,7 @@ CLASSIC = (
 ROLLBACKS = range(1, 9)
 CHANGES = range(9, 20)
 CONCERNS = range(5, 9)
+STALE = range(1, 7)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
 }
@@ -55,6 +64,13 @@ def test_operators_change_the_set_all_the_time(seed: int) -> None:
 def test_writes_wait_for_all_in_sync(seed: int) -> None:
     outcome = run_seed(seed, concerns_plan(seed))
     assert outcome.error is None, outcome.report()
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in STALE)])
+def test_members_are_too_stale_all_the_time(seed: int) -> None:
+    outcome = run_seed(seed, stale_plan(seed))
+    assert outcome.error is None, outcome.report()
+    assert outcome.counts["stale members that compared"] or seed != 0
 
 
 @pytest.mark.slow

@@ -11,11 +11,13 @@ from tests.simulation.kit.runs import (
     CHANGES,
     CONCERNS,
     ROLLBACKS,
+    STALE,
     Outcome,
     run_changes,
     run_concerns,
     run_rollbacks,
     run_seed,
+    run_stale,
 )
 
 
@@ -53,3 +55,4 @@ CORE_ALONE = Kind(CORE, run_core)
 CORE_CHANGE_RUNS = Kind(CORE_CHANGES, run_core_changes)
 CHANGE_RUNS = Kind(CHANGES, run_changes)
 CONCERN_RUNS = Kind(CONCERNS, run_concerns)
+STALE_RUNS = Kind(STALE, run_stale)

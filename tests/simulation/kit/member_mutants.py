@@ -18,12 +18,13 @@ from replset.core.in_sync import in_sync_have
 from replset.core.write_concern import IN_SYNC, WriteConcern
 from replset.errors import StorageError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.replication import fetcher, initial_sync, rollback
+from replset.replication import difference_copy, fetcher, initial_sync, rollback
+from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
 from replset.runtime import files
 from replset.runtime.member import RunningMember
-from replset.storage import oplog, retention, undo
+from replset.storage import copies, oplog, retention, undo
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import rows_of
@@ -31,7 +32,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn, revert
 from replset.storage.wal import Wal
 from tests.simulation.kit import scenarios
-from tests.simulation.kit.kinds import CONCERN_RUNS, ROLLBACK_RUNS
+from tests.simulation.kit.kinds import CONCERN_RUNS, ROLLBACK_RUNS, STALE_RUNS
 from tests.simulation.kit.mutant import Mutant
 
 
@@ -305,11 +306,38 @@ def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WriteQueue, "pause", lambda _queue: None)
 
 
+def alike_without_a_look(patch: pytest.MonkeyPatch) -> None:
+    """A member that was too stale takes its documents for the source's."""
+
+    async def compare(_self: DifferenceCopy, _record: Any, _uuid: bytes) -> None:
+        return
+
+    patch.setattr(DifferenceCopy, "_compare", compare)
+
+
+def what_came_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """Documents that came for a stale member are not compared with the source's digests."""
+    real = difference_copy.put_rows
+    patch.setattr(difference_copy, "put_rows", lambda *args: real(*args[:-1], {}))
+
+
+def frame_comes_without_undo(patch: pytest.MonkeyPatch) -> None:
+    """What a stale member fetches holds no undo of what is not committed yet."""
+    real = copies._copy_rows
+
+    def copy_rows(source: Any, target: Any, table: str, *args: Any) -> None:
+        if table != "undo":
+            real(source, target, table, *args)
+
+    patch.setattr(copies, "_copy_rows", copy_rows)
+
+
 UNDO = "tests/unit/storage/test_undo.py"
 RETENTION = "tests/unit/storage/test_retention.py"
 THREADS = "tests/simulation/test_threads.py"
 SYNC = "tests/unit/replication/test_initial_sync.py"
 FETCHER = "tests/unit/replication/test_fetcher.py"
+DIFFERENCES = "tests/unit/replication/test_difference_copy.py"
 
 MEMBER_MUTANTS = (
     Mutant(two_means_one, (1, 2, 3), "invariant 4"),
@@ -341,5 +369,8 @@ MEMBER_MUTANTS = (
         entries_served_unread,
         test="tests/simulation/test_damage.py::test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing",
     ),
+    Mutant(alike_without_a_look, (0, 1), "", STALE_RUNS),
+    Mutant(what_came_is_believed, test=f"{DIFFERENCES}::test_wrong_documents_are_noticed_and_everything_is_copied"),
+    Mutant(frame_comes_without_undo, test=f"{DIFFERENCES}::test_what_is_not_committed_yet_can_be_taken_back"),
     Mutant(last_pass_locks_writers_out, test=f"{THREADS}::test_no_loop_waits_for_a_checkpoint_on_a_slow_disk"),
 )

@@ -34,6 +34,7 @@ WITNESS_SHAPES = {12: (2, 1), 18: (3, 2)}
 ROLLBACKS = "--rollbacks"
 CHANGES = "--changes"
 CONCERNS = "--concerns"
+STALE = "--stale"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
     "strike_at_change": 6,
@@ -251,6 +252,27 @@ def concerns_plan(seed: int) -> Plan:
     return replace(plan, load=replace(plan.load, in_sync=True), settings=settings, option=CONCERNS)
 
 
+def stale_plan(seed: int) -> Plan:
+    """Members are away again and again while the others write more than their small oplogs keep."""
+    rng = random.Random(f"{seed} stale")
+    plan = draw_plan(seed)
+    beside = ("kill", "kill_primary", "power_loss", "isolate_primary", "step_down", "disk_full", "bad_links", "resync")
+    faults = replace(NO_FAULTS, make_too_stale=8, **{name: rng.choice((0, 0, 1, 2)) for name in beside})
+    environment = replace(
+        plan.environment,
+        oplog_bytes=8 << 10,
+        oplog_lagging_bytes=0,
+        worker_ms=rng.choice((2.0, 10.0)),
+        history_s=rng.choice((0, 300)),
+    )
+    return replace(plan, members=3, arbiters=0, environment=environment, faults=faults, options={}, option=STALE)
+
+
+def run_stale(seed: int) -> Outcome:
+    """The run with many stale members that this seed draws."""
+    return run_seed(seed, stale_plan(seed))
+
+
 def run_concerns(seed: int) -> Outcome:
     """The run of this seed with other write concerns."""
     return run_seed(seed, concerns_plan(seed))
@@ -443,6 +465,8 @@ class _Run:
         counts["uncounted copies undone"] = checkers.uncounted_undone
         counts["copies"] = checkers.copies
         counts["resyncs of a member with data"] = self.cluster.resyncs
+        up = [machine.running for machine in self.cluster.machines.values()]
+        counts["stale members that compared"] = sum(one.initial_sync.progress.compared > 0 for one in up if one)
         reads = [read for read in history.reads if read.found is not None]
         counts["reads"] = len(reads)
         counts["reads by cursor"] = sum(read.asked_ms >= 0 for read in reads)

@@ -1,0 +1,117 @@
+"""Makes the copy of a member that is too stale out of its own documents: only those that differ come from the source.
+
+The member's own database is copied on its disk first, so that it stays whole until the copy is installed, as with any
+other initial sync. A member that dies in between copies everything.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from replset.errors import OutOfDiskSpaceError, RemoteProtocolError
+from replset.replication.context import MemberContext
+from replset.replication.copy_transfer import CopyTransfer
+from replset.replication.difference_protocol import CompareRequest
+from replset.replication.partial_copy import CopyRecord
+from replset.storage.differences import (
+    FIRST_PLACE,
+    SPAN_BITS,
+    Differences,
+    Spans,
+    begin_build,
+    end_build,
+    open_copy,
+    put_rows,
+    read_hashes,
+    read_spans,
+)
+
+log = logging.getLogger("replset.initial_sync")
+
+SPANS_ASKED = 512
+"""Spans of one question about rows: their hashes take 128 KiB at most."""
+
+
+class DifferenceCopy:
+    """Builds a whole copy beside the frame that was fetched, and puts it in the frame's place."""
+
+    def __init__(self, context: MemberContext, transfer: CopyTransfer, spare_bytes: int) -> None:
+        self._context = context
+        self._transfer = transfer
+        self._spare_bytes = spare_bytes
+        self.rows = 0
+        """Documents that came from the source, those that are gone included."""
+
+    async def build(self, record: CopyRecord) -> None:
+        """Build it from the frame of `record`. ReplError and OSError: it cannot be built."""
+        context, copy = self._context, self._transfer.copy
+        self.rows = 0
+
+        def check_space() -> None:
+            if context.disk.free_bytes(context.dbpath) < self._spare_bytes:
+                raise OutOfDiskSpaceError("comparing needs as much disk space as the data takes")
+
+        store = context.store
+        await context.workers.run(lambda: store.copy_to(copy.built, pause=check_space, hashed=False))
+        collections = await context.workers.run(lambda: begin_build(context.disk, copy.built, copy.path))
+        for uuid in collections:
+            await self._compare(record, uuid)
+        await context.workers.run(lambda: end_build(context.disk, copy.built, copy.path, check_space))
+        await context.workers.run(copy.replace_by_built)
+        log.info("compared %d collections with %s: %d documents differed", len(collections), record.source, self.rows)
+
+    async def _compare(self, record: CopyRecord, uuid: bytes) -> None:
+        low: int | None = FIRST_PLACE
+        while low is not None:
+            reply = await self._transfer.compare(record, CompareRequest("spans", record.snapshot_id, uuid, low))
+            theirs = reply.spans
+            if theirs is None or (theirs.next is not None and theirs.next <= low):
+                raise RemoteProtocolError(f"{record.source} did not say what its documents are")
+            mine = await self._own_spans(uuid, low, theirs.next)
+            differing = [
+                span for span in sorted({*mine, *theirs.digests}) if mine.get(span) != theirs.digests.get(span)
+            ]
+            for first in range(0, len(differing), SPANS_ASKED):
+                await self._fetch_rows(record, uuid, differing[first : first + SPANS_ASKED], theirs)
+            low = theirs.next
+
+    async def _own_spans(self, uuid: bytes, low: int, end: int | None) -> dict[int, int]:
+        """The digests of the spans here before the place `end`."""
+        found: dict[int, int] = {}
+        while low is not None and (end is None or low < end):
+            spans = await self._context.workers.run(lambda: self._read_spans(uuid, low, end))  # noqa: B023 - awaited
+            found |= spans.digests
+            if spans.next is None:
+                break
+            low = spans.next
+        return found
+
+    def _read_spans(self, uuid: bytes, low: int, end: int | None) -> Spans:
+        with open_copy(self._context.disk, self._transfer.copy.built) as connection:
+            return read_spans(connection, uuid, low) if end is None else read_spans(connection, uuid, low, end - 1)
+
+    async def _fetch_rows(self, record: CopyRecord, uuid: bytes, spans: list[int], theirs: Spans) -> None:
+        """Fetch and write what differs in these spans."""
+        context, built = self._context, self._transfer.copy.built
+
+        def own_hashes() -> dict[int, int]:
+            with open_copy(context.disk, built) as connection:
+                return read_hashes(connection, uuid, spans)
+
+        hashes = await context.workers.run(own_hashes)
+        low: int | None = FIRST_PLACE
+        while low is not None:
+            left = [span for span in spans if (span + 1) << SPAN_BITS > low]
+            known = {place: hashed for place, hashed in hashes.items() if place >= low}
+            request = CompareRequest("rows", record.snapshot_id, uuid, low, left, known)
+            found = (await self._transfer.compare(record, request)).differences
+            if found is None or (found.next is not None and found.next <= low):
+                raise RemoteProtocolError(f"{record.source} did not send its documents")
+            end = found.next
+            done = {span: theirs.digests.get(span) for span in left if end is None or (span + 1) << SPAN_BITS <= end}
+            await context.workers.run(lambda: self._put(uuid, found, done))  # noqa: B023 - awaited
+            self.rows += len(found.rows) + len(found.gone)
+            low = end
+
+    def _put(self, uuid: bytes, found: Differences, expected: dict[int, int | None]) -> None:
+        put_rows(self._context.disk, self._transfer.copy.built, uuid, found, expected)

@@ -1,0 +1,359 @@
+"""A member that is too stale fetches only the documents that differ, and is then exactly as after a whole copy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import apsw
+import pytest
+
+from replset.bson import Binary, RawDocument, encode, encode_key
+from replset.core.messages import InitialSyncEnded
+from replset.errors import RemoteProtocolError, ReplError
+from replset.ids import HostPort
+from replset.oplog_entry import OplogEntry
+from replset.replication.applier import apply_entry
+from replset.replication.difference_protocol import CompareReply, CompareRequest
+from replset.replication.index_ops import do_commit_build, do_drop_index, do_start_build
+from replset.replication.write_ops import WriteGroup, do_insert
+from replset.storage.catalog import Collection
+from replset.storage.copies import OPLOG_ONLY
+from replset.storage.differences import Differences, Row, Spans, pack_pairs
+from replset.storage.index_build import IndexCheck, fill_slice
+from replset.storage.retention import remove_old_data
+from replset.storage.store import Store
+from replset.storage.txn import read_meta
+from replset.storage.undo import undo_step
+from tests.unit.replication.kit import Member, Network, numbered, run, until
+
+SOURCE = HostPort("source:1")
+NS = "app.orders"
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Member, Member]:
+    network = Network()
+    source, mine = Member(SOURCE, tmp_path, network), Member("mine:1", tmp_path, network)
+    source.create(NS)
+    do(source, lambda group: [insert(group, document) for document in numbered(range(400))])
+    log = [OplogEntry(raw) for raw in source.oplog()]
+    with mine.store.group() as txn:
+        for entry in log:
+            apply_entry(txn, entry)
+    return source, mine
+
+
+def insert(group: WriteGroup, document: dict[str, object]) -> None:
+    coll = group.txn.catalog.by_ns[NS]
+    do_insert(group, coll, encode_key(document["_id"]), encode(document))
+
+
+def sync(mine: Member) -> InitialSyncEnded:
+    asyncio.run(mine.initial_sync.run(SOURCE, "too stale", is_stale=True))
+    ended = mine.reports[-1]
+    assert isinstance(ended, InitialSyncEnded)
+    return ended
+
+
+def trim(source: Member) -> None:
+    """Everything is committed, and the oplog keeps its newest entry alone."""
+    source.node.commit_point = source.store.last_applied
+    source.store.set_commit_point(source.store.last_applied)
+    source.store.options = replace(source.store.options, oplog_max_bytes=1, snapshot_history_s=0)
+    while remove_old_data(source.store, source.clock.wall_ms()):
+        pass
+
+
+def places(member: Member) -> dict[str, list[tuple[int, bytes]]]:
+    """Natural order, with the places."""
+    with member.store.read() as snapshot:
+        return {c.ns: [row[:2] for row in snapshot.natural_scan(c)] for c in member.store.collections()}
+
+
+def steps(mine: Member) -> list[object]:
+    return [call["step"] for call in mine.network.calls if "step" in call]
+
+
+def indexes_are_right(store: Store) -> bool:
+    for coll in store.collections():
+        for index in coll.indexes:
+            check = IndexCheck(coll, index)
+            more = True
+            while more:
+                with store.read() as snapshot:
+                    more = check.next_slice(snapshot, 1_000)
+            if check.missing or check.extra or not index.ready:
+                return False
+    return True
+
+
+def assert_alike(source: Member, mine: Member) -> None:
+    assert mine.everything() == source.everything()
+    assert places(mine) == places(source)
+    assert mine.oplog() == source.oplog()
+    assert (mine.store.chain, mine.store.terms()) == (source.store.chain, source.store.terms())
+    assert indexes_are_right(mine.store)
+    assert not mine.store.oplog_only
+    assert not list(mine.folder.glob("initial-sync*"))
+    folder = source.folder / "snapshots"
+    assert not list(folder.iterdir())
+
+
+def test_only_what_differs_is_fetched(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    for number in range(0, 400, 20):
+        source.replace(NS, {"_id": number, "text": "changed"})
+    source.delete(NS, 77)
+    source.insert(NS, *numbered(range(400, 410)))
+    trim(source)
+    ended = sync(mine)
+    assert ended.ok, ended.detail
+    assert "31 documents differed" in ended.detail
+    assert "chunk" in steps(mine)
+    assert mine.initial_sync.progress.compared < 15_000
+    assert_alike(source, mine)
+    source.insert(NS, {"_id": "later"})
+    mine.reports.clear()
+
+    async def follow() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == source.store.last_applied)
+        mine.fetcher.stop()
+
+    run(follow)
+    assert_alike(source, mine)
+
+
+def do(member: Member, operation: Callable[[WriteGroup], object]) -> None:
+    with member.store.group() as txn:
+        operation(WriteGroup(txn, member.node.term, member.clock.wall_ms(), member.rng))
+    member.moved()
+
+
+def spec(field: str) -> RawDocument:
+    return RawDocument(encode({"v": 2, "key": {field: 1}, "name": f"{field}_1"}))
+
+
+def build_index(member: Member, field: str, *, ends: bool = True) -> None:
+    def coll(group: WriteGroup) -> Collection:
+        return group.txn.catalog.by_ns[NS]
+
+    builds: list[bytes] = []
+    do(member, lambda group: builds.append(do_start_build(group, coll(group), [spec(field)])))
+    do(member, lambda group: fill_slice(group.txn, coll(group).uuid, builds[0], lambda: False))
+    if ends:
+        do(member, lambda group: do_commit_build(group, coll(group), builds[0]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happened_meanwhile(members: tuple[Member, Member], seed: int) -> None:
+    """Collections come, go and are renamed; documents move to other places; indexes are made and dropped."""
+    source, mine = members
+    rng = random.Random(seed)
+    build_index(source, "n")
+    build_index(source, "text")
+    begin = mine.store.last_applied
+    for row in source.store.oplog_after(begin, limit=100, max_bytes=1 << 20):
+        mine.apply(row.entry)
+    here = set(source.documents(NS))
+    for _ in range(80):
+        key = rng.randrange(450)
+        if key in here and rng.random() < 0.3:
+            source.delete(NS, key)
+            here.remove(key)
+        elif key in here:
+            source.replace(NS, {"_id": key, "n": rng.randrange(50), "tags": ["a", "b"]})
+        else:
+            source.insert(NS, {"_id": key, "n": -1})
+            here.add(key)
+    source.create("app.new")
+    source.insert("app.new", *numbered(range(rng.randrange(40))))
+    build_index(source, "tags")
+    do(source, lambda group: do_drop_index(group, group.txn.catalog.by_ns[NS], group.txn.catalog.by_ns[NS].indexes[1]))
+    if seed % 2:
+        source.create("app.capped", capped=True, size=100_000)
+        source.insert("app.capped", *numbered(range(30)))
+        source.rename(NS, "app.renamed")
+    if seed % 3 == 0:
+        mine.create("app.gone")
+        mine.insert("app.gone", {"_id": 1})
+    trim(source)
+    ended = sync(mine)
+    assert ended.ok, ended.detail
+    assert "rows" in steps(mine)
+    assert_alike(source, mine)
+    coll = next(coll for coll in mine.store.collections() if coll.name in ("orders", "renamed"))
+    assert sorted(index.name for index in coll.indexes) == ["n_1", "tags_1"]
+    assert next(index for index in coll.indexes if index.name == "tags_1").multikey
+
+
+def test_an_index_under_build_at_the_source_is_built_here_from_its_beginning(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.replace(NS, {"_id": 5, "n": 7})
+    build_index(source, "n", ends=False)
+    trim(source)
+    assert sync(mine).ok
+    (coll,) = mine.store.collections()
+    (index,) = coll.indexes
+    assert (index.ready, index.position) == (False, b"")
+    assert mine.everything() == source.everything()
+
+
+def test_what_is_not_committed_yet_can_be_taken_back(members: tuple[Member, Member]) -> None:
+    """The source's newest entries may be undone by the next primary, so the undo for them comes, too."""
+    source, mine = members
+    source.replace(NS, {"_id": 1, "text": "committed"})
+    trim(source)
+    source.store.options = replace(source.store.options, oplog_max_bytes=1 << 30)
+    committed, documents = source.store.last_applied, source.everything()
+    source.replace(NS, {"_id": 2, "text": "not committed"})
+    source.insert(NS, {"_id": "not committed"})
+    assert sync(mine).ok
+    assert mine.everything() == source.everything()
+    while undo_step(mine.store, committed, stem="test"):
+        pass
+    assert mine.everything() == documents
+
+
+def test_a_document_is_larger_than_an_answer(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    for number in range(8, 13):
+        source.replace(NS, {"_id": number, "text": "x" * (3 << 20)})
+    source.delete(NS, 14)
+    source.delete(NS, 7)
+    trim(source)
+    assert sync(mine).ok
+    assert steps(mine).count("rows") > 1
+    assert_alike(source, mine)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_source_of_an_older_version_sends_another_copy(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.replace(NS, {"_id": 1, "text": "changed"})
+    trim(source)
+    mine.network.before_call = lambda call: call.pop("compare", None)
+    serve = source.serve
+
+    async def older(body: RawDocument) -> dict[str, object]:
+        return await serve(RawDocument(encode({k: v for k, v in body.decode().items() if k != "compare"})))
+
+    source.serve = older  # type: ignore[method-assign]
+    assert not sync(mine).ok
+    assert sync(mine).ok
+    assert_alike(source, mine)
+
+
+def test_wrong_documents_are_noticed_and_everything_is_copied(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.replace(NS, {"_id": 1, "text": "changed"})
+    trim(source)
+    before = mine.everything()
+
+    def forge(command: dict[str, object], reply: dict[str, object]) -> None:
+        for row in reply.get("rows") or ():  # type: ignore[attr-defined]
+            row["doc"] = Binary(encode({"_id": 1, "text": "forged"}))
+
+    mine.network.before_reply = forge
+    ended = sync(mine)
+    assert (ended.ok, "differ from the source's" in ended.detail) == (False, True)
+    assert mine.everything() == before
+    assert not list(mine.folder.glob("initial-sync*"))
+    assert sync(mine).ok
+    assert steps(mine).count("spans") == 1
+    assert_alike(source, mine)
+
+
+@pytest.mark.parametrize("step", ["spans", "rows", "chunk"])
+def test_a_broken_connection_is_no_reason_to_copy_everything(members: tuple[Member, Member], step: str) -> None:
+    source, mine = members
+    source.replace(NS, {"_id": 1, "text": "changed"})
+    trim(source)
+
+    def lose(command: dict[str, object]) -> None:
+        if command.get("step") == step:
+            mine.network.down.add(SOURCE)
+
+    mine.network.before_call = lose
+    assert not sync(mine).ok
+    mine.network.before_call = lambda command: None
+    mine.network.down.clear()
+    source.rng.seed(7)
+    ended = sync(mine)
+    assert ended.ok
+    assert "1 documents differed" in ended.detail
+    assert mine.everything() == source.everything()
+
+
+def test_a_source_that_rolls_back_meanwhile_is_left(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.replace(NS, {"_id": 1, "text": "changed"})
+    trim(source)
+    source.store.options = replace(source.store.options, oplog_max_bytes=1 << 30)
+    committed = source.store.last_applied
+    source.insert(NS, {"_id": "doomed"})
+
+    def undo(command: dict[str, object]) -> None:
+        if command.get("step") == "rows" and source.store.last_applied > committed:
+            undo_step(source.store, committed, stem="test")
+
+    mine.network.before_call = undo
+    assert not sync(mine).ok
+    assert "doomed" not in mine.documents(NS)
+
+
+def test_a_member_that_died_meanwhile_copies_everything(members: tuple[Member, Member], tmp_path: Path) -> None:
+    """A start finds the marker, and does not know whether the documents here are sound."""
+    source, mine = members
+    source.replace(NS, {"_id": 1, "text": "changed"})
+    trim(source)
+
+    def die(command: dict[str, object]) -> None:
+        if command.get("step") == "rows":
+            raise KeyboardInterrupt
+
+    mine.network.before_call = die
+    with pytest.raises(KeyboardInterrupt):
+        sync(mine)
+    mine.network.before_call = lambda command: None
+    assert list(mine.folder.glob("initial-sync-built.db"))
+    copy = mine.folder / "initial-sync.db"
+    with contextlib.closing(apsw.Connection(str(copy))) as frame:  # the frame says that it is none
+        assert read_meta(frame, OPLOG_ONLY) == 1
+    mine.network.calls.clear()
+    asyncio.run(mine.initial_sync.run(SOURCE, "this member has no data yet"))
+    assert mine.reports[-1].ok  # type: ignore[union-attr]
+    assert "spans" not in steps(mine)
+    assert_alike(source, mine)
+
+
+def test_odd_questions_are_refused(members: tuple[Member, Member]) -> None:
+    source, _ = members
+    for odd in (
+        {"collection": b"short"},
+        {"spans": b"odd"},
+        {"spans": Binary(pack_pairs([(1 << 60, 0)]))},
+        {"low": "x"},
+    ):
+        document = {**CompareRequest("rows", "id", bytes(16), 0).document(), **odd}
+        with pytest.raises(RemoteProtocolError):
+            CompareRequest.parse(RawDocument(encode(document)))
+    with pytest.raises(ReplError):
+        asyncio.run(source.serve(RawDocument(encode(CompareRequest("spans", "none", bytes(16), 0).document()))))
+
+
+def test_messages_come_back_as_they_were() -> None:
+    request = CompareRequest("rows", "id", bytes(16), -5, [1, 3], {17: -1, 50: 2})
+    assert CompareRequest.parse(RawDocument(encode(request.document()))) == request
+    for reply in (
+        CompareReply(3, spans=Spans({1: 5, -2: 7}, None)),
+        CompareReply(3, differences=Differences([Row(1, b"k", b"d")], [4, -9], 12)),
+    ):
+        assert CompareReply.parse(RawDocument(encode(reply.document()))) == reply
