@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from replset.bson import RawDocument, encode
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import finish
+from replset.query.expressions.frame import has_loops
 from replset.query.regex import begin_time_slice, contains_regex, is_time_slice_over
 from replset.query.time_limit import time_limit
 from replset.replication.ports import Clock
@@ -27,7 +28,7 @@ SMALL_STATEMENT: Final = 16 << 10
 _LEAST_WEIGHT: Final = 64
 """Decoding and encoding a document costs as much as about 64 bytes of a statement."""
 UNBOUNDED: Final = 1 << 62
-"""The weight of a statement whose size says nothing about its cost: one with a regular expression."""
+"""The weight of a statement whose size says nothing about its cost: one with a regular expression or with loops."""
 TURN_MS: Final = 20
 
 
@@ -47,7 +48,8 @@ class TimeSlice:
 
 def weight_of(size: int, *parts: object) -> int:
     """Return the weight of a statement of `size` bytes. parts: its filter and its update, decoded."""
-    return UNBOUNDED if size <= SMALL_STATEMENT and any(map(contains_regex, parts)) else size
+    is_unbounded = size <= SMALL_STATEMENT and any(contains_regex(part) or has_loops(part) for part in parts)
+    return UNBOUNDED if is_unbounded else size
 
 
 def is_small(weight: int, size: int) -> bool:

@@ -10,19 +10,17 @@ import math
 from array import array
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from struct import Struct
 from typing import Any, Final, Protocol
 
-from replset.bson import Decimal128, Int64, encode_key
-from replset.errors import ErrorCode, ReplError
+from replset.bson import Decimal128, Int64
 from replset.query.arithmetic import DECIMAL128, is_long, to_decimal, to_stored_int
 from replset.query.order import MISSING, is_null, is_number
+from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
 from replset.query.time_limit import check_time
 
-MAX_BYTES: Final = 100 << 20
-"""What the values that one state keeps may take."""
 _STATE_BYTES: Final = 150
 _RUN: Final = 8192
 _COMPLEMENT: Final = bytes(range(255, -1, -1))
@@ -46,32 +44,6 @@ class State(Protocol):
     def memory_bytes(self) -> int: ...
 
 
-def size_of(value: Any) -> int:
-    """Return about how many bytes a value takes. 146 beyond MAX_BYTES."""
-    size, rest = 0, [value]
-    while rest:
-        inner = rest.pop()
-        if isinstance(inner, Mapping):
-            size += 100 + sum(60 + len(name) for name in inner)
-            rest += inner.values()
-        elif type(inner) is list:
-            size += 60 + 8 * len(inner)
-            rest += inner
-        else:
-            size += 50 + len(inner) if isinstance(inner, str | bytes) else 40
-        check_time()
-        if size > MAX_BYTES:
-            raise too_large("an accumulator")
-    return size
-
-
-def too_large(name: str) -> ReplError:
-    return ReplError(
-        f"{name} used too much memory and cannot spill to disk. Memory limit: {MAX_BYTES} bytes",
-        code=ErrorCode.EXCEEDED_MEMORY_LIMIT,
-    )
-
-
 class _Small:
     """A state that keeps no more than a few numbers."""
 
@@ -93,7 +65,7 @@ class _Keeping:
     def _count(self, value: Any, times: int = 1) -> None:
         self.memory_bytes += times * size_of(value)
         if self.memory_bytes > MAX_BYTES:
-            raise too_large("an accumulator")
+            raise too_large("an accumulator", MAX_BYTES)
 
 
 class Sum(_Small):
@@ -243,7 +215,7 @@ class Extreme(_Keeping):
     def add(self, value: Any) -> None:
         if is_null(value):
             return
-        key = encode_key(value)
+        key = sized_key(value)
         if self._key is None or (key > self._key if self._is_max else key < self._key):
             self._key, self._value = key, value
             self.memory_bytes = _STATE_BYTES + 3 * len(key)
@@ -323,7 +295,7 @@ class RankedValues(Ranked):
 
     def add(self, value: Any) -> None:
         if not is_null(value):
-            super().add((encode_key(value), value))
+            super().add((sized_key(value), value))
 
 
 class Push(_Keeping):
@@ -360,7 +332,7 @@ class AddToSet(_Keeping):
     def add(self, value: Any) -> None:
         if value is MISSING:
             return
-        key = encode_key(value)
+        key = sized_key(value)
         if key not in self._values:
             self.memory_bytes += len(key)
             self._count(value)
@@ -419,7 +391,7 @@ class Percentile(_Small):
             self._runs.append(array("d", sorted(self._new)))
             self._new = array("d")
             if self.memory_bytes > MAX_BYTES:
-                raise too_large("$percentile")
+                raise too_large("$percentile", MAX_BYTES)
 
     def result(self) -> Any:
         runs = [*self._runs, array("d", sorted(self._new))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from replset.bson import InvalidBSONError, ObjectId, to_ejson
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, NotBuiltError, ReplError, TypeMismatchError
 
@@ -66,10 +68,20 @@ def not_built(name: str) -> NotBuiltError:
 def show(value: object) -> str:
     """Return `value` as Extended JSON for a message, cut when it is long."""
     try:
-        text = to_ejson(value)
+        text = to_ejson(_cut(value, [_SHOWN_CHARACTERS]))
     except InvalidBSONError:
         return "..."
     return shorten(text)
+
+
+def _cut(value: object, left: list[int]) -> object:
+    """Return the first parts of a value, as many as are `left`: all of a large one would take too long to show."""
+    left[0] -= 1
+    if isinstance(value, Mapping):
+        return {name: _cut(inner, left) for name, inner in value.items() if left[0] > 0}
+    if isinstance(value, list):
+        return [_cut(item, left) for item in value if left[0] > 0]
+    return value[: 2 * _SHOWN_CHARACTERS] if isinstance(value, str) else value
 
 
 def shell_text(value: object) -> str:

@@ -15,6 +15,7 @@ from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.match import compile_item_filter
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.paths import field_path
+from replset.query.sizes import size_of
 
 Document = dict[str, object]
 NO_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -100,6 +101,7 @@ def compile_projection(
         result = select(doc, tree)
         if computed:
             _compute(result, computed, doc, variables)
+            size_of(result)
         return _add_elem_matches(result, doc, elem_matches) if elem_matches else result
 
     return project
@@ -132,6 +134,7 @@ def compile_added_fields(spec: Mapping[str, object], names: Iterable[str] = ()) 
     def add(doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document:
         result = dict(doc)
         _compute(result, tree, doc, variables)
+        size_of(result)
         return result
 
     return add, frozenset().union(*(leaf.paths for leaf in leaves.values()))

@@ -51,6 +51,8 @@ def _date(ms: Any, name: str) -> DateTime:
 
 
 def _add(*values: Any) -> Any:
+    if len(values) == 2 and type(values[0]) is type(values[1]) is float:
+        return values[0] + values[1]
     total: Any = 0
     long = has_date = False
     for value in values:
@@ -76,7 +78,7 @@ def _add(*values: Any) -> Any:
         else:
             total += value
             if not INT64_MIN <= total <= INT64_MAX:
-                total = float(total)
+                total = float(total)  # and stays one
     if has_date:
         if total != total or total in (math.inf, -math.inf):
             raise fault(ErrorCode.OVERFLOW, "date overflow in $add")
@@ -117,6 +119,8 @@ def _multiply(*values: Any) -> Any:
 
 def _widest(a: Any, b: Any, calculate: Callable[[Any, Any], Any], with_decimals: Callable[..., Any]) -> Any:
     """Return the result in the widest of the two types. A long that does not fit becomes a double."""
+    if type(a) is float and type(b) is float:
+        return calculate(a, b)
     if type(a) is Decimal128 or type(b) is Decimal128:
         return Decimal128.from_decimal(with_decimals(to_decimal(a), to_decimal(b)))
     if type(a) is float or type(b) is float:

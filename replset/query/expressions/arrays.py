@@ -28,6 +28,7 @@ from replset.query.expressions.frame import (
 )
 from replset.query.expressions.logic import variable_name
 from replset.query.order import MISSING, is_null, is_number, is_true, type_name
+from replset.query.sizes import size_of
 from replset.query.sort import compile_item_sort, sort_by_key
 from replset.query.time_limit import check_time
 
@@ -247,7 +248,7 @@ def _sort_array(argument: Any, scope: Scope) -> Expression:
         items = items_of(root, variables)
         if items is None:
             return None
-        spend_items(2 * len(items))
+        spend(size_of(items))
         return sort_by_key([(sort_key(item), item) for item in items]) if items else items
 
     return combine(run, source)

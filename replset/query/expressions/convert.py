@@ -21,6 +21,7 @@ from replset.query.expressions.shared import INT32, INT64, NO_INPUT, conversion_
 from replset.query.expressions.strings import double_text
 from replset.query.expressions.time_zones import ZULU
 from replset.query.order import is_null, is_number, is_true, type_name
+from replset.query.sizes import size_of
 
 _NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
@@ -217,6 +218,7 @@ def _binary_size(value: Any) -> int:
 def _bson_size(value: Any) -> int:
     if not isinstance(value, Mapping):
         raise fault(31393, f"$bsonSize requires a document input, found: {type_name(value)}")
+    size_of(value)
     return len(encode(value))
 
 

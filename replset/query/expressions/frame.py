@@ -19,6 +19,7 @@ from replset.query.errors import not_built, show
 from replset.query.order import MISSING, is_null, type_name
 from replset.query.paths import field_path
 from replset.query.pipeline_names import EXPRESSIONS
+from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
 from replset.query.time_limit import check_time
 
 Document = Mapping[str, Any]
@@ -29,9 +30,8 @@ Run = Callable[[Document, Variables], Any]
 WHOLE: Final = ""
 """In `Expression.paths`: the expression may look at every field."""
 SYSTEM_VARIABLES: Final = frozenset({"ROOT", "CURRENT", "REMOVE", "NOW", "CLUSTER_TIME", "USER_ROLES"})
-MAX_BYTES: Final = 100 << 20
-"""What one evaluation may allocate for the arrays and strings that it makes."""
 _ITEM_BYTES: Final = 8
+_CONSTANT_BYTES: Final = 64 << 10
 _UNDEFINED_KEY: Final = encode_key(Undefined())
 
 
@@ -41,12 +41,17 @@ def fault(code: int, message: str) -> ReplError:
 
 
 class _Budget(threading.local):
-    """What the evaluation that this thread runs may still allocate."""
+    """What the evaluation that this thread runs may still allocate, of MAX_BYTES."""
 
     left = MAX_BYTES
 
 
 _budget = _Budget()
+
+
+def begin_evaluation() -> None:
+    """Let this thread allocate MAX_BYTES. An expression that is compiled is evaluated too: its constants."""
+    _budget.left = MAX_BYTES
 
 
 def spend(size: int) -> None:
@@ -57,9 +62,7 @@ def spend(size: int) -> None:
     check_time()
     _budget.left -= size
     if _budget.left < 0:
-        raise fault(
-            ErrorCode.EXCEEDED_MEMORY_LIMIT, f"one expression used over {MAX_BYTES} bytes of memory for one document"
-        )
+        raise too_large("one expression, for one document,", MAX_BYTES)
 
 
 def spend_items(count: int) -> None:
@@ -132,8 +135,30 @@ class Scope:
 def combine(run: Run, *parts: Expression, folds: bool = True) -> Expression:
     """Return the expression that `run` computes from its parts: a constant if all parts are, and if it `folds`."""
     if folds and all([part.is_constant for part in parts]):
-        return constant(run({}, {}))
+        value = run({}, {})
+        if _is_small(value):
+            return constant(value)
     return Expression(run, frozenset().union(*[part.paths for part in parts]))
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value can be kept as a constant. A short pipeline can make thousands of large ones."""
+    if type(value) is not list and type(value) is not dict:
+        return not isinstance(value, str) or len(value) <= _CONSTANT_BYTES
+    try:
+        return size_of(value, _CONSTANT_BYTES) <= _CONSTANT_BYTES
+    except ReplError:
+        return False
+
+
+_LOOPS: Final = frozenset({"$filter", "$let", "$map", "$range", "$reduce", "$replaceAll", "$zip"})
+
+
+def has_loops(value: Any) -> bool:
+    """Return True if a decoded statement has an operator whose cost its size and the document's say nothing about."""
+    if type(value) is dict:
+        return any(name in _LOOPS or has_loops(inner) for name, inner in value.items())
+    return type(value) is list and any(map(has_loops, value))
 
 
 # --- the three kinds of rows --------------------------------------------------------------------------------------
@@ -353,7 +378,7 @@ def value_at(document: Document, path: Sequence[str]) -> Any:
     """Return the value at a path. Below an array it is the list of the values in the array's documents."""
     value: Any = document
     for depth, name in enumerate(path):
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):
             value = value.get(name, MISSING)
         elif type(value) is list:
             return _values_in(value, path[depth:])
@@ -371,7 +396,7 @@ def value_below(value: Any, path: Sequence[str]) -> Any:
 
 def _values_in(items: list[Any], path: Sequence[str]) -> list[Any]:
     check_time()
-    found = [value_at(item, path) for item in items if isinstance(item, Mapping)]
+    found = [value_at(item, path) for item in items if type(item) is dict or isinstance(item, Mapping)]
     return [value for value in found if value is not MISSING]
 
 
@@ -380,7 +405,7 @@ def _values_in(items: list[Any], path: Sequence[str]) -> list[Any]:
 
 def key_of(value: Any) -> bytes:
     """Return the key that orders values of expressions: as encode_key, with a missing value before all but MinKey."""
-    return _UNDEFINED_KEY if value is MISSING else encode_key(value)
+    return _UNDEFINED_KEY if value is MISSING else sized_key(value)
 
 
 def need_array(name: str, value: Any, code: int) -> list[Any]:

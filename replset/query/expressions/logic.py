@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from replset.bson import Int64
 from replset.errors import FailedToParseError
 from replset.query.errors import show
 from replset.query.expressions.frame import (
@@ -27,12 +28,17 @@ from replset.query.order import is_null, is_true
 
 _NATIVE: Final = frozenset({str, int, bool})
 """Types of which Python's order is BSON's."""
+_FAST_NUMBERS: Final = frozenset({int, Int64, float})
+"""Types of numbers that Python compares exactly with each other, but for NaN."""
 _VARIABLE_NAME: Final = re.compile(r"[a-z\x80-\U0010ffff][\w\x80-\U0010ffff]*", re.ASCII)
 
 
 def _comparison(name: str, holds: Callable[[Any, Any], bool]) -> Operator:
     def compare(a: Any, b: Any) -> bool:
-        if type(a) is type(b) and type(a) in _NATIVE:
+        kind = type(a)
+        if (kind is type(b) and kind in _NATIVE) or (
+            kind in _FAST_NUMBERS and type(b) in _FAST_NUMBERS and a == a and b == b
+        ):
             return holds(a, b)
         return holds(key_of(a), key_of(b))
 

@@ -11,6 +11,7 @@ from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.order import MISSING, type_name
 from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
+from replset.query.sizes import size_of
 from replset.query.stages.stage import Run, Scope, Stage
 
 
@@ -91,6 +92,7 @@ class ReplaceRootStage(Stage):
                 f"{self._what} must evaluate to an object, but resulting value was: {text}. Type of resulting value:"
                 f" '{kind}'.",
             )
+        size_of(value)
         return (Row(document=value if type(value) is dict else dict(value)),)
 
 

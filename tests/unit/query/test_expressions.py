@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Decimal128, Int64, encode
+from replset.commands.evaluation import UNBOUNDED, weight_of
 from replset.errors import ReplError
-from replset.query.expressions import WHOLE, compile_expression
+from replset.query import sizes
+from replset.query.expressions import WHOLE, compile_expression, frame
 from replset.query.order import MISSING
+from replset.query.projection import compile_projection
 
 DOC: dict[str, Any] = {
     "_id": 1,
@@ -447,3 +450,63 @@ def test_as_deep_as_a_document_can_be(name: str) -> None:
         deep = {name: [deep, 1, 1][: 1 if name == "$not" else 3]}
     encode({"": deep})
     assert value_of(deep) in (True, False, 1)
+
+
+TWICE = {"$reduce": {"input": {"$range": [0, 60]}, "initialValue": "x", "in": ["$$value", "$$value"]}}
+"""An array of a quintillion strings, made of sixty small ones."""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        {"$eq": [TWICE, 1]},
+        {"$in": [TWICE, [1]]},
+        {"$setUnion": [[TWICE]]},
+        {"$bsonSize": {"x": TWICE}},
+        {"$sortArray": {"input": TWICE, "sortBy": 1}},
+        {"$max": [TWICE, 1]},
+        {
+            "$reduce": {
+                "input": {"$range": [0, 60]},
+                "initialValue": [1],
+                "in": {"$concatArrays": ["$$value", "$$value"]},
+            }
+        },
+        {"$reduce": {"input": {"$range": [0, 60]}, "initialValue": "x", "in": {"$concat": ["$$value", "$$value"]}}},
+        {"$map": {"input": {"$range": [0, 2_000]}, "in": {"$range": [0, 2_000]}}},
+    ],
+    ids=str,
+)
+def test_a_short_expression_cannot_take_memory_without_limit(monkeypatch: pytest.MonkeyPatch, expression: Any) -> None:
+    monkeypatch.setattr(sizes, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(frame, "MAX_BYTES", 1 << 20)
+    with pytest.raises(ReplError) as failure:
+        value_of(expression)
+    assert failure.value.code == 146
+
+
+def test_a_large_value_is_no_constant() -> None:
+    large = compile_expression({"$range": [0, 100_000]})
+    assert not large.is_constant
+    assert len(large.evaluate({}, {})) == 100_000
+
+
+def test_a_large_value_can_be_named_in_a_message() -> None:
+    with pytest.raises(ReplError, match=r"\[\[\["):
+        value_of({"$switch": {"branches": [{"case": False, "then": 1}], "default": {"$mergeObjects": [TWICE, TWICE]}}})
+
+
+def test_a_projection_cannot_make_a_document_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "MAX_BYTES", 1 << 20)
+    for spec in ({"x": TWICE}, {"x": {"y": ["$a", TWICE]}}):
+        projection = compile_projection(spec)
+        assert projection is not None
+        with pytest.raises(ReplError) as failure:
+            projection({"a": 1})
+        assert failure.value.code == 146
+
+
+def test_a_statement_with_loops_is_of_unknown_cost() -> None:
+    assert weight_of(100, {"$expr": {"$gt": [{"$reduce": {}}, 1]}}) == UNBOUNDED
+    assert weight_of(100, [{"$set": {"x": {"$add": ["$a", {"$let": {}}]}}}]) == UNBOUNDED
+    assert weight_of(100, {"$expr": {"$gt": ["$a", 1]}}) == 100

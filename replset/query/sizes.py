@@ -1,0 +1,62 @@
+"""Says how large a value is that an expression made.
+
+One value can stand in many places of another: forty steps of `[x, x]` make an array of a trillion items, which takes
+no memory until it is encoded, compared or shown. So all that looks at every part of such a value asks here first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from replset.bson import encode_key
+from replset.errors import ErrorCode, ReplError
+from replset.query.time_limit import check_time
+
+MAX_BYTES: Final = 100 << 20
+"""What one value, or the values that one accumulator keeps, may take in memory."""
+_CHECKED: Final = 1000
+
+
+def size_of(value: Any, limit: int | None = None) -> int:
+    """Return about how many bytes a value takes, each part as often as it is in it. 146 beyond the limit."""
+    kind = type(value)
+    most = MAX_BYTES if limit is None else limit
+    if kind is not dict and kind is not list:
+        return _leaf_size(value)
+    size, rest, count = 0, [value], 0
+    while rest:
+        inner = rest.pop()
+        if isinstance(inner, Mapping):
+            size += 100 + 60 * len(inner)
+            values = inner.values()
+        else:
+            size += 60 + 8 * len(inner)
+            values = inner
+        for item in values:
+            kind = type(item)
+            if kind is dict or kind is list:
+                rest.append(item)
+            else:
+                size += len(item) + 50 if kind is str else 32 if kind is int or kind is float else _leaf_size(item)
+        count += 1
+        if size > most:
+            raise too_large("a value of an expression", most)
+        if count % _CHECKED == 0:
+            check_time()
+    return size
+
+
+def sized_key(value: Any) -> bytes:
+    """Return the key that orders a value that an expression made. 146 for one that is too large."""
+    if type(value) is dict or type(value) is list:
+        size_of(value)
+    return encode_key(value)
+
+
+def _leaf_size(value: Any) -> int:
+    return 50 + len(value) if isinstance(value, str | bytes) else 50
+
+
+def too_large(what: str, most: int) -> ReplError:
+    return ReplError(f"{what} used too much memory. Memory limit: {most} bytes", code=ErrorCode.EXCEEDED_MEMORY_LIMIT)
