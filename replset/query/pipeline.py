@@ -21,6 +21,7 @@ from replset.query.stages.basic import (
     SkipStage,
     SortStage,
 )
+from replset.query.stages.densify import DensifyStage
 from replset.query.stages.facet import compile_facet
 from replset.query.stages.fields import (
     AddFieldsStage,
@@ -35,6 +36,7 @@ from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Scope, Stage
 from replset.query.stages.unwind import UnwindStage
+from replset.query.stages.window import compile_fill, compile_window
 
 MAX_STAGES: Final = 1000
 
@@ -62,7 +64,9 @@ STAGES: Final[dict[str, StageRow]] = {
     "$collStats": StageRow(CollStatsStage, is_first=True, not_inside=_FACET),
     "$count": StageRow(CountStage),
     "$currentOp": StageRow(CurrentOpStage, is_first=True, not_inside=_FACET),
+    "$densify": StageRow(DensifyStage),
     "$facet": StageRow(compile_facet, not_inside=_FACET),
+    "$fill": StageRow(compile_fill),
     "$group": StageRow(compile_group),
     "$limit": StageRow(LimitStage),
     "$match": StageRow(MatchStage),
@@ -74,6 +78,7 @@ STAGES: Final[dict[str, StageRow]] = {
     "$replaceWith": StageRow(compile_replace_with),
     "$sample": StageRow(SampleStage),
     "$set": StageRow(AddFieldsStage),
+    "$setWindowFields": StageRow(compile_window),
     "$skip": StageRow(SkipStage),
     "$sort": StageRow(SortStage),
     "$sortByCount": StageRow(compile_sort_by_count),

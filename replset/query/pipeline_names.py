@@ -10,10 +10,10 @@ def _names(text: str) -> frozenset[str]:
 
 
 NOT_BUILT_STAGES: Final = _names(
-    "changeStream changeStreamSplitLargeEvent densify documents"
-    " fill geoNear graphLookup indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
+    "changeStream changeStreamSplitLargeEvent documents"
+    " geoNear graphLookup indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
     " lookup operationMetrics planCacheStats queryStats search"
-    " searchMeta setWindowFields shardedDataDistribution unionWith vectorSearch"
+    " searchMeta shardedDataDistribution unionWith vectorSearch"
 )
 """Stages that are not built; the others are in pipeline.py."""
 COLLECTIONLESS_STAGES: Final = _names(

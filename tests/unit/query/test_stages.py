@@ -253,6 +253,8 @@ class MemoryFile:
 
 
 BLOCKING: list[dict[str, Any]] = [
+    {"$setWindowFields": {"partitionBy": "$k", "sortBy": {"_id": 1}, "output": {"r": {"$rank": {}}}}},
+    {"$densify": {"field": "_id", "range": {"step": 1, "bounds": [-5, 1020]}}},
     {"$sort": {"k": 1, "_id": -1}},
     {"$group": {"_id": "$k", "n": {"$sum": 1}, "of": {"$push": "$_id"}, "mean": {"$avg": "$_id"}}},
     {"$group": {"_id": "$_id", "k": {"$first": "$k"}}},

@@ -1,0 +1,151 @@
+"""$setWindowFields computes fields from the documents around each document, and $fill is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from replset.bson import encode_key
+from replset.errors import ErrorCode, FailedToParseError, ReplError, TypeMismatchError, UnknownFieldError
+from replset.query.errors import show
+from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.order import MISSING, type_name
+from replset.query.paths import field_path
+from replset.query.row import Row
+from replset.query.sort import Sort, compile_sort
+from replset.query.sorter import MAX_BYTES, Sorter
+from replset.query.stages.fields import AddFieldsStage
+from replset.query.stages.stage import Run, Scope, Stage
+from replset.query.stages.unwind import with_value
+from replset.query.stages.window_functions import Compute, Order, Partition, compile_function
+
+_FIELDS: Final = frozenset({"partitionBy", "sortBy", "output"})
+
+
+class WindowStage(Stage):
+    """Sorts the documents by partition, and computes the fields of one partition after the other."""
+
+    def __init__(
+        self, partition_by: Expression, sort: Sort | None, order: Order, output: Mapping[tuple[str, ...], Compute]
+    ) -> None:
+        self.partition_by = partition_by
+        self.sort = sort
+        self.order = order
+        self.output = output
+
+    def start(self, run: Run) -> None:
+        self.run = run
+        self.sorter = Sorter(run.spill, "$setWindowFields")
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.sorter.memory_bytes
+
+    def take(self, row: Row) -> Iterable[Row]:
+        key = self._partition_of(row)
+        self.sorter.add(key if self.sort is None else key + self.sort(row.document), row.raw)
+        return ()
+
+    def _partition_of(self, row: Row) -> bytes:
+        value = self.partition_by.evaluate(row.document, self.run.variables)
+        if type(value) is list:
+            raise TypeMismatchError("An expression used to partition cannot evaluate to value of type array")
+        return encode_key(None if value is MISSING else value)
+
+    def end(self) -> Iterator[Row | None]:
+        key: bytes | None = None
+        rows: list[Row] = []
+        size = 0
+        for raw in self.sorter.rows():
+            row = Row(raw)
+            following = self._partition_of(row)
+            if rows and following != key:
+                yield from self._rows_of(rows)
+                rows, size = [], 0
+            key = following
+            rows.append(row)
+            size += len(raw)
+            if size > MAX_BYTES:
+                raise fault(5414201, f"one partition of $setWindowFields is over the limit of {MAX_BYTES} bytes")
+            yield None
+        if rows:
+            yield from self._rows_of(rows)
+
+    def _rows_of(self, rows: list[Row]) -> Iterator[Row | None]:
+        partition = Partition([row.document for row in rows], self.order, self.sort, self.run.variables)
+        values = [compute(partition) for compute in self.output.values()]
+        for document in partition.documents:
+            found = document
+            for path, of in zip(self.output, values, strict=True):
+                value = next(of)
+                found = with_value(found, path, value)
+            yield Row(document=found)
+
+    def close(self) -> None:
+        self.sorter.close()
+
+
+def compile_window(spec: object, scope: Scope) -> Stage:
+    """Return the stage of `{partitionBy, sortBy, output}`."""
+    if not isinstance(spec, Mapping):
+        raise FailedToParseError(f"the $setWindowFields stage specification must be an object, found {type_name(spec)}")
+    for name in spec:
+        if name not in _FIELDS:
+            raise UnknownFieldError(f"BSON field '$setWindowFields.{name:.80}' is an unknown field.")
+    if "output" not in spec:
+        raise ReplError(
+            "BSON field '$setWindowFields.output' is missing but a required field", code=ErrorCode.MISSING_FIELD
+        )
+    if not isinstance(spec["output"], Mapping):
+        raise TypeMismatchError("BSON field '$setWindowFields.output' must be an object")
+    sort_by = spec.get("sortBy") or {}
+    if not isinstance(sort_by, Mapping):
+        raise TypeMismatchError("BSON field '$setWindowFields.sortBy' must be an object")
+    sort = compile_sort(sort_by) if sort_by else None
+    order: Order = () if sort is None else sort.fields
+    output = {}
+    for name, value in spec["output"].items():
+        if not isinstance(value, Mapping):
+            raise FailedToParseError(f"The field '{name:.80}' must be an object")
+        output[field_path(name)] = compile_function(value, order, scope)
+    partition_by = compile_expression(spec.get("partitionBy"), scope.names)
+    return WindowStage(partition_by, sort, order, output)
+
+
+def compile_fill(spec: object, scope: Scope) -> list[Stage]:
+    """Return the stages of `{partitionBy or partitionByFields, sortBy, output}`: a window stage, and $addFields."""
+    if not isinstance(spec, Mapping):
+        raise FailedToParseError(f"Argument to $fill stage must be an object, but found type: {type_name(spec)}")
+    for name in spec:
+        if name not in _FIELDS | {"partitionByFields"}:
+            raise UnknownFieldError(f"BSON field '$fill.{name:.80}' is an unknown field.")
+    if not isinstance(spec.get("output"), Mapping) or not spec["output"]:
+        raise fault(6050203, "$fill needs the object 'output' with at least one field")
+    if "partitionBy" in spec and "partitionByFields" in spec:
+        raise fault(6050204, "Only one of partitionBy and partitionByFields can be specified")
+    partition_by = spec.get("partitionBy")
+    if "partitionByFields" in spec:
+        names = spec["partitionByFields"]
+        if type(names) is not list or not all(type(name) is str for name in names):
+            raise TypeMismatchError("BSON field '$fill.partitionByFields' must be an array of strings")
+        for name in names:
+            field_path(name)
+        partition_by = {f"f{number}": f"${name}" for number, name in enumerate(names)}
+    methods: dict[str, object] = {}
+    values: dict[str, object] = {}
+    for name, how in spec["output"].items():
+        if not isinstance(how, Mapping) or len(how) != 1 or next(iter(how)) not in ("value", "method"):
+            raise FailedToParseError(f"the output of $fill for '{name:.80}' needs one field, 'value' or 'method'")
+        if "value" in how:
+            values[name] = {"$ifNull": [f"${name}", how["value"]]}
+        elif how["method"] not in ("linear", "locf"):
+            raise fault(6050202, f"Method must be either locf or linear: {show(how['method'])}")
+        else:
+            methods[name] = {"$linearFill" if how["method"] == "linear" else "$locf": f"${name}"}
+    stages: list[Stage] = []
+    if methods:
+        window = {"partitionBy": partition_by, "sortBy": spec.get("sortBy", {}), "output": methods}
+        stages.append(compile_window(window, scope))
+    if values:
+        stages.append(AddFieldsStage(values, scope))
+    return stages
