@@ -16,6 +16,7 @@ from replset.commands.count_distinct import count_in_worker
 from replset.commands.cursors import FIRST_BATCH, Cursor, DocumentsCursor
 from replset.commands.evaluation import compiled, read_statement, weight_of
 from replset.commands.find import REPLSET_CONFIG, allows_disk_use, first_batch
+from replset.commands.joins import open_facet, open_graph_lookup, open_lookup, open_union
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.operations import current_operations
 from replset.commands.pipelines import Opener, PipelineRun, split_pipeline
@@ -35,6 +36,8 @@ from replset.errors import (
 )
 from replset.query.pipeline import compile_pipeline, stage_of
 from replset.query.pipeline_names import COLLECTIONLESS_STAGES
+from replset.query.stages.facet import ReadingFacetStage
+from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Run, Stage
@@ -185,8 +188,12 @@ async def _operations_cursor(run: PipelineRun, _stage: CurrentOpStage, _source: 
 OPENERS: Final[Mapping[type[Stage], Opener]] = {
     CollStatsStage: _stats_cursor,
     CurrentOpStage: _operations_cursor,
+    GraphLookupStage: open_graph_lookup,
+    LookupStage: open_lookup,
     MergeStage: write_merge,
+    ReadingFacetStage: open_facet,
     OutStage: write_out,
+    UnionWithStage: open_union,
 }
 
 COMMANDS: tuple[Command, ...] = (

@@ -39,7 +39,7 @@ from replset.commands.read_concern import (
     read_point,
     refuse_linearizable,
 )
-from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Scan, open_collection, pause
+from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection, pause
 from replset.commands.stable_api import NO_API, api_parameters
 from replset.commands.tailing import CappedCursor, Wanted
 from replset.errors import (
@@ -130,11 +130,11 @@ async def make_query(
     skip: int,
     limit: int,
     *,
-    is_hinted: bool = True,
+    of_inner: int | None = None,
 ) -> Query:
-    """Compile the parts of a query. is_hinted: the hint of the command is about it."""
-    hint = hint_of(ctx.body, ctx.name) if is_hinted else None
-    weight = weight_of(len(ctx.body.raw), filter_, projection)
+    """Compile the parts of a query. of_inner: the weight of a query that the command's hint is not about."""
+    hint = hint_of(ctx.body, ctx.name) if of_inner is None else None
+    weight = weight_of(len(ctx.body.raw) if of_inner is None else of_inner, filter_, projection)
 
     def compile_() -> tuple[Filter, Projection | None, Sort | None]:
         found = filter_of(filter_)
@@ -326,11 +326,17 @@ async def find(ctx: CommandContext) -> Reply:
 
 
 async def open_cursor(
-    ctx: CommandContext, query: Query, collection: str | None = None, *, at_once: bool = False
+    ctx: CommandContext,
+    query: Query,
+    collection: str | None = None,
+    *,
+    at_once: bool = False,
+    point: OpTime | None = None,
 ) -> tuple[Cursor, OpTime | None]:
     """Return the cursor of a query on a collection (the command's), and the point to read at (None: now).
 
-    at_once: all of it is read as of this moment, whatever is written while it is read.
+    at_once: all of it is read as of this moment, whatever is written while it is read. point: to read at, of a command
+    outside of a transaction; None: that of the read concern.
     """
     name = collection_of(ctx) if collection is None else collection
     ns = namespace(ctx.database, name)
@@ -345,7 +351,11 @@ async def open_cursor(
         return DocumentsCursor(ns, await _configuration(ctx.member, query)), None
     if query.tailable and (ctx.transaction is not None or concern.level not in ("local", "majority")):
         raise InvalidOptionsError("a tailable cursor has read concern local, available or majority")
-    coll, at = await open_collection(ctx, name, concern)
+    at = point
+    if point is not None and ctx.transaction is None:
+        coll = collection_at(ctx, ns, point)
+    else:
+        coll, at = await open_collection(ctx, name, concern)
     if at_once and at is None:
         at = ctx.member.store.last_applied
     if query.tailable and coll is not None:

@@ -15,11 +15,13 @@ from replset.bson import encode
 from replset.commands.command import CommandContext
 from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, CursorTable, Pause
 from replset.commands.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
-from replset.commands.find import make_query, open_cursor
+from replset.commands.find import Query, make_query, open_cursor
 from replset.commands.namespaces import namespace
 from replset.commands.ports import MemberPort
+from replset.commands.read_concern import read_concern_of
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED
 from replset.commands.views import resolve
+from replset.errors import CatalogChangedError
 from replset.ids import OpTime
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
@@ -95,11 +97,16 @@ class PipelineRun:
     writes: bool = False
     written: OpTime | None = None
 
+    @property
+    def inner_weight(self) -> int | None:
+        """The weight of a pipeline within a stage, which may hold values that are not in the command; else None."""
+        return self.weight if self.is_inner else None
+
     def inner(self, variables: Mapping[str, Any]) -> PipelineRun:
         """Return what opens a pipeline within a stage, which has more variables."""
         return replace(self, run=replace(self.run, variables={**self.run.variables, **variables}), is_inner=True)
 
-    async def _through_views(self, collection: str, stages: Sequence[Stage]) -> tuple[str, Sequence[Stage]]:
+    async def through_views(self, collection: str, stages: Sequence[Stage] = ()) -> tuple[str, Sequence[Stage]]:
         """Return the collection that a view stands for, with the stages of the view in front of those given."""
         name, elements, views = await resolve(self.ctx, collection)
         self.views += views
@@ -121,15 +128,28 @@ class PipelineRun:
             cursor = await self.openers[type(stages[0])](self, stages[0], None)
             return await self.over(cursor, stages[1:])
         ns = namespace(self.ctx.database, collection)
-        collection, stages = await self._through_views(collection, stages)
+        collection, stages = await self.through_views(collection, stages)
         part = split_pipeline(stages)
         query = await make_query(
-            self.ctx, part.filter, part.projection, part.sort, part.skip, part.limit, is_hinted=not self.is_inner
+            self.ctx, part.filter, part.projection, part.sort, part.skip, part.limit, of_inner=self.inner_weight
         )
-        source, self.at = await open_cursor(self.ctx, query, collection, at_once=self.writes)
+        source = await self._open_source(query, collection)
         cursor = await self.over(source, part.rest)
         cursor.ns = ns
         return cursor
+
+    async def _open_source(self, query: Query, collection: str) -> Cursor:
+        """Open the cursor of a query. A pipeline within a stage reads at the point of the command, if it has one."""
+        if self.is_inner and self.at is not None:
+            try:
+                source, _ = await open_cursor(self.ctx, query, collection, point=self.at)
+                return source
+            except CatalogChangedError:  # made or dropped since: only a snapshot cannot be of another point
+                if read_concern_of(self.ctx).level == "snapshot":
+                    raise
+        source, at = await open_cursor(self.ctx, query, collection, at_once=self.writes)
+        self.at = self.at if self.is_inner else at
+        return source
 
     async def over(self, source: Cursor, stages: Sequence[Stage]) -> Cursor:
         """Open the cursor of stages over the documents of another one, which it closes with itself."""

@@ -134,14 +134,19 @@ async def open_collection(
     at = await read_point(ctx, concern)
     while at is not None:
         try:
-            with ctx.member.store.read() as snapshot:
-                coll = snapshot.collection(ns, at)
-                return None if coll is None else snapshot.with_indexes(coll, at), at
+            return collection_at(ctx, ns, at), at
         except CatalogChangedError as changed:
             if concern.at is not None:
                 raise
             at = await read_point(ctx, replace(concern, after=changed.until))
     return ctx.member.store.collection(ns), None
+
+
+def collection_at(ctx: CommandContext, ns: str, at: OpTime) -> Collection | None:
+    """Return the collection as of a point. CatalogChangedError."""
+    with ctx.member.store.read() as snapshot:
+        coll = snapshot.collection(ns, at)
+        return None if coll is None else snapshot.with_indexes(coll, at)
 
 
 async def pause(ctx: CommandContext) -> None:

@@ -32,6 +32,7 @@ from replset.query.stages.fields import (
     compile_replace_with,
 )
 from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
+from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.sources import CollStatsStage, CurrentOpStage
 from replset.query.stages.stage import Scope, Stage
@@ -68,7 +69,9 @@ STAGES: Final[dict[str, StageRow]] = {
     "$facet": StageRow(compile_facet, not_inside=_FACET),
     "$fill": StageRow(compile_fill),
     "$group": StageRow(compile_group),
+    "$graphLookup": StageRow(GraphLookupStage),
     "$limit": StageRow(LimitStage),
+    "$lookup": StageRow(LookupStage),
     "$match": StageRow(MatchStage),
     "$merge": StageRow(MergeStage, is_last=True, not_inside=_INNER),
     "$out": StageRow(OutStage, is_last=True, not_inside=_INNER),
@@ -82,6 +85,7 @@ STAGES: Final[dict[str, StageRow]] = {
     "$skip": StageRow(SkipStage),
     "$sort": StageRow(SortStage),
     "$sortByCount": StageRow(compile_sort_by_count),
+    "$unionWith": StageRow(UnionWithStage),
     "$unset": StageRow(UnsetStage),
     "$unwind": StageRow(UnwindStage),
 }

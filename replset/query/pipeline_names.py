@@ -11,9 +11,9 @@ def _names(text: str) -> frozenset[str]:
 
 NOT_BUILT_STAGES: Final = _names(
     "changeStream changeStreamSplitLargeEvent documents"
-    " geoNear graphLookup indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
-    " lookup operationMetrics planCacheStats queryStats search"
-    " searchMeta shardedDataDistribution unionWith vectorSearch"
+    " geoNear indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
+    " operationMetrics planCacheStats queryStats search"
+    " searchMeta shardedDataDistribution vectorSearch"
 )
 """Stages that are not built; the others are in pipeline.py."""
 COLLECTIONLESS_STAGES: Final = _names(

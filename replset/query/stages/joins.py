@@ -1,0 +1,209 @@
+"""Stages that read other collections: $lookup, $graphLookup and $unionWith. Their arguments, and the pure part of each.
+
+commands/joins.py reads the collections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from replset.bson import Regex
+from replset.errors import FailedToParseError, UnknownFieldError
+from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.expressions.logic import variable_name
+from replset.query.match import compile_filter
+from replset.query.order import MISSING, is_number
+from replset.query.paths import field_path
+from replset.query.stages.stage import ReadingStage, Scope, Stage
+
+Document = dict[str, Any]
+_LOOKUP_TEXTS: Final = frozenset({"as", "localField", "foreignField"})
+_GRAPH_TEXTS: Final = frozenset({"from", "as", "connectFromField", "connectToField", "depthField"})
+_RANDOM: Final = frozenset({"$sample", "$rand", "$sampleRate"})
+
+
+class LookupStage(ReadingStage):
+    """Adds to each document an array with those of another collection that belong to it.
+
+    source: that collection; empty: the pipeline begins with documents of its own. stages: of the pipeline, None
+    without one. is_constant: the array depends on `localField` and `let` alone.
+    """
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise FailedToParseError("the $lookup specification must be an Object")
+        for name, value in spec.items():
+            if name not in _LOOKUP_TEXTS and name not in ("from", "let", "pipeline"):
+                raise FailedToParseError(f"unknown argument to $lookup: {name:.80}")
+            if name in _LOOKUP_TEXTS and not isinstance(value, str):
+                raise FailedToParseError(f"$lookup argument '{name}' must be a string")
+        self.source = _source(spec, "$lookup", "from")
+        if not spec.get("as"):
+            raise FailedToParseError("must specify 'as' field for a $lookup")
+        self.name = field_path(spec["as"])
+        local, self.foreign = spec.get("localField", ""), spec.get("foreignField", "")
+        _check_fields_and_pipeline(spec, bool(local), bool(self.foreign))
+        self.local = field_path(local) if local else None
+        if self.foreign:
+            field_path(self.foreign)
+        self.let = _let(spec.get("let", {}), scope)
+        self.stages: list[Stage] | None = None
+        self.is_constant = True
+        if "pipeline" in spec:
+            self.stages = scope.pipeline(spec["pipeline"], "$lookup", self.let)
+            self.is_constant = not _names_any(spec["pipeline"], _RANDOM)
+
+    def question(self, document: Document) -> tuple[list[object] | None, Document]:
+        """Return the values to look for in `foreignField` (None: all documents belong), and those of `let`."""
+        values: list[object] | None = None
+        if self.local is not None:
+            values = list(values_on(document, self.local)) or [None]
+        variables = self.run.variables
+        found = {name: value.evaluate(document, variables) for name, value in self.let.items()}
+        return values, found
+
+    def filter_of(self, values: list[object]) -> Document:
+        """Return the filter that finds the documents with one of these values."""
+        return equals_any(self.foreign, values)
+
+
+def _check_fields_and_pipeline(spec: Mapping[str, Any], has_local: bool, has_foreign: bool) -> None:
+    if has_local != has_foreign:
+        raise FailedToParseError("$lookup requires both or neither of 'localField' and 'foreignField' to be specified")
+    if "pipeline" in spec:
+        return
+    if not has_local:
+        raise FailedToParseError(
+            "$lookup requires either 'pipeline' or both 'localField' and 'foreignField' to be specified"
+        )
+    if "let" in spec:
+        raise FailedToParseError("$lookup with a 'let' argument must also specify 'pipeline'")
+
+
+class UnionWithStage(ReadingStage):
+    """Adds the documents of another collection behind its own. source, stages: as in LookupStage."""
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        if isinstance(spec, str):
+            spec = {"coll": spec}
+        if not isinstance(spec, Mapping):
+            raise FailedToParseError("the $unionWith stage specification must be an object or string")
+        for name in spec:
+            if name not in ("coll", "pipeline"):
+                raise UnknownFieldError(f"BSON field '$unionWith.{name:.80}' is an unknown field.")
+        self.source = _source(spec, "$unionWith", "coll")
+        self.stages = scope.pipeline(spec["pipeline"], "$unionWith") if "pipeline" in spec else []
+
+
+class GraphLookupStage(ReadingStage):
+    """Adds to each document those that can be reached from it, link after link, in another collection."""
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise FailedToParseError("the $graphLookup stage specification must be an object")
+        for name, value in spec.items():
+            if name not in _GRAPH_TEXTS and name not in ("startWith", "maxDepth", "restrictSearchWithMatch"):
+                raise fault(40104, f"Unknown argument to $graphLookup: {name:.80}")
+            if name in _GRAPH_TEXTS and not isinstance(value, str):
+                raise fault(40103, f"expected string as argument for {name}")
+        if "startWith" not in spec or not all(spec.get(name) for name in _GRAPH_TEXTS - {"depthField"}):
+            raise fault(
+                40105,
+                "$graphLookup requires 'from', 'as', 'startWith', 'connectFromField', and 'connectToField' to be"
+                " specified.",
+            )
+        self.source: str = spec["from"]
+        self.name = field_path(spec["as"])
+        self.start_with = compile_expression(spec["startWith"], scope.names)
+        self.connect_from = field_path(spec["connectFromField"])
+        self.connect_to: str = spec["connectToField"]
+        field_path(self.connect_to)
+        self.depth_field = field_path(spec["depthField"]) if "depthField" in spec else None
+        self.max_depth = _max_depth(spec["maxDepth"]) if "maxDepth" in spec else None
+        self.restrict = spec.get("restrictSearchWithMatch", {})
+        if not isinstance(self.restrict, Mapping):
+            raise fault(40185, "restrictSearchWithMatch must be an object")
+        compile_filter(self.restrict)
+
+    def first_values(self, document: Document) -> list[object]:
+        """Return the values that the search begins with."""
+        found = self.start_with.evaluate(document, self.run.variables)
+        return found if type(found) is list else [None if found is MISSING else found]
+
+    def filter_of(self, values: list[object]) -> Document:
+        """Return the filter of the next step of the search."""
+        reached = equals_any(self.connect_to, values)
+        return {"$and": [reached, dict(self.restrict)]} if self.restrict else reached
+
+
+def _source(spec: Mapping[str, Any], stage: str, name: str) -> str:
+    source = spec.get(name)
+    if source is None:
+        pipeline = spec.get("pipeline")
+        first = pipeline[0] if type(pipeline) is list and pipeline else None
+        if not isinstance(first, Mapping) or "$documents" not in first:
+            raise FailedToParseError(
+                f"{stage} stage without explicit collection must have a pipeline with $documents as first stage"
+            )
+        return ""
+    if not isinstance(source, str):
+        raise FailedToParseError(f"{stage} '{name}' field must be a string")
+    return source
+
+
+def _let(spec: object, scope: Scope) -> dict[str, Expression]:
+    if not isinstance(spec, Mapping):
+        raise FailedToParseError("$lookup argument 'let' must be an object")
+    return {variable_name(name, "$lookup"): compile_expression(value, scope.names) for name, value in spec.items()}
+
+
+def _max_depth(value: Any) -> int:
+    if not is_number(value):
+        raise fault(40100, "maxDepth must be numeric")
+    number = float(str(value))
+    if not number >= 0:
+        raise fault(40101, "maxDepth requires a nonnegative argument")
+    if not number.is_integer():
+        raise fault(40102, "maxDepth could not be represented as a long long")
+    return int(number)
+
+
+def _names_any(value: object, names: frozenset[str]) -> bool:
+    """Whether a document somewhere in the value has a field of one of these names."""
+    if isinstance(value, Mapping):
+        return not names.isdisjoint(value) or any(_names_any(inner, names) for inner in value.values())
+    return isinstance(value, list) and any(_names_any(inner, names) for inner in value)
+
+
+def values_on(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
+    """Give the values at a path, the items of arrays on the way and at its end one by one."""
+    if not path:
+        if type(value) is list:
+            yield from value
+        else:
+            yield value
+    elif type(value) is list:
+        for number, item in enumerate(value):
+            if isinstance(item, Mapping):
+                yield from values_on(item, path)
+            if path[0] == str(number):
+                yield from values_on(item, path[1:])
+    elif isinstance(value, Mapping) and path[0] in value:
+        yield from values_on(value[path[0]], path[1:])
+
+
+def equals_any(path: str, values: list[object]) -> Document:
+    """Return the filter of documents that have one of the values at the path."""
+    if any(isinstance(value, Regex) for value in values):
+        return {"$or": [{path: {"$eq": value}} for value in values]}
+    return {path: {"$in": values}} if len(values) > 1 else {path: {"$eq": values[0]}}
+
+
+def with_value(document: Document, path: tuple[str, ...], value: object) -> Document:
+    """Return the document with the value at a path. What stands in the way is replaced by documents."""
+    name, *rest = path
+    if rest:
+        inner = document.get(name)
+        value = with_value(inner if isinstance(inner, dict) else {}, tuple(rest), value)
+    return {**document, name: value}
