@@ -14,7 +14,7 @@ from replset.commands.authorization import authorize
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.count_distinct import count_in_worker
 from replset.commands.cursors import FIRST_BATCH, Cursor, DocumentsCursor
-from replset.commands.evaluation import compiled, read_statement, weight_of
+from replset.commands.evaluation import compiled, read_statement, run_in_thread, weight_of
 from replset.commands.find import REPLSET_CONFIG, allows_disk_use, first_batch
 from replset.commands.joins import open_facet, open_graph_lookup, open_lookup, open_union
 from replset.commands.namespaces import OPLOG, collection_field, namespace
@@ -39,7 +39,7 @@ from replset.query.pipeline_names import COLLECTIONLESS_STAGES
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.sources import CollStatsStage, CurrentOpStage
+from replset.query.stages.sources import CollStatsStage, CurrentOpStage, DocumentsStage
 from replset.query.stages.stage import Run, Stage
 from replset.query.views import collections_named
 from replset.storage.snapshot import Snapshot
@@ -129,12 +129,16 @@ def _check_target(ctx: CommandContext, pipeline: list[object]) -> None:
     if body.type_of(name) == 2:
         if first == "$currentOp":
             raise InvalidNamespaceError("$currentOp must be run against the 'admin' database with {aggregate: 1}")
+        if first == "$documents":
+            raise InvalidNamespaceError("$documents must be run with {aggregate: 1}, without a collection")
         return
     if body.type_of(name) not in (1, 16, 18, 19) or fields.as_whole(body.get(name), name, name) != 1:
         raise FailedToParseError("Invalid command format: the 'aggregate' field must specify a collection name or 1")
     if first == "$currentOp":
         if ctx.database != "admin":
             raise InvalidNamespaceError("$currentOp must be run against the 'admin' database with {aggregate: 1}")
+        return
+    if first == "$documents":
         return
     if first in COLLECTIONLESS_STAGES:
         raise NotBuiltError(f"the stage {first} is not built yet")
@@ -185,9 +189,18 @@ async def _operations_cursor(run: PipelineRun, _stage: CurrentOpStage, _source: 
     return DocumentsCursor(f"{run.ctx.database}.$cmd.aggregate", [encode(operation) for operation in operations])
 
 
+async def _documents_cursor(run: PipelineRun, stage: DocumentsStage, _source: Cursor | None) -> Cursor:
+    """Evaluate in the thread: a few bytes can make many documents."""
+    documents = await run_in_thread(
+        run.ctx.member, lambda: [encode(document) for document in stage.documents(run.run.variables)]
+    )
+    return DocumentsCursor(f"{run.ctx.database}.$cmd.aggregate", documents)
+
+
 OPENERS: Final[Mapping[type[Stage], Opener]] = {
     CollStatsStage: _stats_cursor,
     CurrentOpStage: _operations_cursor,
+    DocumentsStage: _documents_cursor,
     GraphLookupStage: open_graph_lookup,
     LookupStage: open_lookup,
     MergeStage: write_merge,

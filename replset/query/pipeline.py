@@ -34,7 +34,7 @@ from replset.query.stages.fields import (
 from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.sources import CollStatsStage, CurrentOpStage
+from replset.query.stages.sources import CollStatsStage, CurrentOpStage, DocumentsStage
 from replset.query.stages.stage import Scope, Stage
 from replset.query.stages.unwind import UnwindStage
 from replset.query.stages.window import compile_fill, compile_window
@@ -66,6 +66,7 @@ STAGES: Final[dict[str, StageRow]] = {
     "$count": StageRow(CountStage),
     "$currentOp": StageRow(CurrentOpStage, is_first=True, not_inside=_FACET),
     "$densify": StageRow(DensifyStage),
+    "$documents": StageRow(DocumentsStage, is_first=True, not_inside=_FACET),
     "$facet": StageRow(compile_facet, not_inside=_FACET),
     "$fill": StageRow(compile_fill),
     "$group": StageRow(compile_group),

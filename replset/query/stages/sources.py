@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from replset.bson import Decimal128
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, TypeMismatchError, UnknownFieldError
 from replset.query.errors import not_built
-from replset.query.order import is_number
+from replset.query.expressions import compile_expression, fault
+from replset.query.order import is_number, type_name
 from replset.query.stages.basic import whole
 from replset.query.stages.stage import ReadingStage, Scope
 
@@ -59,3 +60,19 @@ class CurrentOpStage(ReadingStage):
                 raise FailedToParseError(f"Unrecognized option '{name:.80}' in $currentOp stage.")
             if type(value) is not bool:
                 raise FailedToParseError(f"The '{name}' parameter of the $currentOp stage must be a boolean value")
+
+
+class DocumentsStage(ReadingStage):
+    """Makes documents of an expression, without a collection."""
+
+    is_source = True
+
+    def __init__(self, spec: object, scope: Scope) -> None:
+        self._expression = compile_expression(spec, scope.names)
+
+    def documents(self, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the documents. 5858203 if the value is no array of documents."""
+        value = self._expression.evaluate({}, variables)
+        if type(value) is not list or not all(isinstance(one, Mapping) for one in value):
+            raise fault(5858203, f"$documents must be an array of objects, but found {type_name(value)}")
+        return value

@@ -117,6 +117,18 @@ def test_what_mongosh_asks(client: Client) -> None:
     assert cursor["firstBatch"][0]["type"] == "op"
 
 
+def test_documents_of_an_expression(client: Client) -> None:
+    numbers = {"$map": {"input": {"$range": [0, 300]}, "in": {"n": "$$this"}}}
+    for documents, count in (([{"n": 1}, {"n": {"$add": [1, 1]}}], 2), (numbers, 300), ([], 0)):
+        command = {"aggregate": 1, "pipeline": [{"$documents": documents}], "cursor": {"batchSize": 1000}}
+        cursor = client.ok(command)["cursor"]
+        assert cursor["ns"] == "test.$cmd.aggregate"
+        assert len(cursor["firstBatch"]) == count
+    assert client.ok({**command, "pipeline": [{"$documents": numbers}, {"$count": "n"}]})["cursor"]["firstBatch"] == [
+        {"n": 300}
+    ]
+
+
 def test_the_oplog_can_be_counted(client: Client) -> None:
     command = {"aggregate": "oplog.rs", "pipeline": [{"$match": {"op": "i"}}, {"$count": "n"}], "cursor": {}}
     assert client.ok(command, "local")["cursor"]["firstBatch"] == [{"n": 400}]
@@ -160,7 +172,8 @@ REFUSALS: list[tuple[dict[str, Any], int]] = [
     ({"aggregate": "c", "pipeline": [], "cursor": {}, "writeConcern": {"w": 1}}, 72),
     ({"aggregate": "c", "pipeline": [{"$listSampledQueries": {}}], "cursor": {}}, 238),
     ({"aggregate": "c", "pipeline": [{"$nonsense": 1}], "cursor": {}}, 40324),
-    ({"aggregate": 1, "pipeline": [{"$documents": []}], "cursor": {}}, 238),
+    ({"aggregate": 1, "pipeline": [{"$documents": [1]}], "cursor": {}}, 5858203),
+    ({"aggregate": "c", "pipeline": [{"$documents": []}], "cursor": {}}, 73),
     ({"aggregate": 1, "pipeline": [{"$currentOp": {}}], "cursor": {}}, 73),
     ({"aggregate": "c", "pipeline": [{"$currentOp": {}}], "cursor": {}}, 73),
     ({"aggregate": "c", "pipeline": [{"$listSearchIndexes": {}}], "cursor": {}}, 31082),
