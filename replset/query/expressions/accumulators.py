@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from replset.errors import BadValueError, ErrorCode, ReplError, TypeMismatchError, UnknownFieldError
-from replset.query.accumulators import (
+from replset.query.errors import not_built, show
+from replset.query.expressions.accumulator_states import (
     AddToSet,
     Average,
     Ends,
@@ -24,7 +25,6 @@ from replset.query.accumulators import (
     Window,
     as_double,
 )
-from replset.query.errors import not_built, show
 from replset.query.expressions.arithmetic import integer
 from replset.query.expressions.frame import (
     Document,

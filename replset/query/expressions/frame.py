@@ -151,7 +151,12 @@ def _is_small(value: Any) -> bool:
         return False
 
 
-_LOOPS: Final = frozenset({"$filter", "$let", "$map", "$range", "$reduce", "$replaceAll", "$zip"})
+_LOOPS: Final = frozenset(
+    {
+        *("$concat", "$filter", "$let", "$map", "$range", "$reduce", "$replaceAll", "$split", "$zip"),
+        *("$regexFind", "$regexFindAll", "$regexMatch"),
+    }
+)
 
 
 def has_loops(value: Any) -> bool:

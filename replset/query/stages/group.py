@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from replset.bson import Decimal128, encode_key
 from replset.errors import ErrorCode, ReplError
-from replset.query.accumulators import State, Sum
 from replset.query.errors import not_built, show
 from replset.query.expressions import Accumulator, Expression, compile_accumulator, compile_expression, fault
+from replset.query.expressions.accumulator_states import State, Sum
 from replset.query.order import MISSING, is_number, type_name
 from replset.query.row import Row
 from replset.query.sorter import MAX_BYTES, Place, Sorter, SpillFile, open_spill

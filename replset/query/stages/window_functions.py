@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 
 from replset.bson import DateTime, Decimal128, Int64, encode_key
 from replset.errors import FailedToParseError
-from replset.query.accumulators import as_double
 from replset.query.arithmetic import add, to_decimal
 from replset.query.errors import show
 from replset.query.expressions import Expression, compile_accumulator, compile_expression, fault
+from replset.query.expressions.accumulator_states import as_double
 from replset.query.expressions.dates import UNITS, shifted
 from replset.query.expressions.time_zones import ZULU
 from replset.query.order import MISSING, is_null, is_number, type_name

@@ -11,7 +11,7 @@ import pytest
 
 from replset.bson import Decimal128, Int64, encode
 from replset.errors import ReplError
-from replset.query import accumulators
+from replset.query.expressions import accumulator_states as accumulators
 from replset.query.expressions import compile_accumulator, compile_expression
 from replset.query.order import MISSING
 
