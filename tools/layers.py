@@ -31,6 +31,7 @@ LEVELS = {
     "replset.consumers": 2,
     "replset.wire": 3,
     "replset.storage": 3,
+    "replset.archive": 4,
     "replset.commands": 4,
     "replset.replication": 4,
     "replset.client": 4,

@@ -23,6 +23,7 @@ import uvloop
 
 from api.app import create_app
 from api.serve import HttpServer
+from replset.archive.ports import ArchivePort
 from replset.client import SETTINGS
 from replset.commands.audit_trail import AuditTrail
 from replset.errors import ReplError
@@ -64,6 +65,8 @@ HELP = {
     "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
     "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",
     "oplog_lagging_mb": "size up to which it keeps what another member still needs (twice its size)",
+    "archive": "folder or address (s3://...), the same on all members, to which the oplog is archived before trimming",
+    "archive_secs": "how old an entry becomes before it is archived, where few are written (300)",
     "snapshot_history_secs": "how long reads at an old point stay possible (300)",
     "min_free_mb": "refuse writes while the disk has less than this free (500)",
     "scrub_mb_per_sec": "how fast a secondary compares its documents with the primary's; 0: not at all (1)",
@@ -98,6 +101,8 @@ METAVARS = {
     "oplog_size_mb": "MB",
     "oplog_min_retention_hours": "HOURS",
     "oplog_lagging_mb": "MB",
+    "archive": "URL",
+    "archive_secs": "SECONDS",
     "snapshot_history_secs": "SECONDS",
     "min_free_mb": "MB",
     "scrub_mb_per_sec": "MB",
@@ -208,6 +213,13 @@ def reload_on_hangup(credentials: Credentials, workers: RealWorkers) -> None:
     loop.add_signal_handler(signal.SIGHUP, begin)
 
 
+def archive_process(address: str) -> ArchivePort:
+    """Return the archive, whose process is not started yet. Its module is imported only for the option."""
+    from replset.runtime.archive_process import ArchiveProcess
+
+    return ArchiveProcess(address)
+
+
 def _in_no_set(options: MemberOptions) -> str:
     """Return the end of the log's first line for a member that nobody has told of a set."""
     host = options.host
@@ -229,7 +241,8 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
     network = RealNetwork(backlog, credentials.tls)
-    ports = MemberPorts(network, RealDisk(), RealClock(), workers, random.SystemRandom(), sync_thread)
+    archive = None if options.archive is None else archive_process(options.archive)
+    ports = MemberPorts(network, RealDisk(), RealClock(), workers, random.SystemRandom(), sync_thread, archive)
     wire_slots, http_slots = ConnectionSlots(options.max_connections, "wire"), ConnectionSlots(HTTP_CONNECTIONS, "HTTP")
     share_descriptors(descriptors, wire_slots, http_slots)
     stop = asyncio.Event()

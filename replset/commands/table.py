@@ -6,6 +6,7 @@ from replset.auth.roles import Action
 from replset.commands import (
     aggregate,
     apply_ops,
+    archive_lease,
     backup,
     collection_changes,
     collections,
@@ -45,6 +46,7 @@ from replset.commands.ports import Reply
 FAMILIES = (
     aggregate.COMMANDS,
     apply_ops.COMMANDS,
+    archive_lease.COMMANDS,
     backup.COMMANDS,
     collection_changes.COMMANDS,
     collections.COMMANDS,

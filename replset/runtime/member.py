@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeVar
 
+from replset.archive.ports import ArchivePort
 from replset.bson import ObjectId, RawDocument, encode
 from replset.commands.audit_trail import AuditTrail
 from replset.commands.byte_rate import ByteRate
@@ -58,7 +59,7 @@ from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.index_builder import IndexBuilder, IndexBuildOptions
 from replset.replication.initial_sync import InitialSync
 from replset.replication.initial_sync_progress import InitialSyncProgress
-from replset.replication.ports import Clock, Network, SetMemberClient, SyncThread, Workers
+from replset.replication.ports import Clock, MemberClient, Network, SetMemberClient, SyncThread, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.protocol import Awaited
 from replset.replication.rollback import Rollback
@@ -68,6 +69,7 @@ from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
+from replset.runtime.archiver import SEGMENT_BYTES, ArchiveOptions, Archiver
 from replset.runtime.background import BackgroundTasks
 from replset.runtime.bootstrap import begin_expected_set
 from replset.runtime.connections import ConnectionSlots
@@ -114,6 +116,7 @@ class MemberPorts:
     workers: Workers
     rng: random.Random
     sync_thread: SyncThread
+    archive: ArchivePort | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ class StepSizes:
     initial_sync: InitialSyncOptions = field(default_factory=InitialSyncOptions)
     session_timeout_ms: Millis = SESSION_TIMEOUT_MS
     index_build: IndexBuildOptions = field(default_factory=IndexBuildOptions)
+    archive_segment_bytes: int = SEGMENT_BYTES
 
 
 class RunningMember:
@@ -359,6 +363,8 @@ class RunningMember:
         )
         self.document_check = DocumentCheck(self.context, set_peer)
         self.document_repair = DocumentRepair(self.context, self.document_check, self.transactions.held.is_held)
+        self.archive = ports.archive
+        self.archiver = None if ports.archive is None else self._make_archiver(ports.archive, set_peer, steps)
         self._scrubber = Scrubber(self.context, self.document_check, self._scrub_source, options.scrub_mb_per_sec)
         self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._mark.lower)
         self.initial_sync: InitialSync = InitialSync(
@@ -422,6 +428,8 @@ class RunningMember:
             self._scrubber.run(),
         ):
             self._tasks.start(work)
+        if self.archiver is not None:
+            self._tasks.start(self.archiver.run())
         if self.options.expect_members:
             self._tasks.start(begin_expected_set(self.options, self.node, self.ask_core, self._on_awaited_members))
         if self._role_hook is not None:
@@ -579,6 +587,16 @@ class RunningMember:
         hook_ms = Millis(int(self.options.role_hook_secs * 1000))
         names = (self.set_name, self.host)
         return RoleHook(hook, hook_ms, self.context.dbpath, self.clock, names, self._on_report)
+
+    def _make_archiver(self, archive: ArchivePort, peer: MemberClient, steps: StepSizes) -> Archiver:
+        age_ms = int(self.options.archive_secs * 1000)
+        options = ArchiveOptions(segment_bytes=steps.archive_segment_bytes, age_ms=age_ms)
+        return Archiver(self.context, self.node, archive, peer, self._writer.write, options)
+
+    def _oldest_needed(self) -> OpTime | None:
+        """What the oplog keeps up to its larger limit: for members that lag behind, and until it is archived."""
+        floors = [self.node.oldest_needed(), None if self.archiver is None else self.archiver.needed()]
+        return min((floor for floor in floors if floor is not None), key=lambda floor: floor.ts, default=None)
 
     def _on_topology_changed(self) -> None:
         if self._role_hook is not None and self._is_started:

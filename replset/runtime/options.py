@@ -40,6 +40,8 @@ class MemberOptions:
     its own. expect_members: the hosts of the set that the members make by themselves when all answer.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
+    archive: a folder or an address, the same on all members, to which the oplog is archived before it is trimmed.
+    archive_secs: how old an entry becomes before it is there, where few are written.
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
     scrub_mb_per_sec: how fast a secondary compares its documents with the primary's in the background; 0: not at all.
@@ -69,6 +71,8 @@ class MemberOptions:
     oplog_size_mb: float = 990.0
     oplog_min_retention_hours: float = 0.0
     oplog_lagging_mb: float | None = None
+    archive: str | None = None
+    archive_secs: float = 300.0
     snapshot_history_secs: int = 300
     min_free_mb: int = 500
     scrub_mb_per_sec: float = 1.0
@@ -268,7 +272,11 @@ def _check(options: MemberOptions) -> None:
             raise BadOptionError(f"--allowed-hosts: {host!r} is not a host name (without port)")
     if not re.fullmatch(r"[^\s/,\x00]{1,128}", options.repl_set):
         raise BadOptionError(f"--replSet: {options.repl_set!r} is not a set name")
-    for flag, size in (("oplog-size-mb", options.oplog_size_mb), ("max-connections", options.max_connections)):
+    for flag, size in (
+        ("oplog-size-mb", options.oplog_size_mb),
+        ("archive-secs", options.archive_secs),
+        ("max-connections", options.max_connections),
+    ):
         if size <= 0:
             raise BadOptionError(f"--{flag}: {size:g} is not above 0")
     for flag, value in (
@@ -280,6 +288,8 @@ def _check(options: MemberOptions) -> None:
     ):
         if value < 0:
             raise BadOptionError(f"--{flag}: {value:g} is below 0")
+    if options.archive is not None and not options.archive.strip():
+        raise BadOptionError("--archive: '' is neither a folder nor an address")
     _check_role_hook(options)
     if options.rollback_layout not in {PLAIN_LAYOUT, MONGODB_LAYOUT}:
         raise BadOptionError(

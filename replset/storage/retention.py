@@ -19,7 +19,8 @@ _RESERVE = 2
 def remove_old_data(store: Store, now_wall_ms: int, needed: OpTime | None = None) -> bool:
     """Do one slice of the first of these that has something to do; True when one had.
 
-    needed: the newest entry of the member that is farthest behind; None: there is no other member.
+    needed: the newest entry of the member that is farthest behind, or the newest that is archived, if that is older;
+    None: neither is there.
     """
     if (
         _prune(store)

@@ -1,0 +1,182 @@
+"""One archive: finds, reads and adds segments. Everything here blocks, and needs pyarrow where rows are concerned.
+
+Segments may overlap: a member that lost the lease may end a segment that the next one writes too. Both hold the same
+committed entries, so a reader takes whichever leads on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from replset.archive.files import ArchiveError, Files, open_files
+from replset.archive.parquet import decode_rows, encode_rows
+from replset.archive.segments import ARCHIVE_FILE, FOLDER, ArchiveInfo, Position, Segment, SegmentName
+from replset.errors import BadValueError, CappedPositionLostError, CorruptDataError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_row import OplogRow, next_chain
+
+PAGE_ROWS, PAGE_BYTES = 5_000, 8 << 20
+
+
+class Archive:
+    """Keeps the list of segments and the rows of the one that was read last."""
+
+    def __init__(self, files: Files, info: ArchiveInfo) -> None:
+        """Use `open`."""
+        self.files = files
+        self.info = info
+        self._names: list[SegmentName] = []
+        self._segments: dict[SegmentName, Segment] = {}
+        self._read: tuple[SegmentName, list[OplogRow]] | None = None
+
+    @classmethod
+    def open(cls, address: str, files: Files | None = None) -> Self:
+        """Open the archive at an address. BadValueError: there is none."""
+        files = files or open_files(address)
+        data = files.read(ARCHIVE_FILE)
+        if data is None:
+            raise BadValueError(f"{address} is no archive: it has no {ARCHIVE_FILE}")
+        return cls(files, ArchiveInfo.parse(data, f"{files.address}/{ARCHIVE_FILE}"))
+
+    @classmethod
+    def of_set(cls, files: Files, wanted: ArchiveInfo, known_id: str) -> Self:
+        """Open it to add to it; make it when it is missing. wanted: of the set, with an id for a new archive.
+
+        known_id: of the archive that the set writes to; empty: of none yet. ArchiveError: what is there is another's.
+        """
+        data = files.read(ARCHIVE_FILE)
+        if data is None:
+            if known_id:
+                raise ArchiveError(f"{files.address} is empty, and the set's archive {known_id} is not")
+            if files.names(FOLDER):
+                raise ArchiveError(f"{files.address} has segments and no {ARCHIVE_FILE}: it is damaged")
+            files.write(ARCHIVE_FILE, wanted.encode())
+            return cls(files, wanted)
+        info = ArchiveInfo.parse(data, f"{files.address}/{ARCHIVE_FILE}")
+        if info.set_id != wanted.set_id:
+            raise ArchiveError(f"{files.address} is the archive of set {info.set_name} with id {info.set_id}")
+        if known_id not in ("", info.archive_id):
+            raise ArchiveError(f"{files.address} is archive {info.archive_id}, and the set writes to {known_id}")
+        return cls(files, info)
+
+    def names(self, *, refresh: bool = True) -> list[SegmentName]:
+        """All segments by their first entry. refresh: look for new ones."""
+        if refresh or not self._names:
+            found = (SegmentName.parse(file) for file in self.files.names(FOLDER))
+            self._names = sorted(name for name in found if name is not None)
+        return self._names
+
+    def segment(self, name: SegmentName) -> Segment:
+        """Read a manifest. CorruptDataError."""
+        if name not in self._segments:
+            where = f"{self.files.address}/{name.manifest}"
+            data = self.files.read(name.manifest)
+            if data is None:
+                raise ArchiveError(f"{where} was removed meanwhile")
+            segment = Segment.parse(data, where)
+            if segment.name != name or segment.set_id != self.info.set_id:
+                raise CorruptDataError(f"{where} describes another segment: {segment.first} of set {segment.set_id}")
+            self._segments[name] = segment
+        return self._segments[name]
+
+    def rows(self, segment: Segment) -> list[OplogRow]:
+        """Read a whole segment, and check its bytes and every entry. CorruptDataError."""
+        if self._read is not None and self._read[0] == segment.name:
+            return self._read[1]
+        where = f"{self.files.address}/{segment.file}"
+        data = self.files.read(segment.file)
+        if data is None:
+            raise CorruptDataError(f"{where} is missing")
+        if len(data) != segment.size or hashlib.sha256(data).hexdigest() != segment.sha256:
+            raise CorruptDataError(f"{where} is damaged: its hash differs from the manifest's")
+        rows = decode_rows(data, where, segment.previous_chain)
+        ends = [(str(row.optime), row.chain) for row in (rows[0], rows[-1])] if rows else []
+        if len(rows) != segment.rows or ends[0][0] != segment.first or ends[1] != (segment.last, segment.chain):
+            raise CorruptDataError(f"{where} does not hold the entries that its manifest names")
+        self._read = segment.name, rows
+        return rows
+
+    def after(self, optime: OpTime) -> Segment | None:
+        """The segment with the entry behind this one; None: nothing newer is archived.
+
+        OPTIME_NULL: the oldest segment. CappedPositionLostError: the entries behind it are in no segment.
+        """
+        names = self.names(refresh=False)
+        if not names or names[-1].last_ts <= optime.ts:
+            names = self.names()
+        newer = [name for name in names if name.last_ts > optime.ts]
+        if not newer:
+            return None
+        holding = [name for name in newer if name.first_ts <= optime.ts]
+        name = max(holding, key=lambda one: one.last_ts) if holding else newer[0]
+        segment = self.segment(name)
+        before = segment.before
+        if not holding and optime != OPTIME_NULL and (before is None or before.optime.ts > optime.ts):
+            raise CappedPositionLostError(f"the archive has no entries between {optime} and {segment.first}")
+        return segment
+
+    def rows_after(self, optime: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
+        """Rows behind this entry in order, of one segment: up to `limit`, or `max_bytes` of entries; the first always.
+
+        Empty: nothing newer is archived. CappedPositionLostError as in `after`, or the archive has another entry there.
+        """
+        segment = self.after(optime)
+        if segment is None:
+            return []
+        found: list[OplogRow] = []
+        size = 0
+        for row in self.rows(segment):
+            if row.ts == optime.ts and row.term != optime.term:
+                raise CappedPositionLostError(f"the archive has {row.optime} where {optime} is asked for")
+            if row.ts <= optime.ts:
+                continue
+            size += len(row.entry)
+            if found and (len(found) == limit or size > max_bytes):
+                break
+            found.append(row)
+        return found
+
+    def pages(self, after: Position) -> Iterator[list[OplogRow]]:
+        """All rows behind a position, each page continuing the chain of the one before.
+
+        CorruptDataError: they are of another history.
+        """
+        position = after
+        while rows := self.rows_after(position.optime, PAGE_ROWS, PAGE_BYTES):
+            check_continues(rows, position, self.files.address)
+            yield rows
+            position = Position(rows[-1].optime, rows[-1].chain)
+
+    def add(self, rows: Sequence[OplogRow], before: Position | None, *, member: str, written: str) -> Segment:
+        """Write a segment: the rows first, the manifest last. before: the entry that the first row follows."""
+        data = encode_rows(rows)
+        segment = Segment(
+            set_id=self.info.set_id,
+            previous=None if before is None else str(before.optime),
+            previous_chain=None if before is None else before.chain,
+            first=str(rows[0].optime),
+            last=str(rows[-1].optime),
+            chain=rows[-1].chain,
+            rows=len(rows),
+            entry_bytes=sum(len(row.entry) for row in rows),
+            size=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            member=member,
+            written=written,
+        )
+        self.files.write(segment.file, data)
+        self.files.write(segment.name.manifest, segment.encode())
+        return segment
+
+    def remove(self, segment: Segment) -> None:
+        """Remove a segment, its manifest first."""
+        self.files.remove(segment.name.manifest)
+        self.files.remove(segment.file)
+
+
+def check_continues(rows: Sequence[OplogRow], position: Position, where: str) -> None:
+    """Raise CorruptDataError if these rows do not follow this position by the hash chain."""
+    if position.optime != OPTIME_NULL and next_chain(position.chain, rows[0].hash) != rows[0].chain:
+        raise CorruptDataError(f"{where}: {rows[0].optime} does not follow {position.optime}: it is of another history")

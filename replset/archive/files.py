@@ -1,0 +1,199 @@
+"""The files of an archive: in a local folder, or at an address that fsspec knows (s3://, gs://, abfs://, sftp://...)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any, Protocol
+
+from replset.errors import BadValueError, ErrorCode, ReplError
+
+
+class ArchiveError(ReplError):
+    """The archive cannot be read or written now; what is archived already is unchanged."""
+
+    code = ErrorCode.OPERATION_FAILED
+
+
+class Files(Protocol):
+    """Names are relative, with `/` between their parts. Every method raises ArchiveError."""
+
+    @property
+    def address(self) -> str: ...
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None: there is none."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Create or replace a file, whole or not at all; on return it is durable."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the files in this folder, sorted; none where it is missing."""
+
+    def size(self, name: str) -> int | None:
+        """The bytes of a file; None: there is none."""
+
+    def remove(self, name: str) -> None:
+        """Nothing happens when there is no such file."""
+
+
+def open_files(address: str) -> Files:
+    """Return the files at a folder's path, or at an address. BadValueError: fsspec is missing or knows no such kind."""
+    kind, separator, path = address.partition("://")
+    if not separator or kind == "file":
+        return FolderFiles(path if separator else address)
+    try:
+        import fsspec
+    except ImportError as error:
+        raise BadValueError(f"{kind}:// needs the package fsspec (pip install 'replset[archive]')") from error
+    try:
+        system, root = fsspec.core.url_to_fs(address)
+    except (ImportError, ValueError, OSError) as error:
+        raise BadValueError(f"{address}: {_text(error)}") from error
+    return RemoteFiles(address, system, root)
+
+
+class FolderFiles:
+    """A folder of this machine, or of one that is mounted."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.abspath(os.path.expanduser(folder))
+
+    @property
+    def address(self) -> str:
+        return self._folder
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with open(self._path(name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failure(self._path(name), error) from error
+
+    def write(self, name: str, data: bytes) -> None:
+        """Written beside its place, synced, renamed: a crash leaves the file as it was, and perhaps a `.part`."""
+        path = self._path(name)
+        part = f"{path}.{os.getpid()}.part"
+        folder = os.path.dirname(path)
+        try:
+            try:
+                self._make_folder(folder)
+                with open(part, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(part, path)
+                _sync_folder(folder)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(part)
+                raise
+        except OSError as error:
+            raise _failure(path, error) from error
+
+    def _make_folder(self, folder: str) -> None:
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+            while len(folder) >= len(self._folder):
+                folder = os.path.dirname(folder)
+                _sync_folder(folder)
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._path(folder)))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _failure(self._path(folder), error) from error
+
+    def size(self, name: str) -> int | None:
+        try:
+            return os.stat(self._path(name)).st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failure(self._path(name), error) from error
+
+    def remove(self, name: str) -> None:
+        try:
+            os.unlink(self._path(name))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _failure(self._path(name), error) from error
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, *name.split("/"))
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class RemoteFiles:
+    """What fsspec reaches. Its errors are of any kind. An object store shows a file only when all of it is there."""
+
+    def __init__(self, address: str, system: Any, root: str) -> None:
+        self.address = address
+        self._system, self._root = system, root.rstrip("/")
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return bytes(self._system.cat_file(self._path(name)))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise _failure(self._path(name), error) from error
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        try:
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._system.pipe_file(path, data)
+        except Exception as error:
+            raise _failure(path, error) from error
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            self._system.invalidate_cache()
+            return sorted(path.rpartition("/")[2] for path in self._system.ls(self._path(folder), detail=False))
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise _failure(self._path(folder), error) from error
+
+    def size(self, name: str) -> int | None:
+        try:
+            self._system.invalidate_cache()
+            return int(self._system.size(self._path(name)))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise _failure(self._path(name), error) from error
+
+    def remove(self, name: str) -> None:
+        try:
+            self._system.rm_file(self._path(name))
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise _failure(self._path(name), error) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def _failure(path: str, error: Exception) -> ArchiveError:
+    return ArchiveError(f"archive: {path}: {_text(error)}")
+
+
+def _text(error: Exception) -> str:
+    """The first line of what the system or a library says."""
+    text = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    return (text.splitlines() or [type(error).__name__])[0][:300]

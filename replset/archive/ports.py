@@ -1,0 +1,59 @@
+"""What a member needs of its archive. The runtime has it in a process of its own, the simulator in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from replset.archive.segments import Position, Segment
+from replset.ids import OpTime
+from replset.oplog_row import OplogRow
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """Asks for the next segment: the entries behind `after` up to `through`, which are committed, some `max_bytes`.
+
+    after: None where nothing is archived yet. archive_id: of the archive that the set writes to, empty for a new one.
+    member, written: for the manifest.
+    """
+
+    dbpath: str
+    set_name: str
+    set_id: str
+    archive_id: str
+    after: Position | None
+    through: OpTime
+    max_bytes: int
+    member: str
+    written: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Answers a WriteJob. segment: None where nothing is to be archived. It may be another member's, found there.
+
+    is_gap: this segment does not continue the one before it, since no entry of this member does.
+    """
+
+    archive_id: str
+    segment: Segment | None
+    is_gap: bool
+
+
+class ArchivePort(Protocol):
+    """Raises ArchiveError, CorruptDataError and BadValueError of the archive."""
+
+    async def write(self, job: WriteJob) -> Written: ...
+
+    async def read(self, after: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
+        """Rows of committed entries right behind `after` (OPTIME_NULL: from the oldest) in order, checked; empty where
+        nothing newer is archived. CappedPositionLostError: those behind `after` are not in the archive.
+        """
+        ...
+
+    async def oldest(self) -> OpTime:
+        """The oldest entry there is; OPTIME_NULL: none."""
+        ...
+
+    async def close(self) -> None: ...

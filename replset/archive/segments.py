@@ -1,0 +1,153 @@
+"""What an archive consists of: `archive.json`, which names its set, and segments of the oplog.
+
+A segment is a Parquet file with the rows of a range, and a manifest that is written after it. Without a manifest there
+is no segment. Its name is its range, so the same segment written twice is one segment. This file is pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
+from replset.errors import CorruptDataError
+from replset.ids import OpTime, pack_ts
+
+ARCHIVE_FILE = "archive.json"
+FOLDER = "segments"
+FORMAT = 1
+LONGEST_MANIFEST = 1 << 16
+_NAME = re.compile(r"(\d{10})\.(\d{10})-(\d{10})\.(\d{10})\.json")
+
+
+class Position(NamedTuple):
+    """An entry, and the hash chain at it, which tells two histories apart."""
+
+    optime: OpTime
+    chain: int
+
+
+class SegmentName(NamedTuple):
+    """The range of a segment: the ts of its first and of its last entry."""
+
+    first_ts: int
+    last_ts: int
+
+    @property
+    def stem(self) -> str:
+        return f"{_shown(self.first_ts)}-{_shown(self.last_ts)}"
+
+    @property
+    def manifest(self) -> str:
+        return f"{FOLDER}/{self.stem}.json"
+
+    @classmethod
+    def parse(cls, file: str) -> Self | None:
+        """Read the name of a manifest within its folder; None: it is another file."""
+        found = _NAME.fullmatch(file)
+        if found is None:
+            return None
+        seconds, increment, last_seconds, last_increment = map(int, found.groups())
+        return cls(pack_ts(seconds, increment), pack_ts(last_seconds, last_increment))
+
+
+def _shown(ts: int) -> str:
+    optime = OpTime(0, ts)
+    return f"{optime.seconds:010}.{optime.increment:010}"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Describes a segment. first, last, previous: TERM:SECONDS:INC of its ends and of the entry before it.
+
+    previous, previous_chain: None where no member had that entry any more. chain: at the last entry. size, sha256: of
+    the Parquet file. entry_bytes: of all entries. member, written: who wrote it and when (UTC), for people.
+    """
+
+    set_id: str
+    previous: str | None
+    previous_chain: int | None
+    first: str
+    last: str
+    chain: int
+    rows: int
+    entry_bytes: int
+    size: int
+    sha256: str
+    member: str
+    written: str
+
+    @property
+    def name(self) -> SegmentName:
+        return SegmentName(OpTime.parse(self.first).ts, OpTime.parse(self.last).ts)
+
+    @property
+    def file(self) -> str:
+        """The Parquet file. Its name has a part of the hash: two members that write the same range do not mix files."""
+        return f"{FOLDER}/{self.name.stem}.{self.sha256[:16]}.parquet"
+
+    @property
+    def before(self) -> Position | None:
+        if self.previous is None or self.previous_chain is None:
+            return None
+        return Position(OpTime.parse(self.previous), self.previous_chain)
+
+    @property
+    def end(self) -> Position:
+        return Position(OpTime.parse(self.last), self.chain)
+
+    def encode(self) -> bytes:
+        """Return the bytes of the manifest, with a checksum of their own."""
+        return _with_checksum({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Self:
+        """Read a manifest; where: for the message of a CorruptDataError."""
+        try:
+            segment = cls(**_checked(data, where))
+            if not 0 < segment.name.first_ts <= segment.name.last_ts or segment.rows < 1:
+                raise ValueError("its range is empty")
+            return segment
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptDataError(f"{where} describes no segment: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveInfo:
+    """Names the set whose oplog an archive holds. set_id: settings.replicaSetId, in hex. archive_id: drawn when it was
+    made, so that a set notices when its members were given different addresses.
+    """
+
+    set_name: str
+    set_id: str
+    archive_id: str
+
+    def encode(self) -> bytes:
+        return _with_checksum({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Self:
+        try:
+            return cls(**_checked(data, where))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptDataError(f"{where} describes no archive: {error}") from error
+
+
+def _with_checksum(fields: dict[str, Any]) -> bytes:
+    return (json.dumps({**fields, "checksum": _checksum(fields)}, indent=2) + "\n").encode()
+
+
+def _checked(data: bytes, where: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(data)
+    checksum, number = fields.pop("checksum"), fields["format"]
+    if checksum != _checksum(fields):
+        raise CorruptDataError(f"{where} is damaged: its checksum differs")
+    if fields.pop("format") != FORMAT:
+        raise CorruptDataError(f"{where} is of a newer version: format {number}, known {FORMAT}")
+    return fields
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

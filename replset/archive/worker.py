@@ -1,0 +1,119 @@
+"""The process that reads and writes a member's archive, `python -m replset.archive.worker ADDRESS`.
+
+So a member keeps its memory small, and neither a slow network nor a library for it can hold the event loop. Requests
+and answers are pickled: both ends of the two pipes are this program. It ends with the member, at once: what it was
+writing is then no segment yet.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import sys
+import threading
+from dataclasses import dataclass
+from struct import Struct
+from typing import BinaryIO
+
+import apsw
+
+from replset.archive.archive import Archive
+from replset.archive.files import open_files
+from replset.archive.ports import WriteJob
+from replset.archive.write_segment import write_segment
+from replset.errors import ErrorCode, ReplError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.storage.disk import RealDisk
+from replset.storage.file_names import DATABASE_FILE
+from replset.storage.sqlite import BUSY_MS
+
+MODULE = "replset.archive.worker"
+HEADER = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """Asks for rows, as ArchivePort.read."""
+
+    after: OpTime
+    limit: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OldestJob:
+    """Asks for the oldest entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Answers a request that failed."""
+
+    code: int
+    message: str
+
+
+def frame(value: object) -> bytes:
+    data = pickle.dumps(value)
+    return HEADER.pack(len(data)) + data
+
+
+def unframe(data: bytes) -> object:
+    """Read what follows the header."""
+    value: object = pickle.loads(data)
+    return value
+
+
+class Worker:
+    """Carries out one request after the other."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._files = open_files(address)
+        self._archive: Archive | None = None
+
+    def answer(self, job: object) -> object:
+        """Return the result, or a Failure."""
+        try:
+            return self._run(job)
+        except ReplError as error:
+            return Failure(error.code, error.message)
+        except (apsw.Error, OSError) as error:
+            return Failure(ErrorCode.OPERATION_FAILED, f"archive: {type(error).__name__}: {error}")
+
+    def _run(self, job: object) -> object:
+        if isinstance(job, WriteJob):
+            connection = RealDisk().connect(os.path.join(job.dbpath, DATABASE_FILE), read_only=True)
+            try:
+                connection.set_busy_timeout(BUSY_MS)
+                return write_segment(self._files, connection, job)
+            finally:
+                connection.close(True)
+        if self._archive is None:
+            self._archive = Archive.open(self._address, self._files)
+        if isinstance(job, ReadJob):
+            return self._archive.rows_after(job.after, job.limit, job.max_bytes)
+        names = self._archive.names()
+        return OpTime.parse(self._archive.segment(names[0]).first) if names else OPTIME_NULL
+
+
+def _read_jobs(source: BinaryIO, jobs: queue.Queue[object]) -> None:
+    while header := source.read(HEADER.size):
+        jobs.put(unframe(source.read(HEADER.unpack(header)[0])))
+    os._exit(0)
+
+
+def main(address: str) -> None:
+    worker = Worker(address)
+    jobs: queue.Queue[object] = queue.Queue()
+    threading.Thread(target=_read_jobs, args=(sys.stdin.buffer, jobs), daemon=True).start()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not come between
+    while True:
+        answers.write(frame(worker.answer(jobs.get())))
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,171 @@
+"""The set's record of its archive, a document of config.archive: who writes it, until when, and what is in it.
+
+Only the primary writes the record. The lease saves work and nothing else: two members that write at once write the
+same entries. What the record calls archived has a manifest, so it is true even if the record is rolled back later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+from replset.archive.segments import Position
+from replset.auth.roles import Action
+from replset.bson import DateTime, Int64, RawDocument, encode, encode_key
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.member_commands import refuse_other_set
+from replset.commands.ports import Reply
+from replset.commands.write_concern import write_and_wait
+from replset.errors import FailedToParseError
+from replset.ids import HostPort, Millis, OpTime
+from replset.optime import optime_document, parse_optime
+from replset.replication.protocol import parse_chain
+from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update, update_object
+from replset.storage.store import Store
+
+NAMESPACE: Final = "config.archive"
+NAME: Final = "replSetArchiveLease"
+LEASE_MS: Final = Millis(60_000)
+GAPS_MAX: Final = 100
+_ID: Final = "archive"
+_KEY: Final = encode_key(_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRecord:
+    """holder: may write until the primary's clock shows `until_ms`. through: the newest entry that is archived.
+
+    gaps: of entries that no member had any more when they were to be archived, as documents {after, before}.
+    """
+
+    holder: str = ""
+    until_ms: int = 0
+    archive_id: str = ""
+    through: Position | None = None
+    gaps: tuple[Mapping[str, object], ...] = field(default=())
+
+    def document(self) -> dict[str, object]:
+        document: dict[str, object] = {"_id": _ID, "holder": self.holder, "until": DateTime(self.until_ms)}
+        if self.through is not None:
+            document |= {"archiveId": self.archive_id, "through": position_document(self.through)}
+        return document | ({"gaps": list(self.gaps)} if self.gaps else {})
+
+    @classmethod
+    def parse(cls, document: Mapping[str, object]) -> Self:
+        until, through, gaps = (document.get(name) for name in ("until", "through", "gaps"))
+        return cls(
+            str(document.get("holder", "")),
+            until.ms if isinstance(until, DateTime) else 0,
+            str(document.get("archiveId", "")),
+            None if through is None else _position(through),
+            tuple(gap for gap in gaps if isinstance(gap, dict)) if isinstance(gaps, list) else (),
+        )
+
+
+def position_document(position: Position) -> dict[str, object]:
+    return {**optime_document(position.optime), "chain": Int64(position.chain)}
+
+
+def _position(value: object) -> Position:
+    chain = value.get("chain") if isinstance(value, dict) else None
+    return Position(parse_optime(value), parse_chain(chain))
+
+
+def read_record(store: Store) -> ArchiveRecord:
+    """Return the record as this member has it."""
+    coll = store.collection(NAMESPACE)
+    found = None if coll is None else store.get(coll, _KEY)
+    return ArchiveRecord() if found is None else ArchiveRecord.parse(RawDocument(found).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the member `holder` asks for: the lease; and with `through` to note what it has archived.
+
+    gap_before: the first entry that it could archive behind a gap.
+    """
+
+    holder: HostPort
+    archive_id: str = ""
+    through: Position | None = None
+    gap_before: OpTime | None = None
+
+    def document(self) -> dict[str, object]:
+        document: dict[str, object] = {NAME: 1, "holder": self.holder}
+        if self.through is not None:
+            document |= {"archiveId": self.archive_id, "through": position_document(self.through)}
+        return document | ({"gapBefore": optime_document(self.gap_before)} if self.gap_before else {})
+
+
+def grant(group: WriteGroup, claim: Claim) -> ArchiveRecord:
+    """Give or renew the lease in this group, unless another member has it; return the record as it is then."""
+    coll = group.txn.catalog.by_ns.get(NAMESPACE) or do_create(group, NAMESPACE)
+    before = group.txn.get(coll, _KEY)
+    record = ArchiveRecord() if before is None else ArchiveRecord.parse(RawDocument(before).decode())
+    if record.holder != claim.holder and record.until_ms > group.wall_ms:
+        return record
+    granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
+    after = granted.document()
+    if before is None:
+        do_insert(group, coll, _KEY, encode(after))
+        return granted
+    o = update_object(RawDocument(before).decode(), after, encode(after))
+    if o is not None:
+        do_update(group, coll, _KEY, before, encode(after), o)
+    return granted
+
+
+def _with_progress(record: ArchiveRecord, claim: Claim) -> ArchiveRecord:
+    """Note what the claim says is archived; what is archived never becomes less."""
+    known, through = record.through, claim.through
+    if through is None or (known is not None and through.optime.ts <= known.optime.ts):
+        return record
+    gaps = record.gaps
+    if claim.gap_before is not None and known is not None:
+        gaps = (*gaps, {"after": optime_document(known.optime), "before": optime_document(claim.gap_before)})
+    return replace(record, archive_id=claim.archive_id, through=through, gaps=gaps[-GAPS_MAX:])
+
+
+async def archive_lease(ctx: CommandContext) -> Reply:
+    """Let a member write to the set's archive, and note what it has archived."""
+    refuse_other_set(ctx)
+    holder = HostPort(fields.text(ctx.body, "holder", ctx.name))
+    if ctx.member.node.config is None or holder not in {one.host for one in ctx.member.node.config.members}:
+        raise FailedToParseError(f"{ctx.name}.holder is no member of the set: {holder:.200}")
+    through, gap_before = (fields.document(ctx.body, name, ctx.name) for name in ("through", "gapBefore"))
+    claim = Claim(
+        holder,
+        fields.text(ctx.body, "archiveId", ctx.name, ""),
+        None if through is None else _position(through.decode()),
+        None if gap_before is None else parse_optime(gap_before.decode()),
+    )
+    record = await ctx.member.write(lambda group: grant(group, claim))
+    return {"record": record.document()}
+
+
+async def forget_archive(ctx: CommandContext) -> Reply:
+    """Forget the set's archive, so that the next segment begins a new one at the members' address."""
+
+    def operation(group: WriteGroup) -> None:
+        coll = group.txn.catalog.by_ns.get(NAMESPACE)
+        before = None if coll is None else group.txn.get(coll, _KEY)
+        if coll is not None and before is not None:
+            do_delete(group, coll, _KEY, before)
+
+    _, reply = await write_and_wait(ctx, operation)
+    return reply
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(NAME, archive_lease, None, where=Where.PRIMARY, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command(
+        "replSetForgetArchive",
+        forget_archive,
+        where=Where.PRIMARY,
+        admin_only=True,
+        write_concern=True,
+        needs=Action.CONFIGURE_SET,
+    ),
+)

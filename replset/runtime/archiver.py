@@ -1,0 +1,238 @@
+"""Sees to it that committed entries are archived before the oplog gives them up: on every member with an archive.
+
+One member at a time writes, the one with the lease (commands/archive_lease.py). Each reads the set's record to know
+what must stay in its own oplog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from replset.archive.files import ArchiveError
+from replset.archive.ports import ArchivePort, WriteJob
+from replset.commands.archive_lease import LEASE_MS, NAMESPACE, ArchiveRecord, Claim, grant, read_record
+from replset.core.member_state import MemberState
+from replset.core.node import Node
+from replset.errors import ReplError
+from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.replication.context import MemberContext
+from replset.replication.ports import MemberClient
+from replset.replication.protocol import check_ok
+from replset.replication.write_ops import WriteGroup
+from replset.storage.sqlite import rows_of
+from replset.storage.store import Store
+
+log = logging.getLogger("replset.archive")
+
+SEGMENT_BYTES: Final = 16 << 20
+CLAIM_WITHIN_MS: Final = Millis(5_000)
+NOOPS_WAIT: Final = 12
+"""How many times as long a stretch waits that holds nothing but no-ops."""
+PRIMARY_WAITS: Final = 2
+"""How many times as long the primary waits, so that a secondary does the work if there is one with the option."""
+GAP_WAITS_MS: Final = 120_000
+"""How long a member waits that cannot continue the archive, for one that can."""
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """interval_s: between two looks. segment_bytes: of entries that make a segment. age_ms: how old an entry becomes
+    before it is archived, where fewer come.
+    """
+
+    interval_s: float = 1.0
+    segment_bytes: int = SEGMENT_BYTES
+    age_ms: int = 300_000
+
+
+@dataclass(slots=True)
+class ArchiveStatus:
+    """What this member knows of the set's archive. error: why the last attempt failed, empty when it did not."""
+
+    record: ArchiveRecord = field(default_factory=ArchiveRecord)
+    segments_written: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """What is to be archived behind after_ts, counted up to counted_ts. has_content: not only no-ops and the record's
+    own entries. first_wall_ms: when the first entry was written.
+    """
+
+    after_ts: int = 0
+    counted_ts: int = 0
+    size: int = 0
+    first_wall_ms: int = 0
+    has_content: bool = False
+
+
+class Archiver:
+    """Runs as a task of its own on a member that has an archive."""
+
+    def __init__(
+        self,
+        context: MemberContext,
+        node: Node,
+        archive: ArchivePort,
+        peer: MemberClient,
+        write: Callable[[Callable[[WriteGroup], ArchiveRecord]], Awaitable[ArchiveRecord]],
+        options: ArchiveOptions,
+    ) -> None:
+        """write: see MemberPort.write."""
+        self._context = context
+        self._node = node
+        self._archive = archive
+        self._peer = peer
+        self._write = write
+        self._options = options
+        self.status = ArchiveStatus()
+        self._gap_since: Millis | None = None
+        self._known_gap = 0
+        self._waiting = _Waiting()
+
+    def needed(self) -> OpTime:
+        """The newest entry that is archived: older ones need not stay. OPTIME_NULL: nothing is archived yet."""
+        through = self.status.record.through
+        return OPTIME_NULL if through is None else through.optime
+
+    async def run(self) -> None:
+        """Work until cancelled. Whatever fails is tried again."""
+        try:
+            while True:
+                await asyncio.sleep(self._options.interval_s)
+                try:
+                    await self._round()
+                    self.status.error = ""
+                except ArchiveError as error:
+                    if error.message != self.status.error:
+                        log.error("the oplog cannot be archived now: %s", error.message)
+                    self.status.error = error.message
+                except ReplError as error:  # no primary now, or the read was cut off
+                    log.debug("nothing is archived now: %s", error.message)
+        finally:
+            await self._archive.close()
+
+    async def _round(self) -> None:
+        """Take the lease when something is to be archived, and write segments until nothing is."""
+        store = self._context.store
+        if store.oplog_only or self._node.state not in (MemberState.PRIMARY, MemberState.SECONDARY):
+            return
+        self.status.record = read_record(store)
+        self._look_for_gap(store)
+        if self._node.secondary_delay_ms() or not await self._is_due(store):
+            return
+        record: ArchiveRecord | None = self.status.record
+        if not self._has_lease:
+            record = await self._claim(Claim(self._context.identity.member))
+        while record is not None and await self._is_due(store):
+            record = await self._write_segment(record)
+
+    def _look_for_gap(self, store: Store) -> None:
+        """Say loudly that this member gave up what is not archived. Another one may still have it."""
+        through = self.needed()
+        if not through.ts or store.trimmed_through <= through.ts or store.oplog_row_at(through) is not None:
+            self._gap_since = None
+            return
+        if self._gap_since is None:
+            self._gap_since = self._context.clock.now()
+        if through.ts != self._known_gap:
+            self._known_gap = through.ts
+            log.error(
+                "the archive ends at %s, and this member's oplog begins at %s: it had to be trimmed. If no other member"
+                " has the entries between them, the archive will have a gap",
+                *(through, store.oldest),
+            )
+
+    async def _is_due(self, store: Store) -> bool:
+        """Whether so much waits, or has waited so long, that this member should write a segment."""
+        now = self._context.clock.now()
+        if self._gap_since is not None and now - self._gap_since < GAP_WAITS_MS:
+            return False
+        through = self.needed()
+        until = min(store.commit_point.ts, store.last_applied.ts)
+        if until <= through.ts:
+            return False
+        waiting = self._waiting
+        if waiting.after_ts != through.ts:
+            waiting = _Waiting(through.ts, through.ts)
+        enough = PRIMARY_WAITS * self._options.segment_bytes
+        self._waiting = waiting = await self._context.workers.run(lambda: _measure(store, waiting, until, enough))
+        waits = PRIMARY_WAITS if self._node.writable and not self._has_lease else 1
+        if waiting.size >= waits * self._options.segment_bytes:
+            return True
+        age_ms = self._context.clock.wall_ms() - waiting.first_wall_ms
+        return waiting.size > 0 and age_ms >= waits * self._options.age_ms * (1 if waiting.has_content else NOOPS_WAIT)
+
+    @property
+    def _has_lease(self) -> bool:
+        record = self.status.record
+        is_holder = record.holder == self._context.identity.member
+        return is_holder and record.until_ms > self._context.clock.wall_ms() + LEASE_MS // 2
+
+    async def _claim(self, claim: Claim) -> ArchiveRecord | None:
+        """Ask the primary for the lease, and note progress; None: another member has it. ReplError: no answer."""
+        host = self._node.primary_host
+        if self._node.writable:
+            record = await self._write(lambda group: grant(group, claim))
+        elif host is None:
+            return None
+        else:
+            reply = await self._peer.call(host, claim.document(), timeout_ms=CLAIM_WITHIN_MS)
+            check_ok(reply)
+            found = reply.get("record")
+            record = ArchiveRecord.parse(found if isinstance(found, dict) else {})
+        if record.holder != claim.holder:
+            return None
+        self.status.record = record
+        return record
+
+    async def _write_segment(self, record: ArchiveRecord) -> ArchiveRecord | None:
+        """Write the next segment and note it; None: there is nothing more to do, or another member does it."""
+        store = self._context.store
+        written = await self._archive.write(self._job(store, record))
+        segment = written.segment
+        if segment is None:
+            return None
+        self.status.segments_written += 1
+        log.info("archived %d entries up to %s", segment.rows, segment.last)
+        gap_before = OpTime.parse(segment.first) if written.is_gap else None
+        if gap_before is not None:
+            log.error("the archive has a gap before %s: no member had what is missing", segment.first)
+        claim = Claim(self._context.identity.member, written.archive_id, segment.end, gap_before)
+        return await self._claim(claim)
+
+    def _job(self, store: Store, record: ArchiveRecord) -> WriteJob:
+        now = EPOCH + timedelta(milliseconds=self._context.clock.wall_ms())
+        return WriteJob(
+            dbpath=self._context.dbpath,
+            set_name=self._context.identity.set_name,
+            set_id=str(self._node.set_id),
+            archive_id=record.archive_id,
+            after=record.through,
+            through=min(store.commit_point, store.last_applied),
+            max_bytes=self._options.segment_bytes,
+            member=self._context.identity.member,
+            written=now.isoformat(timespec="seconds"),
+        )
+
+
+def _measure(store: Store, known: _Waiting, until_ts: int, enough: int) -> _Waiting:
+    """Count on from what is known, until there is enough."""
+    size, first_wall_ms, has_content, counted_ts = known.size, known.first_wall_ms, known.has_content, known.counted_ts
+    sql = "SELECT ts, length(entry), wall, op, ns FROM oplog WHERE ts > ? AND ts <= ? ORDER BY ts"
+    with store.read() as snapshot:
+        for ts, length, wall_ms, op, ns in rows_of(snapshot.connection, sql, (counted_ts, until_ts)):
+            if size >= enough:
+                break
+            first_wall_ms = first_wall_ms or wall_ms
+            has_content = has_content or (op != "n" and ns != NAMESPACE)
+            size += length
+            counted_ts = ts
+    return _Waiting(known.after_ts, counted_ts, size, first_wall_ms, has_content)
