@@ -120,7 +120,7 @@ class Archive:
     def rows_after(self, optime: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
         """Rows behind this entry in order, of one segment: up to `limit`, or `max_bytes` of entries; the first always.
 
-        Empty: nothing newer is archived. CappedPositionLostError as in `after`, or the archive has another entry there.
+        Empty: nothing newer is archived. CappedPositionLostError as in `after`.
         """
         segment = self.after(optime)
         if segment is None:
@@ -128,8 +128,6 @@ class Archive:
         found: list[OplogRow] = []
         size = 0
         for row in self.rows(segment):
-            if row.ts == optime.ts and row.term != optime.term:
-                raise CappedPositionLostError(f"the archive has {row.optime} where {optime} is asked for")
             if row.ts <= optime.ts:
                 continue
             size += len(row.entry)

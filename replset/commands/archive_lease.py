@@ -34,34 +34,73 @@ _KEY: Final = encode_key(_ID)
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveStart:
+    """oldest: the first entry behind which nothing is missing. after: everything behind this one is there."""
+
+    oldest: OpTime
+    after: OpTime
+
+    def document(self) -> dict[str, object]:
+        return {"oldest": optime_document(self.oldest), "after": optime_document(self.after)}
+
+    @classmethod
+    def parse(cls, document: Mapping[str, object]) -> Self:
+        return cls(parse_optime(document.get("oldest")), parse_optime(document.get("after")))
+
+
+@dataclass(frozen=True, slots=True)
 class ArchiveRecord:
     """holder: may write until the primary's clock shows `until_ms`. through: the newest entry that is archived.
 
-    gaps: of entries that no member had any more when they were to be archived, as documents {after, before}.
+    start: from where on the archive has everything. gaps: of entries that no member had any more when they were to be
+    archived, as documents {after, before}.
     """
 
     holder: str = ""
     until_ms: int = 0
     archive_id: str = ""
     through: Position | None = None
+    start: ArchiveStart | None = None
     gaps: tuple[Mapping[str, object], ...] = field(default=())
 
     def document(self) -> dict[str, object]:
         document: dict[str, object] = {"_id": _ID, "holder": self.holder, "until": DateTime(self.until_ms)}
         if self.through is not None:
             document |= {"archiveId": self.archive_id, "through": position_document(self.through)}
+        if self.start is not None:
+            document["start"] = self.start.document()
         return document | ({"gaps": list(self.gaps)} if self.gaps else {})
 
     @classmethod
     def parse(cls, document: Mapping[str, object]) -> Self:
-        until, through, gaps = (document.get(name) for name in ("until", "through", "gaps"))
+        until, through, start, gaps = (document.get(name) for name in ("until", "through", "start", "gaps"))
         return cls(
             str(document.get("holder", "")),
             until.ms if isinstance(until, DateTime) else 0,
             str(document.get("archiveId", "")),
             None if through is None else _position(through),
+            ArchiveStart.parse(start) if isinstance(start, dict) else None,
             tuple(gap for gap in gaps if isinstance(gap, dict)) if isinstance(gaps, list) else (),
         )
+
+
+@dataclass(slots=True)
+class ArchiveStatus:
+    """What a member knows of the set's archive. error: why its last attempt failed, empty when it did not."""
+
+    record: ArchiveRecord = field(default_factory=ArchiveRecord)
+    segments_written: int = 0
+    error: str = ""
+
+    def document(self, commit_point: OpTime) -> dict[str, object]:
+        """As replSetGetStatus shows it. lagSecs: how much of the committed oplog is not archived yet."""
+        record = self.record
+        document: dict[str, object] = {"holder": record.holder, "segmentsWritten": self.segments_written}
+        if record.through is not None:
+            through = record.through.optime
+            lag_s = max(0, commit_point.seconds - through.seconds)
+            document |= {"archivedThrough": optime_document(through), "lagSecs": lag_s, "gaps": len(record.gaps)}
+        return document | ({"error": self.error} if self.error else {})
 
 
 def position_document(position: Position) -> dict[str, object]:
@@ -84,19 +123,19 @@ def read_record(store: Store) -> ArchiveRecord:
 class Claim:
     """What the member `holder` asks for: the lease; and with `through` to note what it has archived.
 
-    gap_before: the first entry that it could archive behind a gap.
+    start: where that begins the archive, or goes on behind a gap.
     """
 
     holder: HostPort
     archive_id: str = ""
     through: Position | None = None
-    gap_before: OpTime | None = None
+    start: ArchiveStart | None = None
 
     def document(self) -> dict[str, object]:
         document: dict[str, object] = {NAME: 1, "holder": self.holder}
         if self.through is not None:
             document |= {"archiveId": self.archive_id, "through": position_document(self.through)}
-        return document | ({"gapBefore": optime_document(self.gap_before)} if self.gap_before else {})
+        return document | ({} if self.start is None else {"start": self.start.document()})
 
 
 def grant(group: WriteGroup, claim: Claim) -> ArchiveRecord:
@@ -123,9 +162,10 @@ def _with_progress(record: ArchiveRecord, claim: Claim) -> ArchiveRecord:
     if through is None or (known is not None and through.optime.ts <= known.optime.ts):
         return record
     gaps = record.gaps
-    if claim.gap_before is not None and known is not None:
-        gaps = (*gaps, {"after": optime_document(known.optime), "before": optime_document(claim.gap_before)})
-    return replace(record, archive_id=claim.archive_id, through=through, gaps=gaps[-GAPS_MAX:])
+    if claim.start is not None and known is not None:
+        gaps = (*gaps, {"after": optime_document(known.optime), "before": optime_document(claim.start.oldest)})
+    start = claim.start or record.start
+    return replace(record, archive_id=claim.archive_id, through=through, start=start, gaps=gaps[-GAPS_MAX:])
 
 
 async def archive_lease(ctx: CommandContext) -> Reply:
@@ -134,12 +174,12 @@ async def archive_lease(ctx: CommandContext) -> Reply:
     holder = HostPort(fields.text(ctx.body, "holder", ctx.name))
     if ctx.member.node.config is None or holder not in {one.host for one in ctx.member.node.config.members}:
         raise FailedToParseError(f"{ctx.name}.holder is no member of the set: {holder:.200}")
-    through, gap_before = (fields.document(ctx.body, name, ctx.name) for name in ("through", "gapBefore"))
+    through, start = (fields.document(ctx.body, name, ctx.name) for name in ("through", "start"))
     claim = Claim(
         holder,
         fields.text(ctx.body, "archiveId", ctx.name, ""),
         None if through is None else _position(through.decode()),
-        None if gap_before is None else parse_optime(gap_before.decode()),
+        None if start is None else ArchiveStart.parse(start.decode()),
     )
     record = await ctx.member.write(lambda group: grant(group, claim))
     return {"record": record.document()}

@@ -33,6 +33,7 @@ from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store
 
 if TYPE_CHECKING:
+    from replset.commands.archive_lease import ArchiveStatus
     from replset.commands.audit_trail import AuditTrail
     from replset.commands.consumer_directory import ConsumerDirectory
     from replset.commands.history import History
@@ -277,6 +278,11 @@ class MemberPort(Protocol):
     @property
     def scrub(self) -> ScrubStatus:
         """What the comparison in the background has found."""
+        ...
+
+    @property
+    def archive_status(self) -> ArchiveStatus | None:
+        """What this member knows of the set's archive; None: it was started without one."""
         ...
 
     @property

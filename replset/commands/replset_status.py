@@ -133,6 +133,8 @@ def status_document(member: MemberPort) -> dict[str, object]:
         reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
     if member.scrub.passes or member.scrub.differing:
         reply["documentCheck"] = _scrub_document(member.scrub)
+    if member.archive_status is not None:
+        reply["archive"] = member.archive_status.document(member.node.commit_point)
     reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
     if status.state is MemberState.PRIMARY:
         reply["inSync"] = [str(host) for host in member.node.in_sync_hosts]

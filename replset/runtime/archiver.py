@@ -9,17 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from replset.archive.files import ArchiveError
 from replset.archive.ports import ArchivePort, WriteJob
-from replset.commands.archive_lease import LEASE_MS, NAMESPACE, ArchiveRecord, Claim, grant, read_record
+from replset.archive.segments import Segment
+from replset.commands.archive_lease import (
+    LEASE_MS,
+    NAMESPACE,
+    ArchiveRecord,
+    ArchiveStart,
+    ArchiveStatus,
+    Claim,
+    grant,
+    read_record,
+)
 from replset.core.member_state import MemberState
 from replset.core.node import Node
-from replset.errors import ReplError
+from replset.errors import CappedPositionLostError, ReplError
 from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.oplog_row import OplogRow
 from replset.replication.context import MemberContext
 from replset.replication.ports import MemberClient
 from replset.replication.protocol import check_ok
@@ -49,15 +60,6 @@ class ArchiveOptions:
     interval_s: float = 1.0
     segment_bytes: int = SEGMENT_BYTES
     age_ms: int = 300_000
-
-
-@dataclass(slots=True)
-class ArchiveStatus:
-    """What this member knows of the set's archive. error: why the last attempt failed, empty when it did not."""
-
-    record: ArchiveRecord = field(default_factory=ArchiveRecord)
-    segments_written: int = 0
-    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +204,10 @@ class Archiver:
             return None
         self.status.segments_written += 1
         log.info("archived %d entries up to %s", segment.rows, segment.last)
-        gap_before = OpTime.parse(segment.first) if written.is_gap else None
-        if gap_before is not None:
+        if written.is_gap:
             log.error("the archive has a gap before %s: no member had what is missing", segment.first)
-        claim = Claim(self._context.identity.member, written.archive_id, segment.end, gap_before)
-        return await self._claim(claim)
+        start = _start_of(segment) if written.is_gap or record.through is None else None
+        return await self._claim(Claim(self._context.identity.member, written.archive_id, segment.end, start))
 
     def _job(self, store: Store, record: ArchiveRecord) -> WriteJob:
         now = EPOCH + timedelta(milliseconds=self._context.clock.wall_ms())
@@ -221,6 +222,44 @@ class Archiver:
             member=self._context.identity.member,
             written=now.isoformat(timespec="seconds"),
         )
+
+
+def _start_of(segment: Segment) -> ArchiveStart:
+    first = OpTime.parse(segment.first)
+    return ArchiveStart(first, OpTime(first.term, first.ts - 1) if segment.before is None else segment.before.optime)
+
+
+class ArchivedEntries:
+    """Is what History reads where the live oplog was trimmed."""
+
+    def __init__(self, archive: ArchivePort, context: MemberContext, status: ArchiveStatus) -> None:
+        self._archive = archive
+        self._context = context
+        self._status = status
+
+    @property
+    def oldest(self) -> OpTime | None:
+        """None as well while there is a gap between the archive and this member's oplog."""
+        record = self._status.record
+        if record.start is None or record.through is None:
+            return None
+        is_joined = record.through.optime.ts >= self._context.store.trimmed_through
+        return record.start.oldest if is_joined else None
+
+    @property
+    def missing_through(self) -> int:
+        start = self._status.record.start
+        return 0 if start is None else start.after.ts
+
+    async def after(self, position: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
+        start = self._status.record.start
+        if start is not None and position.ts < start.after.ts:
+            position = start.after
+        try:
+            return await self._archive.read(position, limit, max_bytes)
+        except CappedPositionLostError as error:  # it was removed, and the record does not know
+            log.info("%s", error.message)
+            return []
 
 
 def _measure(store: Store, known: _Waiting, until_ts: int, enough: int) -> _Waiting:

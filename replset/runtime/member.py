@@ -18,6 +18,7 @@ from typing import Literal, Self, TypeVar
 
 from replset.archive.ports import ArchivePort
 from replset.bson import ObjectId, RawDocument, encode
+from replset.commands.archive_lease import ArchiveStatus
 from replset.commands.audit_trail import AuditTrail
 from replset.commands.byte_rate import ByteRate
 from replset.commands.consumer_directory import ConsumerDirectory
@@ -69,7 +70,7 @@ from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
-from replset.runtime.archiver import SEGMENT_BYTES, ArchiveOptions, Archiver
+from replset.runtime.archiver import SEGMENT_BYTES, ArchivedEntries, ArchiveOptions, Archiver
 from replset.runtime.background import BackgroundTasks
 from replset.runtime.bootstrap import begin_expected_set
 from replset.runtime.connections import ConnectionSlots
@@ -562,8 +563,9 @@ class RunningMember:
             self._progress.notify_soon()
 
     def _oldest_needed(self) -> OpTime | None:
-        """The oldest entry that another member or a consumer needs."""
-        needed = (self.node.oldest_needed(), self.consumers.needed())
+        """The oldest entry that another member, a consumer or the archive needs."""
+        archived = None if self.archiver is None else self.archiver.needed()
+        needed = (self.node.oldest_needed(), self.consumers.needed(), archived)
         return min((at for at in needed if at is not None), default=None, key=lambda at: at.ts)
 
     def _on_undone(self) -> None:
@@ -591,12 +593,13 @@ class RunningMember:
     def _make_archiver(self, archive: ArchivePort, peer: MemberClient, steps: StepSizes) -> Archiver:
         age_ms = int(self.options.archive_secs * 1000)
         options = ArchiveOptions(segment_bytes=steps.archive_segment_bytes, age_ms=age_ms)
-        return Archiver(self.context, self.node, archive, peer, self._writer.write, options)
+        archiver = Archiver(self.context, self.node, archive, peer, self._writer.write, options)
+        self.history.older = ArchivedEntries(archive, self.context, archiver.status)
+        return archiver
 
-    def _oldest_needed(self) -> OpTime | None:
-        """What the oplog keeps up to its larger limit: for members that lag behind, and until it is archived."""
-        floors = [self.node.oldest_needed(), None if self.archiver is None else self.archiver.needed()]
-        return min((floor for floor in floors if floor is not None), key=lambda floor: floor.ts, default=None)
+    @property
+    def archive_status(self) -> ArchiveStatus | None:
+        return None if self.archiver is None else self.archiver.status
 
     def _on_topology_changed(self) -> None:
         if self._role_hook is not None and self._is_started:

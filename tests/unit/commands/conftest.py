@@ -15,6 +15,7 @@ import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
+from replset.commands.archive_lease import ArchiveStatus
 from replset.commands.audit_trail import AuditTrail
 from replset.commands.byte_rate import ByteRate
 from replset.commands.command import PROVE
@@ -194,6 +195,7 @@ class FakeMember:
     write_waiters: WaiterList = field(default_factory=WaiterList)
     byte_rates: dict[int, ByteRate] = field(default_factory=dict)
     oplog_limits: OplogLimits = field(default_factory=OplogLimits)
+    archive_status: ArchiveStatus | None = None
     audited: list[str] = field(default_factory=list)
     transactions: TransactionTable = field(init=False)
     users: UserDirectory = field(init=False)

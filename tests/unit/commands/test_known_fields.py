@@ -26,6 +26,7 @@ OURS = {
     "replSetCheckDocuments",
     "replSetRepairDocuments",
     "replSetBackup",
+    "replSetForgetArchive",
 }
 """Commands that MongoDB does not have."""
 OUR_FIELDS = {"replSetStepDown": {"handOverTo"}}

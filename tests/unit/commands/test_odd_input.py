@@ -93,6 +93,7 @@ NAMED = {
     "replSetOplogProbe": ("optimes",),
     "replSetSnapshot": ("step", "snapshotId", "offset", "length"),
     "replSetDocuments": ("at", "low", "high", "give"),
+    "replSetArchiveLease": ("holder", "through", "archiveId", "start"),
     "hello": ("topologyVersion", "maxAwaitTimeMS", "client", "helloOk"),
     "serverStatus": ("repl",),
     "getParameter": ("logLevel",),

@@ -1,0 +1,238 @@
+"""Segments of an archive: written once, read back as they were, never half, and never another history's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replset.archive.archive import Archive
+from replset.archive.files import ArchiveError, Files, FolderFiles, open_files
+from replset.archive.ports import WriteJob, Written
+from replset.archive.segments import ArchiveInfo, Position, Segment, SegmentName
+from replset.archive.write_segment import write_segment
+from replset.errors import BadValueError, CappedPositionLostError, CorruptDataError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_row import OplogRow
+from replset.storage import oplog
+from replset.storage.retention import remove_old_data
+from replset.storage.store import StoreOptions
+from replset.storage.undo import undo_step
+from tests.unit.storage.conftest import WALL, Driver
+
+SET = "0123456789abcdef01234567"
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    made = Driver(tmp_path / "data", StoreOptions(min_free_bytes=0, snapshot_history_s=0, oplog_max_bytes=1))
+    made.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 50) for number in range(40)))
+    made.store.set_commit_point(made.store.last_applied)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FolderFiles:
+    return FolderFiles(str(tmp_path / "archive"))
+
+
+def job(driver: Driver, after: Position | None = None, archive_id: str = "", max_bytes: int = 1_500) -> WriteJob:
+    through = driver.store.commit_point
+    return WriteJob(str(driver.folder), "rs0", SET, archive_id, after, through, max_bytes, "m:1", "2026-01-01")
+
+
+def write(driver: Driver, files: Files, asked: WriteJob) -> Written:
+    return driver.store.query(lambda connection: write_segment(files, connection, asked))
+
+
+def write_all(driver: Driver, files: Files, max_bytes: int = 1_500) -> list[Segment]:
+    """All segments of what is committed, one after the other as a member does."""
+    after, archive_id, segments = None, "", []
+    while True:
+        written = write(driver, files, job(driver, after, archive_id, max_bytes))
+        if written.segment is None:
+            return segments
+        segments.append(written.segment)
+        after, archive_id = written.segment.end, written.archive_id
+
+
+def rows_of(driver: Driver) -> list[OplogRow]:
+    return driver.store.query(lambda connection: oplog.rows_after(connection, 0, limit=10_000, max_bytes=1 << 30))
+
+
+def archived(files: Files) -> list[OplogRow]:
+    return [row for page in Archive.open("it", files).pages(Position(OPTIME_NULL, 0)) for row in page]
+
+
+def test_what_is_written_is_read_again(driver: Driver, files: FolderFiles) -> None:
+    segments = write_all(driver, files)
+    assert len(segments) > 3
+    assert archived(files) == rows_of(driver)
+    archive = Archive.open("it", files)
+    assert [archive.segment(name) for name in archive.names()] == segments
+    for after in range(0, 41, 7):
+        rows = rows_of(driver)
+        found = archive.rows_after(rows[after].optime, 3, 1 << 20)
+        assert 1 <= len(found) <= 3 or after == 40
+        assert found == rows[after + 1 : after + 1 + len(found)]
+
+
+def test_only_committed_entries_are_archived(driver: Driver, files: FolderFiles) -> None:
+    asked = replace(job(driver, max_bytes=1 << 20), through=rows_of(driver)[20].optime)
+    write(driver, files, asked)
+    assert archived(files) == rows_of(driver)[:21]
+
+
+class Crash(Exception):
+    pass
+
+
+class CrashingFiles(FolderFiles):
+    """Dies before or after the write of that number."""
+
+    def __init__(self, folder: str, at: int, *, after: bool) -> None:
+        super().__init__(folder)
+        self._at, self._after = at, after
+
+    def write(self, name: str, data: bytes) -> None:
+        self._at -= 1
+        if self._at == 0 and not self._after:
+            raise Crash
+        super().write(name, data)
+        if self._at == 0:
+            raise Crash
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_a_crash_at_each_write_leaves_an_archive_that_goes_on(
+    driver: Driver, files: FolderFiles, at: int, after: bool
+) -> None:
+    """Writes are: archive.json, then of each segment the rows and the manifest."""
+    with pytest.raises(Crash):
+        write_all(driver, CrashingFiles(files.address, at, after=after))
+    write_all(driver, files)  # another member, which knows nothing of it
+    archive = Archive.open("it", files)
+    assert archived(files) == rows_of(driver)
+    names = archive.names()
+    assert all(first.last_ts < second.first_ts for first, second in itertools.pairwise(names))
+
+
+def test_segments_of_two_writers_may_overlap(driver: Driver, files: FolderFiles) -> None:
+    first = write(driver, files, job(driver)).segment
+    assert first is not None
+    second = write(driver, files, job(driver, first.end)).segment
+    assert second is not None
+    files.remove(second.name.manifest)  # the other writer does not see it, and writes other borders
+    longer = write(driver, files, job(driver, first.end, max_bytes=2_500)).segment
+    files.write(second.name.manifest, second.encode())
+    assert longer is not None
+    assert longer.name.last_ts > second.name.last_ts
+    write(driver, files, job(driver, longer.end, max_bytes=1 << 20))
+    assert archived(files) == rows_of(driver)
+
+
+def test_a_gap_is_a_gap(driver: Driver, files: FolderFiles) -> None:
+    first = write(driver, files, job(driver)).segment
+    assert first is not None
+    while remove_old_data(driver.store, WALL):
+        pass
+    assert driver.store.oldest > first.end.optime
+    driver.apply(*(("put", "db.c", number, "y") for number in range(3)))
+    driver.store.set_commit_point(driver.store.last_applied)
+    second = write(driver, files, job(driver, first.end))
+    assert second.segment is not None
+    assert (second.is_gap, second.segment.previous) == (True, None)
+    archive = Archive.open("it", files)
+    with pytest.raises(CappedPositionLostError, match="no entries between"):
+        archive.rows_after(first.end.optime, 10, 1 << 20)
+    assert archive.rows_after(OpTime.parse(second.segment.first), 10, 1 << 20)
+
+
+def test_another_history_is_refused(driver: Driver, files: FolderFiles) -> None:
+    """A set that lost committed entries, by a forced reconfiguration say, does not continue the archive."""
+    last = write_all(driver, files)[-1]
+    driver.store.commit_point = OPTIME_NULL
+    undo_step(driver.store, rows_of(driver)[30].optime, stem="x")
+    driver.term = 2
+    driver.apply(("put", "db.c", 1, "other"))
+    driver.store.set_commit_point(driver.store.last_applied)
+    for after in (last.end, None):
+        with pytest.raises(ArchiveError, match="not in this member's"):
+            write(driver, files, job(driver, after))
+
+
+def test_another_set_or_archive_is_refused(driver: Driver, files: FolderFiles) -> None:
+    write(driver, files, job(driver))
+    with pytest.raises(ArchiveError, match="is the archive of set rs0"):
+        Archive.of_set(files, ArchiveInfo("rs0", "f" * 24, "x"), "")
+    with pytest.raises(ArchiveError, match="and the set writes to ffff"):
+        write(driver, files, job(driver, archive_id="ffff"))
+    empty = FolderFiles(files.address + "2")
+    with pytest.raises(ArchiveError, match="is empty"):
+        write(driver, empty, job(driver, archive_id="ffff"))
+    with pytest.raises(BadValueError, match="is no archive"):
+        Archive.open("there", empty)
+
+
+def cut_rows(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def change_rows(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [cut_rows, change_rows, Path.unlink])
+def test_damaged_rows_are_refused(driver: Driver, files: FolderFiles, damage: Callable[[Path], None]) -> None:
+    first = write(driver, files, job(driver)).segment
+    assert first is not None
+    damage(Path(files.address) / first.file)
+    with pytest.raises(CorruptDataError, match=first.name.stem):
+        Archive.open("it", files).rows_after(OPTIME_NULL, 10, 1 << 20)
+
+
+def test_a_damaged_manifest_is_refused(driver: Driver, files: FolderFiles) -> None:
+    first = write(driver, files, job(driver)).segment
+    assert first is not None
+    fields = json.loads(first.encode())
+    for data in (b"", b"{}", b"[]", json.dumps({**fields, "rows": 1}).encode(), json.dumps({"format": 1}).encode()):
+        files.write(first.name.manifest, data)
+        with pytest.raises(CorruptDataError, match="segments/"):
+            Archive.open("it", files).rows_after(OPTIME_NULL, 10, 1 << 20)
+
+
+def test_names_sort_by_time_and_others_are_no_segments() -> None:
+    name = SegmentName(OpTime.parse("1:5:7").ts, OpTime.parse("1:70:2").ts)
+    assert SegmentName.parse(f"{name.stem}.json") == name
+    assert SegmentName.parse(f"{name.stem}.1234.parquet") is None
+    assert SegmentName.parse(".part") is None
+
+
+def test_an_address_of_fsspec(driver: Driver) -> None:
+    pytest.importorskip("fsspec")
+    files = open_files("memory://archive-test/rs0")
+    assert files.names("segments") == []
+    write_all(driver, files)
+    assert archived(files) == rows_of(driver)
+    archive = Archive.open("memory://archive-test/rs0")
+    first = archive.segment(archive.names()[0])
+    assert files.size(first.file) == first.size
+    archive.remove(first)
+    assert archive.names()[0] > first.name
+    assert files.read(first.file) is None
+    with pytest.raises(BadValueError, match="nosuch"):
+        open_files("nosuch://x")
+
+
+def test_a_folder_that_cannot_be_written_says_so(driver: Driver, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArchiveError, match="archive: "):
+        write(driver, FolderFiles(str(tmp_path / "file")), job(driver))
