@@ -7,23 +7,22 @@ from functools import partial
 from typing import Final
 
 from replset.auth.roles import Action
-from replset.bson import DateTime, RawDocument, encode
-from replset.commands import fields
+from replset.bson import RawDocument
+from replset.commands import aggregate_sources, fields
 from replset.commands.aggregate_output import authorize_output, write_merge, write_out
+from replset.commands.aggregate_sources import NEEDS, WITHOUT_COLLECTION, check_collection
 from replset.commands.authorization import authorize
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.count_distinct import count_in_worker
-from replset.commands.cursors import FIRST_BATCH, Cursor, DocumentsCursor
-from replset.commands.evaluation import compiled, read_statement, run_in_thread, weight_of
+from replset.commands.cursors import FIRST_BATCH, DocumentsCursor
+from replset.commands.evaluation import compiled, read_statement, weight_of
 from replset.commands.find import REPLSET_CONFIG, allows_disk_use, first_batch
 from replset.commands.joins import open_facet, open_graph_lookup, open_lookup, open_union
 from replset.commands.namespaces import OPLOG, collection_field, namespace
-from replset.commands.operations import current_operations
 from replset.commands.pipelines import Opener, PipelineRun, split_pipeline
 from replset.commands.ports import Reply
 from replset.commands.read_concern import read_concern_of
 from replset.commands.scan import open_collection
-from replset.commands.statistics import collection_stats
 from replset.commands.unbuilt import unknown_command
 from replset.commands.views import collection_here
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
@@ -31,7 +30,6 @@ from replset.errors import (
     FailedToParseError,
     InvalidNamespaceError,
     InvalidOptionsError,
-    NamespaceNotFoundError,
     NotBuiltError,
 )
 from replset.query.pipeline import compile_pipeline, stage_of
@@ -39,7 +37,6 @@ from replset.query.pipeline_names import COLLECTIONLESS_STAGES
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.sources import CollStatsStage, CurrentOpStage, DocumentsStage
 from replset.query.stages.stage import Run, Stage
 from replset.query.views import collections_named
 from replset.storage.snapshot import Snapshot
@@ -110,10 +107,10 @@ def _check_options(body: RawDocument, name: str) -> int:
 
 
 def _authorize(ctx: CommandContext, pipeline: list[object]) -> None:
-    """Raise 13 if the sender may not do what the first stage does; $currentOp asks by itself."""
+    """Raise 13 if the sender may not do what the first stage does; some ask by themselves."""
     first = stage_of(pipeline[0])[0] if pipeline else ""
-    if first != "$currentOp":
-        needs = Action.COLL_STATS if first == "$collStats" else Action.FIND
+    needs = NEEDS.get(first, Action.FIND)
+    if needs is not Action.LOGIN:
         authorize(ctx.member, ctx.sender, needs, ctx.database, ctx.name)
     if any(True for _ in collections_named(pipeline)):
         authorize(ctx.member, ctx.sender, Action.FIND, ctx.database, ctx.name)
@@ -127,10 +124,7 @@ def _check_target(ctx: CommandContext, pipeline: list[object]) -> None:
         raise unknown_command("listSearchIndexes")
     first = names[0] if names else ""
     if body.type_of(name) == 2:
-        if first == "$currentOp":
-            raise InvalidNamespaceError("$currentOp must be run against the 'admin' database with {aggregate: 1}")
-        if first == "$documents":
-            raise InvalidNamespaceError("$documents must be run with {aggregate: 1}, without a collection")
+        check_collection(first, f"{ctx.database}.{body.get(name)}")
         return
     if body.type_of(name) not in (1, 16, 18, 19) or fields.as_whole(body.get(name), name, name) != 1:
         raise FailedToParseError("Invalid command format: the 'aggregate' field must specify a collection name or 1")
@@ -138,7 +132,7 @@ def _check_target(ctx: CommandContext, pipeline: list[object]) -> None:
         if ctx.database != "admin":
             raise InvalidNamespaceError("$currentOp must be run against the 'admin' database with {aggregate: 1}")
         return
-    if first == "$documents":
+    if first in WITHOUT_COLLECTION:
         return
     if first in COLLECTIONLESS_STAGES:
         raise NotBuiltError(f"the stage {first} is not built yet")
@@ -165,42 +159,8 @@ async def _count(run: PipelineRun) -> int:
     return 0 if coll is None else await count_in_worker(ctx, partial(Snapshot.count, coll=coll, at=run.at))
 
 
-async def _stats_cursor(run: PipelineRun, stage: CollStatsStage, _source: Cursor | None) -> Cursor:
-    ctx = run.ctx
-    ns = _namespace(ctx)
-    document: dict[str, object] = {
-        "ns": ns,
-        "host": ctx.member.host,
-        "localTime": DateTime(ctx.member.clock.wall_ms()),
-    }
-    if stage.has_count and ns != OPLOG and ctx.member.store.collection(ns) is None:
-        raise NamespaceNotFoundError(
-            f"Unable to retrieve count in $collStats stage :: caused by :: Collection [{ns}] not found."
-        )
-    if stage.scale or stage.has_count:
-        stats = await collection_stats(ctx, ns, stage.scale or 1)
-        document |= {"storageStats": stats} if stage.scale else {}
-        document |= {"count": stats["count"]} if stage.has_count else {}
-    return DocumentsCursor(ns, [encode(document)])
-
-
-async def _operations_cursor(run: PipelineRun, _stage: CurrentOpStage, _source: Cursor | None) -> Cursor:
-    operations = await current_operations(run.ctx, {})
-    return DocumentsCursor(f"{run.ctx.database}.$cmd.aggregate", [encode(operation) for operation in operations])
-
-
-async def _documents_cursor(run: PipelineRun, stage: DocumentsStage, _source: Cursor | None) -> Cursor:
-    """Evaluate in the thread: a few bytes can make many documents."""
-    documents = await run_in_thread(
-        run.ctx.member, lambda: [encode(document) for document in stage.documents(run.run.variables)]
-    )
-    return DocumentsCursor(f"{run.ctx.database}.$cmd.aggregate", documents)
-
-
 OPENERS: Final[Mapping[type[Stage], Opener]] = {
-    CollStatsStage: _stats_cursor,
-    CurrentOpStage: _operations_cursor,
-    DocumentsStage: _documents_cursor,
+    **aggregate_sources.OPENERS,
     GraphLookupStage: open_graph_lookup,
     LookupStage: open_lookup,
     MergeStage: write_merge,

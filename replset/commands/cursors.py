@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from replset.bson import MAX_BSON_SIZE, RawDocument
+from replset.bson import MAX_BSON_SIZE, Int64, RawDocument
 from replset.commands.ports import MemoryCounter, Owner
 from replset.commands.session_table import EndsSession
 from replset.commands.stable_api import NO_API, ApiParameters
@@ -195,6 +195,26 @@ class CursorTable:
             if session is not None and ends(session):
                 cursor.killed = True
                 self._forget(cursor_id, cursor)
+
+    def sessions(self) -> list[bytes]:
+        """The keys of the sessions that have a cursor open."""
+        return [cursor.opener.session for cursor in self._open.values() if cursor.opener.session is not None]
+
+    def idle(self, user: str | None) -> list[dict[str, object]]:
+        """Rows of $currentOp about the cursors that no command uses. user: only those of this one."""
+        return [
+            {
+                "type": "idleCursor",
+                "ns": cursor.ns,
+                "cursor": {
+                    "cursorId": Int64(cursor_id),
+                    "noCursorTimeout": cursor.keep_forever,
+                    **({} if cursor.command is None else {"originatingCommand": cursor.command}),
+                },
+            }
+            for cursor_id, cursor in self._open.items()
+            if not cursor.busy and user in (None, cursor.opener.user)
+        ]
 
     def has_of(self, owner: Owner) -> bool:
         return any(cursor.owner == owner for cursor in self._open.values())

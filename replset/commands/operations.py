@@ -79,6 +79,8 @@ class OperationTable:
         self.write_concern_failures: Counter[int] = Counter()
         self.running: dict[int, Operation] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
+        self.index_uses: Counter[tuple[bytes, str]] = Counter()
+        """How many commands used an index, by the collection's UUID and the index's name."""
 
     def begin(self, ctx: CommandContext, task: asyncio.Task[Any]) -> Operation:
         """Note that `task` runs this command; `end` must follow."""
@@ -91,6 +93,9 @@ class OperationTable:
         del self.running[operation.id]
         took_ms = self._now() - operation.began
         self.count(operation.ctx, took_ms)
+        for index in operation.ctx.work.indexes:
+            if index in self.index_uses or len(self.index_uses) < MAX_USED:
+                self.index_uses[index] += 1
         name = operation.ctx.command.name
         self.took_ms[name] = self.took_ms.get(name, 0) + took_ms
         if took_ms - operation.ctx.work.idle_ms >= SLOW_MS and name not in PATIENT:
@@ -209,10 +214,12 @@ def _shown(command: RawDocument) -> dict[str, object]:
     return {str(command.first_key): 1, "$truncated": f"{len(command.raw)} bytes"}
 
 
-async def current_operations(ctx: CommandContext, query: dict[str, object]) -> list[dict[str, object]]:
+async def current_operations(
+    ctx: CommandContext, query: dict[str, object], *, only_own: bool = False
+) -> list[dict[str, object]]:
     """What runs now and matches, the caller's own command included; with `$ownOps` that of this client alone."""
     now = ctx.member.clock.now()
-    own = fields.boolean(ctx.body, "$ownOps", ctx.name)
+    own = only_own or fields.boolean(ctx.body, "$ownOps", ctx.name)
     if not own:
         authorize(ctx.member, ctx.sender, Action.IN_PROGRESS, "admin", ctx.name)
     operations = [op for op in ctx.operations.running.values() if not own or is_of_caller(op, ctx)]

@@ -151,6 +151,19 @@ def choose_plan(
     return Chosen(Natural(), sort is None)
 
 
+def index_names(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the indexes that a plan uses."""
+    match plan:
+        case Natural():
+            return ()
+        case ByKeys() | ById():
+            return (ID_INDEX,)
+        case ByIndex(index=index):
+            return (index.name,)
+        case AnyOf(parts=parts):
+            return tuple(name for part in parts for name in index_names(part))
+
+
 def natural_direction(sort: Sort | None, hint: Hint | None) -> int:
     """1 or -1 when the sort or the hint asks for natural order, else 0."""
     if sort is not None and sort.natural:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import evaluate
 from replset.commands.namespaces import namespace
-from replset.commands.plan import ByKeys, Natural, Plan
+from replset.commands.plan import ByKeys, Natural, Plan, index_names
 from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_point
 from replset.commands.slow_operations import WORK
@@ -60,6 +60,8 @@ class Scan(Generic[T]):
         self._weight = weight
         self._limit = SLICE_DECODED if weight else SLICE_RAW
         self._source = source_of(plan)
+        if (work := WORK.get()) is not None:
+            work.indexes.update((coll.uuid, name) for name in index_names(plan))
         self._is_whole = isinstance(plan, Natural)
         self._only_key = plan.keys[0] if isinstance(plan, ByKeys) and len(plan.keys) == 1 else None
         self._own = own

@@ -17,7 +17,7 @@ from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small
 from replset.commands.filters import Filter
 from replset.commands.first_matches import FirstMatches
 from replset.commands.hint import Hint
-from replset.commands.plan import AnyOf, ByIndex, Natural, choose_plan
+from replset.commands.plan import ID_INDEX, AnyOf, ByIndex, Natural, choose_plan, index_names
 from replset.commands.retryable import Executed
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED
 from replset.commands.sources import Candidate, KeySource, Source, source_of, view_of
@@ -93,6 +93,8 @@ class Search:
         self.is_done = False
         self.is_sorted = False
         self.is_scan = False
+        self.indexes: tuple[str, ...] = () if self.keys is None else (ID_INDEX,)
+        """The names of those that the plan uses."""
         self.sorted: SortedSearch | None = None
         self.taken: set[bytes] | None = None
         """Of a search through an index, where a change may move a document ahead: those that are done with."""
@@ -108,6 +110,7 @@ class Search:
             plan, self.is_sorted = choose_plan(coll, self.filter, self.sort, self.hint, in_transaction=in_transaction)
             self._source, self._coll = source_of(plan), coll.uuid
             self.is_scan = isinstance(plan, Natural)
+            self.indexes = index_names(plan)
             self.taken = set() if isinstance(plan, ByIndex | AnyOf) else None
         return self._source.candidates(view_of(txn, coll))
 
@@ -398,6 +401,7 @@ class SearchingBatch(Batch):
         candidates = search.candidates(txn, coll)
         work = self.ctx.work
         work.is_scan |= search.is_scan
+        work.indexes.update((coll.uuid, name) for name in search.indexes)
         for candidate in candidates:
             work.documents += 1
             _, key, raw = candidate

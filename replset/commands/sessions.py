@@ -63,6 +63,14 @@ def session_id(session: bytes, uid: Binary = NOBODY) -> tuple[bytes, RawDocument
 _UID_AT = session_id(bytes(16))[0].index(NOBODY)
 
 
+_ID_AT = session_id(b"\xa5" * 16)[0].index(b"\xa5" * 16)
+
+
+def lsid_of(key: bytes) -> RawDocument:
+    """Return {id, uid} of the key of a session."""
+    return session_id(key[_ID_AT : _ID_AT + 16], Binary(uid_of(key)))[1]
+
+
 def uid_of(key: bytes) -> bytes:
     """The `uid` in the key of a session."""
     return key[_UID_AT : _UID_AT + len(NOBODY)]

@@ -49,7 +49,8 @@ TEXTS: Final = {
 class Work:
     """What one command did. keys, documents: that it looked at. is_scan: a plan of it reads the whole collection.
 
-    idle_ms: how long it waited for new entries, because its client asked for that; it is not slow then.
+    indexes: that its plans use, each with the collection's UUID. idle_ms: how long it waited for new entries, because
+    its client asked for that; it is not slow then.
     """
 
     keys: int = 0
@@ -57,6 +58,7 @@ class Work:
     is_scan: bool = False
     idle_ms: int = 0
     waits: dict[SlowReason, int] = field(default_factory=dict)
+    indexes: set[tuple[bytes, str]] = field(default_factory=set)
 
     def waited(self, reason: SlowReason, ms: int) -> None:
         if ms:

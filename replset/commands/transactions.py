@@ -216,6 +216,10 @@ class TransactionTable:
         else:
             transaction.state = State.COMMITTED
 
+    def sessions(self) -> list[bytes]:
+        """The keys of the sessions that have a transaction open."""
+        return [transaction.session.key for transaction in self._open]
+
     def abort_of(self, key: bytes) -> None:
         """Abort the session's open transaction, if there is one: the session ends or goes on with something else."""
         transaction = self._newest.get(key)

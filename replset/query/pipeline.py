@@ -34,7 +34,14 @@ from replset.query.stages.fields import (
 from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.sources import CollStatsStage, CurrentOpStage, DocumentsStage
+from replset.query.stages.sources import (
+    CollStatsStage,
+    CurrentOpStage,
+    DocumentsStage,
+    IndexStatsStage,
+    ListLocalSessionsStage,
+    ListSessionsStage,
+)
 from replset.query.stages.stage import Scope, Stage
 from replset.query.stages.unwind import UnwindStage
 from replset.query.stages.window import compile_fill, compile_window
@@ -71,7 +78,10 @@ STAGES: Final[dict[str, StageRow]] = {
     "$fill": StageRow(compile_fill),
     "$group": StageRow(compile_group),
     "$graphLookup": StageRow(GraphLookupStage),
+    "$indexStats": StageRow(IndexStatsStage, is_first=True, not_inside=_FACET),
     "$limit": StageRow(LimitStage),
+    "$listLocalSessions": StageRow(ListLocalSessionsStage, is_first=True, not_inside=_INNER),
+    "$listSessions": StageRow(ListSessionsStage, is_first=True, not_inside=_INNER),
     "$lookup": StageRow(LookupStage),
     "$match": StageRow(MatchStage),
     "$merge": StageRow(MergeStage, is_last=True, not_inside=_INNER),

@@ -11,7 +11,7 @@ def _names(text: str) -> frozenset[str]:
 
 NOT_BUILT_STAGES: Final = _names(
     "changeStream changeStreamSplitLargeEvent"
-    " geoNear indexStats listLocalSessions listSampledQueries listSearchIndexes listSessions"
+    " geoNear listSampledQueries listSearchIndexes "
     " operationMetrics planCacheStats queryStats search"
     " searchMeta shardedDataDistribution vectorSearch"
 )

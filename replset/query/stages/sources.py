@@ -15,7 +15,7 @@ from replset.query.stages.stage import ReadingStage, Scope
 
 
 class CollStatsStage(ReadingStage):
-    """Makes one document about the collection; `count` and `storageStats` are built. The caller makes the document.
+    """Makes one document about the collection; `count`, `latencyStats` and `storageStats` are built.
 
     scale: of storageStats, 0 without them.
     """
@@ -31,8 +31,12 @@ class CollStatsStage(ReadingStage):
                 raise UnknownFieldError(f"BSON field '$collStats.{name:.80}' is an unknown field.")
             if not isinstance(value, Mapping):
                 raise TypeMismatchError(f"$collStats.{name} must be an object")
-            if name not in ("count", "storageStats"):
+            if name not in ("count", "latencyStats", "storageStats"):
                 raise not_built(f"$collStats.{name}")
+        latency = spec.get("latencyStats", {})
+        if latency.get("histograms"):
+            raise not_built("$collStats.latencyStats.histograms")
+        self.has_latency = "latencyStats" in spec
         self.has_count = "count" in spec
         storage = spec.get("storageStats")
         self.scale = 0 if storage is None else _scale(storage.get("scale", 1))
@@ -60,6 +64,49 @@ class CurrentOpStage(ReadingStage):
                 raise FailedToParseError(f"Unrecognized option '{name:.80}' in $currentOp stage.")
             if type(value) is not bool:
                 raise FailedToParseError(f"The '{name}' parameter of the $currentOp stage must be a boolean value")
+        self.all_users = bool(spec.get("allUsers"))
+        self.idle_cursors = bool(spec.get("idleCursors"))
+
+
+class IndexStatsStage(ReadingStage):
+    """Makes a document for each index of the collection: how often it was used."""
+
+    is_source = True
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if spec != {}:
+            raise fault(28803, "The $indexStats stage specification must be an empty object")
+
+
+class ListLocalSessionsStage(ReadingStage):
+    """Makes a document for each session in use on this member. users: name and database of those that are asked for."""
+
+    is_source = True
+    _NAME: ClassVar = "$listLocalSessions"
+
+    def __init__(self, spec: object, _scope: Scope) -> None:
+        if not isinstance(spec, Mapping):
+            raise TypeMismatchError(f"{self._NAME} options must be specified in an object")
+        for name in spec:
+            if name not in ("allUsers", "users"):
+                raise UnknownFieldError(f"BSON field '{self._NAME}.{name:.80}' is an unknown field.")
+        self.all_users = spec.get("allUsers", False)
+        users = spec.get("users", [])
+        if type(self.all_users) is not bool or type(users) is not list:
+            raise TypeMismatchError(f"{self._NAME} takes allUsers as a boolean and users as an array")
+        if self.all_users and users:
+            raise fault(9, f"{self._NAME} may not specify {{allUsers:true}} and {{users:[...]}} at the same time")
+        self.users: list[tuple[str, str]] = []
+        for user in users:
+            if not isinstance(user, Mapping) or not all(isinstance(user.get(part), str) for part in ("user", "db")):
+                raise TypeMismatchError(f"{self._NAME}.users takes documents {{user, db}}")
+            self.users.append((user["user"], user["db"]))
+
+
+class ListSessionsStage(ListLocalSessionsStage):
+    """Makes a document for each session of the set."""
+
+    _NAME: ClassVar = "$listSessions"
 
 
 class DocumentsStage(ReadingStage):

@@ -303,8 +303,9 @@ def test_sessions_of_users_are_killed_by_name_and_uid(secured: Client) -> None:
 @pytest.mark.parametrize(
     ("role", "stage", "allowed"),
     [
-        ("clusterMonitor", {"$currentOp": {}}, True),
-        ("readAnyDatabase", {"$currentOp": {}}, False),
+        ("clusterMonitor", {"$currentOp": {"allUsers": True}}, True),
+        ("readAnyDatabase", {"$currentOp": {"allUsers": True}}, False),
+        ("readAnyDatabase", {"$currentOp": {}}, True),
         ("dbAdminAnyDatabase", {"$collStats": {"count": {}}}, True),
         ("dbAdminAnyDatabase", {"$match": {}}, False),
         ("clusterMonitor", {"$match": {}}, False),
@@ -316,6 +317,30 @@ def test_a_pipeline_needs_what_its_first_stage_does(
     secured.ok({"insert": "c", "documents": [{}]}, "admin")
     user = user_with(secured, role, db="admin")
     reply = user.run({"aggregate": 1 if "$currentOp" in stage else "c", "pipeline": [stage], "cursor": {}}, "admin")
+    assert reply.get("code") == (None if allowed else 13)
+
+
+@pytest.mark.parametrize(
+    ("role", "stages", "allowed"),
+    [
+        ("clusterMonitor", [{"$collStats": {}}, {"$unionWith": "c"}], False),
+        ("clusterMonitor", [{"$collStats": {}}, {"$facet": {"a": [{"$lookup": {"from": "c", "as": "x"}}]}}], False),
+        ("readAnyDatabase", [{"$unionWith": "c"}], True),
+        ("readAnyDatabase", [{"$out": "d"}], False),
+        ("readAnyDatabase", [{"$merge": "d"}], False),
+        ("readAnyDatabase", [{"$listLocalSessions": {"allUsers": True}}], False),
+        ("readAnyDatabase", [{"$listLocalSessions": {}}], True),
+        ("readWriteAnyDatabase", [{"$out": {"db": "other", "coll": "d"}}], True),
+        ("readWriteAnyDatabase", [{"$merge": {"into": "d", "whenMatched": "replace"}}], True),
+    ],
+)
+def test_a_pipeline_needs_the_rights_of_all_its_stages(
+    secured: Client, role: str, stages: list[dict[str, Any]], allowed: bool
+) -> None:
+    secured.ok({"insert": "c", "documents": [{}]}, "admin")
+    user = user_with(secured, role, db="admin")
+    over = 1 if "$listLocalSessions" in stages[0] else "c"
+    reply = user.run({"aggregate": over, "pipeline": stages, "cursor": {}}, "admin")
     assert reply.get("code") == (None if allowed else 13)
 
 
