@@ -52,14 +52,18 @@ class QueryPart:
 
 
 def split_pipeline(stages: Sequence[Stage]) -> QueryPart:
-    """Return the query that the first stages are. A query filters, sorts, skips, limits and projects in this order."""
+    """Return the query that the first stages are. A query filters, sorts, skips, limits and projects in this order.
+
+    A projection is left to a chain that there is anyway, which has the documents decoded.
+    """
     part = QueryPart()
     filters: list[dict[str, object]] = []
     order: tuple[type[Stage], ...] = (MatchStage, SortStage, SkipStage, LimitStage, ProjectStage)
-    place = 0
+    place = wanted = 0
+    last = len(stages) - 1
     for number, stage in enumerate(stages):
         kind = type(stage)
-        if kind not in order[place:] or (isinstance(stage, ProjectStage) and not stage.is_plain):
+        if kind not in order[place:] or (isinstance(stage, ProjectStage) and not (stage.is_plain and number == last)):
             part.rest = list(stages[number:])
             break
         # A second $match goes on with the first, every other stage stands once.
@@ -67,13 +71,15 @@ def split_pipeline(stages: Sequence[Stage]) -> QueryPart:
         if isinstance(stage, MatchStage):
             filters.append(stage.filter)
         elif isinstance(stage, SortStage):
-            part.sort = stage.spec
+            part.sort, wanted = stage.spec, stage.limit
         elif isinstance(stage, SkipStage):
             part.skip = stage.count
         elif isinstance(stage, LimitStage):
             part.limit = stage.count
         elif isinstance(stage, ProjectStage):
             part.projection = stage.spec
+    if wanted and not part.limit:
+        part.limit = max(1, wanted - part.skip)
     part.filter = filters[0] if len(filters) == 1 else {"$and": filters} if filters else {}
     return part
 

@@ -13,6 +13,7 @@ from typing import Final
 from replset.errors import ErrorCode, ReplError, TypeMismatchError
 from replset.query.errors import not_built
 from replset.query.pipeline_names import NOT_BUILT_STAGES
+from replset.query.pipeline_rewrite import rewrite
 from replset.query.stages.basic import (
     CountStage,
     LimitStage,
@@ -116,7 +117,7 @@ def compile_pipeline(elements: object, scope: Scope | None = None) -> list[Stage
     for number, element in enumerate(elements):
         found = _compile_stage(*stage_of(element), scope, number, len(elements))
         stages += found if isinstance(found, list) else [found]
-    return stages
+    return rewrite(stages, scope)
 
 
 def _compile_stage(name: str, spec: object, scope: Scope, number: int, count: int) -> Stage | list[Stage]:

@@ -108,6 +108,9 @@ class SortStage(Stage):
         self.limit = 0
         self._sort = compile_sort(spec)
 
+    def keeps(self, names: frozenset[str]) -> bool:
+        return True
+
     def start(self, run: Run) -> None:
         self._sorter = Sorter(run.spill, "Sort", self.limit)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from replset.errors import ErrorCode, ReplError, UnknownFieldError
 from replset.query.errors import show
 from replset.query.expressions import Expression, compile_expression, fault
-from replset.query.order import MISSING, type_name
+from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
 from replset.query.sizes import size_of
@@ -20,9 +20,15 @@ class FieldsStage(Stage):
 
     is_simple = True
 
-    def __init__(self, projection: Projection | None) -> None:
+    def __init__(self, projection: Projection | None, changed: Iterable[str], *, is_inclusion: bool = False) -> None:
+        """changed: the top-level fields that it changes; with is_inclusion those that it leaves alone."""
         self._projection = projection
+        self._names = frozenset(changed)
+        self._is_inclusion = is_inclusion
         self._variables: Mapping[str, Any] = NO_VARIABLES
+
+    def keeps(self, names: frozenset[str]) -> bool:
+        return names <= self._names if self._is_inclusion else not names & self._names
 
     def start(self, run: Run) -> None:
         self._variables = run.variables
@@ -43,7 +49,17 @@ class ProjectStage(FieldsStage):
             raise ReplError("projection specification must have at least one field", code=ErrorCode.PROJECT_EMPTY)
         self.spec = dict(spec)
         self.is_plain = not is_computed(spec)
-        super().__init__(compile_projection(spec, scope.names, is_find=False))
+        projection = compile_projection(spec, scope.names, is_find=False)
+        hidden = [name for name, value in spec.items() if _is_flag(value) and not is_true(value)]
+        if len(hidden) == len(spec):
+            super().__init__(projection, (name.partition(".")[0] for name in hidden))
+        else:
+            shown = {name for name, value in spec.items() if _is_flag(value) and is_true(value) and "." not in name}
+            super().__init__(projection, shown if "_id" in spec else shown | {"_id"}, is_inclusion=True)
+
+
+def _is_flag(value: object) -> bool:
+    return is_number(value) or type(value) is bool
 
 
 class AddFieldsStage(FieldsStage):
@@ -52,8 +68,8 @@ class AddFieldsStage(FieldsStage):
     def __init__(self, spec: object, scope: Scope) -> None:
         if not isinstance(spec, Mapping):
             raise fault(40272, f"$addFields specification stage must be an object, got {type_name(spec)}")
-        projection, self.paths = compile_added_fields(spec, scope.names)
-        super().__init__(projection)
+        projection, _ = compile_added_fields(spec, scope.names)
+        super().__init__(projection, (name.partition(".")[0] for name in spec))
 
 
 class UnsetStage(FieldsStage):
@@ -67,7 +83,8 @@ class UnsetStage(FieldsStage):
             raise fault(31119, "$unset specification must be a string or an array with at least one field")
         if not all(type(name) is str for name in names):
             raise fault(31120, "$unset specification must be a string or an array containing only string values")
-        super().__init__(compile_projection(dict.fromkeys(names, 0), is_find=False))
+        projection = compile_projection(dict.fromkeys(names, 0), is_find=False)
+        super().__init__(projection, (name.partition(".")[0] for name in names))
 
 
 class ReplaceRootStage(Stage):

@@ -185,7 +185,9 @@ class GroupStage(Stage):
 
     is_simple = True
 
-    def __init__(self, spec: GroupSpec, *, counts_alike: bool = False) -> None:
+    def __init__(self, spec: GroupSpec, *, counts_alike: bool = False, by: str = "") -> None:
+        """by: the top-level field of which the value is the group's, empty for another value."""
+        self.by = by
         self._spec = spec
         self._counts_alike = counts_alike
 
@@ -224,7 +226,9 @@ def compile_group(spec: object, scope: Scope) -> Stage:
     key = compile_expression(spec["_id"], scope.names)
     found = _spec_of(key.evaluate, {name: value for name, value in spec.items() if name != "_id"}, scope)
     counts_alike = key.is_constant and all(_counts_alike(one) for one in found.accumulators)
-    return GroupStage(found, counts_alike=counts_alike)
+    value = spec["_id"]
+    by = value[1:] if type(value) is str and value.startswith("$") and "." not in value else ""
+    return GroupStage(found, counts_alike=counts_alike, by="" if by.startswith("$") else by)
 
 
 def _counts_alike(accumulator: Accumulator) -> bool:

@@ -20,7 +20,7 @@ from replset.query.stages.stage import ReadingStage, Scope, Stage
 Document = dict[str, Any]
 _LOOKUP_TEXTS: Final = frozenset({"as", "localField", "foreignField"})
 _GRAPH_TEXTS: Final = frozenset({"from", "as", "connectFromField", "connectToField", "depthField"})
-_RANDOM: Final = frozenset({"$sample", "$rand", "$sampleRate"})
+RANDOM: Final = frozenset({"$sample", "$rand", "$sampleRate"})
 
 
 class LookupStage(ReadingStage):
@@ -52,7 +52,7 @@ class LookupStage(ReadingStage):
         self.is_constant = True
         if "pipeline" in spec:
             self.stages = scope.pipeline(spec["pipeline"], "$lookup", self.let)
-            self.is_constant = not _names_any(spec["pipeline"], _RANDOM)
+            self.is_constant = not names_any(spec["pipeline"], RANDOM)
 
     def question(self, document: Document) -> tuple[list[object] | None, Document]:
         """Return the values to look for in `foreignField` (None: all documents belong), and those of `let`."""
@@ -169,11 +169,11 @@ def _max_depth(value: Any) -> int:
     return int(number)
 
 
-def _names_any(value: object, names: frozenset[str]) -> bool:
+def names_any(value: object, names: frozenset[str]) -> bool:
     """Whether a document somewhere in the value has a field of one of these names."""
     if isinstance(value, Mapping):
-        return not names.isdisjoint(value) or any(_names_any(inner, names) for inner in value.values())
-    return isinstance(value, list) and any(_names_any(inner, names) for inner in value)
+        return not names.isdisjoint(value) or any(names_any(inner, names) for inner in value.values())
+    return isinstance(value, list) and any(names_any(inner, names) for inner in value)
 
 
 def values_on(value: Any, path: tuple[str, ...]) -> Iterator[Any]:

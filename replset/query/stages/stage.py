@@ -71,6 +71,10 @@ class Stage:
         """What the stage keeps until the end."""
         return 0
 
+    def keeps(self, names: frozenset[str]) -> bool:
+        """Whether a filter on these top-level fields gives the same in front of the stage as behind it."""
+        return False
+
     @property
     def only_counts(self) -> bool:
         """Whether the documents do not matter, only how many there are. Then `take_count` takes them all at once."""

@@ -51,6 +51,9 @@ class UnwindStage(Stage):
             raise fault(28818, f"path option to $unwind stage should be prefixed with a '$': {path:.80}")
         self.path: Final = field_path(path[1:])
 
+    def keeps(self, names: frozenset[str]) -> bool:
+        return self.path[0] not in names and (self._index is None or self._index[0] not in names)
+
     def take(self, row: Row) -> Iterable[Row]:
         document = row.document
         value = inner_value(document, self.path)

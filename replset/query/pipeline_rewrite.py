@@ -1,0 +1,118 @@
+"""Rewrites a pipeline so that less work is left for its later stages, with the same result.
+
+Conditions of a $match move in front of stages that leave their fields alone, down to the beginning, where they choose
+an index. A $sort learns how many documents the stages behind it want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from replset.query.expressions import WHOLE, compile_expression
+from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
+from replset.query.stages.fields import FieldsStage, ReplaceRootStage
+from replset.query.stages.group import GroupStage
+from replset.query.stages.joins import RANDOM, names_any
+from replset.query.stages.stage import Scope, Stage
+
+_COMPARISONS = frozenset({"$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin"})
+
+
+def rewrite(stages: Sequence[Stage], scope: Scope) -> list[Stage]:
+    """Return the stages to run instead."""
+    result: list[Stage] = []
+    for stage in stages:
+        if type(stage) is MatchStage:
+            _put_match(result, stage, scope)
+        else:
+            result.append(stage)
+    for number, stage in enumerate(result):
+        if isinstance(stage, SortStage):
+            stage.limit = _wanted(result[number + 1 :])
+    return result
+
+
+def _wanted(stages: Iterable[Stage]) -> int:
+    """Return how many documents in front of these stages are enough, 0 for all."""
+    skipped = 0
+    for stage in stages:
+        if isinstance(stage, LimitStage):
+            return skipped + stage.count
+        if isinstance(stage, SkipStage):
+            skipped += stage.count
+        elif not isinstance(stage, FieldsStage | ReplaceRootStage):
+            break
+    return 0
+
+
+def _put_match(stages: list[Stage], match: MatchStage, scope: Scope) -> None:
+    """Put each condition of a $match as far to the front as it may stand."""
+    by_place: dict[int, list[dict[str, object]]] = {}
+    for condition in _conditions(match.filter):
+        place, moved = _place(stages, condition, scope)
+        by_place.setdefault(place, []).append(moved)
+    if by_place.keys() <= {len(stages)}:
+        stages.append(match)
+        return
+    for place in sorted(by_place, reverse=True):
+        filters = by_place[place]
+        stages.insert(place, MatchStage(filters[0] if len(filters) == 1 else {"$and": filters}, scope))
+
+
+def _conditions(filter_: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the conditions that all must hold."""
+    found: list[dict[str, object]] = []
+    for name, value in filter_.items():
+        if name == "$and" and type(value) is list:
+            for inner in value:
+                found += _conditions(inner)
+        else:
+            found.append({name: value})
+    return found
+
+
+def _place(stages: list[Stage], condition: dict[str, object], scope: Scope) -> tuple[int, dict[str, object]]:
+    """Return in front of which stage the condition may stand, and the condition there."""
+    names = _names_of(condition, scope)
+    found, moved = len(stages), condition
+    if names is None or names_any(condition, RANDOM):
+        return found, moved
+    for place in range(len(stages) - 1, -1, -1):
+        stage = stages[place]
+        if isinstance(stage, MatchStage):
+            continue
+        if isinstance(stage, GroupStage) and stage.by and condition.keys() == {"_id"} and _compares(condition["_id"]):
+            condition, names = {stage.by: condition["_id"]}, frozenset({stage.by})
+        elif not stage.keeps(names):
+            break
+        found, moved = place, condition
+    return found, moved
+
+
+def _compares(value: object) -> bool:
+    """Whether a condition is the same for a missing field and for null."""
+    if isinstance(value, Mapping):
+        return bool(value) and value.keys() <= _COMPARISONS
+    return type(value) in (str, int, float, bool, type(None))
+
+
+def _names_of(condition: Mapping[str, object], scope: Scope) -> frozenset[str] | None:
+    """Return the top-level fields that a condition is about; None: nobody knows."""
+    names: set[str] = set()
+    for name, value in condition.items():
+        if not name.startswith("$"):
+            names.add(name.partition(".")[0])
+        elif name in ("$and", "$or", "$nor") and type(value) is list:
+            for inner in value:
+                of = _names_of(inner, scope)
+                if of is None:
+                    return None
+                names |= of
+        elif name == "$expr":
+            paths = compile_expression(value, scope.names).paths
+            if WHOLE in paths:
+                return None
+            names |= {path.partition(".")[0] for path in paths}
+        else:
+            return None
+    return frozenset(names)
