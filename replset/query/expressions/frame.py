@@ -270,10 +270,10 @@ def _call(function: Callable[..., Any], runs: Sequence[Run], null_if_null: bool)
         def call_with_values(root: Document, variables: Variables) -> Any:
             values = []
             for run in runs:
-                value = run(root, variables)
+                values.append(run(root, variables))
+            for value in values:
                 if is_null(value):
                     return None
-                values.append(value)
             return function(*values)
 
         return call_with_values
