@@ -15,7 +15,21 @@ from api.guard import Guard, check_content_type
 from api.limits import RequestLimits
 from api.login import LoginRequired, check_route
 from api.openapi import with_actions
-from api.routes import backup, command, docs, events, health, login, metrics, oplog, page, recovery, replset, rollbacks
+from api.routes import (
+    backup,
+    command,
+    consumers,
+    docs,
+    events,
+    health,
+    login,
+    metrics,
+    oplog,
+    page,
+    recovery,
+    replset,
+    rollbacks,
+)
 from api.routes.actions import ActionRoutes
 from replset.errors import ReplError
 from replset.runtime.member import RunningMember
@@ -46,6 +60,7 @@ def create_app(member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
         replset.router(member),
         events.router(member),
         backup.router(member),
+        consumers.router(member),
         oplog.router(member),
         recovery.router(member),
         rollbacks.router(member),

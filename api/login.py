@@ -60,6 +60,13 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/rollbacks/{rollback}/restore": Action.RESTORE,
     "/v1/replset/rollbacks/{rollback}/ack": Action.CHANGE_STATE,
     "/v1/replset/rollbacks/{rollback}/{file}": Action.READ_ROLLBACKS,
+    "/v1/consumers": BY_COMMAND,
+    "/v1/consumers/{name}": BY_COMMAND,
+    "/v1/consumers/{name}/read": BY_COMMAND,
+    "/v1/consumers/{name}/ack": BY_COMMAND,
+    "/v1/consumers/{name}/nack": BY_COMMAND,
+    "/v1/consumers/{name}/seek": BY_COMMAND,
+    "/v1/consumers/{name}/events": BY_COMMAND,
     "/metrics": Action.SERVER_STATUS,
 }
 """What the sender of a request must be allowed to do, by the path of the route."""

@@ -42,11 +42,21 @@ class MemberCollector(Collector):
         yield from self._members(status)
         yield from self._elections(status)
         yield from self._oplog()
+        yield from self._consumers()
         yield from self._rollback_files()
         yield from self._writes()
         yield from self._flow_control()
         yield from self._clients()
         yield from self._commands()
+
+    def _consumers(self) -> Iterator[Metric]:
+        lag = GaugeMetricFamily("replset_consumer_lag_seconds", "behind what is committed", labels=["consumer"])
+        lost = GaugeMetricFamily("replset_consumer_lost", "1: the history that it needs is gone", labels=["consumer"])
+        for row in self._member.consumers.summary():
+            lag.add_metric([str(row["name"])], float(str(row["lagSecs"])))
+            lost.add_metric([str(row["name"])], bool(row.get("isLost")))
+        yield lag
+        yield lost
 
     def _process(self) -> Iterator[Metric]:
         member = self._member

@@ -24,6 +24,7 @@ STYLE = {
     "ROLLBACK": "bold red",
     "RECOVERING": "red",
 }
+SOON_S = 24 * 3600
 SHOWN_ENTRIES = 1000
 """How many entries behind a member are counted."""
 
@@ -61,6 +62,7 @@ def screen(
     parts += [Text(f"this member was {warning}", "yellow") for warning in reply.get("startupWarnings", ())]
     parts += _rollbacks(reply)
     parts.append(_majority_writes(known))
+    parts += _consumers(known)
     # The primary alone sees who falls off its oplog and whom writers are slowed for.
     remarks = {str(remark["why"]): remark["next"] for remark in (*reply.get("remarks", ()), *known.get("remarks", ()))}
     for why, following in remarks.items():
@@ -153,6 +155,21 @@ def _rollbacks(reply: Mapping[str, Any]) -> Iterator[Text]:
         if count:
             text = f"{row['name']}: {count} rollback{'s' if count > 1 else ''} not acknowledged"
             yield Text(f"{text} (rollback-tools list DBPATH)", "yellow")
+
+
+def _consumers(known: Mapping[str, Any]) -> Iterator[Text]:
+    """How far each named consumer is behind, and when its history goes."""
+    for row in known.get("consumers", ()):
+        text = f"consumer {row['name']} ({row['mode']}, {row['ns'] or 'all databases'}): {row['lagSecs']} s behind"
+        if row["holder"]:
+            text += f", read by {row['holder']}"
+        left_s = row.get("fallsOffInSecs")
+        if row.get("isLost"):
+            yield Text(f"{text}; THE HISTORY THAT IT NEEDS IS GONE", "bold red")
+        elif left_s is not None and left_s < SOON_S:
+            yield Text(f"{text}; its history goes in {_duration(left_s * 1000)}", "yellow" if row["lagSecs"] else "")
+        else:
+            yield Text(text)
 
 
 def _millis(value: object) -> int:

@@ -16,7 +16,7 @@ from replset.commands.evaluation import read_statement
 from replset.commands.filters import filter_of
 from replset.commands.namespaces import check_database, namespace
 from replset.commands.ports import Reply
-from replset.consumers.consumer import CONSUMERS_NS, LONGEST_NAME, MOST_CONSUMERS, Consumer, Mode
+from replset.consumers.consumer import CONSUMERS_NS, LONGEST_NAME, MOST_CONSUMERS, Consumer, Mode, first_generation
 from replset.errors import (
     BadValueError,
     ChangeStreamHistoryLostError,
@@ -72,7 +72,7 @@ async def create(ctx: CommandContext) -> Reply:
         (count,) = first_row(group.txn.connection, f"SELECT count(*) FROM {coll.table}")
         if count >= MOST_CONSUMERS:
             raise OverloadedError(f"the set has {count} consumers: remove one first")
-        new = replace(made, position=str(place()), generation=group.next_optime().ts)
+        new = replace(made, position=str(place()), generation=first_generation(group.next_optime()))
         do_insert(group, coll, key, encode(new.document()))
 
     await save_by(ctx, operation)
@@ -280,7 +280,7 @@ COMMANDS: tuple[Command, ...] = (
     _command("replSetConsumers", list_consumers, set(), where=Where.ANYWHERE),
     _command("replSetConsumerRemove", remove, set()),
     _command("replSetConsumerSeek", seek, {"to"}),
-    _command("replSetConsumerRead", read_events, {"reader", "after", "maxEvents", "waitMS"}),
+    _command("replSetConsumerRead", read_events, {"reader", "after", "generation", "maxEvents", "waitMS"}),
     _command("replSetConsumerAck", acknowledge, {"generation", "token", "tokens"}),
     _command("replSetConsumerNack", give_back, {"generation", "tokens", "reader", "delayMS", "leave"}),
 )

@@ -104,6 +104,17 @@ class ConsumerDirectory:
             raise not_found(name)
         return Consumer.parse(decode(raw))
 
+    def summary(self) -> list[dict[str, object]]:
+        """Each consumer in a few words, for the status; none while the data is being replaced."""
+        try:
+            return [
+                {"name": one.name, "ns": one.ns, "mode": one.mode.value, "holder": one.holder}
+                | lag_document(self._member, one)
+                for one in self.all()
+            ]
+        except ReplError:
+            return []
+
     def needed(self) -> OpTime | None:
         """The oldest entry that a consumer needs; None: there is no consumer. Housekeeping asks before it trims."""
         member = self._member

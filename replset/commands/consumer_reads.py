@@ -53,11 +53,14 @@ class FoundEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What the command asks. after: b"" for behind the position. until: when it waits no more."""
+    """What the command asks. after: "" for behind the position; it counts in its generation. until: when it waits no
+    more.
+    """
 
     name: str
     reader: str
     after: str
+    generation: int
     most: int
     until: Millis
 
@@ -66,12 +69,15 @@ async def read(ctx: CommandContext, consumer: Consumer) -> Reply:
     """Give the events behind the position, or wait for some. The consumer is the one that the command names."""
     body = ctx.body
     wait_ms = fields.whole(body, "waitMS", ctx.name, 0, least=0, most=MOST_WAIT_MS)
+    if not fields.is_absent(body, "after") and fields.is_absent(body, "generation"):
+        raise fields.missing(ctx.name, "generation")
     if ctx.left_ms is not None:
         wait_ms = min(wait_ms, ctx.left_ms // 2)
     request = ReadRequest(
         consumer.name,
         reader_of(ctx),
         "" if fields.is_absent(body, "after") else str(token_of(body.get("after"))),
+        fields.whole(body, "generation", ctx.name),
         fields.whole(body, "maxEvents", ctx.name, USUAL_EVENTS, least=1, most=MOST_EVENTS),
         Millis(ctx.member.clock.now() + wait_ms),
     )
@@ -210,7 +216,7 @@ async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Co
     if isinstance(found, str):
         return {"consumer": request.name, "active": False, "holder": found, "events": []}
     consumer, state = found, state_of(member)
-    after = begin = max(request.after, consumer.position)
+    after = begin = max(request.after if request.generation == consumer.generation else "", consumer.position)
     events: list[FoundEvent] = []
     while True:
         now = member.clock.now()

@@ -42,6 +42,8 @@ async def get_status(ctx: CommandContext) -> Reply:
     await ctx.member.rollbacks.refresh()
     document = status_document(ctx.member)
     _add_lag(ctx.member, document)
+    if consumers := ctx.member.consumers.summary():
+        document["consumers"] = consumers
     progress = ctx.member.initial_sync_progress
     if progress.running or (fields.boolean(ctx.body, "initialSync", ctx.name) and progress.source):
         document["initialSyncStatus"] = _sync_document(progress, ctx.member.clock.now())

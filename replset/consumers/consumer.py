@@ -38,7 +38,7 @@ class Consumer:
     events, {}: all. position: all events up to this token are acknowledged, or none of this consumer's. acked: of a
     shared one, tokens beyond the position that are acknowledged too. holder: of the other modes, the reader that may
     acknowledge. generation: grows when the holder or the position is set; an acknowledgement names the one that it
-    read in. It begins with the time of its making, so that no two consumers of one name ever have the same.
+    read in. It begins with the time of its making (`first_generation`).
     ack_timeout_ms: a reader that is silent for so long is taken for gone.
     """
 
@@ -146,6 +146,14 @@ class Consumer:
                 f"consumer {self.name} is in generation {self.generation}, and this is of {generation}: another reader"
                 " has taken it, or somebody has set its position; read again"
             )
+
+
+def first_generation(made: OpTime) -> int:
+    """The generation of a new consumer, greater than any that one of its name had: each change of one is an entry.
+
+    It is below 2**53, which every reader of JSON keeps.
+    """
+    return (made.seconds << 20) + min(made.increment, (1 << 20) - 1)
 
 
 def _whole(value: object) -> int:

@@ -1,8 +1,9 @@
 """Which events of a shared consumer go to which reader. It lives in the primary's memory and is made anew by the next.
 
 An event is with one reader at a time, until that one acknowledges it, gives it back, or is silent for too long.
-Events of one document come in order: while one of them is not acknowledged, the later ones go to nobody but the reader
-that has it. An event without a document (a drop, a rename) waits for all before it, and all after it wait for it.
+Events of one document come in order: while one of them is not acknowledged, the later ones go to nobody, unless they
+go together in one answer. So an answer that is lost lets none overtake it. An event without a document (a drop, a
+rename) waits for all before it, and all after it wait for it.
 """
 
 from __future__ import annotations
@@ -63,24 +64,18 @@ class SharedWindow:
     def take(self, reader: str, most: int, now: Millis, timeout_ms: int) -> list[PendingEvent]:
         """Give up to `most` events to the reader, in order."""
         found: list[PendingEvent] = []
-        blocked: dict[bytes, str] = {}
-        """Of each document with an event that is not acknowledged, who has the last one; "": nobody may."""
-        for event in self._pending.values():
-            if len(found) == most:
+        held: set[bytes] = set()
+        """Documents with an earlier event that somebody has, or that waits."""
+        for number, event in enumerate(self._pending.values()):
+            is_barrier = not event.key
+            if len(found) == most or (is_barrier and number):
                 break
             self._expire(event, now)
-            holder = blocked.get(event.key, reader)
-            is_barrier = not event.key
-            if is_barrier and blocked:
-                break
-            if event.reader or event.due > now or holder != reader:
-                blocked[event.key] = event.reader
-                if is_barrier:
-                    break
-                continue
-            event.reader, event.due, event.attempts = reader, Millis(now + timeout_ms), event.attempts + 1
-            blocked[event.key] = reader
-            found.append(event)
+            if event.reader or event.due > now or event.key in held:
+                held.add(event.key)
+            else:
+                event.reader, event.due, event.attempts = reader, Millis(now + timeout_ms), event.attempts + 1
+                found.append(event)
             if is_barrier:
                 break
         return found

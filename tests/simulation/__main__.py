@@ -8,6 +8,7 @@ import sys
 from tests.simulation.kit.kinds import (
     CHANGE_RUNS,
     CONCERN_RUNS,
+    CONSUMER_RUNS,
     CORE_ALONE,
     CORE_CHANGE_RUNS,
     ROLLBACK_RUNS,
@@ -39,6 +40,9 @@ def main() -> int:
     parser.add_argument(
         STALE_RUNS.option, action="store_true", help="seeds in which members are too stale all the time"
     )
+    parser.add_argument(
+        CONSUMER_RUNS.option, action="store_true", help="seeds with readers of named consumers, who die as primaries do"
+    )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
     parser.add_argument(
         CORE_CHANGE_RUNS.option,
@@ -56,7 +60,10 @@ def main() -> int:
     seeds = range(options.start, options.start + options.seeds)
     jobs = max(1, min(options.jobs, options.seeds))
     each = options.seeds <= A_LINE_EACH and not options.trace
-    kinds: tuple[Kind, ...] = (ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, STALE_RUNS, CORE_ALONE, CORE_CHANGE_RUNS)
+    kinds: tuple[Kind, ...] = (
+        *(ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, STALE_RUNS, CONSUMER_RUNS),
+        *(CORE_ALONE, CORE_CHANGE_RUNS),
+    )
     chosen = [kind for kind in kinds if getattr(options, kind.option.removeprefix("--").replace("-", "_"))]
     kind = chosen[0] if chosen else WHOLE
     return 1 if report_many(seeds, jobs, each=each, trace=options.trace, kind=kind).failed else 0

@@ -15,6 +15,7 @@ from tests.simulation.kit.runs import (
     changes_plan,
     classic_plan,
     concerns_plan,
+    consumers_plan,
     draw_plan,
     rollback_plan,
     run_seed,
@@ -35,6 +36,7 @@ ROLLBACKS = range(1, 9)
 CHANGES = range(9, 20)
 CONCERNS = range(5, 9)
 STALE = range(1, 7)
+CONSUMERS = (6,)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
 }
@@ -71,6 +73,12 @@ def test_members_are_too_stale_all_the_time(seed: int) -> None:
     outcome = run_seed(seed, stale_plan(seed))
     assert outcome.error is None, outcome.report()
     assert outcome.counts["stale members that compared"] or seed != 0
+
+
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in CONSUMERS)])
+def test_named_consumers_are_given_all_and_nothing_twice(seed: int) -> None:
+    outcome = run_seed(seed, consumers_plan(seed))
+    assert outcome.error is None, outcome.report()
 
 
 @pytest.mark.slow

@@ -10,11 +10,13 @@ from tests.simulation.core_kit.runs import CORE, CORE_CHANGES, run_core, run_cor
 from tests.simulation.kit.runs import (
     CHANGES,
     CONCERNS,
+    CONSUMERS,
     ROLLBACKS,
     STALE,
     Outcome,
     run_changes,
     run_concerns,
+    run_consumers,
     run_rollbacks,
     run_seed,
     run_stale,
@@ -56,3 +58,4 @@ CORE_CHANGE_RUNS = Kind(CORE_CHANGES, run_core_changes)
 CHANGE_RUNS = Kind(CHANGES, run_changes)
 CONCERN_RUNS = Kind(CONCERNS, run_concerns)
 STALE_RUNS = Kind(STALE, run_stale)
+CONSUMER_RUNS = Kind(CONSUMERS, run_consumers)

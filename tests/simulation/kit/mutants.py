@@ -45,6 +45,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn
 from tests.simulation.core_kit.mutants import CORE_MUTANTS
 from tests.simulation.kit import scenarios
+from tests.simulation.kit.consumer_mutants import CONSUMER_MUTANTS
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.index_mutants import INDEX_MUTANTS
 from tests.simulation.kit.kinds import CORE_ALONE, ROLLBACK_RUNS
@@ -400,6 +401,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SESSION_MUTANTS,
     *TRANSACTION_MUTANTS,
     *INDEX_MUTANTS,
+    *CONSUMER_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )
 WITHIN = 500

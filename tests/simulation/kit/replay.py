@@ -67,15 +67,27 @@ def _replay_session(documents: Documents, body: Mapping[str, Any]) -> None:
 
 
 def changed(document: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """A document after a `$v: 2` diff of its top level."""
+    """A document after a `$v: 2` diff of its top level, and of items of an array there."""
     diff = update["diff"]
-    assert not set(diff) - {"u", "i", "d"}, f"this replay knows only top-level diffs: {diff}"
+    arrays = {name[1:]: value for name, value in diff.items() if name not in ("u", "i", "d")}
+    assert all(value.get("a") is True for value in arrays.values()), f"this replay knows no diffs below: {diff}"
     result = {name: value for name, value in document.items() if name not in diff.get("d", {})}
     result.update(diff.get("u", {}))
+    result.update({name: changed_array(result[name], change) for name, change in arrays.items()})
     for name, value in diff.get("i", {}).items():
         result.pop(name, None)
         result[name] = value
     return result
+
+
+def changed_array(items: list[Any], change: Mapping[str, Any]) -> list[Any]:
+    """An array after a diff of its length and of whole items."""
+    items = items[: change.get("l", len(items))]
+    for name, value in change.items():
+        if name.startswith("u"):
+            place = int(name[1:])
+            items = [*items[:place], value, *items[place + 1 :]]
+    return items
 
 
 def documents_of(disk: SimDisk) -> Documents | None:

@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from replset.ids import HostPort
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
+from tests.simulation.kit.consumers import ConsumerMix, ConsumerReaders
 from tests.simulation.kit.entries import kind_of_entry
 from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.errors import SimulationError
@@ -35,6 +37,7 @@ ROLLBACKS = "--rollbacks"
 CHANGES = "--changes"
 CONCERNS = "--concerns"
 STALE = "--stale"
+CONSUMERS = "--consumers"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
     "strike_at_change": 6,
@@ -50,8 +53,8 @@ ROLLBACK_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is made of; what happens in it is drawn from the seed. registers, operations, retries, transfers: None
-    runs without.
+    """What a run is made of; what happens in it is drawn from the seed. registers, operations, retries, transfers,
+    consumers: None runs without.
 
     options: of members in the configuration. settings: of the configuration. spare: one more machine, for the fault
     that adds a member.
@@ -70,6 +73,7 @@ class Plan:
     operations: OperationMix | None = None
     retries: RetryMix | None = None
     transfers: TransferMix | None = None
+    consumers: ConsumerMix | None = None
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     spare: bool = False
@@ -273,6 +277,39 @@ def run_stale(seed: int) -> Outcome:
     return run_seed(seed, stale_plan(seed))
 
 
+def consumers_plan(seed: int) -> Plan:
+    """Readers of named consumers die, and so do primaries; in a third of the runs the oplog is too small for them."""
+    rng = random.Random(f"{seed} consumers")
+    members, arbiters = SHAPES[seed % len(SHAPES)]
+    oplog_bytes, lagging_bytes, is_kept = rng.choice(
+        ((1 << 30, 0, True), (8 << 10, 64 << 20, True), (32 << 10, 64 << 20, True), (8 << 10, 24 << 10, False))
+    )
+    environment = replace(
+        draw_environment(seed),
+        oplog_bytes=oplog_bytes,
+        oplog_lagging_bytes=lagging_bytes,
+        worker_ms=rng.choice((2.0, 4.0, 10.0, 40.0)),
+    )
+    faults = replace(draw_mix(rng), disk_full=0, out_of_space=0, failing_disk=0, make_too_stale=0)
+    faults = replace(faults, kill_primary=faults.kill_primary + 3, isolate_primary=faults.isolate_primary + 1)
+    return Plan(
+        members,
+        arbiters,
+        environment=environment,
+        faults=faults,
+        load=Mix(2, 1, pause_ms=(100, 700)),
+        transfers=TransferMix(2, 1),
+        consumers=ConsumerMix(is_kept=is_kept, ack_timeout_ms=rng.choice((500, 2_000))),
+        faults_s=30.0,
+        option=CONSUMERS,
+    )
+
+
+def run_consumers(seed: int) -> Outcome:
+    """The run of this seed with named consumers."""
+    return run_seed(seed, consumers_plan(seed))
+
+
 def run_concerns(seed: int) -> Outcome:
     """The run of this seed with other write concerns."""
     return run_seed(seed, concerns_plan(seed))
@@ -355,6 +392,10 @@ class _Run:
         if plan.transfers is not None:
             rng = cluster.random_for("transfers")
             self.transfers = Transfers(cluster.loop, hosts, rng, cluster.client, plan.transfers)
+        self.consumers: ConsumerReaders | None = None
+        if plan.consumers is not None:
+            rng = cluster.random_for("consumers")
+            self.consumers = ConsumerReaders(cluster.loop, hosts, rng, cluster.client, plan.consumers)
         operations = self.operations.history if self.operations else None
         self.checkers = Checkers(cluster, self.workload.history, operations, self.transfers)
         if self.retries is not None:
@@ -374,7 +415,9 @@ class _Run:
         cluster.run(self._last_load())
         cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged")
         self._prove_it_takes_writes()
+        self._drain_consumers()
         self.checkers.at_the_end()
+        self._judge_consumers()
         self._judge_registers()
         if cluster.loop.unhandled:
             raise SimulationError(f"unhandled in a callback or task: {cluster.loop.unhandled[0]}")
@@ -382,7 +425,7 @@ class _Run:
     async def _faulty(self) -> None:
         """Load and faults together."""
         self.workload.start()
-        for clients in (self.registers, self.operations, self.retries, self.transfers):
+        for clients in (self.registers, self.operations, self.retries, self.transfers, self.consumers):
             if clients is not None:
                 clients.start()
         await self.faults.run(self.plan.faults_s)
@@ -398,7 +441,7 @@ class _Run:
             self.cluster.restart(primary)
         await asyncio.sleep(1)
         await self.workload.stop()
-        for clients in (self.registers, self.operations, self.retries, self.transfers):
+        for clients in (self.registers, self.operations, self.retries, self.transfers, self.consumers):
             if clients is not None:
                 await clients.stop()
 
@@ -422,6 +465,28 @@ class _Run:
                 raise SimulationError(f"a set that is well does not take a majority write: {reply}")
         # A delayed member is never level while sessions expire, each by an entry. The last one does so within seconds.
         self.cluster.run_until(self.cluster.converged, 40, "converged after the last writes")
+
+    def _drain_consumers(self) -> None:
+        """Read the rest of what consumers follow."""
+        if self.consumers is None:
+            return
+        cluster = self.cluster
+
+        def primary() -> HostPort | None:
+            name = cluster.primary()
+            return None if name is None else cluster.host(name)
+
+        cluster.run(self.consumers.drain(primary))
+        cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged after the last acknowledgement")
+
+    def _judge_consumers(self) -> None:
+        """Invariant 18."""
+        primary = self.cluster.primary()
+        if self.consumers is None or primary is None:
+            return
+        wrong = self.consumers.violation(self.checkers.mirrors[primary].entries)
+        if wrong:
+            self.checkers.fail("18", wrong)
 
     def _judge_registers(self) -> None:
         """Invariant 7, and with it what majority reads promise."""
@@ -485,6 +550,11 @@ class _Run:
             counts["retryable writes"] = len(sent)
             counts["retryable writes, sent again"] = sum(write.attempts > 1 for write in sent)
             counts["retryable writes, certain"] = sum(write.is_certain for write in sent)
+        if self.consumers is not None:
+            for name, followed in self.consumers.histories.items():
+                counts[f"{name} consumer, events"] = sum(len(given.events) for given in followed.given)
+                counts[f"{name} consumer, acknowledgements"] = sum(ack.answered > 0 for ack in followed.acknowledged)
+                counts[f"{name} consumer, lost history"] = len(followed.sought)
         if self.operations is not None:
             counts.update(f"undone {kind_of_entry(entry.body)}" for entry in checkers.undone.values())
             counts.update(

@@ -150,6 +150,7 @@ class FakeMember:
         self.clock = SimpleNamespace(now=lambda: Millis(5000), wall_ms=lambda: 1_700_000_000_000)
         self.rng = random.Random(1)
         self.users = SimpleNamespace(required=False)
+        self.consumers = SimpleNamespace(summary=lambda: [{"name": "mailer", "lagSecs": 3}])
         self.audit = AuditTrail(None, self.clock.wall_ms)
         self.workers = InlineWorkers()
         self.started_at = Millis(0)

@@ -66,7 +66,8 @@ def test_events_come_again_until_they_are_acknowledged(client: Client, member: F
     first = read(client, maxEvents=2)
     assert ids(first) == [1, 2]
     assert ids(read(client, maxEvents=2)) == [1, 2]
-    assert ids(read(client, after=first["next"])) == [3]
+    assert ids(read(client, after=first["next"], generation=first["generation"])) == [3]
+    assert ids(read(client, after=first["next"], generation=7)) == [1, 2, 3], "it is of another generation"
     assert member.waited[-1][1].w == "majority"
     ack(client, first, token=tokens(first)[0])
     assert ids(read(client)) == [2, 3]
@@ -274,7 +275,8 @@ def test_a_seek_ends_what_was_read_before(client: Client) -> None:
         ("Create", {"name": "d", "startAt": Timestamp(4_000_000_000, 1)}, ErrorCode.BAD_VALUE),
         ("Read", {}, ErrorCode.MISSING_FIELD),
         ("Read", {"reader": ""}, ErrorCode.BAD_VALUE),
-        ("Read", {"reader": "a", "after": "x"}, ErrorCode.INVALID_RESUME_TOKEN),
+        ("Read", {"reader": "a", "after": "x", "generation": 7}, ErrorCode.INVALID_RESUME_TOKEN),
+        ("Read", {"reader": "a", "after": str(in_front_of(1))}, ErrorCode.MISSING_FIELD),
         ("Read", {"reader": "a", "maxEvents": 0}, ErrorCode.NUMBER_OUT_OF_RANGE),
         ("Read", {"name": "unknown", "reader": "a"}, ErrorCode.CONSUMER_NOT_FOUND),
         ("Ack", {}, ErrorCode.MISSING_FIELD),

@@ -99,9 +99,10 @@ def test_events_of_one_document_stay_in_order() -> None:
     made = window((1, "x"), (2, "x"), (3, "y"), (4, "x"))
     assert numbers(made, "a", 1) == [1]
     assert numbers(made, "b") == [3]
+    assert numbers(made, "a") == [], "the answer with the first may be lost"
+    made.acknowledge([token(1)])
     assert numbers(made, "a") == [2, 4]
     made.give_back([token(2)], Millis(NOW + 100))
-    made.acknowledge([token(1)])
     assert numbers(made, "b") == []
     assert numbers(made, "b", now=NOW + 100) == [2]
 
@@ -145,8 +146,10 @@ def test_shared_events_are_never_skipped_and_never_overtaken(data: st.DataObject
         taken = made.take(data.draw(st.sampled_from("ab")), data.draw(st.integers(1, 4)), now, TIMEOUT_MS)
         for event in taken:
             assert event.token not in done
-            earlier = [t for t, key in events if t < event.token and t not in done and b"" in (key, event.key)]
-            assert not set(earlier) - {other.token for other in taken if event.key}, "a barrier is kept"
+            earlier = [t for t, key in events if t < event.token and t not in done]
+            of_key = {t for t, key in events if key in (event.key, b"")}
+            overtaken = set(earlier) & of_key - {other.token for other in taken} if event.key else earlier
+            assert not overtaken
         acked = [event.token for event in taken if data.draw(st.booleans())]
         consumer = consumer.acknowledged(1, acked).acknowledged_through(1, made.acknowledge(acked))
         done |= set(acked)

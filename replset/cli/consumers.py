@@ -1,0 +1,133 @@
+"""`replset consumers`: lists, creates, resets, removes and reads the set's named consumers."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
+from replset.cli import calls
+from replset.cli.host_option import Host
+from replset.errors import BadValueError, ErrorCode, ReplError
+from replset.terminal import console
+
+app = typer.Typer(help="Named consumers, which follow the set's changes.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="the consumer's name")]
+Place = Annotated[str, typer.Option(help="now, oldest, SECONDS:INC, a date as 2026-11-23T05:00:00Z, or a token")]
+RETRIED = frozenset(
+    {ErrorCode.NOT_WRITABLE_PRIMARY, ErrorCode.PRIMARY_STEPPED_DOWN, ErrorCode.INTERRUPTED_BY_STATE_CHANGE}
+    | {ErrorCode.SHUTDOWN_IN_PROGRESS, ErrorCode.NOT_PRIMARY_OR_SECONDARY, ErrorCode.HOST_UNREACHABLE}
+    | {ErrorCode.CONSUMER_MOVED, ErrorCode.WRITE_CONCERN_TIMEOUT}
+)
+"""After these `read --follow` goes on."""
+WAIT_MS = 5_000
+
+
+@app.command("list")
+def list_consumers(
+    host: Host, as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False
+) -> None:
+    """Show all consumers, how far each is behind, and who reads."""
+    reply = calls.ask(host, {"replSetConsumers": 1})
+    if as_json:
+        typer.echo(to_ejson({"consumers": reply["consumers"]}))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("consumer", "follows", "mode", "behind", "history", "reader"):
+        table.add_column(column, no_wrap=True)
+    for row in reply["consumers"]:
+        left_s = row.get("fallsOffInSecs")
+        kept = "LOST" if row.get("isLost") else "-" if left_s is None else f"{left_s} s left"
+        reader = row["holder"] or (f"{row['outstanding']} events given" if row.get("outstanding") else "-")
+        values = (row["name"], row["ns"] or "all databases", row["mode"], f"{row['lagSecs']} s", kept, reader)
+        table.add_row(*(escape(str(value)) for value in values))
+    console().print(table)
+
+
+@app.command()
+def create(
+    host: Host,
+    name: Name,
+    ns: Annotated[str, typer.Option(help="DATABASE.COLLECTION, DATABASE, or nothing for all databases")] = "",
+    filter_: Annotated[str, typer.Option("--filter", help="which events, as Extended JSON")] = "{}",
+    mode: Annotated[str, typer.Option(help="exclusive, failover or shared")] = "exclusive",
+    start_at: Place = "now",
+) -> None:
+    """Create a consumer. From then on the set keeps its oplog for it."""
+    wanted = {"ns": ns, "filter": from_ejson(filter_), "mode": mode, "startAt": place_of(start_at)}
+    reply = calls.on_primary(host, {"replSetConsumerCreate": name, **wanted})
+    typer.echo(f"consumer {name} ({reply['mode']}) begins at {reply['optime']}")
+
+
+@app.command()
+def reset(host: Host, name: Name, to: Place) -> None:
+    """Set where a consumer goes on. What readers have is not acknowledged any more."""
+    reply = calls.on_primary(host, {"replSetConsumerSeek": name, "to": place_of(to)})
+    typer.echo(f"consumer {name} goes on at {reply['optime']}")
+
+
+@app.command()
+def remove(host: Host, name: Name) -> None:
+    """Remove a consumer. What it held back of the oplog may go."""
+    calls.on_primary(host, {"replSetConsumerRemove": name})
+    typer.echo(f"consumer {name} is gone")
+
+
+@app.command()
+def read(
+    host: Host,
+    name: Name,
+    reader: Annotated[str | None, typer.Option(help="who reads; by default this machine and process")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="wait for more, also through failovers")] = False,
+    ack: Annotated[bool, typer.Option(help="acknowledge what was printed")] = True,
+) -> None:
+    """Print the events behind the position, one JSON document a line. What is printed is acknowledged."""
+    reader = reader or f"{socket.gethostname()}-{os.getpid()}"
+    begin: dict[str, object] = {}
+    while True:
+        command: dict[str, object] = {"replSetConsumerRead": name, "reader": reader, "waitMS": WAIT_MS if follow else 0}
+        try:
+            found = calls.on_primary(host, command | begin)
+            begin = {"after": found["next"], "generation": found["generation"]} if "next" in found else {}
+            for event in found["events"]:
+                typer.echo(to_ejson(event))
+            if ack and found["events"]:
+                _acknowledge(host, name, found)
+        except ReplError as error:
+            if not follow or error.code not in RETRIED:
+                raise
+            begin = {}
+            time.sleep(0.5)
+            continue
+        if not found["events"] and not follow:
+            if found.get("active") is False:
+                raise BadValueError(f"{found['holder']} reads consumer {name}")
+            return
+
+
+def _acknowledge(host: str, name: str, found: dict[str, Any]) -> None:
+    tokens = [event["_id"]["_data"] for event in found["events"]]
+    what = {"token": found["next"]} if "next" in found else {"tokens": tokens}
+    calls.on_primary(host, {"replSetConsumerAck": name, "generation": found["generation"], **what})
+
+
+def place_of(text: str) -> object:
+    """What the commands take: `now`, `oldest`, a timestamp, a date or a token."""
+    if text in ("now", "oldest") or re.fullmatch(r"[0-9A-Fa-f]{48}", text):
+        return text
+    if found := re.fullmatch(r"(\d{1,10}):(\d{1,10})", text):
+        return Timestamp(int(found[1]), int(found[2]))
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadValueError(f"{text!r} is neither now nor oldest, SECONDS:INC, a date or a token") from None
+    return DateTime(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000))

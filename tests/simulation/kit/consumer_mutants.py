@@ -1,0 +1,121 @@
+"""Rules of named consumers, each broken on purpose. See `mutants.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from replset.commands import consumer_commands, consumer_reads
+from replset.commands.consumer_directory import CommittedFloor, ConsumerDirectory
+from replset.commands.history import History
+from replset.consumers.consumer import Consumer
+from replset.consumers.leases import Claim, Leases
+from replset.consumers.shared_window import SharedWindow
+from replset.ids import OpTime
+from tests.simulation.kit.kinds import CONSUMER_RUNS
+from tests.simulation.kit.mutant import Mutant
+
+
+def consumers_not_kept_for(patch: pytest.MonkeyPatch) -> None:
+    """The oplog is trimmed as if there were no consumers."""
+    patch.setattr(ConsumerDirectory, "needed", lambda _: None)
+
+
+def acknowledged_by_one(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement is answered before a majority has it."""
+
+    async def at_once(*_: object) -> None: ...
+
+    patch.setattr(consumer_reads, "wait_for_write_concern", at_once)
+
+
+def uncommitted_events_shown(patch: pytest.MonkeyPatch) -> None:
+    """Consumers are given entries that are not committed."""
+    patch.setattr(History, "committed", property(lambda self: self._member.store.last_applied))
+
+
+def shared_position_too_far(patch: pytest.MonkeyPatch) -> None:
+    """The position of a shared consumer passes events that are with a reader."""
+    real = SharedWindow.acknowledge
+
+    def acknowledge(self: SharedWindow, tokens: Iterable[str]) -> str:
+        tokens = list(tokens)
+        return max([*tokens, real(self, tokens)])
+
+    patch.setattr(SharedWindow, "acknowledge", acknowledge)
+
+
+def acknowledged_ahead_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A new primary does not know what was acknowledged ahead of a shared consumer's position."""
+    real = SharedWindow.__init__
+
+    def init(self: SharedWindow, position: str, _: Iterable[str], *rest: Any) -> None:
+        real(self, position, (), *rest)
+
+    patch.setattr(SharedWindow, "__init__", init)
+
+
+def documents_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    """A shared consumer gives an event to a reader while another one has an earlier event of the same document."""
+    real = SharedWindow.add
+
+    def add(self: SharedWindow, events: Iterable[tuple[str, bytes]], through: str) -> None:
+        real(self, [(token, token.encode()) for token, _ in events], through)
+
+    patch.setattr(SharedWindow, "add", add)
+
+
+def reading_acknowledges(patch: pytest.MonkeyPatch) -> None:
+    """A read acknowledges what it gives, also when its answer is lost."""
+    real = consumer_reads.read
+
+    async def read(ctx: Any, consumer: Consumer) -> Any:
+        reply = await real(ctx, consumer)
+        if isinstance(reply, dict) and reply.get("next"):
+            generation, token = reply["generation"], reply["next"]
+            await consumer_reads.save(ctx, consumer.name, lambda now: now.acknowledged_through(generation, token))
+        return reply
+
+    patch.setattr(consumer_commands, "read", read)
+
+
+def earlier_generation_acknowledges(patch: pytest.MonkeyPatch) -> None:
+    """What was read before a seek is acknowledged after it."""
+    patch.setattr(Consumer, "check_generation", lambda *_: None)
+
+
+def lease_ends_with_the_term(patch: pytest.MonkeyPatch) -> None:
+    """A new primary gives the holder of a consumer no time."""
+    real: Callable[..., Claim] = Leases.claim
+
+    def claim(self: Leases, consumer: Consumer, reader: str, now: Any) -> Claim:
+        is_new = (consumer.name, consumer.generation) not in self._due
+        return Claim.MAY_TAKE if is_new else real(self, consumer, reader, now)
+
+    patch.setattr(Leases, "claim", claim)
+
+
+def floor_of_uncommitted_positions(patch: pytest.MonkeyPatch) -> None:
+    """What a position passed is trimmed before the position is committed."""
+
+    def advance(_self: CommittedFloor, _store: object, _commit_point: OpTime, least: OpTime | None) -> OpTime | None:
+        return least
+
+    patch.setattr(CommittedFloor, "advance", advance)
+
+
+TESTS = "tests/unit/commands/test_consumers.py"
+CONSUMER_MUTANTS = (
+    Mutant(consumers_not_kept_for, (2,), "invariant 18", CONSUMER_RUNS),
+    Mutant(acknowledged_by_one, (1,), "invariant 18", CONSUMER_RUNS),
+    Mutant(uncommitted_events_shown, (1,), "invariant 18", CONSUMER_RUNS),
+    Mutant(shared_position_too_far, (0,), "invariant 18", CONSUMER_RUNS),
+    Mutant(acknowledged_ahead_forgotten, (0,), "invariant 18", CONSUMER_RUNS),
+    Mutant(documents_out_of_order, (0,), "invariant 18", CONSUMER_RUNS),
+    Mutant(reading_acknowledges, (6,), "invariant 18", CONSUMER_RUNS),
+    Mutant(earlier_generation_acknowledges, test=f"{TESTS}::test_a_seek_ends_what_was_read_before"),
+    Mutant(lease_ends_with_the_term, test=f"{TESTS}::test_a_failover_consumer_goes_to_the_next_reader"),
+    Mutant(floor_of_uncommitted_positions, test=f"{TESTS}::test_the_floor_follows_what_is_committed"),
+)
