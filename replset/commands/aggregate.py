@@ -9,7 +9,7 @@ from typing import Final
 from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.commands import aggregate_sources, fields
-from replset.commands.aggregate_output import authorize_output, write_merge, write_out
+from replset.commands.aggregate_output import authorize_output, run_on_primary, write_merge, write_out
 from replset.commands.aggregate_sources import NEEDS, WITHOUT_COLLECTION, check_collection
 from replset.commands.authorization import authorize
 from replset.commands.command import Command, CommandContext, Where
@@ -74,6 +74,8 @@ async def _write(run: PipelineRun, stages: list[Stage], last: OutStage | MergeSt
     authorize_output(ctx, last)
     if read_concern_of(ctx).level == "linearizable":
         raise InvalidOptionsError("$out and $merge do not go with read concern level 'linearizable'")
+    if not ctx.member.node.writable:
+        return await run_on_primary(ctx)
     concern = write_concern_of(ctx)
     cursor = await run.open(_collection(ctx), stages)
     reply = await first_batch(ctx, cursor, 0, None)

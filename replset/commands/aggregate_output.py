@@ -19,18 +19,19 @@ from replset.commands.authorization import authorize
 from replset.commands.collection_changes import rename
 from replset.commands.command import CommandContext
 from replset.commands.cursors import Cursor, DocumentsCursor
-from replset.commands.evaluation import evaluate, weight_of
+from replset.commands.evaluation import evaluate, read_statement, weight_of
 from replset.commands.filters import filter_of
 from replset.commands.insert import InsertBatch, new_id, prepare_all
 from replset.commands.namespaces import writable_namespace
 from replset.commands.pipelines import PipelineRun
+from replset.commands.ports import Reply
 from replset.commands.scan import pause
 from replset.commands.search_batch import Search
 from replset.commands.update import UpdateBatch, UpdateStatement
 from replset.commands.views import refuse_view
 from replset.commands.write_batch import Batch, run_groups
 from replset.errors import ErrorCode, NotWritablePrimaryError, ReplError
-from replset.ids import OpTime
+from replset.ids import Millis, OpTime
 from replset.query.errors import ImmutableFieldError
 from replset.query.expressions import fault
 from replset.query.match import Matcher
@@ -41,6 +42,10 @@ from replset.replication.temporary import TEMPORARY
 from replset.replication.write_ops import WriteGroup, do_create, do_drop, do_set_options
 from replset.storage.catalog import Collection
 
+FORWARD_MS: Final = 600_000
+"""How long the primary may take with a command that a secondary sends on."""
+_OF_THIS_MEMBER: Final = frozenset({"$db", "$readPreference", "$clusterTime", "lsid"})
+_DETAILS: Final = frozenset({"keyPattern", "keyValue", "errInfo", "writeConcernError"})
 BATCH: Final = 500
 """Documents that are read, and then written, at once."""
 _NEEDS: Final = {
@@ -54,7 +59,7 @@ _NEEDS: Final = {
 
 
 def authorize_output(ctx: CommandContext, stage: OutStage | MergeStage) -> None:
-    """Raise 13 if the sender may not write there, 263 in a transaction, 10107 if this member is not the primary."""
+    """Raise 13 if the sender may not write there, 263 in a transaction."""
     if ctx.transaction is not None:
         raise ReplError(
             "$out and $merge cannot be used in a transaction", code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION
@@ -65,8 +70,30 @@ def authorize_output(ctx: CommandContext, stage: OutStage | MergeStage) -> None:
     for action in sorted(needs, key=lambda one: str(one.value)):
         authorize(ctx.member, ctx.sender, action, stage.database or ctx.database, ctx.name)
     writable_namespace(stage.database or ctx.database, stage.collection)
-    if not ctx.member.node.writable:
-        raise NotWritablePrimaryError(primary=ctx.member.node.primary_host)
+
+
+async def run_on_primary(ctx: CommandContext) -> Reply:
+    """Have the primary run the command: a driver may send a pipeline that writes to a secondary. 10107 without one.
+
+    What a member or the HTTP API sends is not sent on. Where the connection breaks the outcome is unknown (6).
+    """
+    member, primary = ctx.member, ctx.member.node.primary_host
+    if primary in (None, member.host) or ctx.connection.is_member or ctx.request.source != "wire":
+        raise NotWritablePrimaryError(primary=primary)
+    body = await read_statement(member, ctx.body, ctx.body.decode)
+    login = ctx.sender.login
+    sender: object = True if login is None else {"user": login.name, "db": login.database}
+    command = {name: value for name, value in body.items() if name not in _OF_THIS_MEMBER}
+    limit_ms = Millis(FORWARD_MS if ctx.left_ms is None else ctx.left_ms)
+    assert primary is not None
+    answer = await member.peer.call(
+        primary, {**command, "$replsetForwarded": sender}, timeout_ms=limit_ms, database=ctx.database
+    )
+    reply = answer.decode()
+    if reply.get("ok") != 1:
+        details = {name: value for name, value in reply.items() if name in _DETAILS}
+        raise ReplError(str(reply.get("errmsg")), code=int(str(reply.get("code", 1))), details=details)
+    return {name: value for name, value in reply.items() if name in ("cursor", "writeConcernError", "operationTime")}
 
 
 class Output:

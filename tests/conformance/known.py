@@ -41,31 +41,11 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
     Cause(
-        "$out and $merge are not built yet; refused with 238.",
-        (
-            "crud/aggregate-out: *",
-            *(f"crud/aggregate-out-readConcern: readConcern {level} *" for level in ("majority", "local", "available")),
-            "crud/aggregate-merge*",
-            "crud/*: * with $out *",
-            "crud/*: * with $merge *",
-            "retryable-writes/aggregate-out-merge: *",
-            "read-write-concern/default-write-concern-*: Aggregate with *",
-        ),
-    ),
-    Cause(
-        "The stage $listLocalSessions is not built yet; refused with 238.",
-        ("crud/db-aggregate: *", "versioned-api/crud-api-version-1: aggregate on database *"),
-    ),
-    Cause(
         "collMod's `prepareUnique` is not built yet; refused with 238.",
         ("collection-management/modifyCollection-errorResponse: *",),
     ),
     Cause("`let`, which needs $expr, is not built yet; refused with 238.", ("crud/*-let: *",)),
     Cause("A collation other than simple is not built yet; refused with 238.", ("crud/*-collation: *",)),
-    Cause("Views are not built yet; refused with 238.", ("crud/estimatedDocumentCount: * on views",)),
-    Cause(
-        "Clustered collections are not built yet; refused with 238.", ("collection-management/clustered-indexes: *",)
-    ),
     Cause("Time series are not built yet; refused with 238.", ("collection-management/timeseries-collection: *",)),
     Cause(
         "`changeStreamPreAndPostImages` comes with change streams; refused with 238.",

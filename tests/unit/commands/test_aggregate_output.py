@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64
+from replset.bson import Binary, Int64, RawDocument, encode
+from replset.core.member_state import MemberState
 from replset.errors import NotWritablePrimaryError
-from replset.ids import OpTime
+from replset.ids import HostPort, OpTime
 from replset.replication.temporary import abandoned, drop_abandoned
 from replset.replication.write_ops import do_noop
 from tests.unit.commands.conftest import Client, FakeMember
@@ -204,8 +205,32 @@ def test_other_refusals(client: Client, member: FakeMember) -> None:
     assert client.code(pipe({"$out": "d"}, readConcern={"level": "linearizable"})) == 72
     session = Session(client)
     assert session.code(pipe({"$out": "d"})) == 263
-    member.node.writable = False
+    member.node.writable, member.node.primary_host = False, None
     assert client.code(pipe({"$merge": "d"})) == 10107
+
+
+def test_a_secondary_has_the_primary_run_it(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {"cursor": {"firstBatch": [], "id": Int64(0), "ns": "test.c"}, "ok": 1.0}
+
+    async def call(host: str, command: Any, *, timeout_ms: int, database: str) -> RawDocument:
+        sent.append({"host": host, "db": database, **command})
+        return RawDocument(encode(answer))
+
+    monkeypatch.setattr(member.peer, "call", call)
+    member.node.writable, member.node.state = False, MemberState.SECONDARY
+    member.node.primary_host = HostPort("localhost:27018")
+    command = pipe({"$out": "d"}, lsid={"id": Binary(b"s" * 16, 4)}, **{"$readPreference": {"mode": "secondary"}})
+    assert client.ok(command)["cursor"]["ns"] == "test.c"
+    asked = {"aggregate": "c", "pipeline": [{"$out": "d"}], "cursor": {}, "$replsetForwarded": True}
+    assert sent == [{"host": "localhost:27018", "db": "test", **asked}]
+    answer |= {"ok": 0.0, "code": 11000, "errmsg": "E11000", "keyPattern": {"a": 1}}
+    reply = client.run(command)
+    assert (reply["code"], reply["keyPattern"]) == (11000, {"a": 1})
+    client.connection.member = HostPort("localhost:27019")
+    assert client.code(command) == 10107
 
 
 def test_the_write_concern_is_that_of_the_last_write(client: Client, member: FakeMember) -> None:
