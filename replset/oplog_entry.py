@@ -71,12 +71,24 @@ class OplogEntry:
     @property
     def operations(self) -> list[OplogEntry]:
         """The operations of a committed transaction, in order; of any other entry the entry itself."""
+        places = self.operation_places
+        return [self] if places is None else [self.operation_at(*place) for place in places]
+
+    @property
+    def operation_places(self) -> list[tuple[int, int]] | None:
+        """Where in `raw` the operations of a committed transaction begin and end; None for any other entry."""
         if self.op != COMMAND or self._within is not None or self.o.first_key != APPLY_OPS:
-            return [self]
-        raw = self.o.get_raw(APPLY_OPS) if self.o.type_of(APPLY_OPS) == 4 else None
+            return None
+        o = self.o
+        raw = o.get_raw(APPLY_OPS) if o.type_of(APPLY_OPS) == 4 else None
         if raw is None:
             raise InvalidBSONError("no oplog entry: applyOps is no array")
-        return [OplogEntry(raw[start:end], self) for _, kind, start, end in walk(raw) if kind == 3]
+        first = self.raw.index(raw)
+        return [(first + start, first + end) for _, kind, start, end in walk(raw) if kind == 3]
+
+    def operation_at(self, start: int, end: int) -> OplogEntry:
+        """The operation at a place of `operation_places`."""
+        return OplogEntry(self.raw[start:end], self)
 
     @property
     def ui(self) -> bytes | None:

@@ -12,6 +12,7 @@ from replset.commands import aggregate_sources, fields
 from replset.commands.aggregate_output import authorize_output, run_on_primary, write_merge, write_out
 from replset.commands.aggregate_sources import NEEDS, WITHOUT_COLLECTION, check_collection
 from replset.commands.authorization import authorize
+from replset.commands.change_stream import open_change_stream
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.count_distinct import count_in_worker
 from replset.commands.cursors import FIRST_BATCH, DocumentsCursor
@@ -34,6 +35,7 @@ from replset.errors import (
 )
 from replset.query.pipeline import compile_pipeline, stage_of
 from replset.query.pipeline_names import COLLECTIONLESS_STAGES
+from replset.query.stages.changes import ChangeStreamStage, check_change_stream
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
@@ -50,8 +52,12 @@ async def aggregate(ctx: CommandContext) -> Reply:
     pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
     _authorize(ctx, pipeline)
     _check_target(ctx, pipeline)
+    check_change_stream(names_of(pipeline))
     weight = weight_of(len(body.raw), pipeline)
     stages = await compiled(member, weight, lambda: compile_pipeline(pipeline))
+    if stages and isinstance(stages[0], ChangeStreamStage):
+        cursor, at = await open_change_stream(ctx, stages, weight)
+        return await first_batch(ctx, cursor, batch_size, at)
     run = run_of(ctx, weight)
     last = stages[-1] if stages else None
     if isinstance(last, OutStage | MergeStage):
@@ -121,7 +127,7 @@ def _authorize(ctx: CommandContext, pipeline: list[object]) -> None:
 def _check_target(ctx: CommandContext, pipeline: list[object]) -> None:
     """Refuse a stage that needs a collection where there is none, and the other way round."""
     body, name = ctx.body, ctx.name
-    names = [stage_of(element)[0] for element in pipeline]
+    names = names_of(pipeline)
     if "$listSearchIndexes" in names:
         raise unknown_command("listSearchIndexes")
     first = names[0] if names else ""
@@ -134,11 +140,16 @@ def _check_target(ctx: CommandContext, pipeline: list[object]) -> None:
         if ctx.database != "admin":
             raise InvalidNamespaceError("$currentOp must be run against the 'admin' database with {aggregate: 1}")
         return
-    if first in WITHOUT_COLLECTION:
+    if first in WITHOUT_COLLECTION or first == "$changeStream":
         return
     if first in COLLECTIONLESS_STAGES:
         raise NotBuiltError(f"the stage {first} is not built yet")
     raise InvalidNamespaceError(f"{{aggregate: 1}} is not valid for '{first:.80}'; a collection is required.")
+
+
+def names_of(pipeline: list[object]) -> list[str]:
+    """Return the names of the stages."""
+    return [stage_of(element)[0] for element in pipeline]
 
 
 def _namespace(ctx: CommandContext) -> str:

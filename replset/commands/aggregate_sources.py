@@ -39,6 +39,7 @@ SESSIONS_NS: Final = "config.system.sessions"
 NEEDS: Final = {
     "$collStats": Action.COLL_STATS,
     "$indexStats": Action.COLL_STATS,
+    "$changeStream": Action.LOGIN,
     "$currentOp": Action.LOGIN,
     "$listLocalSessions": Action.LOGIN,
     "$listSessions": Action.LOGIN,

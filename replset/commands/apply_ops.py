@@ -45,7 +45,15 @@ from replset.optime import timestamp
 from replset.query.diff import apply_update_bytes
 from replset.query.update import compile_update
 from replset.replication.held_keys import Place
-from replset.replication.write_ops import WriteGroup, do_delete, do_drop, do_insert, do_update, update_object
+from replset.replication.write_ops import (
+    WriteGroup,
+    do_delete,
+    do_drop,
+    do_drop_database,
+    do_insert,
+    do_update,
+    update_object,
+)
 from replset.storage.catalog import SESSIONS, Collection
 
 MOST_NESTED = 10
@@ -245,8 +253,7 @@ class ApplyOps:
                     self._on_collection(group, name, one, writable_namespace(database, fields.text(one.o, name, name)))
                 case "dropDatabase":
                     droppable_database(database)
-                    for coll in [coll for coll in group.txn.catalog.by_ns.values() if coll.database == database]:
-                        do_drop(group, coll)
+                    do_drop_database(group, database)
                 case "renameCollection":
                     self._rename(group, one)
                 case _:

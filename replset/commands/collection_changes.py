@@ -8,7 +8,7 @@ from replset.auth.roles import Action
 from replset.bson import Int64, RawDocument
 from replset.commands import fields
 from replset.commands.authorization import authorize
-from replset.commands.collection_options import capped_max, capped_size, refuse_images, validation_options
+from replset.commands.collection_options import capped_max, capped_size, images_option, validation_options
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement
 from replset.commands.namespaces import collection_field, writable_namespace
@@ -102,9 +102,8 @@ def coll_mod_of(body: RawDocument, place: str) -> Callable[[WriteGroup, str], di
     for name, kind in _OF_OTHERS.items():
         if not fields.is_absent(body, name):
             raise InvalidOptionsError(f"'{name}' option is only supported on {kind}")
-    refuse_images(body, place)
     definition = definition_of(body, place)
-    changes = validation_options(body, place)
+    changes = validation_options(body, place) | images_option(body, place)
     for name, read in (("cappedSize", capped_size), ("cappedMax", capped_max)):
         if not fields.is_absent(body, name):
             changes[name] = read(body, name, place)

@@ -7,10 +7,10 @@ from replset.commands import fields
 from replset.commands.index_specs import parse_index
 from replset.commands.validators import Validator
 from replset.commands.views import view_options
-from replset.errors import BadValueError, InvalidOptionsError, NotBuiltError
-from replset.replication.write_ops import OPTION_ORDER, changed_options
+from replset.errors import BadValueError, InvalidOptionsError
+from replset.replication.write_ops import IMAGES, OPTION_ORDER, changed_options
 
-CREATE_FIELDS = frozenset({*OPTION_ORDER, "idIndex", "collation", "autoIndexId", "changeStreamPreAndPostImages"})
+CREATE_FIELDS = frozenset({*OPTION_ORDER, "idIndex", "collation", "autoIndexId"})
 _LARGEST_SIZE, _MOST_DOCUMENTS = 1 << 50, (1 << 31) - 1
 _SIZE_STEP, _LEAST_SIZE = 256, 4096
 VALIDATION = {"validationLevel": ("off", "strict", "moderate"), "validationAction": ("error", "warn")}
@@ -27,12 +27,11 @@ def options_of(body: RawDocument, place: str) -> dict[str, object]:
     id_index = fields.document(body, "idIndex", place)
     if id_index is not None and parse_index(id_index, f"{place}.idIndex", False) is not None:
         raise BadValueError("The field 'key' for an _id index must be {_id: 1}")
-    refuse_images(body, place)
     view = view_options(body, place)
     if view is not None:
         return changed_options(view, {})
     capped = _capped_options(body, place) if fields.boolean(body, "capped", place) else {}
-    return changed_options(capped, validation_options(body, place))
+    return changed_options(capped, validation_options(body, place) | images_option(body, place))
 
 
 def _capped_options(body: RawDocument, place: str) -> dict[str, object]:
@@ -69,10 +68,10 @@ def validation_options(body: RawDocument, place: str) -> dict[str, object]:
     return options
 
 
-def refuse_images(body: RawDocument, place: str) -> None:
-    """Change streams are not built; `{enabled: false}` asks for nothing."""
-    images = fields.document(body, "changeStreamPreAndPostImages", place)
-    if images is not None:
-        fields.check_fields(images, frozenset({"enabled"}), f"{place}.changeStreamPreAndPostImages")
-        if fields.boolean(images, "enabled", f"{place}.changeStreamPreAndPostImages"):
-            raise NotBuiltError(f"BSON field '{place}.changeStreamPreAndPostImages' is not built yet")
+def images_option(body: RawDocument, place: str) -> dict[str, object]:
+    """changeStreamPreAndPostImages if it is given. It is kept and shown; the images are there without it."""
+    images = fields.document(body, IMAGES, place)
+    if images is None:
+        return {}
+    fields.check_fields(images, frozenset({"enabled"}), f"{place}.{IMAGES}")
+    return {IMAGES: {"enabled": fields.boolean(images, "enabled", f"{place}.{IMAGES}")}}

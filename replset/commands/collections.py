@@ -18,7 +18,7 @@ from replset.commands.views import check_definition
 from replset.commands.write_concern import write_and_wait
 from replset.errors import BadValueError, ErrorCode, NamespaceExistsError, ReplError
 from replset.query.match import compile_filter
-from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop
+from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop, do_drop_database
 from replset.storage.catalog import Collection
 
 OPLOG_UUID_NAME = "oplog.rs"
@@ -72,16 +72,13 @@ async def drop(ctx: CommandContext) -> Reply:
 
 
 async def drop_database(ctx: CommandContext) -> Reply:
-    """Drop every collection of the database, one entry each."""
+    """Drop every collection of the database."""
     database = droppable_database(ctx.database)
     if fields.whole(ctx.body, ctx.name, ctx.name) != 1:
         raise BadValueError("have to pass 1 as db parameter")
 
     def operation(group: WriteGroup) -> bool:
-        leaving = [coll for coll in list(group.txn.catalog.by_ns.values()) if coll.database == database]
-        for coll in leaving:
-            do_drop(group, coll)
-        return bool(leaving)
+        return do_drop_database(group, database) is not None
 
     was, reply = await write_and_wait(ctx, operation)
     return ({"dropped": database} if was else {}) | reply

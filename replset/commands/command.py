@@ -56,6 +56,7 @@ class CommandContext:
     session: None when the command names none. sessions: those in use on this member. has_written: set when the command
     fails after a part of it was committed. transaction: that the command is part of. operations: those that run on this
     member. opened_by: of a getMore, the command that opened its cursor. collection: that it names, once that is read.
+    is_change_stream: of a getMore, whether its cursor is one.
     work: what it did and waited for so far.
     """
 
@@ -74,6 +75,7 @@ class CommandContext:
     transaction: Transaction | None = None
     opened_by: RawDocument | None = None
     collection: str | None = None
+    is_change_stream: bool = False
     work: Work = field(default_factory=Work)
 
     @property

@@ -8,7 +8,7 @@ reader (consumers/shared_window.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -169,12 +169,13 @@ class EventSource:
     async def _events_in(
         self, rows: Sequence[OplogRow], after: str, most: int, max_bytes: int
     ) -> tuple[list[FoundEvent], str]:
-        concerned = [self._member.history.events_of(row) if self._scope.may_concern(row) else [] for row in rows]
+        events_of, scope = self._member.history.events_of, self._scope
+        concerned = [await events_of(row) if scope.may_concern(row) else () for row in rows]
         work = partial(self._pick, rows, concerned, after, most, max_bytes)
         return await run_in_thread(self._member, work) if self._weight or len(rows) > 1 else work()
 
     def _pick(
-        self, rows: Sequence[OplogRow], events: Sequence[list[ChangeEvent]], after: str, most: int, max_bytes: int
+        self, rows: Sequence[OplogRow], events: Sequence[Iterable[ChangeEvent]], after: str, most: int, max_bytes: int
     ) -> tuple[list[FoundEvent], str]:
         time_slice, size, reached = TimeSlice(self._member.clock), 0, after
         found: list[FoundEvent] = []

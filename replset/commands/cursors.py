@@ -94,6 +94,9 @@ class Cursor(ABC):
         self.opener = NOBODY
         self.command: RawDocument | None = None
         """What opened it, unless that is large: currentOp shows it, with its comment."""
+        self.is_change_stream = False
+        self.resume_token: dict[str, object] | None = None
+        """Of a change stream: where it is behind the newest batch."""
         self.await_data = False
         """A getMore without documents waits for some."""
         self.linearizable = False
@@ -231,6 +234,11 @@ class CursorTable:
         cursor.used_at = self._clock.now()
         self._open[cursor_id] = cursor
         return cursor_id
+
+    def is_change_stream(self, cursor_id: int) -> bool:
+        """Whether there is a cursor of this id, and it is a change stream."""
+        cursor = self._open.get(cursor_id)
+        return cursor is not None and cursor.is_change_stream
 
     def take(self, cursor_id: int, ns: str) -> Cursor:
         """Begin a getMore; `give_back` ends it. Raises CursorNotFoundError (43), or 237 while another getMore runs."""

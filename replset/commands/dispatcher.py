@@ -11,6 +11,7 @@ from replset.bson import Binary, RawDocument
 from replset.commands import fields
 from replset.commands.audit_trail import without_secrets
 from replset.commands.authorization import authorize
+from replset.commands.change_stream import add_resumable_label
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
@@ -89,6 +90,8 @@ class Dispatcher:
         except ReplError as error:
             if ctx is not None and ctx.is_retryable:
                 add_retry_labels(error, has_written=ctx.has_written or ctx.command.ends_transaction)
+            if ctx is not None:
+                add_resumable_label(ctx, error)
             self.failures[error.code] = self.failures.get(error.code, 0) + 1
             if error.code == ErrorCode.UNAUTHORIZED:
                 member.audit.refused(request)

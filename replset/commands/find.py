@@ -26,7 +26,7 @@ from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.filters import Filter, filter_of
 from replset.commands.find_by_id import find_by_id
 from replset.commands.hint import Hint, hint_of
-from replset.commands.namespaces import OPLOG, collection_field, collection_of, namespace
+from replset.commands.namespaces import OPLOG, collection_field, collection_of, cursor_namespace, namespace
 from replset.commands.operations import SHOWN_BYTES
 from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.plan import choose_plan, natural_direction
@@ -432,7 +432,7 @@ async def first_batch(
         cursor_id = ctx.cursors.add(cursor, ctx.connection.owner)
         if ctx.transaction is not None:
             ctx.transaction.on_end.append(partial(ctx.cursors.end, cursor_id, cursor))
-    return _cursor_reply(cursor_id, cursor.ns, "firstBatch", documents, at, cursor.snapshot_at)
+    return _cursor_reply(cursor_id, cursor, "firstBatch", documents, at)
 
 
 async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
@@ -464,18 +464,14 @@ def _left_ms(ctx: CommandContext) -> int | None:
 
 
 def _cursor_reply(
-    cursor_id: int,
-    ns: str,
-    batch: str,
-    documents: list[bytes],
-    at: OpTime | None,
-    snapshot_at: OpTime | None,
+    cursor_id: int, cursor: Cursor, batch: str, documents: list[bytes], at: OpTime | None
 ) -> dict[str, object]:
-    cursor: dict[str, object] = {batch: [RawDocument(raw) for raw in documents]}
-    if snapshot_at is not None:
-        cursor["atClusterTime"] = timestamp(snapshot_at.ts)
-    cursor |= {"id": Int64(cursor_id), "ns": ns}
-    reply: dict[str, object] = {"cursor": cursor}
+    shown: dict[str, object] = {batch: [RawDocument(raw) for raw in documents]}
+    if cursor.resume_token is not None:
+        shown["postBatchResumeToken"] = cursor.resume_token
+    if cursor.snapshot_at is not None:
+        shown["atClusterTime"] = timestamp(cursor.snapshot_at.ts)
+    reply: dict[str, object] = {"cursor": shown | {"id": Int64(cursor_id), "ns": cursor.ns}}
     if at is not None:
         reply["operationTime"] = timestamp(at.ts)
     return reply
@@ -490,7 +486,8 @@ async def get_more(ctx: CommandContext) -> Reply:
     if body.type_of(name) != 18:
         raise fields.wrong_type(name, name, body.type_of(name), "long")
     cursor_id = fields.whole(body, name, name)
-    ns = namespace(ctx.database, fields.text(body, "collection", name))
+    ns = cursor_namespace(ctx.database, fields.text(body, "collection", name))
+    ctx.is_change_stream = ctx.cursors.is_change_stream(cursor_id)
     batch_size = fields.whole(body, "batchSize", name, least=0)
     await_ms = fields.whole(body, "maxTimeMS", name, least=0) or None
     state = ctx.member.node.state
@@ -520,12 +517,12 @@ async def get_more(ctx: CommandContext) -> Reply:
         ctx.cursors.give_back(cursor_id, cursor)
         raise
     is_open = ctx.cursors.give_back(cursor_id, cursor)
-    return _cursor_reply(cursor_id if is_open else 0, ns, "nextBatch", documents, None, cursor.snapshot_at)
+    return _cursor_reply(cursor_id if is_open else 0, cursor, "nextBatch", documents, None)
 
 
 async def kill_cursors(ctx: CommandContext) -> Reply:
     """Close cursors."""
-    ns = namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    ns = cursor_namespace(ctx.database, collection_field(ctx.body, ctx.name))
     ids = [fields.as_whole(value, "cursors", ctx.name) for value in fields.values(ctx.body, "cursors", ctx.name)]
     killed, missing = ctx.cursors.kill(ids, ns, _user_of(ctx))
     return {

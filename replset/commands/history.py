@@ -12,19 +12,22 @@ import asyncio
 from collections import OrderedDict
 from typing import Protocol
 
+from replset.commands.evaluation import run_in_thread
 from replset.commands.ports import MemberPort
 from replset.commands.waiters import done_within
 from replset.errors import ChangeStreamHistoryLostError, DamagedEntryError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.oplog_row import OplogRow
-from replset.query.change_events import ChangeEvent, Scope, events_of
+from replset.query.change_events import EntryEvents, Scope
 from replset.query.change_tokens import in_front_of
 
 PAGE_ENTRIES = 512
 PAGE_BYTES = 4 << 20
 LOOK_ENTRIES, LOOK_BYTES = 2_000, 4 << 20
 """What is looked at for those who wait; with more, all of them are woken and read for themselves."""
+SMALL_ENTRY = 256 << 10
+"""Bytes of an entry whose operations are walked on the event loop."""
 KEPT_EVENTS, KEPT_BYTES = 2_000, 8 << 20
 WAKE_MS = 0.2
 """What one reader that is woken costs. So long after it others are woken, so that many readers leave writers time."""
@@ -60,7 +63,7 @@ class History:
         """Up to here entries were looked at for all who wait."""
         self._life = (0, 0)
         self._timer: asyncio.TimerHandle | None = None
-        self._events: OrderedDict[int, list[ChangeEvent]] = OrderedDict()
+        self._events: OrderedDict[int, EntryEvents] = OrderedDict()
         self._events_bytes = 0
 
     # --- entries
@@ -128,18 +131,21 @@ class History:
             details={"oldestToken": in_front_of(oldest.ts, oldest.term).document()},
         )
 
-    def events_of(self, row: OplogRow) -> list[ChangeEvent]:
-        """As change_events.events_of. The events of an entry are made once for all who follow it now."""
+    async def events_of(self, row: OplogRow) -> EntryEvents:
+        """The events of an entry, made once for all who follow it now."""
         events = self._events.get(row.ts)
-        if events is not None and (not events or events[0].optime == row.optime):
+        if events is not None and events.optime == row.optime:
             return events
-        events = events_of(OplogEntry(row.entry))
-        if len(row.entry) <= KEPT_BYTES // 8:
+        if len(row.entry) <= SMALL_ENTRY:
+            events = EntryEvents(OplogEntry(row.entry))
+        else:
+            events = await run_in_thread(self._member, lambda: EntryEvents(OplogEntry(row.entry)))
+        if row.ts not in self._events:
             self._events[row.ts] = events
             self._events_bytes += len(row.entry)
-            while len(self._events) > KEPT_EVENTS or self._events_bytes > KEPT_BYTES:
-                _, dropped = self._events.popitem(last=False)
-                self._events_bytes -= len(dropped[0].entry.raw) if dropped else 0
+        while len(self._events) > KEPT_EVENTS or (self._events_bytes > KEPT_BYTES and len(self._events) > 1):
+            _, dropped = self._events.popitem(last=False)
+            self._events_bytes -= len(dropped.entry.raw)
         return events
 
     # --- waiting
@@ -159,8 +165,8 @@ class History:
         self._member.on_awaited("commit point")
         try:
             if await done_within(future, timeout_ms):
-                return max(position, future.result())
-            return max(position, self._looked_at)
+                return max(position, future.result(), key=_ts)
+            return max(position, self._looked_at, key=_ts)
         finally:
             same = self._waiting.get(scope, {})
             same.pop(future, None)
@@ -226,6 +232,10 @@ class History:
                     future.set_result(looked_at)
                     woken += 1
         return woken
+
+
+def _ts(optime: OpTime) -> int:
+    return optime.ts
 
 
 def _concerns(row: OplogRow, scope: Scope) -> bool:

@@ -50,6 +50,13 @@ def namespace(database: str, collection: str) -> str:
     return ns
 
 
+def cursor_namespace(database: str, collection: str) -> str:
+    """The namespace of a cursor: of a collection, or of a command that reads none, such as `$cmd.aggregate`."""
+    if collection.startswith("$cmd."):
+        return f"{check_database(database)}.{collection}"
+    return namespace(database, collection)
+
+
 @lru_cache(maxsize=4096)
 def writable_namespace(database: str, collection: str) -> str:
     """As `namespace`, and clients may write to it."""

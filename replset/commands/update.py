@@ -118,11 +118,12 @@ class UpdateBatch(SearchingBatch):
         if not search.filter.matches(before):
             return None
         before = with_repeated_names(before, raw)
-        after = self._compiled().apply(before, now=self.now, timestamp=self.stamp, matcher=search.filter.matcher)
+        update = self._compiled()
+        after = update.apply(before, now=self.now, timestamp=self.stamp, matcher=search.filter.matcher)
         if after is before:
             return Match()
         after_bytes = encode_result(after)
-        o = update_object(before, after, after_bytes)
+        o = update_object(before, after, after_bytes, is_replacement=update.is_replacement)
         if o is None:
             return Match()
         if self.validator is not None:

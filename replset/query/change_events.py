@@ -1,7 +1,7 @@
 """Makes change events of oplog entries: what a change stream, a consumer or a follower tells of them (map X2).
 
 Pure: an entry gives the same events on every member and at any time. Images of documents, which an entry does not hold,
-are added by who reads the undo (commands/change_images.py). Only committed entries may come here.
+are added by who reads the undo (commands/event_reader.py). Only committed entries may come here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from replset.bson import Binary, DateTime, RawDocument, encode_key
+from replset.bson import Binary, DateTime, RawDocument, encode
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.oplog_row import OplogRow
@@ -20,6 +20,8 @@ from replset.query.diff import is_diff
 HIDDEN_DATABASES = frozenset({"admin", "config", "local"})
 """Their collections are the members' own, or hold users: nobody follows them."""
 _TRANSACTION_NS = "admin.$cmd"
+KEPT_BYTES, KEPT_OPERATIONS = 64 << 10, 1_000
+"""Events up to this size, of entries with so many operations at most, are kept for the next stream that shows them."""
 
 
 class Scope(NamedTuple):
@@ -74,25 +76,32 @@ class Scope(NamedTuple):
 class ChangeEvent:
     """One change of one document, collection or database.
 
-    ns: `database.collection`, of a dropped database its name alone. to: the new name of a renamed collection. ui: the
-    collection's UUID. key: encode_key of the document's `_id`, None where it is about no document. write: which write
-    of this document in its entry it is, from 0; only a transaction writes one twice. is_expanded: told with
-    `showExpandedEvents` alone. `head` and `tail` are the fields of the event around its images.
+    ns: `database.collection`, of a dropped database its name alone. to: the new name of a renamed collection. key:
+    encode_key of the document's `_id`, None where it is about no document. is_expanded: told with `showExpandedEvents`
+    alone.
     """
 
-    __slots__ = ("entry", "head", "is_expanded", "key", "ns", "operation_type", "tail", "to", "token", "write")
+    __slots__ = ("_plain", "entry", "is_expanded", "key", "ns", "operation_type", "to", "token")
 
-    def __init__(self, entry: OplogEntry, token: Token, operation_type: str, ns: str) -> None:
+    def __init__(
+        self,
+        entry: OplogEntry,
+        token: Token,
+        operation_type: str,
+        ns: str,
+        *,
+        key: bytes | None = None,
+        to: str | None = None,
+        is_expanded: bool = False,
+    ) -> None:
         self.entry = entry
         self.token = token
         self.operation_type = operation_type
         self.ns = ns
-        self.to: str | None = None
-        self.key: bytes | None = None
-        self.write = 0
-        self.is_expanded = False
-        self.head: dict[str, object] = {}
-        self.tail: dict[str, object] = {}
+        self.to = to
+        self.key = key
+        self.is_expanded = is_expanded
+        self._plain: bytes | None = None
 
     @property
     def optime(self) -> OpTime:
@@ -100,12 +109,22 @@ class ChangeEvent:
 
     @property
     def ui(self) -> bytes | None:
+        """The collection's UUID."""
         return self.entry.ui
 
     @property
     def full_document(self) -> RawDocument | None:
         """The document as the entry itself holds it: of an insert or a replacement."""
         return self.entry.o if self.operation_type in ("insert", "replace") else None
+
+    def raw(self) -> bytes:
+        """The event without options and images, as bytes. Those of a small one are kept: many streams show it."""
+        if self._plain is not None:
+            return self._plain
+        raw = encode(self.document())
+        if len(raw) <= KEPT_BYTES:
+            self._plain = raw
+        return raw
 
     def document(
         self,
@@ -123,18 +142,69 @@ class ChangeEvent:
         own = self.full_document
         if own is not None or full_document is not False:
             document["fullDocument"] = own if own is not None else full_document
-        document |= {"ns": _ns_document(self.ns), **self.head}
-        tail = self.tail
-        if not expanded and "updateDescription" in tail:
-            tail = {**tail, "updateDescription": _without(tail["updateDescription"], "disambiguatedPaths")}
-        elif not expanded and self.operation_type == "rename":
-            tail = _without(tail, "operationDescription")
-        document |= tail
+        document["ns"] = _ns_document(self.ns)
+        if self.to is not None:
+            document["to"] = _ns_document(self.to)
+        if self.key is not None:
+            document["documentKey"] = {"_id": _about(self.entry).get("_id")}
+        if self.operation_type == "update":
+            document["updateDescription"] = _shown_description(self.entry, expanded)
+        elif expanded and self.entry.op == COMMAND:
+            document |= _description(self.entry, self.operation_type)
         if before_change is not False:
             document["fullDocumentBeforeChange"] = before_change
         if self.entry.is_in_transaction:
             document |= {name: value for name in ("lsid", "txnNumber") if (value := self.entry.get(name)) is not None}
         return document
+
+
+class EntryEvents:
+    """The events of one committed entry, whoever follows it, in order. A transaction gives one for each operation.
+
+    They are made when they are asked for: a transaction may have 100,000.
+    """
+
+    __slots__ = ("_made", "_places", "entry")
+
+    def __init__(self, entry: OplogEntry) -> None:
+        """Walks the operations of a transaction, which for a large one takes a while."""
+        self.entry = entry
+        self._places = entry.operation_places
+        self._made: dict[int, ChangeEvent | None] = {}
+
+    @property
+    def optime(self) -> OpTime:
+        return self.entry.optime
+
+    def __iter__(self) -> Iterator[ChangeEvent]:
+        return self.from_operation(0)
+
+    def from_operation(self, first: int) -> Iterator[ChangeEvent]:
+        """The events of the operations from this number on."""
+        places = self._places
+        keeps = places is None or len(places) <= KEPT_OPERATIONS
+        for number in range(first, 1 if places is None else len(places)):
+            if number in self._made:
+                event = self._made[number]
+            else:
+                operation = self.entry
+                if places is not None:
+                    start, end = places[number]
+                    operation = self.entry.operation_at(start, end)
+                event = _event_of(operation, Token(self.optime.ts, number, Kind.EVENT, 0, self.optime.term))
+                if keeps:
+                    self._made[number] = event
+            if event is not None:
+                yield event
+
+    def writes_before(self, event: ChangeEvent) -> int:
+        """How often operations before this one in the same entry wrote the same document."""
+        same = 0
+        for other in self:
+            if other.token >= event.token:
+                break
+            same += other.key == event.key and other.ui == event.ui
+        return same
 
 
 def invalidate_document(event: ChangeEvent) -> tuple[Token, dict[str, object]]:
@@ -148,62 +218,35 @@ def invalidate_document(event: ChangeEvent) -> tuple[Token, dict[str, object]]:
     }
 
 
-def events_of(entry: OplogEntry) -> list[ChangeEvent]:
-    """All events of one committed entry, whoever follows it, in order. A transaction gives one for each operation."""
-    if entry.op == NOOP:
-        return []
-    events: list[ChangeEvent] = []
-    writes: dict[tuple[bytes | None, bytes], int] = {}
-    for number, operation in enumerate(entry.operations):
-        token = Token(entry.optime.ts, number, Kind.EVENT, 0, entry.optime.term)
-        event = _event_of(operation, token)
-        if event is None:
-            continue
-        if event.key is not None and operation.is_in_transaction:
-            place = operation.ui, event.key
-            event.write = writes.get(place, 0)
-            writes[place] = event.write + 1
-        events.append(event)
-    return events
-
-
 def _event_of(entry: OplogEntry, token: Token) -> ChangeEvent | None:
     match entry.op:
         case "i":
-            event = ChangeEvent(entry, token, "insert", entry.ns)
-            _set_key(event, entry.o)
+            return ChangeEvent(entry, token, "insert", entry.ns, key=entry.key())
         case "d":
-            event = ChangeEvent(entry, token, "delete", entry.ns)
-            _set_key(event, entry.o)
+            return ChangeEvent(entry, token, "delete", entry.ns, key=entry.key())
         case "u":
-            event = _update_event(entry, token)
+            o = entry.o
+            is_update = "$v" in o and is_diff(o.decode())
+            return ChangeEvent(entry, token, "update" if is_update else "replace", entry.ns, key=entry.key())
         case "c":
             return _command_event(entry, token)
         case _:
             return None
-    return event
 
 
-def _set_key(event: ChangeEvent, about: RawDocument) -> None:
-    value = about.get("_id")
-    event.key = encode_key(value)
-    event.head["documentKey"] = {"_id": value}
-
-
-def _update_event(entry: OplogEntry, token: Token) -> ChangeEvent:
-    change = entry.o.decode() if "$v" in entry.o else {}
-    is_update = is_diff(change)
-    event = ChangeEvent(entry, token, "update" if is_update else "replace", entry.ns)
-    _set_key(event, entry.o2 or entry.o)
-    if is_update:
-        event.tail["updateDescription"] = update_description(change["diff"])
-    return event
+_EXPANDED = {
+    "create": "create",
+    "collMod": "modify",
+    "createIndexes": "createIndexes",
+    "commitIndexBuild": "createIndexes",
+    "dropIndexes": "dropIndexes",
+}
+"""Commands that are told with `showExpandedEvents`, and what their events are called."""
 
 
 def _command_event(entry: OplogEntry, token: Token) -> ChangeEvent | None:
-    o = entry.o
+    o, database = entry.o, entry.database
     name = o.first_key or ""
-    database = entry.database
     ns = f"{database}.{o.get(name)}"
     match name:
         case "drop":
@@ -211,38 +254,39 @@ def _command_event(entry: OplogEntry, token: Token) -> ChangeEvent | None:
         case "dropDatabase":
             return ChangeEvent(entry, token, "dropDatabase", database)
         case "renameCollection":
-            return _rename_event(entry, token)
-        case "create":
-            event = ChangeEvent(entry, token, "create", ns)
-            event.tail["operationDescription"] = _without(o.decode(), "create")
-        case "collMod":
-            event = ChangeEvent(entry, token, "modify", ns)
-            event.tail["operationDescription"] = _without(o.decode(), "collMod")
-            event.tail["stateBeforeChange"] = {} if entry.o2 is None else _state_before(entry.o2.decode())
-        case "createIndexes":
-            event = ChangeEvent(entry, token, "createIndexes", ns)
-            event.tail["operationDescription"] = {"indexes": [_without(o.decode(), "createIndexes")]}
-        case "commitIndexBuild":
-            event = ChangeEvent(entry, token, "createIndexes", ns)
-            event.tail["operationDescription"] = {"indexes": o.get("indexes")}
-        case "dropIndexes":
-            event = ChangeEvent(entry, token, "dropIndexes", ns)
-            event.tail["operationDescription"] = {"indexes": [] if entry.o2 is None else [entry.o2]}
+            return ChangeEvent(entry, token, "rename", str(o.get(name)), to=str(o.get("to")))
+        case _ if name in _EXPANDED:
+            return ChangeEvent(entry, token, _EXPANDED[name], ns, is_expanded=True)
         case _:
             return None
-    event.is_expanded = True
-    return event
 
 
-def _rename_event(entry: OplogEntry, token: Token) -> ChangeEvent:
-    o = entry.o
-    event = ChangeEvent(entry, token, "rename", str(o.get("renameCollection")))
-    event.to = str(o.get("to"))
-    to = _ns_document(event.to)
-    event.head["to"] = to
-    dropped = o.get("dropTarget")
-    event.tail["operationDescription"] = {"to": to} | ({"dropTarget": dropped} if isinstance(dropped, Binary) else {})
-    return event
+def _about(entry: OplogEntry) -> RawDocument:
+    """The part of the entry that has the `_id`."""
+    return (entry.o2 or entry.o) if entry.op == "u" else entry.o
+
+
+def _description(entry: OplogEntry, operation_type: str) -> dict[str, object]:
+    """`operationDescription`, and of a collMod the state before, of an event about a collection."""
+    o, name = entry.o, entry.o.first_key or ""
+    match operation_type:
+        case "rename":
+            dropped = o.get("dropTarget")
+            description: dict[str, object] = {"to": _ns_document(str(o.get("to")))}
+            if isinstance(dropped, Binary):
+                description["dropTarget"] = dropped
+        case "createIndexes":
+            description = {"indexes": o.get("indexes") if name != operation_type else [_without(o.decode(), name)]}
+        case "dropIndexes":
+            description = {"indexes": [] if entry.o2 is None else [entry.o2]}
+        case "modify":
+            old = {} if entry.o2 is None else _state_before(entry.o2.decode())
+            return {"operationDescription": _without(o.decode(), name), "stateBeforeChange": old}
+        case "create":
+            description = _without(o.decode(), name)
+        case _:
+            return {}
+    return {"operationDescription": description}
 
 
 def _state_before(old: dict[str, object]) -> dict[str, object]:
@@ -250,8 +294,7 @@ def _state_before(old: dict[str, object]) -> dict[str, object]:
     return {names.get(name, name): value for name, value in old.items()}
 
 
-def _without(document: object, name: str) -> dict[str, object]:
-    assert isinstance(document, dict)
+def _without(document: dict[str, object], name: str) -> dict[str, object]:
     return {key: value for key, value in document.items() if key != name}
 
 
@@ -263,6 +306,11 @@ def _ns_document(ns: str) -> dict[str, object]:
 # --- what an update changed -------------------------------------------------------------------------------------
 
 Path = tuple[str | int, ...]
+
+
+def _shown_description(entry: OplogEntry, expanded: bool) -> dict[str, object]:
+    description = update_description(entry.o.decode()["diff"])
+    return description if expanded else _without(description, "disambiguatedPaths")
 
 
 def update_description(diff: object) -> dict[str, object]:

@@ -17,6 +17,8 @@ from replset.query.order import identical
 from replset.query.paths import array_index
 
 DIFF_VERSION = 2
+LARGE_DIFF = 64 << 10
+"""Bytes of a difference from which on it must be smaller than the document."""
 
 
 def compute_diff(before: dict[str, object], after: dict[str, object]) -> dict[str, object] | None:
@@ -28,11 +30,17 @@ def compute_diff(before: dict[str, object], after: dict[str, object]) -> dict[st
 
 
 def update_entry_object(
-    before: dict[str, object], after: dict[str, object], *, after_size: int | None = None
+    before: dict[str, object],
+    after: dict[str, object],
+    *,
+    after_size: int | None = None,
+    is_replacement: bool | None = None,
 ) -> dict[str, object] | None:
-    """Return the `o` of an update entry: `{$v: 2, diff: ...}` if that is smaller than `after`, else `after`.
+    """Return the `o` of an update entry: `{$v: 2, diff: ...}`, or `after`. None when nothing changed.
 
-    Returns None when nothing changed. after_size: bytes of encode(after), if the caller knows them.
+    The form tells a change stream what happened: a replacement is logged as a whole, what update operators did as a
+    difference, as MongoDB does. is_replacement: None if nobody said; then the smaller one is taken. after_size: bytes
+    of encode(after), if the caller knows them.
     """
     diff = compute_diff(before, after)
     if diff is None:
@@ -40,9 +48,12 @@ def update_entry_object(
     entry: dict[str, object] = {"$v": DIFF_VERSION, "diff": diff}
     if is_diff(after):
         return entry  # a document that looks like a difference can only be written as one
-    if _size(entry) < (_size(after) if after_size is None else after_size) and identical(
-        apply_diff(before, diff), after
-    ):
+    if is_replacement:
+        return after
+    most = _size(after) if after_size is None else after_size
+    if is_replacement is False:
+        most = max(most, LARGE_DIFF)
+    if _size(entry) < most and identical(apply_diff(before, diff), after):
         return entry
     return after
 

@@ -22,6 +22,7 @@ from replset.query.stages.basic import (
     SkipStage,
     SortStage,
 )
+from replset.query.stages.changes import ChangeStreamStage, SplitStage
 from replset.query.stages.densify import DensifyStage
 from replset.query.stages.facet import compile_facet
 from replset.query.stages.fields import (
@@ -70,6 +71,8 @@ STAGES: Final[dict[str, StageRow]] = {
     "$addFields": StageRow(AddFieldsStage),
     "$bucket": StageRow(compile_bucket),
     "$bucketAuto": StageRow(BucketAutoStage),
+    "$changeStream": StageRow(ChangeStreamStage, is_first=True, not_inside=_INNER),
+    "$changeStreamSplitLargeEvent": StageRow(SplitStage, not_inside=_INNER),
     "$collStats": StageRow(CollStatsStage, is_first=True, not_inside=_FACET),
     "$count": StageRow(CountStage),
     "$currentOp": StageRow(CurrentOpStage, is_first=True, not_inside=_FACET),

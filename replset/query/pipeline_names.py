@@ -10,8 +10,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 NOT_BUILT_STAGES: Final = _names(
-    "changeStream changeStreamSplitLargeEvent"
-    " geoNear listSampledQueries listSearchIndexes "
+    "geoNear listSampledQueries listSearchIndexes "
     " operationMetrics planCacheStats queryStats search"
     " searchMeta shardedDataDistribution vectorSearch"
 )
@@ -19,7 +18,7 @@ NOT_BUILT_STAGES: Final = _names(
 COLLECTIONLESS_STAGES: Final = _names(
     "changeStream currentOp documents listLocalSessions listSampledQueries queryStats shardedDataDistribution"
 )
-"""Stages that can begin a pipeline over no collection. Of these $currentOp and $documents are built."""
+"""Stages that can begin a pipeline over no collection. Of these $changeStream, $currentOp and $documents are built."""
 ACCUMULATORS: Final = _names(
     "accumulator addToSet avg bottom bottomN count first firstN last lastN max maxN median mergeObjects min"
     " minN percentile push stdDevPop stdDevSamp sum top topN"

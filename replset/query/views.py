@@ -11,7 +11,16 @@ MAX_DEPTH: Final = 20
 """Views on views, and pipelines inside of pipelines."""
 _FROM: Final = frozenset({"$lookup", "$graphLookup"})
 NOT_IN_VIEWS: Final = frozenset(
-    {"$changeStream", "$collStats", "$currentOp", "$documents", "$indexStats", "$listLocalSessions", "$listSessions"}
+    {
+        "$changeStream",
+        "$changeStreamSplitLargeEvent",
+        "$collStats",
+        "$currentOp",
+        "$documents",
+        "$indexStats",
+        "$listLocalSessions",
+        "$listSessions",
+    }
     | {"$merge", "$out"}
 )
 """Stages that write, or that read something else than the documents of a collection."""

@@ -138,9 +138,11 @@ def _remove_oldest(group: WriteGroup, coll: Collection, most_bytes: int, most_do
         group.session_write = session
 
 
-def update_object(before: dict[str, object], after: dict[str, object], after_bytes: bytes) -> bytes | None:
-    """The `o` of the entry that turns `before` into `after`; None when they are the same."""
-    o = update_entry_object(before, after, after_size=len(after_bytes))
+def update_object(
+    before: dict[str, object], after: dict[str, object], after_bytes: bytes, *, is_replacement: bool | None = None
+) -> bytes | None:
+    """The `o` of the entry that turns `before` into `after`; None when they are the same. See update_entry_object."""
+    o = update_entry_object(before, after, after_size=len(after_bytes), is_replacement=is_replacement)
     if o is None:
         return None
     return after_bytes if o is after else encode(o)
@@ -224,6 +226,18 @@ def do_drop(group: WriteGroup, coll: Collection) -> OpTime:
     return optime
 
 
+def do_drop_database(group: WriteGroup, database: str) -> OpTime | None:
+    """Drop every collection of the database, one entry each, and say so; None if there is none."""
+    leaving = [coll for coll in list(group.txn.catalog.by_ns.values()) if coll.database == database]
+    for coll in leaving:
+        do_drop(group, coll)
+    if not leaving:
+        return None
+    optime = group.next_optime()
+    _append_command(group, database, None, {"dropDatabase": 1}, optime)
+    return optime
+
+
 def do_rename(group: WriteGroup, coll: Collection, ns: str, target: Collection | None = None) -> OpTime:
     """Rename within a database. target: the collection that has the name now, and is dropped by the same entry."""
     optime = group.next_optime()
@@ -236,18 +250,26 @@ def do_rename(group: WriteGroup, coll: Collection, ns: str, target: Collection |
     return optime
 
 
-OPTION_ORDER = ("viewOn", "pipeline", "capped", "size", "max", "validator", "validationLevel", "validationAction")
+IMAGES = "changeStreamPreAndPostImages"
+OPTION_ORDER = (
+    *("viewOn", "pipeline", "capped", "size", "max"),
+    *("validator", "validationLevel", "validationAction", IMAGES),
+)
 """Of the options that a collection may have, so that equal ones are equal bytes."""
 COLL_MOD_NAMES = {"cappedSize": "size", "cappedMax": "max"}
 """What collMod calls an option, where that differs."""
 
 
 def changed_options(options: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """The options of a collection after a collMod. An empty validator is none, and so is `temp: false`."""
+    """The options of a collection after a collMod. An empty validator is none, and so are `temp: false` and images
+    that are not enabled.
+    """
     merged = {**options, **{COLL_MOD_NAMES.get(name, name): value for name, value in changes.items()}}
     for name in ("validator", "temp"):
         if not merged.get(name, True):
             del merged[name]
+    if merged.get(IMAGES) == {"enabled": False}:
+        del merged[IMAGES]
     known = {name: merged.pop(name) for name in OPTION_ORDER if name in merged}
     return {**known, **merged}
 
@@ -297,7 +319,7 @@ def do_noop(group: WriteGroup, o: Mapping[str, object]) -> OpTime:
 def _append_command(
     group: WriteGroup,
     database: str,
-    uuid: bytes,
+    uuid: bytes | None,
     o: Mapping[str, object],
     optime: OpTime,
     *,

@@ -286,6 +286,21 @@ class Snapshot:
         while (page := self._query(lambda: next(pages, None))) is not None:
             yield from page
 
+    def versions_at(self, coll: Collection, key: bytes, ts: int) -> list[bytes | None]:
+        """The document before the entry `ts` wrote it, and behind each of its writes there; None where there was none.
+
+        Empty if that entry did not write it, or the undo does not reach back to it.
+        """
+        if ts <= self.pruned_through or self._known(coll.uuid) is None:
+            return []
+        at = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts = ? ORDER BY seq"
+        versions: list[bytes | None] = [before for (before,) in self._execute(at, (coll.uuid, key, ts))]
+        if versions:
+            later = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1"
+            rows = self._execute(later, (coll.uuid, key, ts)) or self._execute(coll.sql_get, (key,))
+            versions.append(rows[0][0] if rows else None)
+        return versions
+
     def place_of(self, coll: Collection, key: bytes) -> int | None:
         """The place of the document with this key, as it is now; None when there is none."""
         rows = self._execute(f"SELECT rowid FROM {coll.table} WHERE key = ?", (key,))

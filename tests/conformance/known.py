@@ -48,10 +48,6 @@ CAUSES: tuple[Cause, ...] = (
     Cause("A collation other than simple is not built yet; refused with 238.", ("crud/*-collation: *",)),
     Cause("Time series are not built yet; refused with 238.", ("collection-management/timeseries-collection: *",)),
     Cause(
-        "`changeStreamPreAndPostImages` comes with change streams; refused with 238.",
-        ("collection-management/*-pre_and_post_images: *",),
-    ),
-    Cause(
         "find's `min`, `max`, `returnKey` and `showRecordId` are not built yet; refused with 238.",
         ("command-monitoring/find: A successful find with options", "command-monitoring/find: * showRecordId *"),
     ),

@@ -35,7 +35,7 @@ def test_drop_database(client: Client) -> None:
     client.ok({"create": "a"}, "other")
     assert client.ok({"dropDatabase": 1})["dropped"] == "test"
     assert "dropped" not in client.ok({"dropDatabase": 1})
-    assert [entry["o"] for entry in client.entries()[-2:]] == [{"drop": "a"}, {"drop": "b"}]
+    assert [entry["o"] for entry in client.entries()[-3:]] == [{"drop": "a"}, {"drop": "b"}, {"dropDatabase": 1}]
     assert client.member.store.databases() == ["other"]
 
 

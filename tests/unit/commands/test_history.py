@@ -159,4 +159,5 @@ def test_the_events_of_an_entry_are_made_once(client: Client, member: FakeMember
     insert(client, "items", 1)
     commit(member)
     row = read(client)[-1]
-    assert member.history.events_of(row) is member.history.events_of(row)
+    first, again = (client.loop.run_until_complete(member.history.events_of(row)) for _ in range(2))
+    assert first is again

@@ -21,7 +21,7 @@ from replset.oplog_entry import (
     update_entry,
 )
 from replset.oplog_row import OplogRow
-from replset.query.change_events import ChangeEvent, Scope, events_of, invalidate_document, update_description
+from replset.query.change_events import ChangeEvent, EntryEvents, Scope, invalidate_document, update_description
 from replset.query.change_tokens import Kind, Token, behind, in_front_of
 from replset.query.diff import apply_diff, compute_diff
 
@@ -37,6 +37,10 @@ def insert(ns: str = "shop.items") -> bytes:
 
 def command(o: dict[str, object], o2: dict[str, object] | None = None) -> OplogEntry:
     return OplogEntry(command_entry("shop", UI, o, AT, 5, o2=o2))
+
+
+def events_of(entry: OplogEntry) -> list[ChangeEvent]:
+    return list(EntryEvents(entry))
 
 
 def only(entry: OplogEntry | bytes) -> ChangeEvent:
@@ -111,9 +115,11 @@ def test_a_transaction_gives_its_operations_in_order() -> None:
         operation_of(insert("other.items")),
     ]
     extra = extra_fields({"lsid": {"id": Binary(UI, 4)}, "txnNumber": Int64(9)})
-    events = events_of(OplogEntry(transaction_entry(operations, AT, 5, extra)))
+    made = EntryEvents(OplogEntry(transaction_entry(operations, AT, 5, extra)))
+    events = list(made)
     assert [event.operation_type for event in events] == ["insert", "replace", "insert"]
-    assert [event.write for event in events] == [0, 1, 2]
+    assert [made.writes_before(event) for event in events] == [0, 1, 2]
+    assert list(made.from_operation(1)) == events[1:]
     assert [event.token.operation for event in events] == [0, 1, 2]
     assert plain(events[1])["txnNumber"] == 9
     assert [DATABASE.tells(event, expanded=False) for event in events] == [True, True, False]

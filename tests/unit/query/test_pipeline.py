@@ -191,4 +191,4 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, stage: dict[str, Any
 
 def test_the_names_are_told_apart() -> None:
     assert not NOT_BUILT_STAGES & pipeline.STAGES.keys()
-    assert COLLECTIONLESS_STAGES - {"$currentOp", "$documents"} <= NOT_BUILT_STAGES
+    assert COLLECTIONLESS_STAGES - {"$changeStream", "$currentOp", "$documents"} <= NOT_BUILT_STAGES
