@@ -6,10 +6,9 @@ no memory until it is encoded, compared or shown. So all that looks at every par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from replset.bson import encode_key
+from replset.bson import MAX_DEPTH, encode_key
 from replset.errors import ErrorCode, ReplError
 from replset.query.time_limit import check_time
 
@@ -19,31 +18,34 @@ _CHECKED: Final = 1000
 
 
 def size_of(value: Any, limit: int | None = None) -> int:
-    """Return about how many bytes a value takes, each part as often as it is in it. 146 beyond the limit."""
+    """Return about how many bytes a value takes, each part as often as it is in it.
+
+    146 beyond the limit, 15 for more levels than a document can have.
+    """
     kind = type(value)
-    most = MAX_BYTES if limit is None else limit
     if kind is not dict and kind is not list:
         return _leaf_size(value)
-    size, rest, count = 0, [value], 0
-    while rest:
-        inner = rest.pop()
-        if isinstance(inner, Mapping):
-            size += 100 + 60 * len(inner)
-            values = inner.values()
-        else:
-            size += 60 + 8 * len(inner)
-            values = inner
-        for item in values:
-            kind = type(item)
-            if kind is dict or kind is list:
-                rest.append(item)
-            else:
-                size += len(item) + 50 if kind is str else 32 if kind is int or kind is float else _leaf_size(item)
-        count += 1
-        if size > most:
-            raise too_large("a value of an expression", most)
-        if count % _CHECKED == 0:
-            check_time()
+    most = MAX_BYTES if limit is None else limit
+    size, level, depth = 0, [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ReplError(f"a value of an expression has over {MAX_DEPTH} levels", code=ErrorCode.OVERFLOW)
+        below: list[Any] = []
+        for number, inner in enumerate(level):
+            is_document = type(inner) is dict
+            size += 100 + 60 * len(inner) if is_document else 60 + 8 * len(inner)
+            for item in inner.values() if is_document else inner:
+                kind = type(item)
+                if kind is dict or kind is list:
+                    below.append(item)
+                else:
+                    size += len(item) + 50 if kind is str else 32 if kind is int or kind is float else _leaf_size(item)
+            if size > most:
+                raise too_large("a value of an expression", most)
+            if number % _CHECKED == 0:
+                check_time()
+        level = below
     return size
 
 

@@ -21,7 +21,16 @@ from replset.query.expressions import (
     trigonometry,
 )
 from replset.query.expressions.accumulators import Accumulator, build_accumulator
-from replset.query.expressions.frame import WHOLE, Expression, Operator, Scope, begin_evaluation, fault, value_at
+from replset.query.expressions.frame import (
+    WHOLE,
+    Expression,
+    Operator,
+    Scope,
+    begin_evaluation,
+    fault,
+    too_deep,
+    value_at,
+)
 
 __all__ = [
     "OPERATORS",
@@ -47,7 +56,10 @@ def compile_expression(value: Any, names: Iterable[str] = ()) -> Expression:
     and what the operators raise, about constants too. The message names the operator.
     """
     begin_evaluation()
-    return Scope(frozenset(names), OPERATORS).compile(value)
+    try:
+        return Scope(frozenset(names), OPERATORS).compile(value)
+    except RecursionError:
+        raise too_deep() from None
 
 
 def compile_accumulator(spec: Any, names: Iterable[str] = (), field: str = "") -> Accumulator:
@@ -56,4 +68,7 @@ def compile_accumulator(spec: Any, names: Iterable[str] = (), field: str = "") -
     Raises 15952 for one that MongoDB does not know, 238 for one that is not built, 40234, 40238 and 40237 for its form.
     """
     begin_evaluation()
-    return build_accumulator(spec, Scope(frozenset(names), OPERATORS), field)
+    try:
+        return build_accumulator(spec, Scope(frozenset(names), OPERATORS), field)
+    except RecursionError:
+        raise too_deep() from None

@@ -244,7 +244,7 @@ def _operator(name: str, make: Callable[[], State]) -> Operator:
     """Return the operator that accumulates its values, or the items of its one value if that is an array."""
 
     def build(argument: Any, scope: Scope) -> Expression:
-        parts = [scope.compile(value) for value in (argument if type(argument) is list else [argument])]
+        parts = scope.compile_all(argument if type(argument) is list else [argument])
         runs = [part.run for part in parts]
 
         def run(root: Document, variables: Variables) -> Any:

@@ -279,8 +279,8 @@ def _zip(argument: Any, scope: Scope) -> Expression:
         raise fault(34466, "cannot specify defaults unless useLongestLength is true")
     if defaults and len(defaults) != len(inputs):
         raise fault(34467, "defaults and inputs must have the same length")
-    parts = [scope.compile(value) for value in inputs]
-    fills = [scope.compile(value) for value in defaults] or [constant(None)] * len(parts)
+    parts = scope.compile_all(inputs)
+    fills = scope.compile_all(defaults) or [constant(None)] * len(parts)
 
     def run(root: Document, variables: Variables) -> Any:
         arrays = []

@@ -8,7 +8,7 @@ raised at once, as in MongoDB.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,6 +49,10 @@ class _Budget(threading.local):
 _budget = _Budget()
 
 
+def too_deep() -> ReplError:
+    return fault(ErrorCode.OVERFLOW, "an expression is nested too deeply")
+
+
 def begin_evaluation() -> None:
     """Let this thread allocate MAX_BYTES. An expression that is compiled is evaluated too: its constants."""
     _budget.left = MAX_BYTES
@@ -87,7 +91,10 @@ class Expression:
     def evaluate(self, root: Document, variables: Variables) -> Any:
         """Return the value for the document, or MISSING. variables: at least those that were in scope."""
         _budget.left = MAX_BYTES
-        return self.run(root, variables)
+        try:
+            return self.run(root, variables)
+        except RecursionError:
+            raise too_deep() from None
 
 
 def constant(value: Any) -> Expression:
@@ -120,6 +127,13 @@ class Scope:
             name = next(iter(value), "")
             return self._operator(name, value).build(value[name], self) if name[:1] == "$" else _document(value, self)
         return _array(value, self) if type(value) is list else constant(value)
+
+    def compile_all(self, values: Iterable[Any]) -> list[Expression]:
+        """Return the expressions. A comprehension would take one more frame of the stack for each level."""
+        parts = []
+        for value in values:
+            parts.append(self.compile(value))
+        return parts
 
     def _operator(self, name: str, value: Document) -> Operator:
         if len(value) != 1:
@@ -188,9 +202,7 @@ def plain(
     def build(argument: Any, scope: Scope) -> Expression:
         values = argument if type(argument) is list else [argument]
         _check_count(name, len(values), least, limit)
-        parts = []
-        for value in values:
-            parts.append(scope.compile(value))
+        parts = scope.compile_all(values)
         return combine(_call(function, [part.run for part in parts], null_if_null), *parts, folds=folds)
 
     return Operator(name, build)
@@ -322,9 +334,7 @@ def _document(value: Document, scope: Scope) -> Expression:
 
 
 def _array(items: list[Any], scope: Scope) -> Expression:
-    parts = []
-    for item in items:
-        parts.append(scope.compile(item))
+    parts = scope.compile_all(items)
     runs = [part.run for part in parts]
 
     def run(root: Document, variables: Variables) -> list[Any]:

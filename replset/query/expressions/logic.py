@@ -50,15 +50,11 @@ def _compare(a: Any, b: Any) -> int:
     return (key_a > key_b) - (key_a < key_b)
 
 
-def _runs(argument: Any, scope: Scope) -> list[Expression]:
-    return [scope.compile(value) for value in (argument if type(argument) is list else [argument])]
-
-
 def _all_or_any(ends: bool) -> Callable[[Any, Scope], Expression]:
     """Return what compiles $and (which a false value ends) or $or (which a true value ends)."""
 
     def build(argument: Any, scope: Scope) -> Expression:
-        parts = _runs(argument, scope)
+        parts = scope.compile_all(argument if type(argument) is list else [argument])
         runs = [part.run for part in parts]
 
         def run(root: Document, variables: Variables) -> bool:
@@ -88,7 +84,7 @@ def _cond(argument: Any, scope: Scope) -> Expression:
 
 
 def _if_null(argument: Any, scope: Scope) -> Expression:
-    parts = _runs(argument, scope)
+    parts = scope.compile_all(argument if type(argument) is list else [argument])
     if len(parts) < 2:
         raise fault(1257300, f"$ifNull needs at least two arguments, had: {len(parts)}")
     *firsts, last = [part.run for part in parts]

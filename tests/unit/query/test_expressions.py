@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from replset.bson import DateTime, Decimal128, Int64, encode
 from replset.commands.evaluation import UNBOUNDED, weight_of
 from replset.errors import ReplError
 from replset.query import sizes
-from replset.query.expressions import WHOLE, compile_expression, frame
+from replset.query.expressions import OPERATORS, WHOLE, compile_expression, frame
 from replset.query.order import MISSING
 from replset.query.projection import compile_projection
 
@@ -443,13 +445,18 @@ def test_constants_are_folded() -> None:
     assert (folded.is_constant, folded.value, folded.paths) == (True, {"a": [1]}, frozenset())
 
 
-@pytest.mark.parametrize("name", ["$not", "$ifNull", "$cond"])
+@pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_as_deep_as_a_document_can_be(name: str) -> None:
     deep: Any = "$a"
-    for _ in range(98):
-        deep = {name: [deep, 1, 1][: 1 if name == "$not" else 3]}
+    for _ in range(197):
+        deep = {name: deep}
     encode({"": deep})
-    assert value_of(deep) in (True, False, 1)
+    with suppress(ReplError):
+        on_a_deep_stack(200, lambda: value_of(deep))
+
+
+def on_a_deep_stack(frames: int, work: Callable[[], Any]) -> Any:
+    return on_a_deep_stack(frames - 1, work) if frames else work()
 
 
 TWICE = {"$reduce": {"input": {"$range": [0, 60]}, "initialValue": "x", "in": ["$$value", "$$value"]}}
@@ -483,6 +490,14 @@ def test_a_short_expression_cannot_take_memory_without_limit(monkeypatch: pytest
     with pytest.raises(ReplError) as failure:
         value_of(expression)
     assert failure.value.code == 146
+
+
+def test_a_value_cannot_have_more_levels_than_a_document() -> None:
+    deep = {"$reduce": {"input": {"$range": [0, 5000]}, "initialValue": "$a", "in": ["$$value"]}}
+    for expression in ({"$eq": [deep, 1]}, {"$bsonSize": {"x": deep}}):
+        with pytest.raises(ReplError) as failure:
+            value_of(expression)
+        assert failure.value.code == 15
 
 
 def test_a_large_value_is_no_constant() -> None:
