@@ -8,7 +8,21 @@ from typing import Annotated
 
 import typer
 
-from replset.cli import backup, calls, check, cluster, consumers, members, operations, oplog, show, status, users, why
+from replset.cli import (
+    archive,
+    backup,
+    calls,
+    check,
+    cluster,
+    consumers,
+    members,
+    operations,
+    oplog,
+    show,
+    status,
+    users,
+    why,
+)
 from replset.cli.host_option import Host
 from replset.terminal import run_app
 
@@ -24,6 +38,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(oplog.app, name="oplog")
 app.add_typer(users.app, name="user")
 app.add_typer(consumers.app, name="consumers")
+app.add_typer(archive.app, name="archive")
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")]
 

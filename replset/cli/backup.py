@@ -12,6 +12,8 @@ from typing import IO, Annotated
 
 import typer
 
+from replset.archive.archive import Archive
+from replset.archive.point_in_time import PointInTime, Restored, bring_to
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.client import HttpClient
@@ -108,16 +110,40 @@ def restore(
         typer.Option("--new-set", metavar="HOST:PORT", help="begin a new set, whose first member is at this address"),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="of the new set; else that of the backup's")] = None,
+    archive: Annotated[
+        str | None, typer.Option("--archive", metavar="URL", help="go on with the entries archived since the backup")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="TIME", help="as it was then: 2026-10-03T12:00:00Z, or an entry's optime"),
+    ] = None,
 ) -> None:
     """Make a member's data folder of a backup. It takes part in its set again, or begins a set of its own."""
+    if at is not None and new_set is None:
+        raise BadValueError("--at is for --new-set: in its own set a member would fetch all that came later")
+    point = None if at is None else PointInTime.parse(at)
     if name is not None and new_set is None:
         raise BadValueError("--name is for --new-set: in its own set a member keeps the set's name")
     manifest = read_manifest(RealDisk(), os.fspath(source))
     wanted = None if new_set is None else make_new_set(name or manifest.set_name, new_set)
+    entries = None if archive is None else archive_of(manifest, archive)
+    restored: list[Restored] = []
     with LongWork("replset") as work:
+
+        def bring_to_point() -> None:
+            work.begin("applying entries")
+            restored.append(bring_to(RealDisk(), os.fspath(dbpath), entries, point, work.advance))
+
         work.begin("restoring", manifest.size, "B")
-        restore_backup(RealDisk(), os.fspath(source), os.fspath(dbpath), wanted, work.advance)
-    typer.echo(f"{dbpath} holds the data of set {manifest.set_name} up to {manifest.newest}")
+        restore_backup(
+            *(RealDisk(), os.fspath(source), os.fspath(dbpath), wanted, work.advance),
+            None if point is None and entries is None else bring_to_point,
+        )
+    newest = restored[0].newest if restored else manifest.newest
+    typer.echo(f"{dbpath} holds the data of set {manifest.set_name} up to {newest}")
+    for one in restored:
+        hashes = ", ".join(f"{database} {text}" for database, text in sorted(one.hashes.items()))
+        typer.echo(f"{one.documents} documents; dbHash: {hashes}")
     if wanted is None:
         typer.echo(
             f"start it with --replSet {manifest.set_name} under an address that the set has or is given with"
@@ -129,6 +155,14 @@ def restore(
             f"start it with --replSet {wanted.name} --port {port}, reached as {wanted.host}: it is primary of a new"
             " set; then `replset add` the others"
         )
+
+
+def archive_of(manifest: BackupManifest, address: str) -> Archive:
+    """Open the archive of the backup's set."""
+    archive = Archive.open(address)
+    if archive.info.set_id != manifest.set_id:
+        raise BadValueError(f"{address} is the archive of set {archive.info.set_id}, the backup of {manifest.set_id}")
+    return archive
 
 
 def make_new_set(name: str, host: str) -> NewSet:

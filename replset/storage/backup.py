@@ -92,9 +92,15 @@ class NewSet:
 
 
 def restore_backup(
-    disk: Disk, folder: str, dbpath: str, new_set: NewSet | None, on_bytes: Callable[[int], None]
+    disk: Disk,
+    folder: str,
+    dbpath: str,
+    new_set: NewSet | None,
+    on_bytes: Callable[[int], None],
+    bring_to_point: Callable[[], None] | None = None,
 ) -> BackupManifest:
     """Make `dbpath`, which is empty or missing, of the backup in `folder`. on_bytes: called with each size copied.
+    bring_to_point: changes the database, which is whole then, before a member may start.
 
     A crash leaves the file `restoring` in it: no member starts there, and a restore begins anew. An error leaves the
     folder empty. BadValueError: it holds something. CorruptDataError: the backup is not what was written.
@@ -110,7 +116,7 @@ def restore_backup(
         disk.sync_file(marker)
         disk.sync_folder(dbpath)
         try:
-            _fill(disk, os.path.join(folder, DATABASE_FILE), dbpath, manifest, new_set, on_bytes)
+            _fill(disk, os.path.join(folder, DATABASE_FILE), dbpath, manifest, new_set, on_bytes, bring_to_point)
         except (ReplError, OSError, KeyboardInterrupt):
             with suppress(OSError):
                 _clear(disk, dbpath)
@@ -153,6 +159,7 @@ def _fill(
     manifest: BackupManifest,
     new_set: NewSet | None,
     on_bytes: Callable[[int], None],
+    bring_to_point: Callable[[], None] | None,
 ) -> None:
     copy = os.path.join(dbpath, _COPY_FILE)
 
@@ -171,6 +178,9 @@ def _fill(
         newest = _newest_entry(disk, dbpath)
         if str(newest) != manifest.newest:
             raise CorruptDataError(f"{source} ends at {newest}, not at {manifest.newest} as {MANIFEST_FILE} says")
+        if bring_to_point is not None:
+            bring_to_point()
+            newest = _newest_entry(disk, dbpath)
         if new_set is not None:
             file.save_config(_first_config(file, new_set, newest))
         file.end_initial_sync()

@@ -1,0 +1,173 @@
+"""Brings a restored database to a point in time: back by its own undo, or on by the entries of an archive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from replset.archive.archive import Archive
+from replset.archive.segments import Position
+from replset.errors import BadValueError, CorruptDataError
+from replset.ids import OpTime, pack_ts
+from replset.oplog_row import OplogRow
+from replset.replication.applier import (
+    EvaluatedUpdate,
+    LargeUpdateError,
+    UnfinishedBuildError,
+    apply_batch,
+    evaluate_large,
+)
+from replset.storage import oplog
+from replset.storage.backup import SPARE_BYTES
+from replset.storage.disk import Disk
+from replset.storage.index_build import fill_slice
+from replset.storage.retention import remove_old_data
+from replset.storage.store import Store, StoreOptions
+from replset.storage.txn import write_meta
+from replset.storage.undo import clear_rollback_done, undo_step
+
+_STEM = "restore"
+"""Of the undo that goes back; no manifest has this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PointInTime:
+    """All entries with a ts below end_ts. optime: the last of them, where it was named. text: as it was given."""
+
+    end_ts: int
+    optime: OpTime | None
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> PointInTime:
+        """Read TERM:SECONDS:INC, that entry included, or a UTC time such as 2026-10-03T12:00:00Z, before which all is
+        restored. BadValueError.
+        """
+        try:
+            optime = OpTime.parse(text)
+            return cls(optime.ts + 1, optime, text)
+        except ValueError:
+            pass
+        try:
+            moment = datetime.fromisoformat(text)
+            seconds = int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
+            return cls(pack_ts(seconds, 0), None, text)
+        except (ValueError, OverflowError) as error:
+            raise BadValueError(
+                f"--at: {text!r} is neither TERM:SECONDS:INC nor a time such as 2026-10-03T12:00:00Z"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """newest: the last entry. hashes: of the documents of each database, as dbHash gives them."""
+
+    newest: OpTime
+    documents: int
+    hashes: dict[str, str]
+
+
+def bring_to(
+    disk: Disk, dbpath: str, archive: Archive | None, point: PointInTime | None, on_entries: Callable[[int], None]
+) -> Restored:
+    """Bring the database in `dbpath`, which no member has, to the point; None: to the archive's end.
+
+    on_entries: called with each number of entries applied. BadValueError: neither the backup nor the archive has that
+    point. CappedPositionLostError, CorruptDataError: of the archive.
+    """
+    options = StoreOptions(min_free_bytes=SPARE_BYTES, snapshot_history_s=0)
+    with closing(Store.open(disk, dbpath, options)) as store:
+        if point is not None and point.end_ts <= store.last_applied.ts:
+            _go_back(store, point)
+        elif archive is not None:
+            _go_on(store, archive, point, on_entries)
+        elif point is not None and (point.optime is None or point.optime != store.last_applied):
+            raise BadValueError(f"the backup ends at {store.last_applied}, before {point.text}: give --archive")
+        _check_reached(store, point)
+        return _hashes(store)
+
+
+def _go_back(store: Store, point: PointInTime) -> None:
+    target = store.query(lambda connection: oplog.row_at_or_before(connection, point.end_ts - 1))
+    if target is None or target.ts < store.pruned_through:
+        reach = _shown(max(store.pruned_through, store.oldest.ts))
+        raise BadValueError(
+            f"the backup can be taken back to {reach}, not to {point.text}: take an older one, and --archive"
+        )
+    while undo_step(store, target.optime, stem=_STEM):
+        pass
+    clear_rollback_done(store, _STEM)
+    with store.maintenance() as txn:  # the backup's own commit point may be one of the entries that are gone
+        write_meta(txn.connection, "commit_point", str(target.optime))
+    store.reload()
+
+
+def _go_on(store: Store, archive: Archive, point: PointInTime | None, on_entries: Callable[[int], None]) -> None:
+    position = Position(store.last_applied, store.chain)
+    if point is not None:
+        newest = archive.names()[-1].last_ts if archive.names() else 0
+        if newest < point.end_ts - (1 if point.optime is not None else 0):
+            raise BadValueError(f"the archive does not reach {point.text}: its newest entry is {_shown(newest)}")
+    for page in archive.pages(position):
+        rows = [row for row in page if point is None or row.ts < point.end_ts]
+        _apply(store, rows)
+        on_entries(len(rows))
+        if len(rows) < len(page):
+            return
+
+
+def _apply(store: Store, rows: list[OplogRow]) -> None:
+    entries = [row.entry for row in rows]
+    done = 0
+    evaluated: list[EvaluatedUpdate] = []
+    while done < len(entries):
+        try:
+            done += apply_batch(store, entries, done, len(entries), lambda: False, evaluated)
+            evaluated = []
+        except LargeUpdateError as large:
+            evaluated += evaluate_large(store, large)
+        except UnfinishedBuildError as unfinished:
+            more = True
+            while more:
+                with store.group() as txn:
+                    more = fill_slice(txn, unfinished.coll, unfinished.build, lambda: False)
+    if not rows:
+        return
+    if store.chain != rows[-1].chain:
+        raise CorruptDataError(f"the entries up to {rows[-1].optime} do not give the archive's hash chain")
+    store.set_commit_point(store.last_applied)
+    while remove_old_data(store, rows[-1].wall_ms):
+        pass
+    if store.wal.needs_checkpoint:
+        store.wal.checkpoint()
+    if store.wal.needs_last_pass:
+        store.wal.last_pass()
+
+
+def _check_reached(store: Store, point: PointInTime | None) -> None:
+    if point is not None and point.optime is not None and store.last_applied != point.optime:
+        raise BadValueError(f"{point.text} is no entry of this history; the one before it is {store.last_applied}")
+
+
+def _shown(ts: int) -> str:
+    return f"{OpTime(0, ts).seconds}:{OpTime(0, ts).increment} (seconds, increment)"
+
+
+def _hashes(store: Store) -> Restored:
+    """As dbHash: MD5 of each collection's documents by `_id`, and of a database's hashes in the order of the names."""
+    whole: dict[str, hashlib._Hash] = {}
+    documents = 0
+    for coll in store.collections():
+        if coll.view_on is not None:
+            continue
+        hashed = hashlib.md5(usedforsecurity=False)
+        with store.read() as snapshot:
+            for _, document in snapshot.scan(coll):
+                hashed.update(document)
+                documents += 1
+        database = whole.setdefault(coll.database, hashlib.md5(usedforsecurity=False))
+        database.update(hashed.hexdigest().encode())
+    return Restored(store.last_applied, documents, {name: hashed.hexdigest() for name, hashed in whole.items()})

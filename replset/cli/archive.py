@@ -1,0 +1,113 @@
+"""`replset archive` looks after the archive of the oplog; no member need run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from replset.archive.archive import Archive, check_continues
+from replset.archive.point_in_time import PointInTime
+from replset.archive.segments import FOLDER, Position, Segment
+from replset.bson import to_ejson
+from replset.errors import ReplError
+from replset.long_work import LongWork
+
+app = typer.Typer(help="Look after the archive of the oplog.", no_args_is_help=True)
+GOOD, FAULTS = 0, 1
+Url = Annotated[str, typer.Argument(metavar="URL", help="a folder, or an address such as s3://BUCKET/PATH")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of text")]
+
+
+@app.command("list")
+def list_segments(url: Url, json: AsJson = False) -> None:
+    """List the segments by time, with the gaps between them."""
+    archive = Archive.open(url)
+    segments = [archive.segment(name) for name in archive.names()]
+    if json:
+        rows = [{"first": one.first, "last": one.last, "rows": one.rows, "bytes": one.size} for one in segments]
+        gaps = [{"after": after, "before": before} for after, before in _gaps(segments)]
+        typer.echo(
+            to_ejson({"set": archive.info.set_name, "setId": archive.info.set_id, "segments": rows, "gaps": gaps})
+        )
+        return
+    gap_before = {before: after for after, before in _gaps(segments)}
+    typer.echo(f"archive {archive.info.archive_id} of set {archive.info.set_name} ({archive.info.set_id})")
+    for one in segments:
+        if one.first in gap_before:
+            typer.echo(f"  gap: nothing between {gap_before[one.first]} and {one.first}")
+        typer.echo(f"  {one.first} to {one.last}: {one.rows} entries, {one.size} bytes, {one.written} by {one.member}")
+    typer.echo(f"{len(segments)} segments, {sum(one.size for one in segments)} bytes, {len(gap_before)} gaps")
+
+
+def _gaps(segments: list[Segment]) -> list[tuple[str, str]]:
+    """(last entry before, first entry behind) of each gap. segments: by their first entry; they may overlap."""
+    found: list[tuple[str, str]] = []
+    reached = ""
+    reached_ts = 0
+    for one in segments:
+        before = one.before
+        if reached and one.name.first_ts > reached_ts and (before is None or before.optime.ts > reached_ts):
+            found.append((reached, one.first))
+        if one.name.last_ts > reached_ts:
+            reached, reached_ts = one.last, one.name.last_ts
+    return found
+
+
+@app.command()
+def check(url: Url, json: AsJson = False) -> int:
+    """Read everything and check it: hashes, entries, the chain from segment to segment. Status 0 good, 1 faults."""
+    archive = Archive.open(url)
+    faults: list[str] = []
+    position: Position | None = None
+    names = archive.names()
+    with LongWork("replset") as work:
+        work.begin("checking the archive", len(names), "segments")
+        for name in names:
+            work.advance()
+            try:
+                segment = archive.segment(name)
+                rows = archive.rows(segment)
+                if position is not None and segment.before is not None and segment.before.optime == position.optime:
+                    check_continues(rows, position, f"{archive.files.address}/{segment.file}")
+                position = segment.end if position is None or segment.end.optime > position.optime else position
+            except ReplError as error:
+                faults.append(error.message)
+    segments = [one for one in (_segment_or_none(archive, name) for name in names) if one is not None]
+    faults += [f"nothing between {after} and {before}" for after, before in _gaps(segments)]
+    known = {file.rpartition("/")[2] for one in segments for file in (one.file, one.name.manifest)}
+    extra = sorted(set(archive.files.names(FOLDER)) - known - {name.manifest.rpartition("/")[2] for name in names})
+    if json:
+        typer.echo(to_ejson({"segments": len(names), "faults": faults, "withoutManifest": extra}))
+    else:
+        for fault in faults:
+            typer.echo(fault)
+        if extra:
+            typer.echo(f"without a manifest, not used: {', '.join(extra[:10])}{' ...' if len(extra) > 10 else ''}")
+        typer.echo(f"{len(names)} segments checked, {len(faults)} faults")
+    return FAULTS if faults else GOOD
+
+
+def _segment_or_none(archive: Archive, name: Any) -> Segment | None:
+    try:
+        return archive.segment(name)
+    except ReplError:
+        return None
+
+
+@app.command()
+def remove(
+    url: Url,
+    before: Annotated[str, typer.Option("--before", metavar="TIME", help="2026-10-03T12:00:00Z, or an entry's optime")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
+) -> None:
+    """Remove the segments whose entries are all older, the oldest first."""
+    archive = Archive.open(url)
+    end_ts = PointInTime.parse(before).end_ts
+    old = [name for name in archive.names() if name.last_ts < end_ts]
+    for name in old:
+        segment = archive.segment(name)
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {segment.first} to {segment.last}")
+        if not dry_run:
+            archive.remove(segment)
+    typer.echo(f"{len(old)} of {len(archive.names())} segments" if dry_run else f"{len(old)} segments removed")

@@ -1,0 +1,135 @@
+"""A restored database is brought back by its undo, or on by archived entries; both give the documents of that entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from replset.archive.archive import Archive
+from replset.archive.files import FolderFiles
+from replset.archive.point_in_time import PointInTime, bring_to
+from replset.archive.ports import WriteJob
+from replset.archive.write_segment import write_segment
+from replset.bson import encode
+from replset.errors import BadValueError
+from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import update_entry
+from replset.storage.disk import RealDisk
+from replset.storage.store import Store, StoreOptions
+from replset.storage.txn import Txn
+from tests.unit.storage.conftest import WALL, Driver, State, doc_of, key_of
+
+SECOND = WALL // 1000
+
+
+class Source(Driver):
+    """A store with a history of 60 seconds, a copy of it in the middle, and an archive of all."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "data", StoreOptions(min_free_bytes=0, snapshot_history_s=1000))
+        self.copies = folder
+        self.apply(("create", "db.c"))
+        for second in range(30):
+            self.write(second)
+        self.store.copy_to(str(folder / "copy.db"))
+        self.middle = self.store.last_applied
+        for second in range(30, 60):
+            self.write(second)
+        self.store.set_commit_point(self.store.last_applied)
+        self.archive = self._archive()
+
+    def write(self, second: int) -> None:
+        self.wall_ms = WALL + second * 1000
+        self.apply(("put", "db.c", second % 7, f"at {second}" * 20), ("put", "db.c", 100 + second, "x"))
+        if second % 5 == 0:
+            self.apply(("delete", "db.c", second % 7), ("large", "db.c", second))
+
+    def _large(self, txn: Txn, optime: OpTime, ns: str, second: int) -> None:
+        """A diff of a document that is computed in a thread."""
+        coll, key = self.coll(ns), key_of(500)
+        before, text = txn.get(coll, key), str(second) * 20_000
+        doc = doc_of(500, text)
+        if before is None:
+            self._put(txn, optime, ns, 500, text)
+            return
+        o = encode({"$v": 2, "diff": {"u": {"text": text}}})
+        txn.put(coll, key, doc, ts=optime.ts, before=before)
+        entry = update_entry(ns, coll.uuid, encode({"_id": 500}), o, optime, self.wall_ms)
+        txn.append(entry, optime, op="u", ns=ns, key=key, wall_ms=self.wall_ms)
+        self.state[ns][key] = doc
+
+    def _archive(self) -> Archive:
+        files, after, archive_id = FolderFiles(str(self.copies / "archive")), None, ""
+        while True:
+            job = WriteJob("", "rs0", "f" * 24, archive_id, after, self.store.commit_point, 20_000, "m:1", "")
+            written = self.store.query(lambda connection, job=job: write_segment(files, connection, job))  # type: ignore[misc]
+            if written.segment is None:
+                return Archive.open("it", files)
+            after, archive_id = written.segment.end, written.archive_id
+
+    def restored(self, point: str | None, *, archive: bool = True) -> tuple[State, OpTime]:
+        folder = self.copies / f"restored{len(list(self.copies.iterdir()))}"
+        folder.mkdir()
+        (folder / "replset.db").write_bytes((self.copies / "copy.db").read_bytes())
+        found = bring_to(
+            *(RealDisk(), str(folder), self.archive if archive else None),
+            *(None if point is None else PointInTime.parse(point), lambda _count: None),
+        )
+        with closing(Store.open(RealDisk(), folder, StoreOptions(min_free_bytes=0))) as store:
+            assert store.last_applied == found.newest
+            assert store.saved_commit_point() <= store.last_applied
+            with store.read() as snapshot:
+                return {coll.ns: dict(snapshot.scan(coll)) for coll in store.collections()}, found.newest
+
+    def at(self, is_in: Callable[[OpTime], bool]) -> tuple[State, OpTime]:
+        """The state after the last entry that is in."""
+        optime, state = [past for past in self.history if is_in(past[0])][-1]
+        return state, optime
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return Source(tmp_path_factory.mktemp("source"))
+
+
+@pytest.mark.parametrize("second", [3, 12, 29, 30, 45, 59])
+def test_a_time_and_an_entry(source: Source, second: int) -> None:
+    end = pack_ts(SECOND + second, 0)
+    expected = source.at(lambda optime: optime.ts < end)
+    assert source.restored(f"{_iso(SECOND + second)}") == expected
+    assert source.restored(str(expected[1])) == expected
+
+
+def _iso(seconds: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def test_all_that_is_archived(source: Source) -> None:
+    assert source.restored(None) == source.at(lambda optime: True)
+
+
+def test_back_without_an_archive(source: Source) -> None:
+    expected = source.at(lambda optime: optime.ts < pack_ts(SECOND + 20, 0))
+    assert source.restored(str(expected[1]), archive=False) == expected
+    assert source.restored(str(source.middle), archive=False)[1] == source.middle
+
+
+@pytest.mark.parametrize(
+    ("point", "archive", "reason"),
+    [
+        (f"1:{SECOND + 59}:9999", True, "does not reach"),
+        (_iso(SECOND + 90), True, "does not reach"),
+        (_iso(SECOND + 40), False, "give --archive"),
+        (f"1:{SECOND + 40}:9999", True, "is no entry"),
+        (f"1:{SECOND - 100}:1", True, "can be taken back to"),
+        ("yesterday", True, "neither"),
+    ],
+)
+def test_what_cannot_be_reached_is_refused(source: Source, point: str, archive: bool, reason: str) -> None:
+    with pytest.raises(BadValueError, match=reason):
+        source.restored(point, archive=archive)
