@@ -17,6 +17,8 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.count_distinct import count_in_worker
 from replset.commands.cursors import FIRST_BATCH, DocumentsCursor
 from replset.commands.evaluation import compiled, read_statement, weight_of
+from replset.commands.explain_pipeline import explain_pipeline
+from replset.commands.explained import VERBOSITY
 from replset.commands.find import REPLSET_CONFIG, allows_disk_use, first_batch
 from replset.commands.joins import open_facet, open_graph_lookup, open_lookup, open_union
 from replset.commands.namespaces import OPLOG, collection_field, namespace
@@ -47,18 +49,14 @@ from replset.storage.spill import SpillFile
 
 async def aggregate(ctx: CommandContext) -> Reply:
     """Run a pipeline over a collection, and answer in batches."""
-    body, name, member = ctx.body, ctx.name, ctx.member
-    batch_size = _check_options(body, name)
-    pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
-    _authorize(ctx, pipeline)
-    _check_target(ctx, pipeline)
-    check_change_stream(names_of(pipeline))
-    weight = weight_of(len(body.raw), pipeline)
-    stages = await compiled(member, weight, lambda: compile_pipeline(pipeline))
+    body, name = ctx.body, ctx.name
+    if fields.boolean(body, "explain", name):
+        return await explain_aggregate(ctx, VERBOSITY[0])
+    batch_size = _batch_size(body, name)
+    run, stages = await _compiled(ctx)
     if stages and isinstance(stages[0], ChangeStreamStage):
-        cursor, at = await open_change_stream(ctx, stages, weight)
+        cursor, at = await open_change_stream(ctx, stages, run.weight)
         return await first_batch(ctx, cursor, batch_size, at)
-    run = run_of(ctx, weight)
     last = stages[-1] if stages else None
     if isinstance(last, OutStage | MergeStage):
         return await _write(run, stages, last)
@@ -72,6 +70,28 @@ async def aggregate(ctx: CommandContext) -> Reply:
     else:
         cursor = await run.open(_collection(ctx), stages)
     return await first_batch(ctx, cursor, batch_size, run.at)
+
+
+async def explain_aggregate(ctx: CommandContext, verbosity: str) -> Reply:
+    """Show how the pipeline of the command runs."""
+    run, stages = await _compiled(ctx)
+    if stages and isinstance(stages[0], ChangeStreamStage):
+        raise NotBuiltError("explain of a change stream is not built yet")
+    if stages and isinstance(stages[-1], OutStage | MergeStage):
+        authorize_output(ctx, stages[-1])
+    return await explain_pipeline(run, _collection(ctx), stages, verbosity, ctx.body)
+
+
+async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
+    """Check the command and compile its pipeline."""
+    body, name, member = ctx.body, ctx.name, ctx.member
+    fields.check_collation(body, name)
+    pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
+    _authorize(ctx, pipeline)
+    _check_target(ctx, pipeline)
+    check_change_stream(names_of(pipeline))
+    weight = weight_of(len(body.raw), pipeline)
+    return run_of(ctx, weight), await compiled(member, weight, lambda: compile_pipeline(pipeline))
 
 
 async def _write(run: PipelineRun, stages: list[Stage], last: OutStage | MergeStage) -> Reply:
@@ -102,11 +122,8 @@ def run_of(ctx: CommandContext, weight: int) -> PipelineRun:
     return PipelineRun(ctx, weight, Run(spill=spill, rng=ctx.member.rng), OPENERS)
 
 
-def _check_options(body: RawDocument, name: str) -> int:
+def _batch_size(body: RawDocument, name: str) -> int:
     """Return the size of the first batch."""
-    fields.check_collation(body, name)
-    if fields.boolean(body, "explain", name):
-        raise NotBuiltError("aggregate.explain is not built yet")
     options = fields.document(body, "cursor", name)
     if options is None:
         raise FailedToParseError("The 'cursor' option is required, except for aggregate with the explain argument")

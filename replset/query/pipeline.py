@@ -135,12 +135,13 @@ def _compile_stage(name: str, spec: object, scope: Scope, number: int, count: in
             f"{name} is not allowed to be used within a {scope.inside} stage",
             code=ErrorCode.STAGE_NOT_IN_FACET if is_facet else ErrorCode.STAGE_NOT_IN_LOOKUP,
         )
-    stage = row.compile(spec, scope)
+    compiled = row.compile(spec, scope)
+    (compiled[0] if isinstance(compiled, list) else compiled).shown = {name: spec}
     if row.is_first and number > 0:
         raise ReplError(f"{name} is only valid as the first stage in a pipeline", code=ErrorCode.STAGE_MUST_BE_FIRST)
     if row.is_last and (number < count - 1 or scope.depth):
         raise ReplError(f"{name} can only be the final stage in the pipeline", code=ErrorCode.STAGE_MUST_BE_LAST)
-    return stage
+    return compiled
 
 
 def stage_of(element: object) -> tuple[str, object]:

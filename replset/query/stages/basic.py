@@ -27,6 +27,7 @@ class MatchStage(Stage):
         if not isinstance(spec, Mapping):
             raise ReplError("the match filter must be an expression in an object", code=ErrorCode.MATCH_NO_OBJECT)
         self.filter = dict(spec)
+        self.shown = {"$match": self.filter}
         self._matcher = compile_filter(spec)
 
     def take(self, row: Row) -> Iterable[Row]:
@@ -105,6 +106,7 @@ class SortStage(Stage):
         for name in spec:
             field_path(name)  # there is no $natural here
         self.spec = dict(spec)
+        self.shown = {"$sort": self.spec}
         self.limit = 0
         self._sort = compile_sort(spec)
 
@@ -121,6 +123,10 @@ class SortStage(Stage):
     def take(self, row: Row) -> Iterable[Row]:
         self._sorter.add(self._sort(row.document), row.raw)
         return ()
+
+    @property
+    def used_disk(self) -> bool:
+        return self._sorter.spilled_runs > 0
 
     def end(self) -> Iterable[Row]:
         return map(Row, self._sorter.rows())

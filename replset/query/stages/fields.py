@@ -68,6 +68,7 @@ class AddFieldsStage(FieldsStage):
     def __init__(self, spec: object, scope: Scope) -> None:
         if not isinstance(spec, Mapping):
             raise fault(40272, f"$addFields specification stage must be an object, got {type_name(spec)}")
+        self.shown = {"$addFields": dict(spec)}
         projection, _ = compile_added_fields(spec, scope.names)
         super().__init__(projection, (name.partition(".")[0] for name in spec))
 

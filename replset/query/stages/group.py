@@ -67,6 +67,7 @@ class Groups:
         """By number; empty while nothing is on the disk."""
         self._file: SpillFile | None = None
         self.memory_bytes = 0
+        self.used_disk = False
 
     def add(self, row: Row, times: int = 1) -> None:
         """Count the document in its group, with `only_counts` so many documents."""
@@ -108,6 +109,7 @@ class Groups:
         """Write parts to the disk until half of the memory is free."""
         if self._file is None:
             self._file = open_spill(self._run.spill, "$group")
+            self.used_disk = True
             self._parts = [None] * _PARTS
         if self._depth == _MAX_DEPTH - 1:
             raise ReplError(
@@ -197,6 +199,10 @@ class GroupStage(Stage):
     @property
     def memory_bytes(self) -> int:
         return self._groups.memory_bytes
+
+    @property
+    def used_disk(self) -> bool:
+        return self._groups.used_disk
 
     @property
     def only_counts(self) -> bool:

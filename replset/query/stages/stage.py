@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from replset.errors import ErrorCode, ReplError
@@ -56,7 +57,12 @@ class Scope:
 
 
 class Stage:
-    """One stage, compiled. Each `start` begins anew, so a stage serves one run after the other."""
+    """One stage, compiled. Each `start` begins anew, so a stage serves one run after the other.
+
+    shown: what explain shows of it.
+    """
+
+    shown: Mapping[str, Any] = MappingProxyType({})
 
     is_simple: bool = False
     """The cost of one document is at most the bytes of the stage times those of the document."""
@@ -70,6 +76,11 @@ class Stage:
     def memory_bytes(self) -> int:
         """What the stage keeps until the end."""
         return 0
+
+    @property
+    def used_disk(self) -> bool:
+        """Whether the last run wrote to a temporary file, for explain."""
+        return False
 
     def keeps(self, names: frozenset[str]) -> bool:
         """Whether a filter on these top-level fields gives the same in front of the stage as behind it."""

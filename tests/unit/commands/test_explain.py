@@ -180,3 +180,44 @@ def test_a_hint_on_a_sparse_or_partial_index_shows_what_it_holds(filled: Client)
 )
 def test_refusals(filled: Client, command: dict[str, object], code: int) -> None:
     assert filled.code(command) == code
+
+
+def test_a_pipeline(filled: Client) -> None:
+    """What a query can do is in the query, the other stages follow with what came out of each."""
+    pipeline = [
+        {"$sort": {"c": -1}},
+        {"$addFields": {"x": {"$add": ["$c", 1]}}},
+        {"$match": {"a": 5, "x": {"$gt": 20}}},
+        {"$group": {"_id": "$b"}},
+        {"$sortByCount": "$_id"},
+    ]
+    reply = filled.ok({"aggregate": "c", "pipeline": pipeline, "explain": True})
+    first, *rest = reply["stages"]
+    planner = first["$cursor"]["queryPlanner"]
+    assert stages(planner["winningPlan"]) == ["SORT", "FETCH", "IXSCAN a_1"]
+    assert [next(iter(stage)) for stage in rest] == ["$addFields", "$match", "$group", "$sortByCount", "$sort"]
+    assert rest[1] == {"$match": {"x": {"$gt": 20}}}
+    reply = filled.ok({"explain": {"aggregate": "c", "pipeline": pipeline, "cursor": {}}})
+    assert [stage["nReturned"] for stage in reply["stages"][1:]] == [4, 2, 2, 2, 2]
+    assert reply["stages"][0]["$cursor"]["executionStats"]["totalDocsExamined"] == 4
+
+
+def test_a_pipeline_that_is_a_query(filled: Client) -> None:
+    command = {"aggregate": "c", "pipeline": [{"$match": {"a": 5}}, {"$limit": 2}, {"$project": {"a": 1}}]}
+    reply = filled.ok({"explain": command, "verbosity": "executionStats"})
+    assert stages(reply["queryPlanner"]["winningPlan"]) == ["PROJECTION_DEFAULT", "LIMIT", "FETCH", "IXSCAN a_1"]
+    assert reply["executionStats"]["nReturned"] == 2
+
+
+def test_a_pipeline_that_writes_is_not_run(filled: Client) -> None:
+    reply = filled.ok({"explain": {"aggregate": "c", "pipeline": [{"$match": {"a": 5}}, {"$out": "d"}]}})
+    assert [next(iter(stage)) for stage in reply["stages"]] == ["$cursor", "$out"]
+    assert filled.ok({"count": "d"})["n"] == 0
+
+
+def test_a_pipeline_over_a_view_and_joins(filled: Client) -> None:
+    filled.ok({"create": "v", "viewOn": "c", "pipeline": [{"$match": {"a": 5}}]})
+    lookup = {"$lookup": {"from": "c", "localField": "a", "foreignField": "a", "as": "same"}}
+    reply = filled.ok({"explain": {"aggregate": "v", "pipeline": [lookup, {"$unwind": "$same"}]}})
+    assert stages(reply["stages"][0]["$cursor"]["queryPlanner"]["winningPlan"]) == ["FETCH", "IXSCAN a_1"]
+    assert [stage["nReturned"] for stage in reply["stages"][1:]] == [4, 16]
