@@ -299,7 +299,7 @@ def _last_known(_name: str, argument: Any, _order: Order, scope: Scope) -> Compu
 
 def _linear_fill(name: str, argument: Any, order: Order, scope: Scope) -> Compute:
     if len(order) != 1:
-        raise fault(605001, f"{name} must be specified with a top level sortBy expression with exactly one element")
+        raise fault(6050001, f"{name} must be specified with a top level sortBy expression with exactly one element")
     source = compile_expression(argument, scope.names)
 
     def compute(partition: Partition) -> Iterator[Any]:
