@@ -30,6 +30,10 @@ T = TypeVar("T")
 KNOWN_BYTES: Final = 16 << 20
 """Of results that a $lookup keeps for further documents with the same values."""
 KNOWN_OVERHEAD: Final = 200
+TURN_MS: Final = 10
+"""How long documents are joined before others get a turn."""
+MOST_ASKED: Final = 1000
+"""Values that one read of a $lookup looks for."""
 
 
 class RowCursor(Cursor):
@@ -52,9 +56,15 @@ class RowCursor(Cursor):
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
         documents: list[bytes] = []
         size = 0
+        clock = self._run.ctx.member.clock
+        until = clock.now() + TURN_MS
         while limit is None or len(documents) < limit:
             if self._ready is None:
                 self._ready = await self._next(pause)
+            if clock.now() >= until:
+                await pause()
+                self.check_alive()
+                until = clock.now() + TURN_MS
             if self._ready is None:
                 self.finished = True
                 break
@@ -155,8 +165,10 @@ class JoinCursor(RowCursor):
             4568, f"Total size of documents in a $lookup exceeds maximum document size of {MAX_BSON_SIZE} bytes"
         )
 
-    async def _read(self, run: PipelineRun, pause: Pause, stages: Sequence[Stage]) -> list[bytes]:
-        """Return all documents of a pipeline."""
+    async def _read(
+        self, run: PipelineRun, pause: Pause, stages: Sequence[Stage], most_bytes: int | None = None
+    ) -> list[bytes] | None:
+        """Return all documents of a pipeline, None for more than `most_bytes` (default: then it fails)."""
         found: list[bytes] = []
         size = 0
         self._inner = inner = await run.open(self._collection, stages)
@@ -166,6 +178,8 @@ class JoinCursor(RowCursor):
                 self.check_alive()
                 found += rows
                 size += sum(map(len, rows))
+                if most_bytes is not None and size > most_bytes:
+                    return None
                 if size > self.most_bytes:
                     raise self.too_large()
                 self.count_memory(size)
@@ -195,24 +209,54 @@ class LookupCursor(JoinCursor):
         super().__init__(run, stage, source)
         self._stage = stage
         self._known: dict[bytes, list[bytes]] = {}
+        self._reads_ahead = stage.local is not None and stage.stages is None
 
     async def _found(self, pause: Pause, raw: bytes) -> list[bytes]:
         stage = self._stage
         values, variables = await self._evaluate(stage.question, raw)
-        given = {name: value for name, value in variables.items() if value is not MISSING}
-        key = encode({"values": values, "let": given})
-        found = self._known.get(key)
-        if found is not None:
-            return found
+        key = _key(values, variables)
+        if self._reads_ahead and key not in self._known:
+            await self._read_ahead(pause, [raw, *self._waiting[::-1]])
+        if key in self._known:
+            return self._known[key]
         run = self._within.inner(variables)
         run.weight += len(key)
         matched = [] if values is None else [_match(stage.filter_of(values))]
         own = stage.stages or []
         begin = 0 if stage.source else 1  # a pipeline without a collection begins with documents of its own
-        found = await self._read(run, pause, [*own[:begin], *(self._view or ()), *matched, *own[begin:]])
+        found = await self._read(run, pause, [*own[:begin], *(self._view or ()), *matched, *own[begin:]]) or []
         if stage.is_constant:
             self._keep(key, found)
         return found
+
+    async def _read_ahead(self, pause: Pause, rows: list[bytes]) -> None:
+        """Read at once what belongs to these documents, as long as it is little: one read instead of one for each."""
+        stage, member = self._stage, self._run.ctx.member
+        asked, _ = await evaluate(member, self._within.weight, rows, lambda one: stage.question(decode(one))[0])
+        self.check_alive()
+        questions: dict[bytes, list[object]] = {}
+        seen: set[bytes] = set()
+        every: list[object] = []
+        for values in asked:
+            key = _key(values, {})
+            if values is None or key in self._known or key in questions:
+                continue
+            if len(every) + len(values) > MOST_ASKED:
+                break
+            questions[key] = values
+            every += _new(values, seen)
+        if len(questions) < 2:
+            return
+        run = self._within.inner({})
+        run.weight += sum(map(len, seen))
+        stages = [*(self._view or ()), _match(stage.filter_of(every))]
+        found = await self._read(run, pause, stages, KNOWN_BYTES // 4)
+        if found is None:
+            self._reads_ahead = False
+            return
+        for key, belongs in (await run_in_thread(member, partial(stage.distribute, questions, found))).items():
+            self._keep(key, belongs)
+        self.check_alive()
 
     def _keep(self, key: bytes, found: list[bytes]) -> None:
         size = len(key) + sum(map(len, found)) + KNOWN_OVERHEAD
@@ -245,13 +289,18 @@ class GraphLookupCursor(JoinCursor):
             run = self._within.inner({})
             run.weight += sum(map(len, asked))
             following: list[object] = []
-            for document in await self._read(run, pause, [*(self._view or ()), _match(stage.filter_of(values))]):
-                key, shown, linked = await self._evaluate(partial(self._step, depth), document)
-                if key in reached:
-                    continue
-                reached[key] = shown
-                following += _new(linked, asked)
-                size += len(shown) + len(key)
+            rows = await self._read(run, pause, [*(self._view or ()), _match(stage.filter_of(values))]) or []
+            while rows:
+                step = partial(self._step, depth)
+                steps, looked_at = await evaluate(self._run.ctx.member, self._within.weight, rows, step)
+                rows = rows[looked_at:]
+                for key, shown, linked in steps:
+                    if key not in reached:
+                        reached[key] = shown
+                        following += _new(linked, asked)
+                        size += len(shown) + len(key)
+                await pause()
+                self.check_alive()
             if size + sum(map(len, asked)) > MAX_BYTES:
                 raise self.too_large()
             self.count_memory(size)
@@ -260,14 +309,20 @@ class GraphLookupCursor(JoinCursor):
             await pause()
         return list(reached.values())
 
-    def _step(self, depth: int, document: dict[str, Any]) -> tuple[bytes, bytes, list[object]]:
+    def _step(self, depth: int, raw: bytes) -> tuple[bytes, bytes, list[object]]:
         """Return the key of a document that was reached, what is shown of it, and the values that it leads to."""
+        document = decode(raw)
         if "_id" not in document:
             raise fault(40271, "Documents must contain an _id for de-duplication in $graphLookup")
         stage = self._stage
         linked = list(values_on(document, stage.connect_from))
         shown = document if stage.depth_field is None else with_value(document, stage.depth_field, Int64(depth))
-        return encode_key(document["_id"]), encode(shown), linked
+        return encode_key(document["_id"]), raw if shown is document else encode(shown), linked
+
+
+def _key(values: list[object] | None, variables: dict[str, Any]) -> bytes:
+    """Return the key of a question. A variable without a value is another one than null."""
+    return encode({"values": values, "let": {name: v for name, v in variables.items() if v is not MISSING}})
 
 
 def _match(filter_: dict[str, Any]) -> MatchStage:

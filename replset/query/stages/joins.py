@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from replset.bson import Regex
+from replset.bson import Regex, Undefined, decode, encode_key
 from replset.errors import FailedToParseError, UnknownFieldError
 from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.expressions.logic import variable_name
 from replset.query.match import compile_filter
 from replset.query.order import MISSING, is_number
-from replset.query.paths import field_path
+from replset.query.paths import field_path, split_path, values_at
 from replset.query.stages.stage import ReadingStage, Scope, Stage
 
 Document = dict[str, Any]
@@ -66,6 +66,23 @@ class LookupStage(ReadingStage):
     def filter_of(self, values: list[object]) -> Document:
         """Return the filter that finds the documents with one of these values."""
         return equals_any(self.foreign, values)
+
+    def distribute(self, questions: Mapping[bytes, list[object]], found: list[bytes]) -> dict[bytes, list[bytes]]:
+        """Return what belongs to each of several questions, of the documents that belong to any of them.
+
+        The values of a document only say which questions it may belong to. Then the filter decides, as in a read.
+        """
+        documents = [decode(raw) for raw in found]
+        by_value: dict[bytes, list[int]] = {}
+        for number, document in enumerate(documents):
+            for key in {_key_of(value) for value, _ in values_at(document, split_path(self.foreign))}:
+                by_value.setdefault(key, []).append(number)
+        belongs = {}
+        for question, values in questions.items():
+            matches = compile_filter(self.filter_of(values)).matches
+            likely = sorted({number for value in values for number in by_value.get(_key_of(value), ())})
+            belongs[question] = [found[number] for number in likely if matches(documents[number])]
+        return belongs
 
 
 def _check_fields_and_pipeline(spec: Mapping[str, Any], has_local: bool, has_foreign: bool) -> None:
@@ -191,6 +208,11 @@ def values_on(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
                 yield from values_on(item, path[1:])
     elif isinstance(value, Mapping) and path[0] in value:
         yield from values_on(value[path[0]], path[1:])
+
+
+def _key_of(value: object) -> bytes:
+    """Return a key that equal values share; what is missing, and undefined, equals null."""
+    return encode_key(None if value is MISSING or isinstance(value, Undefined) else value)
 
 
 def equals_any(path: str, values: list[object]) -> Document:
