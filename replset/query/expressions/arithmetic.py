@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import decimal
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from replset.query.order import is_null, is_number, type_name
 WIDE: Final = decimal.Context(prec=12_500, Emin=-decimal.MAX_EMAX, Emax=decimal.MAX_EMAX, traps=[])
 """A context that holds every decimal exactly."""
 _MAX_DIGITS: Final = 34
+_PLAIN: Final = frozenset({int, float})
+"""The types of most numbers, which Python adds and multiplies as BSON does."""
 
 
 def to_value(number: decimal.Decimal) -> Decimal128:
@@ -51,8 +54,8 @@ def _date(ms: Any, name: str) -> DateTime:
 
 
 def _add(*values: Any) -> Any:
-    if len(values) == 2 and type(values[0]) is type(values[1]) is float:
-        return values[0] + values[1]
+    if len(values) == 2 and type(values[0]) in _PLAIN and type(values[1]) in _PLAIN:
+        return _widest(*values, operator.add, DECIMAL128.add)
     total: Any = 0
     long = has_date = False
     for value in values:
@@ -90,7 +93,7 @@ def _add(*values: Any) -> Any:
 
 def _subtract(a: Any, b: Any) -> Any:
     if is_number(a) and is_number(b):
-        return _widest(a, b, lambda x, y: x - y, DECIMAL128.subtract)
+        return _widest(a, b, operator.sub, DECIMAL128.subtract)
     if is_null(a) or is_null(b):
         return None
     if type(a) is DateTime and type(b) is DateTime:
@@ -113,14 +116,15 @@ def _multiply(*values: Any) -> Any:
             return None
         if not is_number(value):
             raise TypeMismatchError(f"$multiply only supports numeric types, not {type_name(value)}")
-        total = _widest(total, value, lambda x, y: x * y, DECIMAL128.multiply)
+        total = _widest(total, value, operator.mul, DECIMAL128.multiply)
     return total
 
 
 def _widest(a: Any, b: Any, calculate: Callable[[Any, Any], Any], with_decimals: Callable[..., Any]) -> Any:
     """Return the result in the widest of the two types. A long that does not fit becomes a double."""
-    if type(a) is float and type(b) is float:
-        return calculate(a, b)
+    if type(a) in _PLAIN and type(b) in _PLAIN:
+        result = calculate(a, b)
+        return result if type(result) is float else stored(result, is_long(a) or is_long(b))
     if type(a) is Decimal128 or type(b) is Decimal128:
         return Decimal128.from_decimal(with_decimals(to_decimal(a), to_decimal(b)))
     if type(a) is float or type(b) is float:

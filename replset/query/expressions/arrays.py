@@ -70,9 +70,23 @@ def _concat(*arrays: Any) -> Any:
     return [item for array in arrays for item in array]
 
 
-def _in(value: Any, array: Any) -> bool:
+def _in(argument: Any, scope: Scope) -> Expression:
+    searched = _IN.build(argument, scope)
+    if searched.is_constant:
+        return searched
+    value, array = scope.compile_all(argument)
+    if not array.is_constant:
+        return searched
+    keys = frozenset(map(key_of, need_array("$in", array.value, 40081)))
+    return combine(lambda root, variables: key_of(value.run(root, variables)) in keys, value, array)
+
+
+def _is_item(value: Any, array: Any) -> bool:
     key = key_of(value)
     return any(_keys_equal(item, key) for item in need_array("$in", array, 40081))
+
+
+_IN: Final = plain("$in", _is_item, 2)
 
 
 def _keys_equal(item: Any, key: bytes) -> bool:
@@ -359,7 +373,7 @@ OPERATORS: Final = (
     _end("$first", 0),
     _end("$last", -1),
     plain("$concatArrays", _concat, 0, None),
-    plain("$in", _in, 2),
+    special("$in", _in),
     plain("$indexOfArray", _index_of, 2, 4),
     plain("$isArray", lambda value: type(value) is list),
     plain("$range", _range, 2, 3),
