@@ -27,6 +27,7 @@ from replset.errors import BadValueError
 from replset.ids import OpTime
 from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
 from spark.command_run import point_of
+from spark.consumer import ConsumerPlace
 from spark.jobs import ROWS_PER_TASK, Task, freeze_modules, plan, read_remaining
 from spark.members import open_members
 from spark.oplog import (
@@ -86,6 +87,8 @@ class Options:
     rows_per_task: int = ROWS_PER_TASK
     max_entries: int = MAX_ENTRIES
     skip_trimmed: bool = False
+    consumer: str = ""
+    reader: str = ""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -113,6 +116,8 @@ class Options:
             _number(options, "rowsPerTask", ROWS_PER_TASK),
             _number(options, "maxEntriesPerBatch", MAX_ENTRIES),
             _choice(options, "onTrimmed", "fail", "skip") == "skip",
+            options.get("consumer", ""),
+            options.get("reader", ""),
         )
 
     def oplogs(self) -> list[Oplog]:
@@ -137,6 +142,8 @@ _OPTIONS = (
     "rowsPerTask",
     "maxEntriesPerBatch",
     "onTrimmed",
+    "consumer",
+    "reader",
 )
 
 
@@ -175,10 +182,13 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     batch ends for each member at an entry that was there when it was planned; its tasks see to it that it still is.
     A member that comes in at a restart begins as all did, one that is left out is forgotten; both at once may be but
     another name, and then its entries would come twice.
+
+    With a consumer only committed entries are read. No rollback takes them back, and their chains are not kept.
     """
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
         self._options = options
+        self._consumer = _consumer_of(options)
         self._reading = _TaskReader(tuple(columns), options.only, options.skip_trimmed)
         self._places = {oplog.name: _followed(oplog) for oplog in options.oplogs()}
         self._last: dict[str, ReadPosition] = {}
@@ -226,7 +236,15 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except OplogRolledBackError as error:
             raise _with_advice(error) from error
 
+    def commit(self, end: dict[str, Any]) -> None:
+        """Called when a batch is done and noted in the checkpoint."""
+        if self._consumer is not None:
+            for place in end.values():
+                self._consumer.acknowledge(_mark(place).optime)
+
     def _begin(self, oplog: GrowingOplog) -> ReadPosition:
+        if self._consumer is not None:
+            return ReadPosition(self._consumer.begin(), None)
         if self._options.from_now:
             return _newest(oplog)
         before = max(self._options.span.first_ts, oplog.bounds().oldest.ts) - 1
@@ -247,10 +265,22 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 after = ReadPosition(OpTime(0, error.through), None)
             except OplogRolledBackError as error:
                 raise _with_advice(error) from error
+        if self._consumer is not None:
+            reached = self._committed(after.optime, reached.optime)
         last = self._last.get(oplog.name)
         if last is not None and reached.optime.ts > last.optime.ts:
             reached = last
         return _shown(reached) | ({"skipped": skipped} if skipped else {})
+
+    def _committed(self, after: OpTime, reached: OpTime) -> ReadPosition:
+        """The newest entry behind `after` that is committed, up to `reached`."""
+        assert self._consumer is not None
+        committed = self._consumer.committed()
+        return ReadPosition(max(after, min(reached, committed, key=_ts), key=_ts), None)
+
+
+def _ts(optime: OpTime) -> int:
+    return optime.ts
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +360,17 @@ def _followed(oplog: Oplog) -> GrowingOplog:
     if isinstance(oplog, GrowingOplog):
         return oplog
     raise OplogError(oplog.name, "it does not grow; read it with spark.read, not readStream")
+
+
+def _consumer_of(options: Options) -> ConsumerPlace | None:
+    """The place of a stream with the option `consumer`, which reads one live member."""
+    if not options.consumer:
+        return None
+    member = options.texts[0]
+    url = member if member.startswith("http") else member.partition("=")[2]
+    if len(options.texts) != 1 or not url.startswith(("http://", "https://")):
+        raise BadValueError("option consumer is for one member, by its address: http://HOST:PORT")
+    return ConsumerPlace(url, options.consumer, options.reader or f"spark-{options.consumer}")
 
 
 def _newest(oplog: Oplog) -> ReadPosition:
