@@ -10,15 +10,14 @@ def _names(text: str) -> frozenset[str]:
 
 
 NOT_BUILT_STAGES: Final = _names(
-    "geoNear listSampledQueries listSearchIndexes "
-    " operationMetrics planCacheStats queryStats search"
+    "geoNear listSampledQueries listSearchIndexes operationMetrics planCacheStats queryStats search"
     " searchMeta shardedDataDistribution vectorSearch"
 )
 """Stages that are not built; the others are in pipeline.py."""
 COLLECTIONLESS_STAGES: Final = _names(
     "changeStream currentOp documents listLocalSessions listSampledQueries queryStats shardedDataDistribution"
 )
-"""Stages that can begin a pipeline over no collection. Of these $changeStream, $currentOp and $documents are built."""
+"""Stages that can begin a pipeline over no collection."""
 ACCUMULATORS: Final = _names(
     "accumulator addToSet avg bottom bottomN count first firstN last lastN max maxN median mergeObjects min"
     " minN percentile push stdDevPop stdDevSamp sum top topN"
