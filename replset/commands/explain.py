@@ -21,6 +21,8 @@ from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
 from replset.commands.search_batch import SearchStatement
 from replset.commands.update import parse_update
+from replset.commands.view_reads import VIEW_READS, explain_on_view
+from replset.commands.views import collection_here
 from replset.commands.write_batch import read_statements
 from replset.errors import BadValueError, CommandNotFoundError, ErrorCode, FailedToParseError, NotBuiltError
 from replset.query.sort import compile_sort
@@ -40,6 +42,10 @@ async def explain(ctx: CommandContext) -> Reply:
     inside = replace(ctx, request=replace(ctx.request, body=inner), name=name)
     if command.name == "aggregate":
         return await explain_aggregate(inside, verbosity)
+    inside.command, inside.collection = command, collection_field(inner, name)
+    coll = collection_here(inside, inside.collection)
+    if coll is not None and coll.view_on is not None and command.name in VIEW_READS:
+        return await explain_on_view(inside, verbosity)
     parse = _PARSERS[command.name]
     if namespace(ctx.database, collection_field(inner, name)) == OPLOG:
         raise NotBuiltError("explain on the oplog is not built yet")

@@ -14,7 +14,7 @@ from replset.commands.namespaces import namespace
 from replset.commands.plan import ID_FIELDS, ID_INDEX, AnyOf, ById, ByIndex, ByKeys, Chosen, Natural, Plan, choose_plan
 from replset.commands.read_concern import read_concern_of
 from replset.commands.scan import Scan, open_collection, pause
-from replset.errors import NotBuiltError
+from replset.commands.views import refuse_view
 from replset.ids import OpTime
 from replset.query.bounds import FULL, Interval, Intervals, point
 from replset.query.conditions import is_operators
@@ -57,8 +57,7 @@ async def explain_query(
 ) -> dict[str, object]:
     """The reply. command: as it was sent."""
     coll, at = await open_collection(ctx, collection, read_concern_of(ctx))
-    if coll is not None and coll.view_on is not None:
-        raise NotBuiltError("explain of a find on a view is not built yet; explain an aggregate on it")
+    refuse_view(coll)  # writes; a read of a view is explained as a pipeline
     chosen = None if coll is None else choose_plan(coll, wanted.found, wanted.sort, wanted.hint)
     reply: dict[str, object] = {
         "explainVersion": "1",

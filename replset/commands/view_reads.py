@@ -12,7 +12,9 @@ from replset.commands.aggregate import run_of
 from replset.commands.command import Command, CommandContext, Handler
 from replset.commands.cursors import FIRST_BATCH, Cursor
 from replset.commands.evaluation import compiled, evaluate, large_reply, read_statement, weight_of
+from replset.commands.explain_pipeline import explain_pipeline
 from replset.commands.namespaces import collection_of
+from replset.commands.pipelines import PipelineRun
 from replset.commands.ports import Reply
 from replset.commands.read_concern import confirm_linearizable
 from replset.commands.scan import SLICE_DECODED, pause
@@ -21,6 +23,7 @@ from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.query.distinct import Distinct
 from replset.query.pipeline import compile_pipeline
+from replset.query.stages.stage import Stage
 
 _NOT_IN_VIEWS = frozenset({"$elemMatch", "$slice"})
 
@@ -38,16 +41,25 @@ def reads_views(run: Handler, on_view: Handler) -> Handler:
 
 async def _open(ctx: CommandContext, elements: list[object]) -> tuple[Cursor, OpTime | None]:
     """Return the cursor of these stages over the view that the command names, and the point to read at."""
-    weight = weight_of(len(ctx.body.raw), elements)
-    stages = await compiled(ctx.member, weight, lambda: compile_pipeline(elements))
-    run = run_of(ctx, weight)
+    run, stages = await _compiled(ctx, elements)
     return await run.open(collection_of(ctx), stages), run.at
 
 
-async def find_on_view(ctx: CommandContext) -> Reply:
-    """Documents of a view that match, in batches."""
+async def _compiled(ctx: CommandContext, elements: list[object]) -> tuple[PipelineRun, list[Stage]]:
+    weight = weight_of(len(ctx.body.raw), elements)
+    return run_of(ctx, weight), await compiled(ctx.member, weight, lambda: compile_pipeline(elements))
+
+
+async def explain_on_view(ctx: CommandContext, verbosity: str) -> Reply:
+    """Show how a find, count or distinct of a view runs."""
+    run, stages = await _compiled(ctx, await _ELEMENTS[ctx.command.name](ctx))
+    return await explain_pipeline(run, collection_of(ctx), stages, verbosity, ctx.body)
+
+
+async def _find_elements(ctx: CommandContext, query: find.Query | None = None) -> list[object]:
+    """Return the stages that a find of a view is."""
     body, name = ctx.body, ctx.name
-    query = await find.parse_find(ctx)
+    query = query or await find.parse_find(ctx)
     filter_, projection, sort = await read_statement(
         ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
     )
@@ -59,9 +71,15 @@ async def find_on_view(ctx: CommandContext) -> Reply:
         if path.endswith(".$") or (isinstance(value, dict) and not _NOT_IN_VIEWS.isdisjoint(value)):
             raise _not_supported(f"the projection of {path:.80}")
     parts = {"$match": filter_, "$sort": sort, "$skip": query.skip, "$limit": query.limit, "$project": projection}
-    cursor, at = await _open(ctx, [{stage: spec} for stage, spec in parts.items() if spec])
+    return [{stage: spec} for stage, spec in parts.items() if spec]
+
+
+async def find_on_view(ctx: CommandContext) -> Reply:
+    """Documents of a view that match, in batches."""
+    query = await find.parse_find(ctx)
+    cursor, at = await _open(ctx, await _find_elements(ctx, query))
     cursor.keep_forever = query.keep_forever
-    batch_size = fields.whole(body, "batchSize", name, FIRST_BATCH, least=0)
+    batch_size = fields.whole(ctx.body, "batchSize", ctx.name, FIRST_BATCH, least=0)
     return await find.first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
 
 
@@ -69,14 +87,19 @@ def _not_supported(what: str) -> ReplError:
     return ReplError(f"{what} is not supported on a view", code=ErrorCode.INVALID_PIPELINE_OPERATOR)
 
 
-async def count_on_view(ctx: CommandContext) -> Reply:
-    """How many documents of a view match."""
+async def _count_elements(ctx: CommandContext) -> list[object]:
+    """Return the stages that a count of a view is."""
     body, name = ctx.body, ctx.name
     fields.check_collation(body, name)
     query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", name))
     skip, limit = fields.whole(body, "skip", name, least=0), abs(fields.whole(body, "limit", name))
     parts = {"$match": query, "$skip": skip, "$limit": limit, "$count": "n"}
-    cursor, at = await _open(ctx, [{stage: spec} for stage, spec in parts.items() if spec])
+    return [{stage: spec} for stage, spec in parts.items() if spec]
+
+
+async def count_on_view(ctx: CommandContext) -> Reply:
+    """How many documents of a view match."""
+    cursor, at = await _open(ctx, await _count_elements(ctx))
     number: object = 0
     async for rows in _slices(ctx, cursor):
         number = decode(rows[0])["n"]
@@ -84,16 +107,21 @@ async def count_on_view(ctx: CommandContext) -> Reply:
     return count_distinct.with_time({"n": number}, at)
 
 
-async def distinct_on_view(ctx: CommandContext) -> Reply:
-    """The different values of a field in the documents of a view that match; 17217 over 16 MiB."""
+async def _distinct_elements(ctx: CommandContext) -> list[object]:
+    """Return the stages before the values of a distinct are taken."""
     body, name = ctx.body, ctx.name
     fields.check_collation(body, name)
     key = fields.text(body, "key", name)
     if not key or "\0" in key:
         raise BadValueError("distinct.key must be the path of a field")
-    query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", name))
+    return [{"$match": await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", name))}]
+
+
+async def distinct_on_view(ctx: CommandContext) -> Reply:
+    """The different values of a field in the documents of a view that match; 17217 over 16 MiB."""
+    cursor, at = await _open(ctx, await _distinct_elements(ctx))
+    key = fields.text(ctx.body, "key", ctx.name)
     values = Distinct(key)
-    cursor, at = await _open(ctx, [{"$match": query}])
     async for rows in _slices(ctx, cursor):
         while rows:
             _, looked_at = await evaluate(ctx.member, len(key), rows, lambda raw: values.add(decode(raw)))
@@ -118,10 +146,11 @@ async def _slices(ctx: CommandContext, cursor: Cursor) -> AsyncIterator[list[byt
         cursor.close()
 
 
-_ON_VIEWS: dict[str, Handler] = {"find": find_on_view, "count": count_on_view, "distinct": distinct_on_view}
+_ELEMENTS = {"find": _find_elements, "count": _count_elements, "distinct": _distinct_elements}
+VIEW_READS: dict[str, Handler] = {"find": find_on_view, "count": count_on_view, "distinct": distinct_on_view}
 COMMANDS: tuple[Command, ...] = tuple(
-    replace(command, run=reads_views(command.run, _ON_VIEWS[command.name]))
+    replace(command, run=reads_views(command.run, VIEW_READS[command.name]))
     for command in (*find.COMMANDS, *count_distinct.COMMANDS)
-    if command.name in _ON_VIEWS
+    if command.name in VIEW_READS
 )
 """They take the place of the commands that know collections alone."""

@@ -159,3 +159,20 @@ def test_a_committed_view_is_read_at_the_commit_point(client: Client, member: Fa
     assert client.ok({"count": "odd", "readConcern": {"level": "majority"}})["n"] == 150
     client.ok({"create": "new", "viewOn": "c"})
     assert client.code({"find": "new", "readConcern": {"level": "majority"}, "maxTimeMS": 1}) == 50
+
+
+def test_explain_of_a_view_shows_the_query_on_its_collection(client: Client) -> None:
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1"}]})
+    for command in (
+        {"find": "odd"},
+        {"aggregate": "odd", "pipeline": [], "cursor": {}},
+        {"distinct": "odd", "key": "n"},
+    ):
+        plan = client.ok({"explain": command, "verbosity": "executionStats"})
+        assert plan["queryPlanner"]["namespace"] == "test.c"
+        assert plan["queryPlanner"]["winningPlan"]["inputStage"]["indexName"] == "a_1"
+        assert plan["executionStats"]["nReturned"] == 150
+    (cursor, count) = client.ok({"explain": {"count": "odd", "query": {"n": {"$lt": 9}}}})["stages"]
+    assert cursor["$cursor"]["queryPlanner"]["winningPlan"]["stage"] == "FETCH"
+    assert "$count" in count or "$group" in count
+    assert client.code({"explain": {"delete": "odd", "deletes": [{"q": {}, "limit": 1}]}}) == 166

@@ -28,7 +28,7 @@ from tests.unit.replication.diverged import (
     stamp_of,
     two_members,
 )
-from tests.unit.replication.kit import Member, Network, numbered, split_bson, until
+from tests.unit.replication.kit import Member, Network, copy_log, numbered, split_bson, until
 
 
 def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path: Path) -> None:
@@ -89,6 +89,36 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path
     assert isinstance(mine.reports[-1], SourceBatch)
     assert mine.everything() == source.everything()
     assert mine.store.chain == source.store.chain
+
+
+def test_views_and_the_swap_of_an_out_are_taken_back(tmp_path: Path) -> None:
+    source, mine = two_members(tmp_path)
+    source.create("app.view", viewOn="orders", pipeline=[{"$match": {"n": 1}}])
+    copy_log(source, mine)
+
+    def catalog(member: Member) -> list[tuple[str, dict[str, object]]]:
+        return [(coll.ns, coll.options.decode()) for coll in member.store.collections()]
+
+    before, content = catalog(mine), mine.everything()
+    mine.create("app.more", viewOn="view", pipeline=[])
+    mine.coll_mod("app.view", {"viewOn": "parts", "pipeline": []})
+    mine.create("app.tmp.agg_out.1", temp=True, validator={"size": {"$gt": 1}})
+    mine.insert("app.tmp.agg_out.1", {"_id": "bolt", "size": 8})
+    mine.coll_mod("app.tmp.agg_out.1", {"temp": False})
+    mine.rename("app.tmp.agg_out.1", OTHER, drop_target=True)
+    assert catalog(mine) == [
+        ("app.more", {"viewOn": "view", "pipeline": []}),
+        (NS, {}),
+        (OTHER, {"validator": {"size": {"$gt": 1}}}),
+        ("app.view", {"viewOn": "parts", "pipeline": []}),
+    ]
+    source.clock.ms += 9_000
+    source.node.term = 2
+    source.noop()
+
+    assert run_rollback(mine).ok
+    assert catalog(mine) == before
+    assert mine.everything() == content
 
 
 def test_rollback_files_are_plain_bson(tmp_path: Path) -> None:

@@ -89,6 +89,17 @@ def test_what_a_transaction_holds_stays_for_now(builds: Builds) -> None:
     assert left(builds) == [3, 5, 6, 7, 8, 9, 11]
 
 
+def test_temporary_collections_of_an_earlier_term_are_dropped(builds: Builds) -> None:
+    member = builds.member
+    member.create("app.old", temp=True)
+    member.create("app.used")
+    member.node.term = 2
+    member.noop()
+    member.create("app.new", temp=True)
+    run(monitor(builds).work)
+    assert [coll.ns for coll in member.store.collections() if coll.ns != NS] == ["app.new", "app.used"]
+
+
 def test_a_partial_index_expires_only_its_documents(builds: Builds) -> None:
     partial = spec(expireAfterSeconds=0, partialFilterExpression={"kind": "session"})
     builds.do(lambda group: do_create_index(group, builds.coll(group), partial))
