@@ -95,6 +95,22 @@ def test_a_stepdown_within_an_out(client: Client, member: FakeMember) -> None:
     assert names(client) == ["c"]
 
 
+@pytest.mark.parametrize("stage", [{"$out": "d"}, {"$merge": "d"}])
+def test_no_output_goes_on_in_another_term(client: Client, member: FakeMember, stage: dict[str, Any]) -> None:
+    """What it wrote before may be rolled back, and the write concern of the last write would not cover it."""
+    client.ok({"insert": "d", "documents": [{"_id": "old"}]})
+    write = member.write
+
+    async def write_in_a_later_term(operation: Any) -> Any:
+        result = await write(operation)
+        member.node.term += 1
+        return result
+
+    member.write = write_in_a_later_term  # type: ignore[method-assign]
+    assert client.code(pipe(stage)) in (NotWritablePrimaryError.code, 189)
+    assert {"_id": "old"} in all_of(client, "d")
+
+
 # --- $merge
 
 OLD = [{"_id": 1, "k": 1, "a": "old", "b": "old"}, {"_id": 3, "k": 3, "a": "old"}]

@@ -102,6 +102,15 @@ def test_what_no_view_takes(client: Client, command: dict[str, Any]) -> None:
     assert client.code(command) == 166
 
 
+def test_apply_ops_makes_and_changes_views(client: Client) -> None:
+    made = {"op": "c", "ns": "test.$cmd", "o": {"create": "w", "viewOn": "c", "pipeline": [{"$match": {"_id": 1}}]}}
+    changed = {"op": "c", "ns": "test.$cmd", "o": {"collMod": "odd", "viewOn": "w", "pipeline": []}}
+    client.ok({"applyOps": [made, made, changed]}, "admin")
+    assert found(client, {"find": "odd"}) == [DOCS[1]]
+    cycle = {"op": "c", "ns": "test.$cmd", "o": {"collMod": "w", "viewOn": "odd", "pipeline": []}}
+    assert client.run({"applyOps": [cycle]}, "admin")["code"] == 5
+
+
 def test_other_refusals(client: Client) -> None:
     assert client.code({"renameCollection": "test.odd", "to": "test.x"}, "admin") == 166
     assert client.code({"renameCollection": "test.c", "to": "test.odd", "dropTarget": True}, "admin") == 166
