@@ -76,6 +76,7 @@ function show(data) {
   showMembers(status, lags);
   showOplog(status, oplog);
   addLags(status.members, lags);
+  showConsumers(status.consumers || []);
   addRates(data.operations);
   showSlow(data.slow);
   showActions(status);
@@ -163,6 +164,13 @@ function showOplog(status, oplog) {
   };
   keyed(byId("oplog-facts"), Object.entries(facts).flatMap(([name, text]) => [["dt", name, name], ["dd", text, `${name}:`]]),
     ([, , key]) => key, ([kind]) => el(kind), (node, [, text]) => setText(node, text));
+}
+
+function showConsumers(rows) {
+  byId("consumers").hidden = rows.length === 0;
+  const lagOf = (row) => (row.isLost ? "the history that it needs is gone" : `${seconds(row.lagSecs)} behind`);
+  keyed(byId("consumer-list"), rows, (row) => row.name, () => el("li"), (node, row) =>
+    setText(node, `${row.name} (${row.mode}, ${row.ns || "all databases"}): ${lagOf(row)}${row.holder ? `, read by ${row.holder}` : ""}`));
 }
 
 function showSlow(rows) {

@@ -51,6 +51,11 @@ class PrimaryState:
             self.windows[consumer.name] = window
         return window
 
+    def passed_of(self, consumer: Consumer) -> str:
+        """Up to where a read has found nothing to acknowledge behind the position; "" for none."""
+        generation, token = self.passed.get(consumer.name, (0, ""))
+        return token if generation == consumer.generation else ""
+
     def delay(self, consumer: Consumer, until: Millis) -> None:
         """Give nothing before `until`."""
         for name, generation in list(self.delayed):
@@ -172,8 +177,7 @@ def lag_s(member: MemberPort, consumer: Consumer) -> int:
     """
     position = consumer.position
     if member.node.writable:
-        generation, passed = member.consumers.state.passed.get(consumer.name, (0, ""))
-        position = max(position, passed) if generation == consumer.generation else position
+        position = max(position, member.consumers.state.passed_of(consumer))
     at = Token.parse(position).optime
     return max(0, member.history.committed.seconds - at.seconds)
 

@@ -8,16 +8,17 @@ reader (consumers/shared_window.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from replset.bson import Int64, RawDocument, encode
+from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.consumer_directory import PrimaryState, change
-from replset.commands.evaluation import TimeSlice, compiled, run_in_thread, weight_of
+from replset.commands.evaluation import compiled, evaluate, weight_of
+from replset.commands.event_reader import EventOptions, EventReader, ToldEvent
 from replset.commands.filters import Filter, filter_of
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.write_concern import wait_for_write_concern
@@ -26,16 +27,16 @@ from replset.consumers.leases import Claim
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.ids import Millis, OpTime
-from replset.oplog_row import OplogRow
-from replset.query.change_events import ChangeEvent, Scope
-from replset.query.change_tokens import Token, behind
+from replset.query.change_events import Scope
+from replset.query.change_tokens import Token
 from replset.replication.write_ops import WriteGroup
 
 MOST_EVENTS, USUAL_EVENTS = 1_000, 100
 MOST_WAIT_MS = 30_000
 MOST_BYTES = 8 << 20
 """Of the events in one reply. One event may be larger, and then comes alone."""
-PAGE_ENTRIES, PAGE_BYTES = 500, 4 << 20
+LEAST_LOOK_MS = 1_000
+"""So long a read looks for events that its filter wants, also one that does not wait."""
 LOOK_MS = 5_000
 """A read that waits looks this often whether it still may."""
 SAVE_MS = 10_000
@@ -143,69 +144,46 @@ class EventSource:
 
     def __init__(self, member: MemberPort, consumer: Consumer, wanted: Filter, weight: int) -> None:
         self._member = member
-        self._scope = Scope(consumer.database, consumer.collection)
+        self._reader = EventReader(member, EventOptions(Scope(consumer.database, consumer.collection)))
         self._wanted = wanted
         self._weight = weight
 
     @classmethod
     async def of(cls, member: MemberPort, consumer: Consumer) -> EventSource:
         query = dict(consumer.filter)
-        weight = weight_of(len(encode(query)), query)
+        weight = weight_of(len(encode(query)), query) if query else 0
         return cls(member, consumer, await compiled(member, weight, lambda: filter_of(query)), weight)
 
-    async def after(self, token: str, most: int, max_bytes: int) -> tuple[list[FoundEvent], str]:
-        """The first events behind `token`, and the token up to which was looked: of the last event, or further."""
-        history, reached = self._member.history, token
-        found: list[FoundEvent] = []
-        while not found:
-            rows = await history.after(Token.parse(reached).read_after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES)
-            begin = reached
-            found, reached = await self._events_in(rows, begin, most, max_bytes)
-            if reached == begin:
-                break
+    async def after(self, token: str, most: int, until: Millis) -> tuple[list[FoundEvent], str]:
+        """The first events behind `token`, and the token up to which was looked: of the last event, or further.
+
+        Without an event it looks on until `until`, or for a second; what a filter leaves out may be long.
+        """
+        at = Token.parse(token)
+        until = max(until, Millis(self._member.clock.now() + LEAST_LOOK_MS))
+        while True:
+            told, reached = await self._reader.read(at, limit=most, max_bytes=MOST_BYTES)
+            is_end = reached == at
+            found, at = await self._chosen(told, reached)
+            if found or is_end or self._member.clock.now() >= until:
+                return found, str(at)
             await asyncio.sleep(0)
+
+    async def wait(self, token: str, timeout_ms: int) -> str:
+        """Wait for an event behind `token`; up to the token that is returned there is none."""
+        return str(await self._reader.wait(Token.parse(token), timeout_ms))
+
+    async def _chosen(self, told: Sequence[ToldEvent], reached: Token) -> tuple[list[FoundEvent], Token]:
+        """Those that the filter wants, and how far it looked. A dropped collection's end is none for a consumer."""
+        events = {event.raw: event for event in told if not event.is_last}
+        chosen, looked_at = await evaluate(self._member, self._weight, list(events), self._if_wanted)
+        found = [FoundEvent(str(events[raw].token), events[raw].key or b"", raw) for raw in chosen]
+        if looked_at < len(events):
+            reached = list(events.values())[looked_at - 1].token
         return found, reached
 
-    async def _events_in(
-        self, rows: Sequence[OplogRow], after: str, most: int, max_bytes: int
-    ) -> tuple[list[FoundEvent], str]:
-        events_of, scope = self._member.history.events_of, self._scope
-        concerned = [await events_of(row) if scope.may_concern(row) else () for row in rows]
-        work = partial(self._pick, rows, concerned, after, most, max_bytes)
-        return await run_in_thread(self._member, work) if self._weight or len(rows) > 1 else work()
-
-    def _pick(
-        self, rows: Sequence[OplogRow], events: Sequence[Iterable[ChangeEvent]], after: str, most: int, max_bytes: int
-    ) -> tuple[list[FoundEvent], str]:
-        time_slice, size, reached = TimeSlice(self._member.clock), 0, after
-        found: list[FoundEvent] = []
-        for row, of_row in zip(rows, events, strict=True):
-            for event in of_row:
-                token = str(event.token)
-                if token <= after or not self._scope.tells(event, expanded=False):
-                    continue
-                raw = self._told(event)
-                if raw is not None:
-                    if found and (size + len(raw) > max_bytes or len(found) == most):
-                        return found, reached
-                    size += len(raw)
-                    found.append(FoundEvent(token, event_key(event), raw))
-                reached = token
-            reached = max(reached, str(behind(row.optime)))
-            if time_slice.is_over():
-                break
-        return found, reached
-
-    def _told(self, event: ChangeEvent) -> bytes | None:
-        """The event as readers see it; None: the filter does not want it."""
-        document = event.document()
-        raw = encode(document)
-        return raw if self._wanted.matcher is None or self._wanted.matches(RawDocument(raw).decode()) else None
-
-
-def event_key(event: ChangeEvent) -> bytes:
-    """Events of one key keep their order: those of a document. b"": it keeps its order with all events."""
-    return b"" if event.key is None else (event.ui or b"") + event.key
+    def _if_wanted(self, raw: bytes) -> bytes | None:
+        return raw if self._wanted.matcher is None or self._wanted.matches(decode(raw)) else None
 
 
 # --- exclusive and failover ------------------------------------------------------------------------------------------
@@ -217,7 +195,8 @@ async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Co
     if isinstance(found, str):
         return {"consumer": request.name, "active": False, "holder": found, "events": []}
     consumer, state = found, state_of(member)
-    after = begin = max(request.after if request.generation == consumer.generation else "", consumer.position)
+    position = max(consumer.position, state.passed_of(consumer))
+    after = begin = max(request.after if request.generation == consumer.generation else "", position)
     events: list[FoundEvent] = []
     while True:
         now = member.clock.now()
@@ -226,15 +205,19 @@ async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Co
         if delayed > now:
             wait_until = min(wait_until, delayed)
         else:
-            events, after = await source.after(after, request.most, MOST_BYTES)
+            events, after = await source.after(after, request.most, wait_until)
         now = member.clock.now()
         check_same(ctx, consumer)
         state.leases.renew(consumer, now)
         if events or now >= request.until:
             break
-        await _wait(ctx, consumer, after, min(wait_until, Millis(now + consumer.ack_timeout_ms // 3)), delayed > now)
+        left_ms = min(wait_until - now, LOOK_MS, consumer.ack_timeout_ms // 3)
+        if delayed > now:
+            await asyncio.sleep(left_ms / 1000)
+        else:
+            after = await source.wait(after, max(1, left_ms))
         check_same(ctx, consumer)
-    if not events and begin <= consumer.position:
+    if not events and begin == position:
         consumer = await _pass(ctx, state, consumer, after)
     return {
         "consumer": consumer.name,
@@ -295,17 +278,6 @@ async def _pass(ctx: CommandContext, state: PrimaryState, consumer: Consumer, to
     return await save(ctx, name, lambda now: now.acknowledged_through(generation, token))
 
 
-async def _wait(ctx: CommandContext, consumer: Consumer, after: str, until: Millis, only_time: bool = False) -> None:
-    """Wait until there may be an event behind `after`, or `until`, or a while."""
-    member = ctx.member
-    left_ms = min(LOOK_MS, max(1, until - member.clock.now()))
-    if only_time:
-        await asyncio.sleep(left_ms / 1000)
-    else:
-        scope = Scope(consumer.database, consumer.collection)
-        await member.history.wait(Token.parse(after).optime, scope, left_ms)
-
-
 # --- shared ----------------------------------------------------------------------------------------------------------
 
 
@@ -320,9 +292,10 @@ async def _read_shared(ctx: CommandContext, request: ReadRequest, consumer: Cons
         if given or now >= request.until:
             break
         due = window.next_due(now)
-        await _wait(ctx, consumer, window.through, min(request.until, request.until if due is None else due))
+        until = min(request.until, request.until if due is None else due, Millis(now + LOOK_MS))
+        await source.wait(window.through, max(1, until - now))
         check_same(ctx, consumer)
-    if not given:
+    if not given and state.windows.get(consumer.name) is window:
         consumer = await _pass(ctx, state, consumer, window.acknowledge(()))
     return {
         "consumer": consumer.name,
@@ -346,7 +319,7 @@ async def _give(
     new: dict[str, FoundEvent] = {}
     if len(taken) < request.most and window.room > 0:
         most = min(window.room, request.most - len(taken))
-        events, through = await source.after(window.through, most, MOST_BYTES)
+        events, through = await source.after(window.through, most, request.until)
         window.add(((event.token, event.key) for event in events), through)
         new = {event.token: event for event in events}
         taken += window.take(request.reader, request.most - len(taken), now, consumer.ack_timeout_ms)
@@ -355,7 +328,7 @@ async def _give(
     for number, pending in enumerate(taken):
         event = new.get(pending.token)
         if event is None:
-            event = next(iter((await source.after(pending.before, 1, 1))[0]))
+            ((event,), _) = await source.after(pending.before, 1, request.until)
         size += len(event.document)
         if given and size > MOST_BYTES:
             window.give_back([rest.token for rest in taken[number:]], now)

@@ -48,7 +48,6 @@ class Consumer:
     filter: Mapping[str, object]
     mode: Mode
     position: str
-    full_document: str = "default"
     acked: tuple[str, ...] = ()
     holder: str = ""
     generation: int = 1
@@ -69,7 +68,6 @@ class Consumer:
             "ns": self.ns,
             "filter": dict(self.filter),
             "mode": self.mode.value,
-            "fullDocument": self.full_document,
             "ackTimeoutMS": self.ack_timeout_ms,
             "generation": Int64(self.generation),
             "holder": self.holder,
@@ -90,7 +88,6 @@ class Consumer:
             filter=wanted if isinstance(wanted, dict) else {},
             mode=Mode(document["mode"]),
             position=str(document["position"]),
-            full_document=str(document["fullDocument"]),
             acked=tuple(map(str, acked)) if isinstance(acked, list) else (),
             holder=str(document["holder"]),
             generation=_whole(document["generation"]),
@@ -99,13 +96,8 @@ class Consumer:
 
     def has_same_options(self, other: Consumer) -> bool:
         """Whether a second request to create it asks for the same."""
-        return (self.ns, self.filter, self.mode, self.full_document, self.ack_timeout_ms) == (
-            other.ns,
-            other.filter,
-            other.mode,
-            other.full_document,
-            other.ack_timeout_ms,
-        )
+        mine = self.ns, self.filter, self.mode, self.ack_timeout_ms
+        return mine == (other.ns, other.filter, other.mode, other.ack_timeout_ms)
 
     # --- changes
 

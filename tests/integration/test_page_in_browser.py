@@ -78,6 +78,9 @@ def test_the_set_is_shown_as_it_is_and_the_commit_point_moves(browser: Any, loca
         run(primary, {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": slow}, "admin")
         run(primary, {"count": HOSTILE})
         seen.wait_for("#slow-list li", f"shop.{HOSTILE} took")
+        run(primary, {"replSetConsumerCreate": "mailer", "ns": "shop"}, "admin")
+        run(primary, {"replSetConsumerRead": "mailer", "reader": HOSTILE}, "admin")
+        seen.wait_for("#consumer-list li", f"read by {HOSTILE}")
         assert seen.page.locator("main img").count() == 0, "a name is text, whatever it is"
 
 

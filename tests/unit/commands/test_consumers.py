@@ -108,6 +108,19 @@ def test_a_filter_and_a_namespace_choose_events(client: Client) -> None:
     assert read(client)["next"] > found["next"]
 
 
+def test_a_large_event_comes_alone(client: Client) -> None:
+    create(client)
+    insert(client, 1)
+    size = (16 << 20) - 100
+    client.ok({"insert": "orders", "documents": [{"_id": 2, "x": "x" * size}]}, "shop")
+    insert(client, 3)
+    first = read(client)
+    ack(client, first, token=first["next"])
+    second = read(client)
+    ack(client, second, token=second["next"])
+    assert [*ids(first), *ids(second), *ids(read(client))] == [1, 2, 3]
+
+
 def test_what_a_filter_leaves_out_moves_the_position_now_and_then(client: Client, member: FakeMember) -> None:
     create(client, filter={"operationType": "delete"})
     insert(client, 1, 2)

@@ -19,7 +19,7 @@ from replset.commands.user_directory import MOST_ASKED, UserDirectory
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import HostUnreachableError, OverloadedError
-from replset.ids import HostPort
+from replset.ids import HostPort, OpTime
 from replset.key_file import Keys
 from tests.unit.commands.conftest import SELF, Client, FakeMember, fake_member
 
@@ -638,3 +638,24 @@ def test_a_delayed_member_does_not_trust_its_old_documents(secured: Client) -> N
     secured.member.users.forget()
     assert user.ok({"find": "c"})
     assert holders.asked == 1
+
+
+def test_consumers_take_rights_on_what_they_follow(secured: Client) -> None:
+    secured.member.node.commit_point = OpTime(99, 1 << 60)
+    secured.ok({"create": "c"})
+    may_read = user_with(secured, "read", name="reader")
+    may_write = user_with(secured, "readWrite", name="writer")
+    elsewhere = user_with(secured, "readWrite", db="shop", name="elsewhere")
+    create, listed = {"replSetConsumerCreate": "a", "ns": "test.c"}, {"replSetConsumers": 1}
+    read = {"replSetConsumerRead": "a", "reader": "r"}
+    assert may_read.code(create, "admin") == elsewhere.code(create, "admin") == 13
+    may_write.ok(create, "admin")
+    assert may_write.code({"replSetConsumerCreate": "all", "ns": ""}, "admin") == 13, "of every database"
+    secured.ok({"replSetConsumerCreate": "all", "ns": ""}, "admin")
+    generation = may_read.ok(read, "admin")["generation"]
+    token = may_read.ok(listed, "admin")["consumers"][0]["position"]
+    may_read.ok({"replSetConsumerAck": "a", "generation": generation, "token": token}, "admin")
+    for refused in ({"replSetConsumerSeek": "a", "to": "now"}, {"replSetConsumerRemove": "a"}):
+        assert may_read.code(refused, "admin") == 13
+    assert elsewhere.code(read, "admin") == may_write.code({**read, "replSetConsumerRead": "all"}, "admin") == 13
+    assert [len(one.ok(listed, "admin")["consumers"]) for one in (secured, may_read, elsewhere)] == [2, 1, 0]
