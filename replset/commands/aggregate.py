@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument
@@ -21,6 +21,7 @@ from replset.commands.explain_pipeline import explain_pipeline
 from replset.commands.explained import VERBOSITY
 from replset.commands.find import REPLSET_CONFIG, allows_disk_use, first_batch
 from replset.commands.joins import open_facet, open_graph_lookup, open_lookup, open_union
+from replset.commands.let import variables_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.pipelines import Opener, PipelineRun, split_pipeline
 from replset.commands.ports import Reply
@@ -41,7 +42,7 @@ from replset.query.stages.changes import ChangeStreamStage, check_change_stream
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.stage import Run, Stage
+from replset.query.stages.stage import Run, Scope, Stage
 from replset.query.views import collections_named
 from replset.storage.snapshot import Snapshot
 from replset.storage.spill import SpillFile
@@ -91,7 +92,10 @@ async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
     _check_target(ctx, pipeline)
     check_change_stream(names_of(pipeline))
     weight = weight_of(len(body.raw), pipeline)
-    return run_of(ctx, weight), await compiled(member, weight, lambda: compile_pipeline(pipeline))
+    variables = await variables_of(ctx)
+    scope = Scope(compile_pipeline, frozenset(variables))
+    stages = await compiled(member, weight, lambda: compile_pipeline(pipeline, scope))
+    return run_of(ctx, weight, variables), stages
 
 
 async def _write(run: PipelineRun, stages: list[Stage], last: OutStage | MergeStage) -> Reply:
@@ -116,10 +120,10 @@ def _collection(ctx: CommandContext) -> str:
     return collection_field(ctx.body, ctx.name) if ctx.body.type_of(ctx.name) == 2 else ""
 
 
-def run_of(ctx: CommandContext, weight: int) -> PipelineRun:
+def run_of(ctx: CommandContext, weight: int, variables: Mapping[str, Any]) -> PipelineRun:
     """Return what opens the cursors of the command."""
     spill = partial(SpillFile, ctx.member.store) if allows_disk_use(ctx) else None
-    return PipelineRun(ctx, weight, Run(spill=spill, rng=ctx.member.rng), OPENERS)
+    return PipelineRun(ctx, weight, Run(variables, spill=spill, rng=ctx.member.rng), OPENERS)
 
 
 def _batch_size(body: RawDocument, name: str) -> int:
@@ -203,7 +207,9 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "aggregate",
         aggregate,
-        frozenset({"pipeline", "cursor", "explain", "hint", "collation", "allowDiskUse", "bypassDocumentValidation"}),
+        frozenset(
+            {"pipeline", "cursor", "explain", "hint", "collation", "allowDiskUse", "bypassDocumentValidation", "let"}
+        ),
         where=Where.READABLE,
         read_concern=True,
         write_concern=True,

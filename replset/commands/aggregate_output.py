@@ -295,7 +295,7 @@ def _statement(run: PipelineRun, stage: MergeStage, raw: bytes) -> MergeStatemen
     variables = stage.variables_of(new) if stage.when_matched == "pipeline" else {}
     weight = weight_of(len(raw), query) + run.weight
     upsert = stage.when_not_matched == "insert"
-    return MergeStatement(query, False, None, weight, {}, upsert, [], new, variables)
+    return MergeStatement(query, False, None, weight, {}, upsert, [], {}, new, variables)
 
 
 async def _next_rows(ctx: CommandContext, source: Cursor) -> list[bytes]:

@@ -13,6 +13,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, large_reply, read_statement, weight_of
 from replset.commands.filters import Filter, filter_of
 from replset.commands.hint import hint_of
+from replset.commands.let import variables_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.plan import ByIndex, choose_plan
@@ -79,9 +80,10 @@ async def command_filter(ctx: CommandContext) -> tuple[Filter, int]:
     body = ctx.body
     query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", ctx.name))
     weight = weight_of(len(body.raw), query)
+    variables = await variables_of(ctx)
 
     def compile_() -> Filter:
-        found = filter_of(query)
+        found = filter_of(query, variables)
         if weight > SMALL_STATEMENT:
             _ = found.bounds
         return found

@@ -9,6 +9,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import weight_of
 from replset.commands.filters import filter_of
 from replset.commands.hint import hint_of
+from replset.commands.let import variables_of
 from replset.commands.ports import Reply
 from replset.commands.retryable import refuse_retryable
 from replset.commands.search_batch import Match, Search, SearchingBatch, SearchStatement
@@ -40,7 +41,7 @@ class DeleteBatch(SearchingBatch):
         statement = self.statements[self.index]
         if statement.multi:
             refuse_retryable(self.retry, "limit=0")
-        return Search(filter_of(statement.query), statement.hint)
+        return Search(filter_of(statement.query, self.variables), statement.hint)
 
     def evaluate(self, search: Search, raw: bytes) -> Match | None:
         return Match() if search.filter.matcher is None or search.filter.matches(decode(raw)) else None
@@ -67,14 +68,14 @@ async def delete(ctx: CommandContext) -> Reply:
     """Remove the first document that matches, or all."""
     documents = await read_statements(ctx, "deletes")
     statements = await parse_in_slices(ctx, documents, lambda document: parse_delete(document, "delete.deletes"))
-    return await run_batch(DeleteBatch(ctx, statements))
+    return await run_batch(DeleteBatch(ctx, statements, variables=await variables_of(ctx)))
 
 
 COMMANDS: tuple[Command, ...] = (
     Command(
         "delete",
         delete,
-        frozenset({"deletes", "ordered", "bypassDocumentValidation"}),
+        frozenset({"deletes", "ordered", "let", "bypassDocumentValidation"}),
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument
@@ -17,6 +18,7 @@ from replset.commands.explained import VERBOSITY, Explained, explain_query
 from replset.commands.filters import filter_of
 from replset.commands.find import parse_find
 from replset.commands.hint import hint_of
+from replset.commands.let import variables_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
 from replset.commands.search_batch import SearchStatement
@@ -79,7 +81,7 @@ async def _write(
     if len(documents) != 1:
         raise BadValueError("explained write batches must be of size 1", code=ErrorCode.INVALID_LENGTH)
     statement = await read_statement(ctx.member, documents[0], lambda: parse(documents[0], f"{ctx.name}.{name}"))
-    found = await compiled(ctx.member, statement.weight, lambda: filter_of(statement.query))
+    found = await compiled(ctx.member, statement.weight, partial(filter_of, statement.query, await variables_of(ctx)))
     return Explained(found, statement.weight, None, statement.hint, limit=0 if statement.multi else 1, outer=outer)
 
 
@@ -97,7 +99,7 @@ async def _find_and_modify(ctx: CommandContext) -> Explained:
         ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("query", "sort")]
     )
     weight = weight_of(len(body.raw), query)
-    found = await compiled(ctx.member, weight, lambda: filter_of(query))
+    found = await compiled(ctx.member, weight, partial(filter_of, query, await variables_of(ctx)))
     outer = "DELETE" if fields.boolean(body, "remove", name) else "UPDATE"
     return Explained(found, weight, compile_sort(sort) if sort else None, hint_of(body, name), limit=1, outer=outer)
 

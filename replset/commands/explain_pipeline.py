@@ -43,7 +43,14 @@ async def explain_pipeline(
         collection, stages = await run.through_views(collection, stages)
         part = split_pipeline(stages)
         found = await make_query(
-            ctx, part.filter, part.projection, part.sort, part.skip, part.limit, of_inner=run.inner_weight
+            ctx,
+            part.filter,
+            part.projection,
+            part.sort,
+            part.skip,
+            part.limit,
+            run.run.variables,
+            of_inner=run.inner_weight,
         )
         wanted = Explained(found.compiled, found.weight, found.sort, found.hint, part.skip, part.limit, part.projection)
         explained = await explain_query(ctx, wanted, collection, verbosity, command)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from replset.bson import encode_key
 from replset.query.bounds import FilterBounds, bounds_of
-from replset.query.match import Matcher, compile_filter
+from replset.query.match import NO_VARIABLES, Matcher, compile_filter
 from replset.query.order import MISSING
 from replset.query.sort import sort_by_key
 
@@ -22,6 +24,7 @@ class Filter:
     matcher: Matcher | None
     keys: list[bytes] | None
     query: dict[str, object] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def matches(self, document: dict[str, object]) -> bool:
         return self.matcher is None or self.matcher.matches(document)
@@ -29,16 +32,18 @@ class Filter:
     @cached_property
     def bounds(self) -> FilterBounds:
         """Found when they are first asked for. That takes about as long as to compile the filter."""
-        return bounds_of(self.query)
+        return bounds_of(self.query, self.variables)
 
 
-def filter_of(query: dict[str, object]) -> Filter:
-    """Raises what compile_filter raises."""
+def filter_of(query: dict[str, object], variables: Mapping[str, Any] = NO_VARIABLES) -> Filter:
+    """Raises what compile_filter raises. variables: of the command, with their values."""
     if not query:
         return Filter(None, None)
-    matcher = compile_filter(query)
+    matcher = compile_filter(query, variables)
     if matcher.id_equality is not MISSING:
-        return Filter(matcher, [encode_key(matcher.id_equality)], query)
+        return Filter(matcher, [encode_key(matcher.id_equality)], query, variables)
     if matcher.id_in is None:
-        return Filter(matcher, None, query)
-    return Filter(matcher, sort_by_key([(key, key) for key in {encode_key(value) for value in matcher.id_in}]), query)
+        return Filter(matcher, None, query, variables)
+    return Filter(
+        matcher, sort_by_key([(key, key) for key in {encode_key(value) for value in matcher.id_in}]), query, variables
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from replset.auth.roles import Action
 from replset.bson import Int64, RawDocument, decode, encode
@@ -26,6 +27,7 @@ from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.filters import Filter, filter_of
 from replset.commands.find_by_id import find_by_id
 from replset.commands.hint import Hint, hint_of
+from replset.commands.let import variables_of
 from replset.commands.namespaces import OPLOG, collection_field, collection_of, cursor_namespace, namespace
 from replset.commands.operations import SHOWN_BYTES
 from replset.commands.oplog_cursor import OplogCursor
@@ -52,7 +54,8 @@ from replset.errors import (
 )
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
-from replset.query.projection import Projection, compile_projection
+from replset.query.find_projection import compile_find_projection
+from replset.query.projection import Projection
 from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import Sorter
 from replset.replication.write_set import WriteSet
@@ -79,6 +82,7 @@ _FIELDS = frozenset(
         "noCursorTimeout",
         "collation",
         "allowDiskUse",
+        "let",
     }
 )
 
@@ -115,7 +119,8 @@ async def parse_find(ctx: CommandContext) -> Query:
         raise BadValueError("Cannot set 'awaitData' without also setting 'tailable'", code=ErrorCode.FAILED_TO_PARSE)
 
     skip, limit = fields.whole(body, "skip", name, least=0), fields.whole(body, "limit", name, least=0)
-    query = await make_query(ctx, filter_, projection, sort, skip, limit)
+    variables = await variables_of(ctx)
+    query = await make_query(ctx, filter_, projection, sort, skip, limit, variables)
     query.single_batch = fields.boolean(body, "singleBatch", name)
     query.tailable, query.await_data = tailable, await_data
     query.keep_forever = fields.boolean(body, "noCursorTimeout", name)
@@ -129,6 +134,7 @@ async def make_query(
     sort: dict[str, object],
     skip: int,
     limit: int,
+    variables: Mapping[str, Any],
     *,
     of_inner: int | None = None,
 ) -> Query:
@@ -137,10 +143,11 @@ async def make_query(
     weight = weight_of(len(ctx.body.raw) if of_inner is None else of_inner, filter_, projection)
 
     def compile_() -> tuple[Filter, Projection | None, Sort | None]:
-        found = filter_of(filter_)
+        found = filter_of(filter_, variables)
         if weight > SMALL_STATEMENT:
             _ = found.bounds
-        return found, compile_projection(projection), compile_sort(sort) if sort else None
+        shown = compile_find_projection(projection, variables, found.matcher)
+        return found, shown, compile_sort(sort) if sort else None
 
     found, shown, order = await compiled(ctx.member, weight, compile_)
     is_sorted = order is not None and not order.natural

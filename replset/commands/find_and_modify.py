@@ -14,6 +14,7 @@ from replset.commands.delete import DeleteBatch
 from replset.commands.evaluation import UNBOUNDED, compiled, read_statement, weight_of
 from replset.commands.hint import hint_of
 from replset.commands.insert import KEEP_TIMESTAMPS
+from replset.commands.let import variables_of
 from replset.commands.ports import Reply
 from replset.commands.replies import write_times
 from replset.commands.search_batch import ReturnedDocument, SearchStatement
@@ -21,12 +22,13 @@ from replset.commands.update import UpdateBatch, UpdateStatement, may_lengthen_a
 from replset.commands.write_batch import run_groups
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import FailedToParseError
-from replset.query.projection import compile_projection
+from replset.query.find_projection import compile_find_projection
+from replset.query.match import compile_filter
 from replset.query.sort import compile_sort
 
 _FIELDS = frozenset(
     {
-        *("query", "sort", "remove", "update", "new", "upsert", "fields", "arrayFilters", "hint", "collation"),
+        *("query", "sort", "remove", "update", "new", "upsert", "fields", "arrayFilters", "hint", "collation", "let"),
         *("bypassDocumentValidation", KEEP_TIMESTAMPS),
     }
 )
@@ -43,19 +45,23 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
     change = await read_statement(member, body, lambda: body.get("update"))
     weight = UNBOUNDED if may_lengthen_array(change) else weight_of(len(body.raw), query, change, projection)
     is_new = fields.boolean(body, "new", name)
-    returned = await compiled(
-        member,
-        weight,
-        lambda: ReturnedDocument(compile_sort(sort) if sort else None, compile_projection(projection), is_new),
-    )
+    variables = await variables_of(ctx)
+
+    def compile_() -> ReturnedDocument:
+        matcher = compile_filter(query, variables) if projection else None
+        shown = compile_find_projection(projection, variables, matcher)
+        return ReturnedDocument(compile_sort(sort) if sort else None, shown, is_new)
+
+    returned = await compiled(member, weight, compile_)
     hint = hint_of(body, name)
     batch: UpdateBatch | DeleteBatch
     if fields.boolean(body, "remove", name):
-        batch = DeleteBatch(ctx, [SearchStatement(query, False, hint, weight)], returned)
+        batch = DeleteBatch(ctx, [SearchStatement(query, False, hint, weight)], returned, variables=variables)
     else:
         filters = [] if fields.is_absent(body, "arrayFilters") else fields.values(body, "arrayFilters", name)
         upsert = fields.boolean(body, "upsert", name)
-        batch = UpdateBatch(ctx, [UpdateStatement(query, False, hint, weight, change, upsert, filters)], returned)
+        statement = UpdateStatement(query, False, hint, weight, change, upsert, filters, {})
+        batch = UpdateBatch(ctx, [statement], returned, variables=variables)
     return await _run(batch, returned)
 
 

@@ -137,7 +137,14 @@ class PipelineRun:
         collection, stages = await self.through_views(collection, stages)
         part = split_pipeline(stages)
         query = await make_query(
-            self.ctx, part.filter, part.projection, part.sort, part.skip, part.limit, of_inner=self.inner_weight
+            self.ctx,
+            part.filter,
+            part.projection,
+            part.sort,
+            part.skip,
+            part.limit,
+            self.run.variables,
+            of_inner=self.inner_weight,
         )
         source = await self._open_source(query, collection)
         cursor = await self.over(source, part.rest)

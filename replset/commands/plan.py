@@ -133,7 +133,7 @@ def choose_plan(
         is_reverse = sort is not None and sort.fields == (("_id", -1),)
         return Chosen(ByKeys(keys[:: -1 if is_reverse else 1]), sort is None or is_reverse or sort.fields == ID_FIELDS)
     order = () if sort is None else sort.fields
-    if not coll.indexes and not order and hint is None and "_id" not in found.query:
+    if not coll.indexes and not order and hint is None and found.query.keys().isdisjoint(("_id", "$expr")):
         return Chosen(Natural(), True)
     bounds = found.bounds
     if hinted is not None:
@@ -211,7 +211,7 @@ def _covers(index: Index, conditions: list[PathBounds]) -> bool:
 
 def _implies(one: PathBounds, need: PathBounds) -> bool:
     """need: of a partial index."""
-    if one.path != need.path:
+    if one.path != need.path or one.is_whole_value:
         return False
     if need.intervals == FULL:
         return one.has_value and need.has_value
@@ -223,8 +223,13 @@ def _use(index: Index | None, bounds: FilterBounds, order: Fields) -> _Use:
     multikey = 0 if index is None else index.multikey_fields
     used: list[Intervals] = []
     for number, (path, _) in enumerate(fields):
-        conditions = [one.intervals for one in bounds.conditions if one.path == path and one.intervals != FULL]
-        if multikey >> number & 1:
+        is_multikey = bool(multikey >> number & 1)
+        conditions = [
+            one.intervals
+            for one in bounds.conditions
+            if one.path == path and one.intervals != FULL and not (is_multikey and one.is_whole_value)
+        ]
+        if is_multikey:
             used.append(_narrowest(conditions) if not _shares_array(fields, multikey, number, used) else FULL)
         else:
             intervals = FULL

@@ -6,10 +6,11 @@ A statement may look at more documents than one group can. Its `Search` says whe
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from replset.bson import decode, encode
 from replset.commands.command import CommandContext
@@ -31,6 +32,7 @@ from replset.errors import (
     WriteConflictError,
 )
 from replset.ids import OpTime
+from replset.query.match import NO_VARIABLES
 from replset.query.projection import Projection
 from replset.query.sort import Sort
 from replset.replication.held_keys import NOTHING_HELD
@@ -186,10 +188,15 @@ class SearchingBatch(Batch):
         statements: Sequence[SearchStatement],
         returned: ReturnedDocument | None = None,
         ns: str | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> None:
-        """returned: of findAndModify, whose one statement takes one document. ns: as in Batch."""
+        """returned: of findAndModify, whose one statement takes one document. ns: as in Batch.
+
+        variables: of the command's expressions.
+        """
         super().__init__(ctx, len(statements), ns)
         self.statements = statements
+        self.variables = variables
         self.returned = returned
         self.changed_before: set[bytes] = set()
         """Keys of the documents that an interrupted attempt of the statement changed."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode, encode, encode_key
@@ -15,6 +16,7 @@ from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
 from replset.commands.filters import filter_of
 from replset.commands.hint import hint_of
 from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
+from replset.commands.let import variables_of
 from replset.commands.ports import Reply
 from replset.commands.retryable import Executed, refuse_retryable
 from replset.commands.search_batch import Match, ReturnedDocument, Search, SearchingBatch, SearchStatement
@@ -22,12 +24,15 @@ from replset.commands.validators import Validator
 from replset.commands.write_batch import parse_in_slices, read_statements, run_batch
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError
 from replset.optime import timestamp
+from replset.query.expressions import fault
+from replset.query.match import NO_VARIABLES
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
+from replset.query.variables import with_constants
 from replset.replication.write_ops import WriteGroup, do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 
-_FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation"})
+_FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation", "c"})
 _FAR_INDEX = re.compile(r"\.\d{3,}")
 
 
@@ -38,6 +43,7 @@ class UpdateStatement(SearchStatement):
     change: object
     upsert: bool
     array_filters: list[object]
+    constants: dict[str, object]
 
 
 def parse_update(document: RawDocument, place: str) -> UpdateStatement:
@@ -52,7 +58,10 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
     weight = UNBOUNDED if may_lengthen_array(change) else weight_of(len(document.raw), query, change, filters)
     upsert, multi = fields.boolean(document, "upsert", place), fields.boolean(document, "multi", place)
-    return UpdateStatement(query, multi, hint_of(document, place), weight, change, upsert, filters)
+    constants = fields.decoded(document, "c", place)
+    if constants and type(change) is not list:
+        raise fault(51198, "Constant values may only be specified for pipeline updates")
+    return UpdateStatement(query, multi, hint_of(document, place), weight, change, upsert, filters, constants)
 
 
 def may_lengthen_array(change: object) -> bool:
@@ -86,8 +95,9 @@ class UpdateBatch(SearchingBatch):
         statements: Sequence[UpdateStatement],
         returned: ReturnedDocument | None = None,
         ns: str | None = None,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> None:
-        super().__init__(ctx, statements, returned, ns)
+        super().__init__(ctx, statements, returned, ns, variables)
         self.modified = 0
         self.fills_timestamps = not fields.boolean(ctx.body, KEEP_TIMESTAMPS, ctx.name)
         self.upserted: list[dict[str, object]] = []
@@ -105,9 +115,12 @@ class UpdateBatch(SearchingBatch):
         statement = self.statements[self.index]
         if statement.multi:
             refuse_retryable(self.retry, "multi=true")
-        search = Search(filter_of(statement.query), statement.hint)
+        search = Search(filter_of(statement.query, self.variables), statement.hint)
         self.update = compile_update(
-            statement.change, array_filters=statement.array_filters, fills_timestamps=self.fills_timestamps
+            statement.change,
+            array_filters=statement.array_filters,
+            fills_timestamps=self.fills_timestamps,
+            variables=with_constants(statement.constants, self.variables),
         )
         if statement.multi and self.update.is_replacement:
             raise FailedToParseError("multi update is not supported for replacement-style update")
@@ -220,14 +233,14 @@ async def update(ctx: CommandContext) -> Reply:
     """Change or replace documents; with upsert insert one where none matches."""
     documents = await read_statements(ctx, "updates")
     statements = await parse_in_slices(ctx, documents, lambda document: parse_update(document, "update.updates"))
-    return await run_batch(UpdateBatch(ctx, statements))
+    return await run_batch(UpdateBatch(ctx, statements, variables=await variables_of(ctx)))
 
 
 COMMANDS: tuple[Command, ...] = (
     Command(
         "update",
         update,
-        frozenset({"updates", "ordered", "bypassDocumentValidation", KEEP_TIMESTAMPS}),
+        frozenset({"updates", "ordered", "let", "bypassDocumentValidation", KEEP_TIMESTAMPS}),
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,

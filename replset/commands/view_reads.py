@@ -13,6 +13,7 @@ from replset.commands.command import Command, CommandContext, Handler
 from replset.commands.cursors import FIRST_BATCH, Cursor
 from replset.commands.evaluation import compiled, evaluate, large_reply, read_statement, weight_of
 from replset.commands.explain_pipeline import explain_pipeline
+from replset.commands.let import variables_of
 from replset.commands.namespaces import collection_of
 from replset.commands.pipelines import PipelineRun
 from replset.commands.ports import Reply
@@ -23,7 +24,7 @@ from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.query.distinct import Distinct
 from replset.query.pipeline import compile_pipeline
-from replset.query.stages.stage import Stage
+from replset.query.stages.stage import Scope, Stage
 
 _NOT_IN_VIEWS = frozenset({"$elemMatch", "$slice"})
 
@@ -47,7 +48,10 @@ async def _open(ctx: CommandContext, elements: list[object]) -> tuple[Cursor, Op
 
 async def _compiled(ctx: CommandContext, elements: list[object]) -> tuple[PipelineRun, list[Stage]]:
     weight = weight_of(len(ctx.body.raw), elements)
-    return run_of(ctx, weight), await compiled(ctx.member, weight, lambda: compile_pipeline(elements))
+    variables = await variables_of(ctx)
+    scope = Scope(compile_pipeline, frozenset(variables))
+    stages = await compiled(ctx.member, weight, lambda: compile_pipeline(elements, scope))
+    return run_of(ctx, weight, variables), stages
 
 
 async def explain_on_view(ctx: CommandContext, verbosity: str) -> Reply:

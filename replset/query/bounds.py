@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from replset.bson import Regex, Undefined, encode_key
 from replset.query.conditions import is_operators
 from replset.query.errors import shell_text
-from replset.query.order import is_true
+from replset.query.order import MISSING, is_true
 from replset.query.paths import array_index
 
 _COMPLEMENT: Final = bytes(range(255, -1, -1))
@@ -84,6 +84,8 @@ Intervals = tuple[Interval, ...]
 EVERYTHING: Final = Interval(Cut(b"\x0a", False, Text("MinKey")), Cut(b"\xf0", True, Text("MaxKey")))
 FULL: Final[Intervals] = (EVERYTHING,)
 NULL_KEY: Final = encode_key(None)
+_NO_VARIABLES: Final[Mapping[str, Any]] = {}
+_FLIPPED: Final = {"$eq": "$eq", "$gt": "$lt", "$gte": "$lte", "$lt": "$gt", "$lte": "$gte"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,15 @@ class PathBounds:
     """One condition on a path: one of the document's keys lies in `intervals`.
 
     is_exact: and every document without arrays that has such a key meets the condition. has_value: the path exists.
+    is_whole_value: the condition compares an array as a whole, not its items, which have the keys. So it says nothing
+    about a field that is an array in some document.
     """
 
     path: str
     intervals: Intervals
     is_exact: bool
     has_value: bool
+    is_whole_value: bool = False
 
 
 @dataclass(slots=True)
@@ -113,20 +118,25 @@ class FilterBounds:
         return self.is_whole and not self.alternatives and all(one.is_exact for one in self.conditions)
 
 
-def bounds_of(query: Mapping[str, Any]) -> FilterBounds:
-    """`query` is a filter that compiles."""
+def bounds_of(query: Mapping[str, Any], variables: Mapping[str, Any] = _NO_VARIABLES) -> FilterBounds:
+    """`query` is a filter that compiles. variables: those of its expressions."""
     found = FilterBounds()
-    _collect(query, "", found)
+    _collect(query, "", found, variables)
     return found
 
 
-def _collect(query: Mapping[str, Any], prefix: str, found: FilterBounds) -> None:
+def _collect(
+    query: Mapping[str, Any], prefix: str, found: FilterBounds, variables: Mapping[str, Any] = _NO_VARIABLES
+) -> None:
     for name, value in query.items():
         if name == "$and" or (name == "$or" and len(value) == 1):
             for branch in value:
-                _collect(branch, prefix, found)
+                _collect(branch, prefix, found, variables)
         elif name == "$or" and not prefix:
-            found.alternatives.append([bounds_of(branch) for branch in value])
+            found.alternatives.append([bounds_of(branch, variables) for branch in value])
+        elif name == "$expr":
+            found.is_whole = False
+            _collect_expression(value, found, variables)
         elif name.startswith("$"):
             found.is_whole = found.is_whole and name == "$comment"
         else:
@@ -188,6 +198,48 @@ def _collect_items(path: str, operand: Any, found: FilterBounds) -> None:
         for condition in inner.conditions[1:]:
             intervals = intersect(intervals, condition.intervals)
         found.conditions.append(_bounds(path, intervals, False))
+
+
+def _collect_expression(expression: Any, found: FilterBounds, variables: Mapping[str, Any]) -> None:
+    """An expression: comparisons of a field with a constant or a variable, alone or in $and."""
+    if not isinstance(expression, Mapping) or len(expression) != 1:
+        return
+    ((name, operands),) = expression.items()
+    if name == "$and" and type(operands) is list:
+        for one in operands:
+            _collect_expression(one, found, variables)
+    elif name in _FLIPPED and type(operands) is list and len(operands) == 2:
+        for operator, path, operand in ((name, *operands), (_FLIPPED[name], *operands[::-1])):
+            value = _value_of(operand, variables)
+            if _is_path(path) and value is not MISSING:
+                found.conditions += _bounds_of_comparison(operator, path[1:], value)
+
+
+def _is_path(value: object) -> bool:
+    if not isinstance(value, str) or not value.startswith("$") or value.startswith("$$"):
+        return False
+    return all(array_index(part) is None for part in value[1:].split("."))
+
+
+def _value_of(operand: Any, variables: Mapping[str, Any]) -> Any:
+    """Return the value of an operand that is the same for every document, MISSING for others."""
+    if isinstance(operand, str) and operand.startswith("$"):
+        return variables.get(operand[2:], MISSING) if operand.startswith("$$") else MISSING
+    if isinstance(operand, Mapping):
+        return operand["$literal"] if operand.keys() == {"$literal"} else MISSING
+    return operand
+
+
+def _bounds_of_comparison(operator: str, path: str, value: object) -> list[PathBounds]:
+    """The order is that of all types. A missing field comes before null, but an index has it as null."""
+    key = encode_key(value)
+    if type(value) is list or key < NULL_KEY or (key == NULL_KEY and operator != "$eq"):
+        return []
+    if operator == "$eq":
+        return [_bounds(path, [point(value)], False)]
+    cut = Cut(key, operator in ("$gt", "$lte"), value)
+    interval = Interval(cut, EVERYTHING.high) if operator in ("$gt", "$gte") else Interval(EVERYTHING.low, cut)
+    return [replace(_bounds(path, [interval], False), is_whole_value=True)]
 
 
 def _bounds(path: str, intervals: Iterable[Interval], is_exact: bool) -> PathBounds:

@@ -15,6 +15,7 @@ from replset.bson import Decimal128, Int64, Regex, Undefined, encode_key
 from replset.bson.types import TYPE_BYTES, TYPE_NAMES, type_byte
 from replset.errors import ErrorCode, ReplError
 from replset.query import regex
+from replset.query.bits import bits_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
 from replset.query.order import (
     MISSING,
@@ -29,18 +30,8 @@ from replset.query.time_limit import check_time
 
 NOT_BUILT = frozenset(
     {
-        *("$expr", "$where", "$text", "$sampleRate", "$rand"),
-        *(
-            "$near",
-            "$nearSphere",
-            "$geoWithin",
-            "$geoIntersects",
-            "$within",
-            "$geoNear",
-            "$maxDistance",
-            "$minDistance",
-        ),
-        *("$bitsAllSet", "$bitsAllClear", "$bitsAnySet", "$bitsAnyClear"),
+        *("$where", "$text", "$near", "$nearSphere", "$geoWithin", "$geoIntersects", "$within", "$geoNear"),
+        *("$maxDistance", "$minDistance"),
     }
 )
 _NUMBER_TYPES = frozenset(TYPE_BYTES[name] for name in ("double", "int", "long", "decimal"))
@@ -127,6 +118,8 @@ def parse(operators: Mapping[str, object], path: str, item_filter: ItemFilter) -
                 conditions.append(_elem_match(operand, path, item_filter))
             case "$mod":
                 conditions.append(ValueCondition(_mod(operand)))
+            case "$bitsAllSet" | "$bitsAllClear" | "$bitsAnySet" | "$bitsAnyClear":
+                conditions.append(ValueCondition(bits_predicate(name, operand)))
             case "$regex":
                 conditions.append(ValueCondition(_regex(operand, operators.get("$options", MISSING))))
             case "$options":

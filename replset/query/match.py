@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
-from replset.bson import Regex, Undefined, encode_key
+from replset.bson import Regex, Undefined
 from replset.query.conditions import (
     NOT_BUILT,
     Condition,
@@ -19,7 +22,8 @@ from replset.query.conditions import (
     value_predicate,
 )
 from replset.query.errors import BadValueError, not_built, show
-from replset.query.order import MISSING, Predicate, is_true
+from replset.query.expressions import compile_expression
+from replset.query.order import MISSING, Predicate, is_number, is_true
 from replset.query.paths import split_path, values_at
 from replset.query.time_limit import check_time
 
@@ -58,18 +62,34 @@ class Matcher:
         return found[0] if self._test(doc, found) and found else None
 
 
-def compile_filter(query: Document) -> Matcher:
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The variables of $expr. names: those that it may use. values: looked up when it is evaluated."""
+
+    names: frozenset[str]
+    values: Mapping[str, Any]
+
+
+NO_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def compile_filter(
+    query: Document, variables: Mapping[str, Any] = NO_VARIABLES, names: Iterable[str] | None = None
+) -> Matcher:
     """Return the matcher of a filter document.
 
+    variables: those that an $expr may use. It looks up their values for each document, so they may change between two.
+    names: all of them, if `variables` has not got them yet.
     Raises BadValueError for unknown operators and bad operands, 238 for operators that are not built, FailedToParse
     and TypeMismatch where MongoDB does. The message names the operator or the place.
     """
-    return Matcher(_all_tests(_tests(query)), query)
+    scope = _Scope(frozenset(variables if names is None else names), variables)
+    return Matcher(_all_tests(_tests(query, scope)), query)
 
 
 def compile_item_filter(query: Document) -> Predicate:
     """Return the test of an array's item by a filter over documents. An array counts as a document of its indexes."""
-    test = _all_tests(_tests(query))
+    test = _all_tests(_tests(query, None))
 
     def holds(item: object) -> bool:
         if isinstance(item, Mapping):
@@ -84,7 +104,8 @@ def compile_value_filter(operators: Document, path: str = "") -> Predicate:
     return all_predicates([value_predicate(condition) for condition in parse(operators, path, compile_item_filter)])
 
 
-def _tests(query: Document) -> list[Test]:
+def _tests(query: Document, scope: _Scope | None) -> list[Test]:
+    """Return the tests of a filter. scope: None below the top level of the document."""
     tests: list[Test] = []
     for name, value in query.items():
         if not name.startswith("$"):
@@ -93,11 +114,11 @@ def _tests(query: Document) -> list[Test]:
             continue
         match name:
             case "$and":
-                tests += _branches(name, value)
+                tests += _branches(name, value, scope)
             case "$or":
-                tests.append(_any_test(_branches(name, value)))
+                tests.append(_any_test(_branches(name, value, scope)))
             case "$nor":
-                tests.append(_negated(_any_test(_branches(name, value))))
+                tests.append(_negated(_any_test(_branches(name, value, scope))))
             case "$comment":
                 pass
             case "$alwaysTrue" | "$alwaysFalse":
@@ -110,7 +131,11 @@ def _tests(query: Document) -> list[Test]:
 
                 tests.append(_schema_test(Schema(value)))
             case "$expr":
-                tests.append(_whole_document(value))
+                if scope is None:
+                    raise BadValueError("$expr can only be applied to the top-level document")
+                tests.append(_expression_test(value, scope))
+            case "$sampleRate":
+                tests.append(_sample_test(value))
             case _ if name in NOT_BUILT:
                 raise not_built(name)
             case _:
@@ -125,20 +150,21 @@ def _schema_test(schema: Schema) -> Test:
     return lambda doc, found: schema.matches(doc)
 
 
-def _whole_document(value: object) -> Test:
-    """Return the test of `{$eq: ["$$ROOT", {$literal: document}]}`: the whole document equals this one.
-
-    A write uses it to name the version of a document that it has seen. It then changes no later version. No other
-    $expr is built.
-    """
-    match value:
-        case {"$eq": ["$$ROOT", {"$literal": literal, **more}], **others} if not more and not others:
-            wanted = encode_key(literal)
-            return lambda doc, found: encode_key(doc) == wanted
-    raise not_built('$expr, but for {$eq: ["$$ROOT", {$literal: document}]},')
+def _expression_test(value: object, scope: _Scope) -> Test:
+    expression, variables = compile_expression(value, scope.names), scope.values
+    return lambda doc, found: is_true(expression.evaluate(doc, variables))
 
 
-def _branches(name: str, value: object) -> list[Test]:
+def _sample_test(rate: Any) -> Test:
+    if not is_number(rate):
+        raise BadValueError("argument to $sampleRate must be a numeric type")
+    number = float(str(rate))
+    if not 0 <= number <= 1:
+        raise BadValueError("numeric argument to $sampleRate must be in [0, 1]")
+    return lambda doc, found: random.random() < number  # noqa: TID251 - a sample need not repeat
+
+
+def _branches(name: str, value: object, scope: _Scope | None) -> list[Test]:
     if type(value) is not list:
         raise BadValueError(f"{name} must be an array")
     if not value:
@@ -147,7 +173,7 @@ def _branches(name: str, value: object) -> list[Test]:
     for branch in value:
         if not isinstance(branch, Mapping):
             raise BadValueError("$or/$and/$nor entries need to be full objects")
-        tests.append(_all_tests(_tests(branch)))
+        tests.append(_all_tests(_tests(branch, scope)))
     return tests
 
 

@@ -1,13 +1,15 @@
-"""Compiles updates, operator documents and replacements, which are then applied to one document after the other."""
+"""Compiles updates (operators, replacements, pipelines), which are then applied to one document after the other."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from replset.bson import DateTime, Regex, Timestamp, Undefined, encode_key
-from replset.errors import ErrorCode, ReplError
+from replset.errors import ErrorCode, InvalidOptionsError, ReplError
+from replset.ids import invariant
 from replset.query import update_arrays, update_operators
 from replset.query.errors import (
     BadValueError,
@@ -15,12 +17,14 @@ from replset.query.errors import (
     FailedToParseError,
     ImmutableFieldError,
     TypeMismatchError,
-    not_built,
     show,
 )
-from replset.query.match import Matcher, compile_filter
+from replset.query.match import NO_VARIABLES, Matcher, compile_filter
 from replset.query.order import MISSING, Predicate, type_name
 from replset.query.paths import array_index
+from replset.query.pipeline import compile_pipeline, stage_of
+from replset.query.row import Row
+from replset.query.stages.stage import Chain, Run, Scope
 from replset.query.time_limit import check_time
 from replset.query.update_operators import UpdateOperation
 from replset.query.update_paths import (
@@ -52,6 +56,7 @@ OPERATORS: dict[str, Callable[[str, object], UpdateOperation]] = {
     "$pullAll": update_arrays.pull_all,
     "$pop": update_arrays.pop,
 }
+_UPDATE_STAGES: Final = frozenset({"$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith"})
 _EMPTY = Timestamp(0, 0)
 _FILTER_NAME = re.compile(r"[a-z][a-zA-Z0-9]*")
 _REMOVAL = UpdateOperation(lambda old, context: MISSING, creates=False)
@@ -75,11 +80,13 @@ class Update:
         replacement: Document | None,
         filters: Mapping[str, Predicate],
         fills_timestamps: bool = False,
+        pipeline: Chain | None = None,
     ) -> None:
         self._steps = sorted(steps, key=lambda step: [_path_order(part) for part in step.parts])
         self._replacement = replacement
         self._filters = filters
         self._fills_timestamps = fills_timestamps
+        self._pipeline = pipeline
         self.is_replacement = replacement is not None
         self.needs_position = any(POSITIONAL in step.parts for step in steps)
 
@@ -100,9 +107,11 @@ class Update:
         """
         if self._replacement is not None:
             result = _apply_replacement(doc, self._replacement, timestamp if self._fills_timestamps else _EMPTY)
+        elif self._pipeline is not None:
+            result = _apply_pipeline(doc, self._pipeline)
         else:
             result = self._apply_operators(doc, UpdateContext(now, timestamp, doc.get("_id")), is_insert, matcher)
-        return keep_id(doc, result, is_insert, self.is_replacement)
+        return keep_id(doc, result, is_insert, self.is_replacement or self._pipeline is not None)
 
     def _apply_operators(
         self, doc: Document, context: UpdateContext, is_insert: bool, matcher: Matcher | None
@@ -129,16 +138,23 @@ class Update:
 
 
 def compile_update(
-    update: object, *, array_filters: Sequence[object] | None = None, fills_timestamps: bool = False
+    update: object,
+    *,
+    array_filters: Sequence[object] | None = None,
+    fills_timestamps: bool = False,
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> Update:
     """Return the update of a document: operators when its first name begins with a dollar, else a replacement.
 
+    An array is a pipeline. variables: of its expressions.
     fills_timestamps: empty timestamps in the top level of a replacement become the present time, as in MongoDB.
     Raises FailedToParse (9) for unknown modifiers, ConflictingUpdateOperators (40), 52 and 56 for names, BadValue and
-    TypeMismatch for operands. Pipelines are refused by name (238).
+    TypeMismatch for operands, InvalidOptions (72) for a stage that no update has.
     """
     if type(update) is list:
-        raise not_built("an update with an aggregation pipeline")
+        if array_filters:
+            raise FailedToParseError("arrayFilters may not be specified for pipeline-style updates")
+        return Update([], None, {}, pipeline=_compile_stages(update, variables))
     if not isinstance(update, Mapping):
         raise FailedToParseError("Update argument must be either an object or an array")
     if not next(iter(update), "").startswith("$"):
@@ -160,6 +176,23 @@ def compile_update(
                     f"No array filter found for identifier '{part[2:-1]}' in path '{'.'.join(step.parts)}'"
                 )
     return Update(steps, None, filters)
+
+
+def _compile_stages(update: list[object], variables: Mapping[str, Any]) -> Chain:
+    stages = compile_pipeline(update, Scope(compile_pipeline, frozenset(variables)))
+    for element in update:
+        name, _ = stage_of(element)
+        if name not in _UPDATE_STAGES:
+            raise InvalidOptionsError(f"{name:.80} is not allowed to be used within an update")
+    return Chain(stages, Run(variables))
+
+
+def _apply_pipeline(doc: Document, pipeline: Chain) -> Document:
+    """Return what the stages make of the document, with its `_id` in front if they leave it out."""
+    found = [row.document for row in pipeline.take(Row(document=doc)) if row is not None]
+    invariant(len(found) == 1, "each stage of an update makes one document of one")
+    result: Document = found[0]
+    return result if "_id" in result or "_id" not in doc else {"_id": doc["_id"], **result}
 
 
 def _steps(update: Mapping[str, object]) -> Iterator[_Step]:

@@ -23,12 +23,18 @@ class MatchStage(Stage):
 
     is_simple = True
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, scope: Scope) -> None:
         if not isinstance(spec, Mapping):
             raise ReplError("the match filter must be an expression in an object", code=ErrorCode.MATCH_NO_OBJECT)
         self.filter = dict(spec)
         self.shown = {"$match": self.filter}
-        self._matcher = compile_filter(spec)
+        self._variables: dict[str, Any] = {}
+        self._matcher = compile_filter(spec, self._variables, scope.names)
+
+    def start(self, run: Run) -> None:
+        super().start(run)
+        self._variables.clear()
+        self._variables.update(run.variables)
 
     def take(self, row: Row) -> Iterable[Row]:
         return (row,) if self._matcher.matches(row.document) else ()

@@ -170,7 +170,7 @@ REFUSALS: list[tuple[dict[str, Any], int]] = [
     ({"aggregate": "c", "pipeline": [{"$nope": 1}], "explain": True}, 40324),
     ({"explain": {"aggregate": "c", "pipeline": {}}}, 14),
     ({"explain": {"aggregate": "c", "pipeline": [], "nonsense": 1}}, 40415),
-    ({"aggregate": "c", "pipeline": [], "cursor": {}, "let": {"x": 1}}, 238),
+    ({"aggregate": "c", "pipeline": [], "cursor": {}, "let": {"x": "$a"}}, 4890500),
     ({"aggregate": "c", "pipeline": [], "cursor": {}, "collation": {"locale": "de"}}, 238),
     ({"aggregate": "c", "pipeline": [], "cursor": {}, "hint": "nonsense"}, 2),
     ({"aggregate": "c", "pipeline": [], "cursor": {}, "writeConcern": {"w": 1}}, 72),

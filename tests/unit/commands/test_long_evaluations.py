@@ -154,6 +154,11 @@ FILTERS: dict[str, Document] = {
     "$or": {"$or": [{"n": -n} for n in range(2, 8_000)]},
     "$nor": {"$nor": [{"d.b": -1 - n} for n in range(20)]},
     "$expr": {"$expr": {"$eq": ["$$ROOT", {"$literal": {**LARGE, "n": 2}}]}},
+    "$bitsAllSet": {"a": {"$bitsAllSet": [*range(60), 2_000_000_000]}},
+    "$bitsAllClear": {"a": {"$bitsAllClear": -1 + (1 << 40)}},
+    "$bitsAnySet": {"a": {"$bitsAnySet": bytes(10_000)}},
+    "$bitsAnyClear": {"a": {"$bitsAnyClear": []}},
+    "$sampleRate": {"$sampleRate": 0.0},
     "$alwaysTrue": {"$alwaysTrue": 1, "a": -1},
     "$alwaysFalse": {"$alwaysFalse": 1},
     "nothing": {},
@@ -168,7 +173,7 @@ FILTERS["$jsonSchema"] = {
     "$jsonSchema": {"properties": {"a": {"items": {"bsonType": "int"}}, "d": {"uniqueItems": True}}}
 }
 
-UPDATES: dict[str, Document] = {
+UPDATES: dict[str, Any] = {
     "$set": {"$set": {"a.19999": "x", "new": MANY}},
     "$unset": {"$unset": {"a": 1, "d.7.s": 1}},
     "$inc": {"$inc": {"a.$[]": 1}},
@@ -186,6 +191,7 @@ UPDATES: dict[str, Document] = {
     "$rename": {"$rename": {"a": "z", "d": "y"}},
     "a replacement": {"a": MANY[::-1], "d": LARGE["d"][::-1]},
     "a far index": {"$set": {"few.200000": 1}},
+    "a pipeline": [{"$set": {"a": {"$map": {"input": "$a", "in": {"$add": ["$$this", 1]}}}}}],
 }
 
 

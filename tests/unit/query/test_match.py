@@ -136,6 +136,22 @@ CASES: list[tuple[Doc, list[Doc], list[Doc]]] = [
         [{"_id": 1}, {"_id": 1, "a": {"$x": 2}, "b": 1}, {"a": {"$x": 2}, "_id": 1}, {"_id": 1, "a": {"$x": 3}}],
     ),
     ({"$alwaysFalse": 1}, [], [{}]),
+    ({"$expr": {"$gt": ["$a", "$b"]}}, [{"a": 2, "b": 1}, {"a": [0], "b": 5}, {"a": 1}], [{"a": 1, "b": 1}, {"b": 0}]),
+    ({"$expr": "$a"}, [{"a": "x"}, {"a": []}], [{"a": 0}, {"a": None}, {}]),
+    ({"$or": [{"a": 1}, {"$expr": {"$eq": ["$b", 2]}}]}, [{"a": 1}, {"b": 2}], [{"b": [2]}, {}]),
+    ({"$sampleRate": 1}, [{}], []),
+    ({"$sampleRate": 0.0}, [], [{}]),
+    # bits
+    (
+        {"a": {"$bitsAllSet": 5}},
+        [{"a": 5}, {"a": 7.0}, {"a": -1}, {"a": [1, 13]}, {"a": b"\5"}],
+        [{"a": 4}, {"a": "5"}],
+    ),
+    ({"a": {"$bitsAllSet": [0, 70]}}, [{"a": -1}, {"a": b"\1" + bytes(7) + b"\x40"}], [{"a": 1}, {"a": b"\1"}]),
+    ({"a": {"$bitsAllClear": b"\6"}}, [{"a": 1}, {"a": Int64(8)}], [{"a": 2}, {"a": 1.5}, {"a": None}, {}]),
+    ({"a": {"$bitsAnySet": Int64(6)}}, [{"a": 2}, {"a": 4}], [{"a": 1}, {"a": True}, {"a": 1e300}]),
+    ({"a": {"$bitsAnyClear": [1, 2]}}, [{"a": 2}, {"a": 0}, {"a": b""}], [{"a": 6}, {"a": 7}]),
+    ({"a": {"$bitsAnySet": [(1 << 31) - 1]}}, [{"a": -1}], [{"a": 1}, {"a": b"x"}]),
     # $exists, $type, $size
     ({"a": {"$exists": True}}, [{"a": None}, {"a": []}, {"a": Undefined()}], [{}]),
     ({"a": {"$exists": 0}}, [{}], [{"a": None}]),
@@ -263,15 +279,27 @@ REFUSED: list[tuple[Doc, int, str]] = [
     ({"a": {"$regex": "x\0"}}, 51091, "null byte"),
     ({"$alwaysTrue": 0}, 2, "$alwaysTrue must be"),
     ({".".join("a" * 250): 1}, 2, "FieldPath is too long"),
-    ({"$expr": {"$eq": [1, 1]}}, 238, "$expr"),
-    ({"$expr": {"$eq": ["$$ROOT", {"$literal": {}}], "$ne": [1, 2]}}, 238, "$expr"),
-    ({"$expr": {"$eq": ["$$ROOT", {"a": 1}]}}, 238, "$expr"),
+    ({"$expr": {"$eq": [1]}}, 16020, "$eq"),
+    ({"$expr": {"$eq": ["$$ROOT", {"$literal": {}}], "$ne": [1, 2]}}, 15983, "exactly one field"),
+    ({"$expr": {"$nonsense": 1}}, 168, "$nonsense"),
+    ({"$expr": "$$nobody"}, 17276, "nobody"),
+    ({"$or": [{"$expr": {"$divide": [1, 0]}}]}, 2, "$divide"),
+    ({"a": {"$elemMatch": {"$and": [{"$expr": True}]}}}, 2, "top-level"),
+    ({"$sampleRate": "x"}, 2, "numeric type"),
+    ({"$sampleRate": 1.5}, 2, "in [0, 1]"),
+    ({"$sampleRate": NAN}, 2, "in [0, 1]"),
+    ({"$rand": {}}, 2, "unknown top level operator: $rand"),
     ({"$where": "1"}, 238, "$where"),
     ({"$text": {"$search": "x"}}, 238, "$text"),
     ({"$jsonSchema": {"a": 1}}, 9, "Unknown $jsonSchema keyword"),
     ({"a": {"$near": [1, 1]}}, 238, "$near"),
     ({"a": {"$geoWithin": {}}}, 238, "$geoWithin"),
-    ({"a": {"$bitsAllSet": 1}}, 238, "$bitsAllSet"),
+    ({"a": {"$bitsAllSet": "x"}}, 2, "$bitsAllSet takes"),
+    ({"a": {"$bitsAllSet": -1}}, 9, "$bitsAllSet"),
+    ({"a": {"$bitsAnySet": 1.5}}, 9, "$bitsAnySet"),
+    ({"a": {"$bitsAnyClear": ["x"]}}, 2, "$bitsAnyClear"),
+    ({"a": {"$bitsAllClear": [-1]}}, 9, "$bitsAllClear"),
+    ({"a": {"$bitsAllClear": [1 << 31]}}, 9, "$bitsAllClear"),
 ]
 
 
@@ -339,3 +367,13 @@ def test_a_filter_changes_neither_itself_nor_the_document() -> None:
     query_bytes, doc_bytes = encode(query), encode(doc)
     assert compile_filter(query).matches(doc)
     assert (encode(query), encode(doc)) == (query_bytes, doc_bytes)
+
+
+def test_variables_are_looked_up_for_each_document() -> None:
+    variables = {"v": 1}
+    matcher = compile_filter({"$expr": {"$eq": ["$a", "$$v"]}}, variables)
+    assert matcher.matches({"a": 1})
+    variables["v"] = 2
+    assert not matcher.matches({"a": 1})
+    later = compile_filter({"$expr": {"$eq": ["$a", "$$v"]}}, variables, {"v"})
+    assert later.matches({"a": 2})

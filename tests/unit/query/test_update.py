@@ -242,7 +242,11 @@ REFUSED: list[tuple[object, list[Any] | None, int, str]] = [
     ({"b": 2, "$set": {"a": 1}}, None, 52, "The dollar ($) prefixed field '$set'"),
     ({"$set": 5}, None, 9, "Modifiers operate on fields but we found type int instead"),
     (5, None, 9, "Update argument must be either an object or an array"),
-    ([{"$set": {"a": 1}}], None, 238, "pipeline"),
+    ([{"$set": {"a": 1}}], [{"x": 1}], 9, "arrayFilters"),
+    ([{"$match": {"a": 1}}], None, 72, "$match is not allowed"),
+    ([{"$nonsense": 1}], None, 40324, "$nonsense"),
+    ([{"$set": {"a": "$$v"}}], None, 17276, "v"),
+    ([5], None, 14, "must be an object"),
     ({"$set": {"a": 1, "a.b": 2}}, None, 40, "Updating the path 'a.b' would create a conflict at 'a'"),
     ({"$set": {"a.b": 2}, "$inc": {"a": 1}}, None, 40, "Updating the path 'a' would create a conflict at 'a'"),
     ({"$set": {"a": 2}, "$unset": {"a": 1}}, None, 40, "Updating the path 'a' would create a conflict at 'a'"),
@@ -443,3 +447,38 @@ def test_a_compiled_update_serves_many_documents() -> None:
     second = update.apply({"_id": ObjectId("0" * 24)}, now=NOW, timestamp=TIMESTAMP)
     assert first == {"_id": 1, "a": [1, 2, 3], "b": {"c": []}}
     assert second == {"_id": ObjectId("0" * 24), "a": [1, 3], "b": {"c": []}}
+
+
+PIPELINES: list[tuple[list[Any], Doc, Doc]] = [
+    ([], {"_id": 1, "a": 1}, {"_id": 1, "a": 1}),
+    ([{"$set": {"b": {"$add": ["$a", "$$v"]}}}], {"_id": 1, "a": 1}, {"_id": 1, "a": 1, "b": 8}),
+    ([{"$addFields": {"a.b": 1}}, {"$unset": "c"}], {"_id": 1, "a": {}, "c": 2}, {"_id": 1, "a": {"b": 1}}),
+    ([{"$set": {"a": "$$REMOVE"}}], {"_id": 1, "a": 1}, {"_id": 1}),
+    ([{"$project": {"a": 1}}], {"_id": 1, "b": 2, "a": 1}, {"_id": 1, "a": 1}),
+    ([{"$project": {"a": 1, "_id": 0}}], {"_id": 1, "b": 2, "a": 1}, {"_id": 1, "a": 1}),
+    ([{"$replaceWith": {"n": {"$size": "$l"}}}], {"_id": 1, "l": [1, 2]}, {"_id": 1, "n": 2}),
+    ([{"$replaceRoot": {"newRoot": "$o"}}], {"_id": 1, "o": {"x": 1, "_id": 1.0}}, {"x": 1, "_id": 1}),
+    ([{"$set": {"a": {"$literal": "$a"}}}], {"_id": 1}, {"_id": 1, "a": "$a"}),
+    (
+        [{"$replaceWith": {"$setField": {"field": {"$literal": "$x"}, "input": "$$ROOT", "value": 1}}}],
+        {"_id": 1},
+        {"_id": 1, "$x": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("stages", "before", "after"), PIPELINES, ids=[str(stages)[:70] for stages, _, _ in PIPELINES])
+def test_pipelines(stages: list[Any], before: Doc, after: Doc) -> None:
+    update = compile_update(stages, variables={"v": 7})
+    assert not update.is_replacement
+    raw = encode(before)
+    assert encode(update.apply(before, now=NOW, timestamp=TIMESTAMP)) == encode(after)
+    assert encode(before) == raw
+
+
+def test_a_pipeline_that_inserts() -> None:
+    update = compile_update([{"$set": {"n": {"$ifNull": ["$n", 0]}, "_id": "$k"}}])
+    assert update.apply({"k": 5}, now=NOW, timestamp=TIMESTAMP, is_insert=True) == {"_id": 5, "k": 5, "n": 0}
+    with pytest.raises(ReplError) as failure:
+        update.apply({"_id": 1, "k": 5}, now=NOW, timestamp=TIMESTAMP)
+    assert failure.value.code == 66
