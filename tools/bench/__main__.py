@@ -10,15 +10,15 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.bench import bson, endure, failover, peers, spark, storage, sweeps
+from tools.bench import bson, endure, failover, peers, pipelines, spark, storage, sweeps
 from tools.bench.floors import apsw_rows_per_s, running_echo
 from tools.bench.generator import NoCompilerError, build
 from tools.bench.subjects import ROWS, Subject, running_replset
 from tools.bench.throughput import Bench, Point, plain, say
 
 ALONE = {"bson": bson.run, "storage": storage.run}
-FAILOVER = "failover"
-NAMES = [*ALONE, *ROWS, *sweeps.SWEEPS, *endure.BENCHES, FAILOVER, *spark.BENCHES]
+FAILOVER, PIPELINES = "failover", "pipelines"
+NAMES = [*ALONE, *ROWS, *sweeps.SWEEPS, *endure.BENCHES, FAILOVER, PIPELINES, *spark.BENCHES]
 LONG_S = 10.0
 ROUND_S = 3.0
 
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of: {', '.join(NAMES)}; none: all but sweeps, crowd, soak, failover",
+        help=f"of: {', '.join(NAMES)}; none: all but sweeps, crowd, soak, failover, pipelines",
     )
     made.add_argument(
         "--seconds", type=float, help=f"of each load: {ROUND_S:g}; of crowd and soak: {LONG_S:g}; of memory: 600"
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--peers", action="store_true", help="PostgreSQL, etcd and Redis in turn with the set")
     made.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout's set in turn with this one's")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the table there for programs")
-    made.add_argument("--documents", type=int, default=sweeps.DOCUMENTS, help="the most in by-collection")
+    made.add_argument("--documents", type=int, default=sweeps.DOCUMENTS, help="the most in by-collection; in pipelines")
     made.add_argument("--entries", type=int, default=2_000_000, help="a member's, in the benchmarks of Spark")
     made.add_argument("--keep", type=Path, metavar="FOLDER", help="keep Spark's members there for the next run")
     return made
@@ -74,6 +74,8 @@ def main() -> int:
     if FAILOVER in wanted:
         with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
             failed = max(failed, failover.run(Path(folder), options.kills, options.members))
+    if PIPELINES in wanted:
+        failed = max(failed, pipelines.run(options.documents))
     jobs = [name for name in wanted if name in spark.BENCHES]
     return max(failed, spark.run(jobs, options.entries, options.keep) if jobs else 0)
 
