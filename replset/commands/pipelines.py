@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from replset.bson import encode
+from replset.bson import MAX_BSON_SIZE, encode
 from replset.commands.command import CommandContext
 from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, CursorTable, Pause
 from replset.commands.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
@@ -21,7 +21,7 @@ from replset.commands.ports import MemberPort
 from replset.commands.read_concern import read_concern_of
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED
 from replset.commands.views import resolve
-from replset.errors import CatalogChangedError
+from replset.errors import CatalogChangedError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
@@ -203,7 +203,7 @@ class ChainCursor(Cursor):
         """What comes of the documents that were fed last, or of the end."""
         self._in_loop = False
         """Whether making these results is small work."""
-        self._is_ending = self._is_over = False
+        self._is_ending = self._is_over = self._is_working = self._is_closed = False
         self._waiting: list[bytes] = []
         """What came out and is still to be answered, the first document last."""
 
@@ -227,7 +227,13 @@ class ChainCursor(Cursor):
         """Feed the next documents, or end the chain behind the last, for one slice."""
         results = self._results or await self._next_results(pause)
         work = self._slice_of(results)
-        found, is_all = work() if self._in_loop else await run_in_thread(self._member, work)
+        self._is_working = True
+        try:
+            found, is_all = work() if self._in_loop else await run_in_thread(self._member, work)
+        finally:
+            self._is_working = False
+            if self._is_closed:
+                self._chain.close()
         if is_all:
             self._results, self._is_over = None, self._is_ending
         self.check_alive()
@@ -260,6 +266,11 @@ class ChainCursor(Cursor):
             size = 0
             for raw in results:
                 if raw is not None:
+                    if len(raw) > MAX_BSON_SIZE:
+                        raise ReplError(
+                            f"a pipeline made a document of {len(raw)} bytes; {MAX_BSON_SIZE} are the most",
+                            code=ErrorCode.DOCUMENT_TOO_LARGE,
+                        )
                     found.append(raw)
                     size += len(raw)
                 if size > SLICE_BYTES or time_slice.is_over():
@@ -272,4 +283,6 @@ class ChainCursor(Cursor):
         super().close()
         self._source.killed = self.killed
         self._source.close()
-        self._chain.close()
+        self._is_closed = True
+        if not self._is_working:
+            self._chain.close()

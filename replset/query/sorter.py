@@ -81,10 +81,9 @@ class Sorter:
         self.memory_bytes = sum(len(key) + len(raw) + PAIR_BYTES for key, raw in self._pairs)
 
     def _write_run(self) -> None:
-        if self._file is None:
-            self._file = open_spill(self._spill, self._what)
+        file = self._file = self._file or open_spill(self._spill, self._what)
         pairs = sorted_pairs(self._pairs)
-        self._runs.append(self._file.append(_length.pack(len(key)) + key + raw for key, raw in pairs))
+        self._runs.append(file.append(_length.pack(len(key)) + key + raw for key, raw in pairs))
         self._pairs, self.memory_bytes = [], 0
         self.spilled_runs += 1
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import Final
 
-from replset.errors import OutOfDiskSpaceError
+from replset.errors import OutOfDiskSpaceError, StorageError
 from replset.storage.disk import Disk
 from replset.storage.file_names import SPILL_PREFIX
 from replset.storage.sqlite import storage_error
@@ -30,6 +30,7 @@ class SpillFile:
         self._store = store
         self._path = os.path.join(store.dbpath, f"{SPILL_PREFIX}{next(_numbers)}")
         self._size = 0
+        self._is_closed = False
 
     def append(self, records: Iterable[bytes]) -> tuple[int, int]:
         """Write a run of records. Return its place. OutOfDiskSpaceError, StorageError."""
@@ -53,6 +54,10 @@ class SpillFile:
             self._store.disk.write_file(self._path, (bytes(block),), append=True)
         except OSError as error:
             raise storage_error(error, self._path) from error
+        if self._is_closed:
+            # The cursor was closed while a thread went on writing.
+            self._store.disk.remove(self._path)
+            raise StorageError(f"{self._path}: the query has ended")
         self._size += len(block)
         block.clear()
 
@@ -83,8 +88,8 @@ class SpillFile:
 
     def close(self) -> None:
         """Remove the file."""
+        self._is_closed = True
         if self._size:
-            self._size = 0
             self._store.disk.remove(self._path)
 
 

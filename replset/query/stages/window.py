@@ -17,7 +17,7 @@ from replset.query.sorter import MAX_BYTES, Sorter
 from replset.query.stages.fields import AddFieldsStage
 from replset.query.stages.stage import Run, Scope, Stage
 from replset.query.stages.unwind import with_value
-from replset.query.stages.window_functions import Compute, Order, Partition, compile_function
+from replset.query.stages.window_functions import Compute, Documents, Order, Partition, compile_function
 
 _FIELDS: Final = frozenset({"partitionBy", "sortBy", "output"})
 
@@ -54,16 +54,15 @@ class WindowStage(Stage):
 
     def end(self) -> Iterator[Row | None]:
         key: bytes | None = None
-        rows: list[Row] = []
+        rows: list[bytes] = []
         size = 0
         for raw in self.sorter.rows():
-            row = Row(raw)
-            following = self._partition_of(row)
+            following = self._partition_of(Row(raw))
             if rows and following != key:
                 yield from self._rows_of(rows)
                 rows, size = [], 0
             key = following
-            rows.append(row)
+            rows.append(raw)
             size += len(raw)
             if size > MAX_BYTES:
                 raise fault(5414201, f"one partition of $setWindowFields is over the limit of {MAX_BYTES} bytes")
@@ -71,8 +70,8 @@ class WindowStage(Stage):
         if rows:
             yield from self._rows_of(rows)
 
-    def _rows_of(self, rows: list[Row]) -> Iterator[Row | None]:
-        partition = Partition([row.document for row in rows], self.order, self.sort, self.run.variables)
+    def _rows_of(self, rows: list[bytes]) -> Iterator[Row | None]:
+        partition = Partition(Documents(rows), self.order, self.sort, self.run.variables)
         values = [compute(partition) for compute in self.output.values()]
         for document in partition.documents:
             found = document

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
-from replset.bson import DateTime, Decimal128, Int64, encode_key
+from replset.bson import DateTime, Decimal128, Int64, decode, encode_key
 from replset.errors import FailedToParseError
 from replset.query.arithmetic import add, to_decimal
 from replset.query.errors import show
@@ -31,6 +31,27 @@ _MS: Final = {
     "second": 1000,
     "millisecond": 1,
 }
+
+
+class Documents(Sequence[dict[str, Any]]):
+    """Documents that are kept as bytes, since decoded they take several times as much. Some are kept decoded."""
+
+    _KEPT: ClassVar = 4096
+
+    def __init__(self, rows: Sequence[bytes]) -> None:
+        self._rows = rows
+        self._decoded: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        document = self._decoded.get(number)
+        if document is None:
+            if len(self._decoded) == self._KEPT:
+                self._decoded.clear()
+            document = self._decoded[number] = decode(self._rows[number])
+        return document
 
 
 @dataclass(slots=True)

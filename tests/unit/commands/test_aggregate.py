@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from replset.bson import Int64, decode, encode
 from replset.commands import pipelines
 from replset.commands.pipelines import split_pipeline
 from replset.query.pipeline import compile_pipeline
+from replset.query.stages import group
 from replset.query.stages.stage import Chain
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -35,6 +37,7 @@ def aggregate(client: Client, *stages: dict[str, Any], batch_size: int | None = 
     return documents
 
 
+DOUBLED = {"$concat": ["$$value", "$$value"]}
 STAGES: list[dict[str, Any]] = [
     {"$match": {"a": {"$in": [1, 2]}}},
     {"$match": {"n": {"$gt": 10}}},
@@ -117,6 +120,32 @@ def test_what_mongosh_asks(client: Client) -> None:
     cursor = client.ok({"aggregate": 1, "pipeline": stages, "cursor": {}}, "admin")["cursor"]
     assert cursor["ns"] == "admin.$cmd.aggregate"
     assert cursor["firstBatch"][0]["type"] == "op"
+
+
+def test_a_result_is_at_most_a_document(client: Client) -> None:
+    large = {"$set": {"x": {"$reduce": {"input": {"$range": [0, 21]}, "initialValue": "xxxxxxxxx", "in": DOUBLED}}}}
+    pipeline = [{"$limit": 1}, large]
+    assert client.code({"aggregate": "c", "pipeline": pipeline, "cursor": {}}) == 10334
+    counted = [*pipeline, {"$project": {"n": {"$strLenBytes": "$x"}}}]
+    assert aggregate(client, *counted) == [{"_id": 0, "n": 9 << 21}]
+
+
+def test_a_group_goes_to_disk_and_comes_back(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(group, "_BLOCK_BYTES", 1000)
+    stages = [{"$group": {"_id": "$_id", "s": {"$push": "$s"}}}, {"$sort": {"_id": 1}}]
+    assert aggregate(client, *stages, batch_size=7) == [{"_id": row["_id"], "s": [row["s"]]} for row in DOCS]
+    monkeypatch.setattr(pipelines, "SLICE_BYTES", 100)
+    cursor = client.ok({"aggregate": "c", "pipeline": stages[:1], "cursor": {"batchSize": 1}})["cursor"]
+    folder = Path(member.store.dbpath)
+    assert list(folder.glob("spill-*"))
+    client.ok({"killCursors": "c", "cursors": [Int64(cursor["id"])]})
+    assert not list(folder.glob("spill-*"))
+    assert client.code({"aggregate": "c", "pipeline": stages, "cursor": {}, "allowDiskUse": False}) == 292
+    (_, explained, _) = client.ok({"explain": {"aggregate": "c", "pipeline": stages}})["stages"]
+    assert explained["usedDisk"]
 
 
 def test_documents_of_an_expression(client: Client) -> None:

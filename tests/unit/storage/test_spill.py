@@ -49,6 +49,16 @@ def test_a_full_disk_refuses(store: Store) -> None:
     assert spill_files(store) == []
 
 
+def test_a_closed_file_takes_no_more(store: Store) -> None:
+    """A cursor can be killed while a thread writes for it."""
+    file = SpillFile(store)
+    file.append([b"x"])
+    file.close()
+    with pytest.raises(StorageError):
+        file.append([b"y"])
+    assert spill_files(store) == []
+
+
 def test_a_file_that_was_cut_is_an_error(store: Store) -> None:
     file = SpillFile(store)
     place = file.append([b"x" * 100])
