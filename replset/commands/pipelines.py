@@ -248,7 +248,8 @@ class ChainCursor(Cursor):
         if self._source.finished or chain.is_full:
             self._source.close()
             kept = chain.memory_bytes
-            self._is_ending, self._in_loop = True, kept <= _SMALL_END and is_small(self._weight, kept)
+            self._is_ending = True
+            self._in_loop = chain.is_simple and kept <= _SMALL_END and is_small(self._weight, kept)
             self._results = chain.end()
         else:
             rows = await self._source.batch(pause, SLICE_DECODED, None)

@@ -81,20 +81,28 @@ class Expression:
     run: gives the value; operators call it. Everybody else calls `evaluate`, which also limits the memory.
     paths: the dotted paths of the document that it looks at; WHOLE among them when it may look at all.
     is_constant: whether the value is `value` for every document.
+    is_path: whether it only finds what is there.
     """
 
     run: Run
     paths: frozenset[str] = frozenset()
     is_constant: bool = False
     value: Any = MISSING
+    is_path: bool = False
 
     def evaluate(self, root: Document, variables: Variables) -> Any:
-        """Return the value for the document, or MISSING. variables: at least those that were in scope."""
+        """Return the value for the document, or MISSING. variables: at least those that were in scope.
+
+        146 for a value that is too large, 15 for one that is nested too deeply (sizes.py).
+        """
         _budget.left = MAX_BYTES
         try:
-            return self.run(root, variables)
+            value = self.run(root, variables)
         except RecursionError:
             raise too_deep() from None
+        if not self.is_path and (type(value) is list or type(value) is dict):
+            size_of(value)
+        return value
 
 
 def constant(value: Any) -> Expression:
@@ -355,7 +363,7 @@ def _path_expression(text: str, names: frozenset[str]) -> Expression:
         path = field_path(text[1:])
         if "CURRENT" in names:
             return _variable("CURRENT", path)
-        return Expression(_reader(path), frozenset({text[1:]}))
+        return Expression(_reader(path), frozenset({text[1:]}), is_path=True)
     variable, dot, rest = text[2:].partition(".")
     path = field_path(rest) if dot else ()
     if not variable:
@@ -365,7 +373,7 @@ def _path_expression(text: str, names: frozenset[str]) -> Expression:
     if variable == "REMOVE" and "REMOVE" not in names:
         return constant(MISSING)
     if variable in ("ROOT", "CURRENT") and variable not in names:
-        return Expression(_reader(path), frozenset({rest or WHOLE}))
+        return Expression(_reader(path), frozenset({rest or WHOLE}), is_path=True)
     return _variable(variable, path)
 
 
@@ -377,7 +385,7 @@ def _variable(name: str, path: tuple[str, ...]) -> Expression:
             raise fault(51144, f"Builtin variable '$${name}' is not available here")
         return value_below(value, path)
 
-    return Expression(read)
+    return Expression(read, is_path=True)
 
 
 def _reader(path: tuple[str, ...]) -> Run:

@@ -11,14 +11,13 @@ from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
-from replset.query.sizes import size_of
 from replset.query.stages.stage import Run, Scope, Stage
 
 
 class FieldsStage(Stage):
     """Makes one document of each by a projection."""
 
-    is_simple = True
+    is_simple = is_growing = True
 
     def __init__(self, projection: Projection | None, changed: Iterable[str], *, is_inclusion: bool = False) -> None:
         """changed: the top-level fields that it changes; with is_inclusion those that it leaves alone."""
@@ -91,7 +90,7 @@ class UnsetStage(FieldsStage):
 class ReplaceRootStage(Stage):
     """Puts the value of an expression in the place of the document."""
 
-    is_simple = True
+    is_simple = is_growing = True
 
     def __init__(self, expression: object, what: str, scope: Scope) -> None:
         self._expression = compile_expression(expression, scope.names)
@@ -110,7 +109,6 @@ class ReplaceRootStage(Stage):
                 f"{self._what} must evaluate to an object, but resulting value was: {text}. Type of resulting value:"
                 f" '{kind}'.",
             )
-        size_of(value)
         return (Row(document=value if type(value) is dict else dict(value)),)
 
 

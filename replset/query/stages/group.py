@@ -185,7 +185,7 @@ class _Part:
 class GroupStage(Stage):
     """Makes one document of each group."""
 
-    is_simple = True
+    is_simple = is_growing = True
 
     def __init__(self, spec: GroupSpec, *, counts_alike: bool = False, by: str = "") -> None:
         """by: the top-level field of which the value is the group's, empty for another value."""
@@ -347,7 +347,7 @@ def _boundaries(value: object, scope: Scope) -> tuple[list[Any], list[bytes]]:
 class BucketAutoStage(Stage):
     """Makes so many groups of neighbouring values, all of about the same size."""
 
-    is_simple = True
+    is_simple = is_growing = True
 
     def __init__(self, spec: object, scope: Scope) -> None:
         if not isinstance(spec, Mapping):

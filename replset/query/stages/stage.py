@@ -66,6 +66,8 @@ class Stage:
 
     is_simple: bool = False
     """The cost of one document is at most the bytes of the stage times those of the document."""
+    is_growing: bool = False
+    """What it gives can be larger than what it takes: it can name a field many times."""
     run: Run
 
     def start(self, run: Run) -> None:
@@ -146,7 +148,9 @@ class Chain:
 
     @property
     def is_simple(self) -> bool:
-        return all(stage.is_simple for stage in self.stages)
+        """Whether the cost is bounded as a stage's is. Forty stages that double a field make a trillion of it."""
+        growing = sum(stage.is_growing for stage in self.stages)
+        return growing <= 1 and all(stage.is_simple for stage in self.stages)
 
     def feed(self, documents: Iterable[bytes]) -> Iterator[bytes | None]:
         """Feed documents. Yield what comes out at the other end, None now and then: others may have a turn."""

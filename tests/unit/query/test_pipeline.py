@@ -192,3 +192,10 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, stage: dict[str, Any
 def test_the_names_are_told_apart() -> None:
     assert not NOT_BUILT_STAGES & pipeline.STAGES.keys()
     assert NOT_BUILT_STAGES | pipeline.STAGES.keys() >= COLLECTIONLESS_STAGES
+
+
+def test_stages_that_make_values_grow_are_not_simple_together() -> None:
+    twice = {"$set": {"a": ["$a", "$a"]}}
+    assert Chain(compile_pipeline([twice, {"$match": {}}])).is_simple
+    assert not Chain(compile_pipeline([twice, twice])).is_simple
+    assert not Chain(compile_pipeline([{"$group": {"_id": ["$a", "$a"]}}, twice])).is_simple
