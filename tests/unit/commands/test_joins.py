@@ -91,8 +91,7 @@ def test_lookup_with_a_pipeline(client: Client) -> None:
     insert(client, "c", [{"_id": i, "a": i % 3, "n": i} for i in range(6)])
     insert(client, "f", [{"_id": i, "b": i % 3, "m": i} for i in range(9)])
     pipeline = [
-        {"$addFields": {"k": {"$gt": ["$m", "$$n"]}}},
-        {"$match": {"k": True}},
+        {"$match": {"$expr": {"$gt": ["$m", "$$n"]}}},
         {"$sort": {"m": -1}},
         {"$limit": 2},
         {"$project": {"m": 1}},
@@ -104,10 +103,30 @@ def test_lookup_with_a_pipeline(client: Client) -> None:
     free = {"$lookup": {"from": "f", "as": "x", "pipeline": [{"$count": "n"}]}}
     assert run(client, "c", free, {"$limit": 1})[0]["x"] == [{"n": 9}]
     nested = {"$lookup": {"from": "f", "let": {"k": "$$a"}, "as": "y", "pipeline": [
-        {"$addFields": {"k": {"$eq": ["$m", "$$k"]}}}, {"$match": {"k": True}},
-        {"$addFields": {"outer": "$$a"}}]}}  # fmt: skip
+        {"$match": {"$expr": {"$eq": ["$m", "$$k"]}}}, {"$addFields": {"outer": "$$a"}}]}}  # fmt: skip
     deep = {"$lookup": {"from": "f", "let": {"a": "$a"}, "as": "x", "pipeline": [{"$match": {"_id": 0}}, nested]}}
     assert [one["x"][0]["y"][0]["outer"] for one in run(client, "c", deep)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_lookup_with_an_expression_uses_an_index(client: Client) -> None:
+    insert(client, "c", [{"_id": i, "a": i} for i in range(20)])
+    insert(client, "f", [{"_id": i, "b": i} for i in range(20)])
+    client.ok({"createIndexes": "f", "indexes": [{"key": {"b": 1}, "name": "b_1"}]})
+    inner = [{"$match": {"$expr": {"$eq": ["$b", "$$k"]}}}]
+    found = run(client, "c", {"$lookup": {"from": "f", "let": {"k": "$a"}, "pipeline": inner, "as": "x"}})
+    assert all(one["x"] == [{"_id": one["a"], "b": one["a"]}] for one in found)
+    (used,) = (row["accesses"]["ops"] for row in run(client, "f", {"$indexStats": {}}) if row["name"] == "b_1")
+    assert used == 1
+
+
+def test_the_variables_of_the_command_reach_inner_pipelines(client: Client) -> None:
+    insert(client, "c", [{"_id": i, "a": i} for i in range(5)])
+    insert(client, "f", [{"_id": i, "b": i} for i in range(5)])
+    inner = [{"$match": {"$expr": {"$gte": ["$b", "$$least"]}}}, {"$project": {"_id": 1}}]
+    for stage in (lookup(pipeline=inner), {"$unionWith": {"coll": "f", "pipeline": inner}}):
+        found = run(client, "c", stage, let={"least": 3})
+        ids = [one["_id"] for doc in found for one in doc.get("x", [])] or [doc["_id"] for doc in found[5:]]
+        assert ids == [3, 4]
 
 
 def test_lookup_remembers_equal_questions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,19 @@ def test_find_count_distinct_and_aggregate(client: Client) -> None:
     assert found(client, {"aggregate": "odd", "pipeline": [{"$count": "n"}], "cursor": {}}) == [{"n": 150}]
 
 
+def test_variables_are_the_readers_and_not_the_views(client: Client) -> None:
+    above = {"$expr": {"$gt": ["$n", "$$least"]}}
+    assert len(found(client, {"find": "few", "filter": above, "let": {"least": 10}})) == 5
+    pipeline = {
+        "aggregate": "few",
+        "pipeline": [{"$match": above}, {"$count": "n"}],
+        "cursor": {},
+        "let": {"least": 10},
+    }
+    assert found(client, {**pipeline, "let": {"least": 10}}) == [{"n": 5}]
+    assert client.code({"create": "v", "viewOn": "c", "pipeline": [{"$match": above}]}) == 17276
+
+
 def test_a_view_follows_its_collection_and_its_definition(client: Client) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1000, "a": 1, "n": 1000}]})
     assert client.ok({"count": "odd"})["n"] == 151
