@@ -1,7 +1,8 @@
 """Finds the oplog that a MEMBER on the command line names.
 
 A MEMBER is a dbpath, its database file, a dump (`oplog.bson`, or a folder with one), a file or folder of exported
-Parquet, or http://HOST:PORT of a live member; NAME=MEMBER names it by hand.
+Parquet, http://HOST:PORT of a live member, or an archive of the oplog, alone or with a member: ARCHIVE#MEMBER;
+NAME=MEMBER names it by hand.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from replset.archive.segments import ARCHIVE_FILE
+from replset.errors import ReplError
 from replset.storage.file_names import DATABASE_FILE
 from spark.oplog import Oplog, OplogError
 from spark.readers.shared_file import shared_file
@@ -23,13 +26,16 @@ _SQLITE, _PARQUET, _GZIP = b"SQLite format 3\0", b"PAR1", b"\x1f\x8b"
 
 
 class _Finding(NamedTuple):
-    """kind: of oplog. parts: from which its name is taken, the last one first. at: its identity."""
+    """kind: of oplog. parts: from which its name is taken, the last one first. at: its identity. live: the MEMBER that
+    goes on behind an archive.
+    """
 
     kind: str
     where: str
     parts: tuple[str, ...]
     given: str | None
     member: str | None = None
+    live: str = ""
 
     @property
     def at(self) -> tuple[str, str | None]:
@@ -60,6 +66,10 @@ def _found_at(text: str) -> list[_Finding]:
     given, where = (
         (named[1], named[2]) if named and not os.path.exists(text) and "://" not in named[1] else (None, text)
     )
+    address, _, live = where.partition("#")
+    if _is_archive(address):
+        parts = (address,) if "://" in address else tuple(reversed(Path(os.path.abspath(address)).parts))
+        return [_Finding("archive", address, parts, given, live=live)]
     kind, where = _kind(where)
     if kind == "live":
         return [_Finding(kind, where, (urlsplit(where).netloc,), given)]
@@ -74,6 +84,19 @@ def _found_at(text: str) -> list[_Finding]:
     if len(members) == 1:
         return [_Finding(kind, where, (members[0], *parts), given, members[0])]
     return [_Finding(kind, where, (member, *parts), given and f"{given}/{member}", member) for member in members]
+
+
+def _is_archive(address: str) -> bool:
+    if address.startswith(("http://", "https://")):
+        return False
+    if "://" not in address:
+        return (Path(address) / ARCHIVE_FILE).is_file()
+    from replset.archive.files import open_files
+
+    try:
+        return open_files(address).size(ARCHIVE_FILE) is not None
+    except ReplError:  # fsspec does not know it: Arrow may
+        return False
 
 
 def _kind(text: str) -> tuple[str, str]:
@@ -143,6 +166,12 @@ def _path_of(parts: Sequence[str]) -> str:
 
 def _open(name: str, found: _Finding) -> Oplog:
     """The reader is imported now, so that only what is read need be installed."""
+    if found.kind == "archive":
+        from spark.readers.archive import ArchivedOplog
+
+        live = open_members([found.live])[0] if found.live else None
+        where = found.where if "://" in found.where else os.path.abspath(found.where)
+        return ArchivedOplog(name, where, live)
     if found.kind == "live":
         from spark.readers.live import LiveOplog
 
