@@ -14,7 +14,8 @@ from replset.oplog_row import OplogRow
 class WriteJob:
     """Asks for the next segment: the entries behind `after` up to `through`, which are committed, some `max_bytes`.
 
-    after: None where nothing is archived yet. archive_id: of the archive that the set writes to, empty for a new one.
+    after: None where nothing is archived yet. archive_id: of the archive that the set writes to, empty for a new one,
+    which gets new_id.
     member, written: for the manifest.
     """
 
@@ -22,6 +23,7 @@ class WriteJob:
     set_name: str
     set_id: str
     archive_id: str
+    new_id: str
     after: Position | None
     through: OpTime
     max_bytes: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import apsw
 
 from replset.archive.archive import Archive
@@ -22,7 +20,7 @@ def write_segment(files: Files, connection: apsw.Connection, job: WriteJob) -> W
     """Carry out the job on this oplog. A segment that is there already and continues `after` is taken as written: so a
     member that takes over does not write what the one before it wrote and could not report.
     """
-    wanted = ArchiveInfo(job.set_name, job.set_id, job.archive_id or os.urandom(8).hex())
+    wanted = ArchiveInfo(job.set_name, job.set_id, job.archive_id or job.new_id)
     archive = Archive.of_set(files, wanted, job.archive_id)
     archive_id = archive.info.archive_id
     found = _there_already(archive, connection, job.after)

@@ -22,7 +22,7 @@ from replset.errors import FailedToParseError
 from replset.ids import HostPort, Millis, OpTime
 from replset.optime import optime_document, parse_optime
 from replset.replication.protocol import parse_chain
-from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update, update_object
+from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update
 from replset.storage.store import Store
 
 NAMESPACE: Final = "config.archive"
@@ -146,13 +146,11 @@ def grant(group: WriteGroup, claim: Claim) -> ArchiveRecord:
     if record.holder != claim.holder and record.until_ms > group.wall_ms:
         return record
     granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
-    after = granted.document()
+    after = encode(granted.document())
     if before is None:
-        do_insert(group, coll, _KEY, encode(after))
-        return granted
-    o = update_object(RawDocument(before).decode(), after, encode(after))
-    if o is not None:
-        do_update(group, coll, _KEY, before, encode(after), o)
+        do_insert(group, coll, _KEY, after)
+    elif before != after:
+        do_update(group, coll, _KEY, before, after, after)
     return granted
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -85,9 +86,11 @@ class Archiver:
         archive: ArchivePort,
         peer: MemberClient,
         write: Callable[[Callable[[WriteGroup], ArchiveRecord]], Awaitable[ArchiveRecord]],
+        rng: random.Random,
         options: ArchiveOptions,
     ) -> None:
         """write: see MemberPort.write."""
+        self._rng = rng
         self._context = context
         self._node = node
         self._archive = archive
@@ -152,13 +155,17 @@ class Archiver:
                 *(through, store.oldest),
             )
 
+    @staticmethod
+    def _committed(store: Store) -> OpTime:
+        return min(store.commit_point, store.last_applied)
+
     async def _is_due(self, store: Store) -> bool:
         """Whether so much waits, or has waited so long, that this member should write a segment."""
         now = self._context.clock.now()
         if self._gap_since is not None and now - self._gap_since < GAP_WAITS_MS:
             return False
         through = self.needed()
-        until = min(store.commit_point.ts, store.last_applied.ts)
+        until = self._committed(store).ts
         if until <= through.ts:
             return False
         waiting = self._waiting
@@ -216,8 +223,9 @@ class Archiver:
             set_name=self._context.identity.set_name,
             set_id=str(self._node.set_id),
             archive_id=record.archive_id,
+            new_id="" if record.archive_id else f"{self._rng.getrandbits(64):016x}",
             after=record.through,
-            through=min(store.commit_point, store.last_applied),
+            through=self._committed(store),
             max_bytes=self._options.segment_bytes,
             member=self._context.identity.member,
             written=now.isoformat(timespec="seconds"),

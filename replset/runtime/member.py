@@ -593,7 +593,7 @@ class RunningMember:
     def _make_archiver(self, archive: ArchivePort, peer: MemberClient, steps: StepSizes) -> Archiver:
         age_ms = int(self.options.archive_secs * 1000)
         options = ArchiveOptions(segment_bytes=steps.archive_segment_bytes, age_ms=age_ms)
-        archiver = Archiver(self.context, self.node, archive, peer, self._writer.write, options)
+        archiver = Archiver(self.context, self.node, archive, peer, self._writer.write, self.rng, options)
         self.history.older = ArchivedEntries(archive, self.context, archiver.status)
         return archiver
 

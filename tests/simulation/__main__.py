@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from tests.simulation.kit.kinds import (
+    ARCHIVE_RUNS,
     CHANGE_RUNS,
     CONCERN_RUNS,
     CONSUMER_RUNS,
@@ -43,6 +44,9 @@ def main() -> int:
     parser.add_argument(
         CONSUMER_RUNS.option, action="store_true", help="seeds with readers of named consumers, who die as primaries do"
     )
+    parser.add_argument(
+        ARCHIVE_RUNS.option, action="store_true", help="seeds with an archive of the oplog, which fails now and then"
+    )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
     parser.add_argument(
         CORE_CHANGE_RUNS.option,
@@ -62,7 +66,7 @@ def main() -> int:
     each = options.seeds <= A_LINE_EACH and not options.trace
     kinds: tuple[Kind, ...] = (
         *(ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, STALE_RUNS, CONSUMER_RUNS),
-        *(CORE_ALONE, CORE_CHANGE_RUNS),
+        *(ARCHIVE_RUNS, CORE_ALONE, CORE_CHANGE_RUNS),
     )
     chosen = [kind for kind in kinds if getattr(options, kind.option.removeprefix("--").replace("-", "_"))]
     kind = chosen[0] if chosen else WHOLE

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.kit.runs import (
+    archive_plan,
     changes_plan,
     classic_plan,
     concerns_plan,
@@ -37,6 +38,7 @@ CHANGES = range(9, 20)
 CONCERNS = range(5, 9)
 STALE = range(1, 7)
 CONSUMERS = (6,)
+ARCHIVE = (2,)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
 }
@@ -79,6 +81,13 @@ def test_members_are_too_stale_all_the_time(seed: int) -> None:
 def test_named_consumers_are_given_all_and_nothing_twice(seed: int) -> None:
     outcome = run_seed(seed, consumers_plan(seed))
     assert outcome.error is None, outcome.report()
+
+
+@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in ARCHIVE)])
+def test_the_archive_holds_the_committed_history(seed: int) -> None:
+    outcome = run_seed(seed, archive_plan(seed))
+    assert outcome.error is None, outcome.report()
+    assert outcome.counts["segments"] > 3
 
 
 @pytest.mark.slow

@@ -19,17 +19,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replset.commands import insert, search_batch, write_batch
+from replset.commands import archive_lease, insert, search_batch, write_batch
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import CorruptDataError
 from replset.ids import HostPort
 from replset.key_file import Keys
 from replset.replication import rollback
+from replset.runtime import archiver
 from replset.runtime.credentials import Credentials
 from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.options import MemberOptions
 from replset.storage import member_file, store
+from tests.simulation.kit import archives
+from tests.simulation.kit.archives import SimArchive
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment, step_sizes
@@ -44,6 +47,7 @@ from tests.simulation.kit.workers import SimWorkers
 
 T = TypeVar("T")
 SET_NAME = "rs0"
+ARCHIVE_SECS = 2.0
 SPARE = "n"
 SPARE_ARBITER = "z"
 FORGED_TERMS = 1_000
@@ -96,6 +100,9 @@ class SimCluster:
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
         self.network = SimNetwork(self.loop, self.random_for("network"))
+        self.archive = SimArchive(self.random_for("archive")) if environment.archives else None
+        self._lease_before, archive_lease.LEASE_MS = archive_lease.LEASE_MS, archives.LEASE_MS  # type: ignore[misc]
+        archiver.LEASE_MS = archives.LEASE_MS  # type: ignore[misc]
         self.root = tempfile.mkdtemp(prefix="replset-sim-", dir=FASTEST_FOLDER)
         self.trace = Trace(self.loop, self.root)
         self.machines: dict[str, Machine] = {}
@@ -214,6 +221,7 @@ class SimCluster:
             min_free_mb=1,
             allow_multiple_arbiters=True,
             expect_members=self.expect_members,
+            archive_secs=ARCHIVE_SECS,
         )
         context = contextvars.copy_context()
         context.run(current_process.set, process)
@@ -234,6 +242,7 @@ class SimCluster:
             workers,
             random.Random(machine.rng.getrandbits(64)),
             workers,
+            None if self.archive is None else self.archive.port(machine),
         )
         keys = Keys(["c2ltdWxhdGlvbg=="]) if self.environment.keyed else None
         machine.member = await RunningMember.start(
@@ -530,6 +539,7 @@ class SimCluster:
     def close(self) -> None:
         """End every process, close every disk, remove the folders."""
         rollback.UNDO_STEP_ENTRIES = self._undo_step_before
+        archive_lease.LEASE_MS = archiver.LEASE_MS = self._lease_before  # type: ignore[misc]
         insert.GROUP_STATEMENTS = search_batch.GROUP_STATEMENTS = self._statements_before
         write_batch.GROUP_STATEMENTS = self._statements_before
         for module in GUARDED:

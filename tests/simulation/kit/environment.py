@@ -23,6 +23,7 @@ class Environment:
     WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
     group_statements: of one command in one group. overlap: how much of the work in threads overlaps with the loop.
+    archives: members have an archive, which fails now and then.
     keyed: members prove to each other who they are, on every new connection.
     """
 
@@ -39,6 +40,7 @@ class Environment:
     group_statements: int = 500
     overlap: float = 0.0
     keyed: bool = False
+    archives: bool = False
 
 
 DEFAULT_ENVIRONMENT = Environment()
@@ -55,4 +57,5 @@ def step_sizes(environment: Environment) -> StepSizes:
         InitialSyncOptions(chunk_bytes=environment.chunk_bytes),
         session_timeout_ms=SESSION_TIMEOUT_MS,
         index_build=IndexBuildOptions(slice_documents=2, pause_s=0.05),
+        archive_segment_bytes=3_000,
     )

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from tests.simulation.core_kit.runs import CORE, CORE_CHANGES, run_core, run_core_changes
 from tests.simulation.kit.runs import (
+    ARCHIVE,
     CHANGES,
     CONCERNS,
     CONSUMERS,
     ROLLBACKS,
     STALE,
     Outcome,
+    run_archive,
     run_changes,
     run_concerns,
     run_consumers,
@@ -58,4 +60,5 @@ CORE_CHANGE_RUNS = Kind(CORE_CHANGES, run_core_changes)
 CHANGE_RUNS = Kind(CHANGES, run_changes)
 CONCERN_RUNS = Kind(CONCERNS, run_concerns)
 STALE_RUNS = Kind(STALE, run_stale)
+ARCHIVE_RUNS = Kind(ARCHIVE, run_archive)
 CONSUMER_RUNS = Kind(CONSUMERS, run_consumers)

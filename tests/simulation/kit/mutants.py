@@ -45,6 +45,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn
 from tests.simulation.core_kit.mutants import CORE_MUTANTS
 from tests.simulation.kit import scenarios
+from tests.simulation.kit.archive_mutants import ARCHIVE_MUTANTS
 from tests.simulation.kit.consumer_mutants import CONSUMER_MUTANTS
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.index_mutants import INDEX_MUTANTS
@@ -402,6 +403,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TRANSACTION_MUTANTS,
     *INDEX_MUTANTS,
     *CONSUMER_MUTANTS,
+    *ARCHIVE_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )
 WITHIN = 500

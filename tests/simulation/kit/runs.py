@@ -38,6 +38,7 @@ CHANGES = "--changes"
 CONCERNS = "--concerns"
 STALE = "--stale"
 CONSUMERS = "--consumers"
+ARCHIVE = "--archive"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
     "strike_at_change": 6,
@@ -310,6 +311,36 @@ def run_consumers(seed: int) -> Outcome:
     return run_seed(seed, consumers_plan(seed))
 
 
+def archive_plan(seed: int) -> Plan:
+    """Small oplogs, and an archive that fails; who writes it dies, is cut off and is slow."""
+    rng = random.Random(f"{seed} archive")
+    environment = replace(
+        draw_environment(seed),
+        oplog_bytes=8 << 10,
+        oplog_lagging_bytes=1 << 30,
+        worker_ms=rng.choice((2.0, 4.0, 10.0, 40.0)),
+        archives=True,
+    )
+    faults = replace(draw_mix(rng), disk_full=0, out_of_space=0, failing_disk=0, make_too_stale=0)
+    faults = replace(faults, kill_primary=faults.kill_primary + 2, isolate_primary=faults.isolate_primary + 3)
+    members, arbiters = SHAPES[seed % len(SHAPES)]
+    return Plan(
+        members,
+        arbiters,
+        environment=environment,
+        faults=faults,
+        load=Mix(2, 1, pause_ms=(50, 350)),
+        transfers=TransferMix(2, 1),
+        faults_s=30.0,
+        option=ARCHIVE,
+    )
+
+
+def run_archive(seed: int) -> Outcome:
+    """The run of this seed with an archive."""
+    return run_seed(seed, archive_plan(seed))
+
+
 def run_concerns(seed: int) -> Outcome:
     """The run of this seed with other write concerns."""
     return run_seed(seed, concerns_plan(seed))
@@ -418,6 +449,7 @@ class _Run:
         self._drain_consumers()
         self.checkers.at_the_end()
         self._judge_consumers()
+        self._judge_archive()
         self._judge_registers()
         if cluster.loop.unhandled:
             raise SimulationError(f"unhandled in a callback or task: {cluster.loop.unhandled[0]}")
@@ -488,6 +520,22 @@ class _Run:
         if wrong:
             self.checkers.fail("18", wrong)
 
+    def _judge_archive(self) -> None:
+        """Invariant 20."""
+        archive, primary = self.cluster.archive, self.cluster.primary()
+        running = None if primary is None else self.cluster.machines[primary].running
+        if archive is None or running is None:
+            return
+        archive.rest()
+        point = running.node.commit_point
+        try:
+            self.cluster.run_until(lambda: archive.reaches(point), 40, "the archive has all")
+        except SimulationError as error:
+            self.checkers.fail("20", str(error))
+        wrong = archive.violation(list(self.cluster.machines.values()))
+        if wrong:
+            self.checkers.fail("20", wrong)
+
     def _judge_registers(self) -> None:
         """Invariant 7, and with it what majority reads promise."""
         primary = self.cluster.primary()
@@ -555,6 +603,8 @@ class _Run:
                 counts[f"{name} consumer, events"] = sum(len(given.events) for given in followed.given)
                 counts[f"{name} consumer, acknowledgements"] = sum(ack.answered > 0 for ack in followed.acknowledged)
                 counts[f"{name} consumer, lost history"] = len(followed.sought)
+        if self.cluster.archive is not None:
+            counts["segments"] = sum(name.endswith(".json") for name in self.cluster.archive.files.content) - 1
         if self.operations is not None:
             counts.update(f"undone {kind_of_entry(entry.body)}" for entry in checkers.undone.values())
             counts.update(

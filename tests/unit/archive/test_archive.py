@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> FolderFiles:
 
 def job(driver: Driver, after: Position | None = None, archive_id: str = "", max_bytes: int = 1_500) -> WriteJob:
     through = driver.store.commit_point
-    return WriteJob(str(driver.folder), "rs0", SET, archive_id, after, through, max_bytes, "m:1", "2026-01-01")
+    return WriteJob(str(driver.folder), "rs0", SET, archive_id, "a1", after, through, max_bytes, "m:1", "2026-01-01")
 
 
 def write(driver: Driver, files: Files, asked: WriteJob) -> Written:

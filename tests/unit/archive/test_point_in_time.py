@@ -64,7 +64,7 @@ class Source(Driver):
     def _archive(self) -> Archive:
         files, after, archive_id = FolderFiles(str(self.copies / "archive")), None, ""
         while True:
-            job = WriteJob("", "rs0", "f" * 24, archive_id, after, self.store.commit_point, 20_000, "m:1", "")
+            job = WriteJob("", "rs0", "f" * 24, archive_id, "a1", after, self.store.commit_point, 20_000, "m:1", "")
             written = self.store.query(lambda connection, job=job: write_segment(files, connection, job))  # type: ignore[misc]
             if written.segment is None:
                 return Archive.open("it", files)
