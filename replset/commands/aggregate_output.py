@@ -160,11 +160,15 @@ def _make_temporary(group: WriteGroup, database: str, ns: str) -> Collection:
     options: dict[str, object] = {} if target is None else target.options.decode()
     if target is not None and target.capped is not None:
         raise fault(17152, f"namespace '{ns}' is capped so it can't be used for $out")
+    if target is not None and any(not index.ready for index in target.indexes):
+        raise ReplError(
+            f"cannot perform operation: an index build is currently running for collection '{ns}'",
+            code=ErrorCode.BACKGROUND_OPERATION_IN_PROGRESS,
+        )
     name = f"{database}.tmp.agg_out.{group.new_uuid().hex()}"
     made = do_create(group, name, {**options, TEMPORARY: True})
     for index in () if target is None else target.indexes:
-        if index.ready:
-            do_create_index(group, made, index.spec)
+        do_create_index(group, made, index.spec)
     return made
 
 

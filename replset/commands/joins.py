@@ -202,6 +202,25 @@ class JoinCursor(RowCursor):
             self._close(self._inner)
 
 
+class AskedValues:
+    """Values that were looked for. size: the bytes of their keys."""
+
+    def __init__(self) -> None:
+        self._keys: set[bytes] = set()
+        self.size = 0
+
+    def add(self, values: list[object]) -> list[object]:
+        """Add values, and return those that are new."""
+        found = []
+        for value in values:
+            key = encode_key(value)
+            if key not in self._keys:
+                self._keys.add(key)
+                self.size += len(key)
+                found.append(value)
+        return found
+
+
 class LookupCursor(JoinCursor):
     """$lookup. Documents with the same values are answered from memory as long as it is little."""
 
@@ -235,7 +254,7 @@ class LookupCursor(JoinCursor):
         asked, _ = await evaluate(member, self._within.weight, rows, lambda one: stage.question(decode(one))[0])
         self.check_alive()
         questions: dict[bytes, list[object]] = {}
-        seen: set[bytes] = set()
+        seen = AskedValues()
         every: list[object] = []
         for values in asked:
             key = _key(values, {})
@@ -244,11 +263,11 @@ class LookupCursor(JoinCursor):
             if len(every) + len(values) > MOST_ASKED:
                 break
             questions[key] = values
-            every += _new(values, seen)
+            every += seen.add(values)
         if len(questions) < 2:
             return
         run = self._within.inner({})
-        run.weight += sum(map(len, seen))
+        run.weight += seen.size
         stages = [*(self._view or ()), _match(stage.filter_of(every))]
         found = await self._read(run, pause, stages, KNOWN_BYTES // 4)
         if found is None:
@@ -282,12 +301,12 @@ class GraphLookupCursor(JoinCursor):
     async def _found(self, pause: Pause, raw: bytes) -> list[bytes]:
         stage = self._stage
         reached: dict[bytes, bytes] = {}
-        asked: set[bytes] = set()
-        values = _new(await self._evaluate(stage.first_values, raw), asked)
+        asked = AskedValues()
+        values = asked.add(await self._evaluate(stage.first_values, raw))
         depth = size = 0
         while values and (stage.max_depth is None or depth <= stage.max_depth):
             run = self._within.inner({})
-            run.weight += sum(map(len, asked))
+            run.weight += asked.size
             following: list[object] = []
             rows = await self._read(run, pause, [*(self._view or ()), _match(stage.filter_of(values))]) or []
             while rows:
@@ -297,13 +316,13 @@ class GraphLookupCursor(JoinCursor):
                 for key, shown, linked in steps:
                     if key not in reached:
                         reached[key] = shown
-                        following += _new(linked, asked)
+                        following += asked.add(linked)
                         size += len(shown) + len(key)
                 await pause()
                 self.check_alive()
-            if size + sum(map(len, asked)) > MAX_BYTES:
+            if size + asked.size > MAX_BYTES:
                 raise self.too_large()
-            self.count_memory(size)
+            self.count_memory(size + asked.size)
             values = following
             depth += 1
             await pause()
@@ -327,17 +346,6 @@ def _key(values: list[object] | None, variables: dict[str, Any]) -> bytes:
 
 def _match(filter_: dict[str, Any]) -> MatchStage:
     return MatchStage(filter_, Scope(compile_pipeline))
-
-
-def _new(values: list[object], asked: set[bytes]) -> list[object]:
-    """Return the values that are not among those asked for, and add them there."""
-    found = []
-    for value in values:
-        key = encode_key(value)
-        if key not in asked:
-            asked.add(key)
-            found.append(value)
-    return found
 
 
 async def open_facet(run: PipelineRun, stage: ReadingFacetStage, source: Cursor | None) -> Cursor:

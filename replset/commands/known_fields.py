@@ -125,6 +125,7 @@ HARMLESS: Final = {
     "allowSpeculativeMajorityRead": "a majority read is never speculative here",
     "authorizedCollections": "roles are of whole databases",
     "authorizedDatabases": "who may not list all databases is shown those that he may read",
+    "create.temp": "what a client makes, or restores, is to stay",
     "count.fields": "a projection says nothing about a count",
     "indexOptionDefaults": "about another storage engine",
     "storageEngine": "about another storage engine",

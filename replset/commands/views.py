@@ -24,7 +24,8 @@ from replset.storage.catalog import Collection
 
 MAX_DEFINITION: Final = 256 << 10
 """Bytes of a view's definition: it is read whenever somebody reads the view."""
-DEFINITION: Final = ("viewOn", "pipeline")
+MOST_VIEWS, MOST_BYTES = 1000, 4 << 20
+"""Views of one database, and the bytes of their definitions: all of them are read when one is made."""
 
 
 def refuse_view(coll: Collection | None) -> None:
@@ -73,13 +74,17 @@ def view_options(body: RawDocument, place: str) -> dict[str, object] | None:
 
 
 def check_definition(by_ns: Mapping[str, Collection], ns: str, options: Mapping[str, object]) -> None:
-    """Raise 5 or 165 if the view `ns`, with these options, would read itself or lie on too many others."""
+    """Raise 5 or 165 if the view `ns`, with these options, would read itself or lie on too many others, and 195 if the
+    database has too many views.
+    """
     database, _, name = ns.partition(".")
-    sources = {
-        coll.name: _sources(coll.options.raw)
-        for coll in by_ns.values()
-        if coll.view_on is not None and coll.database == database
-    }
+    views = [coll for coll in by_ns.values() if coll.view_on is not None and coll.database == database]
+    if len(views) > MOST_VIEWS or sum(len(coll.options.raw) for coll in views) > MOST_BYTES:
+        raise ReplError(
+            f"the views of a database are at most {MOST_VIEWS}, and take at most {MOST_BYTES} bytes",
+            code=ErrorCode.VIEW_PIPELINE_TOO_LARGE,
+        )
+    sources = {coll.name: _sources(coll.options.raw) for coll in views}
     sources[name] = frozenset({str(options["viewOn"]), *collections_named(options["pipeline"])})
     check_dependencies(sources, name)
 

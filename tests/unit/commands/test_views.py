@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64
+from replset.commands import views
 from tests.unit.commands.conftest import Client, FakeMember
 from tests.unit.commands.test_transactions import Session
 
@@ -166,6 +167,16 @@ def test_views_lie_on_at_most_twenty_views(client: Client) -> None:
     client.ok({"create": "middle", "viewOn": "v10"})
     client.ok({"insert": "v21", "documents": [{"_id": 1}]})
     assert found(client, {"find": "v1"}) == [{"_id": 1}]
+
+
+def test_a_database_has_not_too_many_views(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "MOST_VIEWS", 3)
+    for number in range(2):
+        client.ok({"create": f"v{number}", "viewOn": "c"})
+    assert client.code({"create": "v2", "viewOn": "c"}) == 195
+    monkeypatch.setattr(views, "MOST_VIEWS", 99)
+    monkeypatch.setattr(views, "MOST_BYTES", 20)
+    assert client.code({"collMod": "v1", "pipeline": []}) == 195
 
 
 def test_in_a_transaction_views_are_read_and_not_made(client: Client, member: FakeMember) -> None:
