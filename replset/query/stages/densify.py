@@ -27,7 +27,7 @@ class DensifyStage(Stage):
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, Mapping):
-            raise fault(5733401, f"$densify stage specification must be an object, found {type_name(spec)}")
+            raise FailedToParseError(f"The $densify stage specification must be an object, found {type_name(spec)}")
         for name in spec:
             if name not in ("field", "partitionByFields", "range"):
                 raise UnknownFieldError(f"BSON field '$densify.{name:.80}' is an unknown field.")
@@ -68,16 +68,36 @@ class DensifyStage(Stage):
             if len(bounds) != 2:
                 raise fault(5733403, "a bounding array in a range statement must have exactly two elements")
             self._least, self._limit = bounds
-            self._check(self._least, self._limit)
             if encode_key(self._least) > encode_key(self._limit):
-                raise fault(5733402, "the bounds in a range statement must be in ascending order")
+                raise fault(5733402, "A bounding array must be an ascending array of either two dates or two numbers")
+            self._check_bounds(step)
         elif bounds == "partition":
             if not has_partitions:
                 raise fault(
                     5733408, "one may not specify the bounds as 'partition' without specifying partitionByFields"
                 )
         elif bounds != "full":
-            raise fault(5946802, "the bounds must be 'full', 'partition' or an array of two values")
+            raise fault(
+                5946802 if type(bounds) is str else 5733404,
+                "the bounds must be 'full', 'partition' or an array of two numbers or two dates",
+            )
+
+    def _check_bounds(self, step: Any) -> None:
+        """Raise if the bounds are not two numbers of the step's type, or two dates with a unit."""
+        least, limit = self._least, self._limit
+        if is_number(least):
+            if self._unit is not None:
+                raise fault(5733409, "Numeric bounds may not have unit parameter")
+            if not is_number(limit):
+                raise fault(5733406, "A bounding array must contain either both dates or both numeric types")
+            if len({type_name(least), type_name(limit), type_name(step)}) > 1:
+                raise fault(5876900, "Upper bound, lower bound, and step must all have the same type")
+        elif type(least) is not DateTime:
+            raise fault(5946800, "Explicit bounds must be numeric or dates")
+        elif type(limit) is not DateTime:
+            raise fault(5733405, "A bounding array must contain either both dates or both numeric types")
+        elif self._unit is None:
+            raise fault(5733410, "A bounding array of dates must specify a unit")
 
     def _check(self, *values: Any) -> None:
         for value in values:

@@ -370,6 +370,7 @@ class BucketAutoStage(Stage):
         output = spec.get("output", _COUNT)
         if not isinstance(output, Mapping):
             raise fault(40244, f"The $bucketAuto 'output' field must be an object, but found: {type_name(output)}.")
+        output = output or _COUNT
         if "granularity" in spec:
             raise not_built("the granularity of $bucketAuto")
         self._spec = _spec_of(self._group_by.evaluate, output, scope)

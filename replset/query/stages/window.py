@@ -133,8 +133,12 @@ def compile_fill(spec: object, scope: Scope) -> list[Stage]:
     methods: dict[str, object] = {}
     values: dict[str, object] = {}
     for name, how in spec["output"].items():
-        if not isinstance(how, Mapping) or len(how) != 1 or next(iter(how)) not in ("value", "method"):
-            raise FailedToParseError(f"the output of $fill for '{name:.80}' needs one field, 'value' or 'method'")
+        if not isinstance(how, Mapping) or not how:
+            raise fault(6050200, "Each fill output specification must be an object with exactly one field")
+        if "value" in how and "method" in how:
+            raise fault(6050201, "Each fill output specification must have one of 'method' or 'value', not both")
+        if not how.keys() <= {"value", "method"}:
+            raise UnknownFieldError(f"BSON field '$fill.{next(iter(how)):.80}' is an unknown field.")
         if "value" in how:
             values[name] = {"$ifNull": [f"${name}", how["value"]]}
         elif how["method"] not in ("linear", "locf"):

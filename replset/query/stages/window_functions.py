@@ -147,7 +147,7 @@ def _bounds(window: Any, order: Order) -> Bounds:
     if lower is not None and upper is not None and encode_key(lower) > encode_key(upper):
         raise fault(5339900, f"Lower bound must not exceed upper bound: {show(pair)}")
     if kind == "documents":
-        if not order:
+        if not order and pair != ["unbounded", "unbounded"]:
             raise fault(5339901, "Document-based bounds require a sortBy")
         return partial(_documents_bounds, lower=lower, upper=upper)
     if len(order) != 1 or order[0][1] < 0:
@@ -156,7 +156,7 @@ def _bounds(window: Any, order: Order) -> Bounds:
     if unit is not None and unit not in UNITS:
         raise FailedToParseError(f"unknown time unit value: {show(unit)}")
     if unit is not None and any(type(value) is float and value % 1 for value in (lower, upper)):
-        raise fault(5339903, "With 'unit', range-based bounds must be an integer")
+        raise FailedToParseError("With 'unit', range-based bounds must be an integer")
     return partial(_range_bounds, lower=lower, upper=upper, unit=unit)
 
 
