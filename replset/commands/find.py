@@ -266,7 +266,7 @@ class FindCursor(Cursor):
             documents = documents[looked_at:]
         if self._is_ordered_out:
             self._sorter.close()
-            self._table.set_memory(self, 0)
+        self._table.set_memory(self, self._sorter.memory_bytes)
         return shown
 
     def _shown_if_matched(self, raw: bytes) -> bytes | None:

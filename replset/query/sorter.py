@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from struct import Struct
 from typing import Final, Protocol, TypeAlias
 
@@ -15,6 +16,7 @@ MAX_BYTES: Final = 100 << 20
 PAIR_BYTES: Final = 130
 """What Python adds to a document and its key."""
 _length = Struct("<I")
+_key_of: Callable[[tuple[bytes, bytes]], bytes] = itemgetter(0)
 Place: TypeAlias = tuple[int, int]
 
 
@@ -89,14 +91,22 @@ class Sorter:
 
     def rows(self) -> Iterator[bytes]:
         """Yield the documents in order, once."""
-        pairs, self._pairs = self._pairs, []
         runs = [self._pairs_of(place) for place in self._runs]
-        ordered = heapq.merge(*runs, sorted_pairs(pairs), key=lambda pair: pair[0]) if runs else sorted_pairs(pairs)
+        ordered = heapq.merge(*runs, self._kept_pairs(), key=_key_of) if runs else self._kept_pairs()
         for number, (_, raw) in enumerate(ordered):
             if self._limit and number == self._limit:
                 break
             yield raw
         self.close()
+
+    def _kept_pairs(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the pairs in memory in order, and free each."""
+        self._pairs = list(sorted_pairs(self._pairs))
+        self._pairs.reverse()
+        while self._pairs:
+            key, raw = self._pairs.pop()
+            self.memory_bytes -= len(key) + len(raw) + PAIR_BYTES
+            yield key, raw
 
     def _pairs_of(self, place: Place) -> Iterator[tuple[bytes, bytes]]:
         if self._file is not None:
