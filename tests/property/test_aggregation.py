@@ -10,9 +10,9 @@ import pytest
 from replset.bson import Binary, DateTime, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp, encode
 from replset.errors import ReplError
 from replset.query.expressions import OPERATORS, compile_accumulator, compile_expression
+from replset.query.expressions.accumulators import ACCUMULATORS
 from replset.query.order import MISSING
 from replset.query.pipeline import compile_pipeline
-from replset.query.pipeline_names import ACCUMULATORS
 from replset.query.stages.stage import Chain
 from tests.property import naive_aggregation as naive
 
@@ -209,7 +209,8 @@ def test_pipelines_give_what_the_manual_says() -> None:
             found: Any = list(filter(None, [*chain.feed(map(encode, documents)), *chain.end()]))
         except ReplError:
             found = "refused"
-        if wanted != "refused" or "$limit" not in str(stages):  # $limit does not look at the documents behind it
+        # $limit does not look at the documents behind it, and a $match can move in front of what fails.
+        if wanted != "refused" or not {"$limit", "$match"} & {name for stage in stages for name in stage}:
             assert found == wanted, (seed, stages)
         sizes.append(len(found))
     assert sum(1 for size in sizes if size > 1) > 400

@@ -41,7 +41,7 @@ from replset.query.expressions.frame import (
 )
 from replset.query.expressions.objects import merged
 from replset.query.order import is_number
-from replset.query.pipeline_names import ACCUMULATORS
+from replset.query.pipeline_names import NOT_BUILT_EXPRESSIONS
 from replset.query.sort import compile_sort
 
 NO_FIELDS: Final[Document] = {}
@@ -100,11 +100,11 @@ def build_accumulator(spec: Any, scope: Scope, field: str) -> Accumulator:
             f"The field '{field:.80}' must specify one accumulator", code=ErrorCode.GROUP_FIELD_TWO_ACCUMULATORS
         )
     ((name, argument),) = spec.items()
+    if name in NOT_BUILT_EXPRESSIONS:
+        raise not_built(f"the accumulator {name}")
     if name not in ACCUMULATORS:
         raise ReplError(f"unknown group operator '{name:.80}'", code=ErrorCode.UNKNOWN_GROUP_OPERATOR)
-    if name not in _BUILDS:
-        raise not_built(f"the accumulator {name}")
-    return _BUILDS[name](name, argument, scope)
+    return ACCUMULATORS[name](name, argument, scope)
 
 
 def _simple(make: Callable[[], State]) -> Build:
@@ -219,7 +219,7 @@ _SEVERAL: Final[dict[str, tuple[int, Callable[[int], State]]]] = {
     "$minN": (5787900, partial(RankedValues, is_reversed=False, ascending=True)),
     "$maxN": (5787900, partial(RankedValues, is_reversed=True, ascending=False)),
 }
-_BUILDS: Final[dict[str, Build]] = {
+ACCUMULATORS: Final[dict[str, Build]] = {
     **{name: _simple(make) for name, make in _SIMPLE.items()},
     **{name: _several(code, make) for name, (code, make) in _SEVERAL.items()},
     "$first": _simple(partial(Ends, 1, is_last=False, single=True)),
@@ -263,7 +263,7 @@ def _operator_with_count(name: str) -> Operator:
     """Return $firstN, $lastN, $minN or $maxN as an operator on an array."""
 
     def build(argument: Any, scope: Scope) -> Expression:
-        accumulator = _BUILDS[name](name, argument, scope)
+        accumulator = ACCUMULATORS[name](name, argument, scope)
         count = accumulator.count or constant(1)
 
         def run(root: Document, variables: Variables) -> Any:

@@ -21,6 +21,7 @@ from replset.query.order import is_null, is_number, type_name
 
 WIDE: Final = decimal.Context(prec=12_500, Emin=-decimal.MAX_EMAX, Emax=decimal.MAX_EMAX, traps=[])
 """A context that holds every decimal exactly."""
+_PRECISE: Final = decimal.Context(prec=50, traps=[])
 _MAX_DIGITS: Final = 34
 _PLAIN: Final = frozenset({int, float})
 """The types of most numbers, which Python adds and multiplies as BSON does."""
@@ -194,10 +195,10 @@ def _whole(function: Callable[[float], int]) -> Callable[[Any], Any]:
 
 
 def quantized(number: decimal.Decimal, places: int, rounding: str) -> decimal.Decimal:
-    """Return the decimal with so many places, unchanged if that takes more than 34 digits."""
-    if not number.is_finite() or number.adjusted() + places >= _MAX_DIGITS:
+    """Return the decimal with so many places, or as many as 34 digits allow."""
+    if not number.is_finite():
         return number
-    return number.quantize(decimal.Decimal(1).scaleb(-places), rounding, WIDE)
+    return number.quantize(decimal.Decimal(1).scaleb(-min(places, _MAX_DIGITS - 1 - number.adjusted())), rounding, WIDE)
 
 
 def _rounded(name: str, rounding: str) -> Operator:
@@ -300,7 +301,7 @@ def _log(value: Any, base: Any) -> Any:
     if b <= 0 or b == 1:
         raise fault(28759, f"$log's base must be a positive number not equal to 1, but is {b}")
     if isinstance(x, decimal.Decimal):
-        return Decimal128.from_decimal(DECIMAL128.divide(DECIMAL128.ln(x), DECIMAL128.ln(to_decimal(base))))
+        return to_value(_PRECISE.divide(_PRECISE.ln(x), _PRECISE.ln(to_decimal(base))))
     return math.log(x) / math.log(b)
 
 

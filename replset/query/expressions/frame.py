@@ -18,7 +18,7 @@ from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.query.errors import not_built, show
 from replset.query.order import MISSING, is_null, type_name
 from replset.query.paths import field_path
-from replset.query.pipeline_names import EXPRESSIONS
+from replset.query.pipeline_names import NOT_BUILT_EXPRESSIONS
 from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
 from replset.query.time_limit import check_time
 
@@ -148,7 +148,7 @@ class Scope:
             raise fault(15983, f"an object that is an expression must have exactly one field: {show(value)}")
         operator = self.operators.get(name)
         if operator is None:
-            if name in EXPRESSIONS:
+            if name in NOT_BUILT_EXPRESSIONS:
                 raise not_built(f"the expression {name}")
             raise ReplError(f"Unrecognized expression '{name:.80}'", code=ErrorCode.INVALID_PIPELINE_OPERATOR)
         return operator

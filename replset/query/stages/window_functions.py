@@ -13,10 +13,10 @@ from replset.query.arithmetic import add, to_decimal
 from replset.query.errors import show
 from replset.query.expressions import Expression, compile_accumulator, compile_expression, fault
 from replset.query.expressions.accumulator_states import as_double
+from replset.query.expressions.accumulators import ACCUMULATORS
 from replset.query.expressions.dates import UNITS, shifted
 from replset.query.expressions.time_zones import ZULU
 from replset.query.order import MISSING, is_null, is_number, type_name
-from replset.query.pipeline_names import ACCUMULATORS
 from replset.query.sort import Sort
 from replset.query.stages.stage import Scope
 from replset.query.stages.unwind import inner_value
@@ -96,7 +96,7 @@ def compile_function(spec: Mapping[str, Any], order: Order, scope: Scope) -> Com
     bounds = _bounds(spec.get("window"), order)
     if name in _WITH_WINDOW:
         return _WITH_WINDOW[name](name, argument, order, scope, bounds)
-    if name not in ACCUMULATORS or name in ("$mergeObjects", "$accumulator"):
+    if name not in ACCUMULATORS or name == "$mergeObjects":
         raise FailedToParseError(f"Unrecognized window function, {name:.80}")
     accumulator = compile_accumulator({name: argument}, scope.names, name)
 
