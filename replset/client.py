@@ -89,7 +89,8 @@ def read_password(path: str) -> str:
         raise BadValueError(f"password file {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _log_in(client: WireClient) -> None:
+def log_in_as_environment_says(client: WireClient) -> None:
+    """Log in as the user of REPLSET_USER, if there is one."""
     user = _user_of_environment()
     if user is not None:
         client.log_in(user)
@@ -104,7 +105,7 @@ class ClientSettings:
     """
 
     tls: Callable[[], ssl.SSLContext | None] = _tls_of_environment
-    login: Callable[[WireClient], None] = _log_in
+    login: Callable[[WireClient], None] = log_in_as_environment_says
     user: Callable[[], ClientUser | None] = _user_of_environment
 
 
@@ -134,8 +135,12 @@ def http_connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
 class WireClient:
     """Is one connection to a member's wire port; use it in `with`. HostUnreachableError names host and reason."""
 
-    def __init__(self, host: str, *, timeout_s: float = 10.0) -> None:
-        """host: HOST:PORT (the port may be left out: 27017). timeout_s: for connecting and for each answer."""
+    def __init__(
+        self, host: str, *, timeout_s: float = 10.0, login: Callable[[WireClient], None] | None = None
+    ) -> None:
+        """host: HOST:PORT (the port may be left out: 27017). timeout_s: for connecting and for each answer. login: in
+        place of that of all clients here.
+        """
         name, _, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "27017")
         if not name or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:  # a resolver would wrap it
             raise BadValueError(f"{host!r} is not HOST:PORT")
@@ -154,7 +159,7 @@ class WireClient:
             raise BadValueError(f"{host!r:.100} is not HOST:PORT: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            SETTINGS.login(self)
+            (login or SETTINGS.login)(self)
         except BaseException:
             self.close()
             raise

@@ -15,6 +15,7 @@ from replset.cli import (
     check,
     cluster,
     consumers,
+    follow,
     members,
     operations,
     oplog,
@@ -89,6 +90,7 @@ app.command("sync-from")(operations.sync_from)
 app.command()(operations.maintenance)
 app.command("resize-oplog")(operations.resize_oplog)
 app.command()(operations.resync)
+app.command()(follow.follow)
 app.command()(check.check)
 app.command()(operations.repair)
 app.command()(backup.backup)

@@ -22,6 +22,7 @@ from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Handshake, Keys
 from replset.replication.document_check import DocumentCheck, ScrubStatus
 from replset.replication.document_repair import DocumentRepair
+from replset.replication.followed import FollowProgress
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, MemberClient, Workers
@@ -232,6 +233,11 @@ class MemberPort(Protocol):
     @property
     def users(self) -> UserDirectory:
         """The set's users, and whether a client must be one of them."""
+        ...
+
+    @property
+    def follow_progress(self) -> FollowProgress:
+        """How far this primary is with the entries of the set that its set follows."""
         ...
 
     @property

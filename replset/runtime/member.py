@@ -57,6 +57,7 @@ from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.document_check import DocumentCheck, ScrubStatus
 from replset.replication.document_repair import DocumentRepair
 from replset.replication.fetcher import Fetcher, FetchOptions
+from replset.replication.followed import FollowProgress
 from replset.replication.index_builder import IndexBuilder, IndexBuildOptions
 from replset.replication.initial_sync import InitialSync
 from replset.replication.initial_sync_progress import InitialSyncProgress
@@ -90,6 +91,7 @@ from replset.runtime.role_hook import RoleHook
 from replset.runtime.scrubber import Scrubber
 from replset.runtime.server import WireServer
 from replset.runtime.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
+from replset.runtime.set_follower import SetFollower
 from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
 from replset.runtime.writer import Writer
@@ -309,17 +311,18 @@ class RunningMember:
         self._writer = Writer(
             self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
         )
+        self._set_follower = SetFollower(self.context, self.node, self._writer, self._on_committed)
         self._housekeeper = Housekeeper(
             self.context, lambda: self._effects.on_disk_space(), self.on_damage, self._oldest_needed
         )
         self.index_builder = IndexBuilder(
             self.context,
             busy=self._housekeeper.busy,
-            leads_in=lambda: self._writer.term,
+            leads_in=lambda: self._set_follower.term,
             write=self._writer.write,
             options=steps.index_build,
         )
-        self.ttl = TtlMonitor(self.context, leads_in=lambda: self._writer.term, write=self._writer.write)
+        self.ttl = TtlMonitor(self.context, leads_in=lambda: self._set_follower.term, write=self._writer.write)
         self.byte_rates: dict[int, ByteRate] = {}
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)
         self.users = UserDirectory(self, required=options.auth)
@@ -423,6 +426,7 @@ class RunningMember:
             self._session_expiry.run(),
             self.index_builder.run(),
             self.ttl.run(),
+            self._set_follower.run(),
             self._refresh(),
             self._watch_majority(),
             self._mark.run(),
@@ -545,6 +549,7 @@ class RunningMember:
         self.durability.on_committed()
         self._on_moved()
         self._changes.notify()
+        self._set_follower.on_change()
 
     def _on_moved(self) -> None:
         """Report that last_applied or last_durable changed."""
@@ -661,6 +666,10 @@ class RunningMember:
     def _scrub_source(self) -> HostPort | None:
         """The primary, while this member is a secondary: each secondary compares its documents with it."""
         return self.node.primary_host if self.node.state is MemberState.SECONDARY else None
+
+    @property
+    def follow_progress(self) -> FollowProgress:
+        return self._set_follower.progress
 
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         return self._writer.write(operation)

@@ -29,6 +29,7 @@ from replset.errors import (
 )
 from replset.oplog_entry import noop_entry
 from replset.replication.context import MemberContext
+from replset.replication.followed import FOLLOW_NS, refuse_clients
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.flow_control import FlowControl
@@ -207,7 +208,10 @@ class Writer:
                     break
                 mark = txn.mark()
                 try:
-                    outcomes.append((operation(group), None))
+                    result = operation(group)
+                    if FOLLOW_NS in txn.catalog.by_ns:
+                        refuse_clients(txn, txn.entries_since(mark))
+                    outcomes.append((result, None))
                 except (InvariantError, *_ENDS_THE_GROUP):
                     raise
                 except Exception as failure:

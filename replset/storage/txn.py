@@ -416,6 +416,10 @@ class Txn:
         """Return a position in the group for `revert_to`."""
         return len(self._undo), len(self._oplog), len(self._meta_before), self.last
 
+    def entries_since(self, mark: tuple[int, int, int, OpTime]) -> list[bytes]:
+        """The entries that were appended since `mark`."""
+        return [row[6] for row in self._oplog[mark[1] :]]
+
     def revert_to(self, mark: tuple[int, int, int, OpTime]) -> None:
         """Take back everything since `mark`. StorageError when SQLite ended the transaction itself: fail the group."""
         if not self.connection.in_transaction:

@@ -47,8 +47,8 @@ def make_set(tmp_path: Path) -> Iterator[MakeSet]:
     """Start and initiate sets: make_set(members=3, arbiters=0)."""
     with ExitStack() as stack:
 
-        def make(members: int = 3, arbiters: int = 0, **settings: object) -> ForkedSet:
-            local = stack.enter_context(running_set(tmp_path / f"set{next(_blocks)}"))
+        def make(members: int = 3, arbiters: int = 0, name: str = "rs0", **settings: object) -> ForkedSet:
+            local = stack.enter_context(running_set(tmp_path / f"set{next(_blocks)}", name))
             start_set(local, members=members, arbiters=arbiters, **settings)
             return local
 

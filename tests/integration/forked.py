@@ -55,9 +55,9 @@ class ForkedSet(LocalSet):
 
 
 @contextlib.contextmanager
-def running_set(folder: Path) -> Iterator[ForkedSet]:
+def running_set(folder: Path, name: str = "rs0") -> Iterator[ForkedSet]:
     """A set whose processes end with the block, whatever happens in it."""
-    local = ForkedSet(folder)
+    local = ForkedSet(folder, name)
     try:
         yield local
     finally:

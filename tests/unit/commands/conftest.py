@@ -42,6 +42,7 @@ from replset.key_file import Keys
 from replset.replication.context import Identity
 from replset.replication.document_check import DocumentCheck, ScrubStatus
 from replset.replication.document_repair import DocumentRepair
+from replset.replication.followed import FollowProgress
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.protocol import Awaited
@@ -202,6 +203,7 @@ class FakeMember:
     audit: AuditTrail = field(init=False)
     history: History = field(init=False)
     consumers: ConsumerDirectory = field(init=False)
+    follow_progress: FollowProgress = field(default_factory=FollowProgress)
     scrub: ScrubStatus = field(default_factory=ScrubStatus)
 
     def __post_init__(self) -> None:

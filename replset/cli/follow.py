@@ -1,0 +1,153 @@
+"""`replset follow`: a second set that follows this one, at another site; the switch-over between the two."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from replset.bson import RawDocument, to_ejson
+from replset.cli import calls
+from replset.cli.host_option import Host
+from replset.commands.follow_source import SourceSet
+from replset.errors import BadValueError, ErrorCode, ReplError
+from replset.ids import OpTime
+from replset.oplog_entry import OplogEntry
+from replset.optime import parse_optime, timestamp
+from replset.replication.followed import is_followed
+
+DRAIN_S, PAUSE_S = 60, 0.1
+PAGE = 1_000
+
+
+def follow(
+    host: Host,
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="HOST:PORT,... of the other set's members")
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="how far this set is")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="follow no more and take writes, whatever is missing")] = False,
+    switch_over: Annotated[
+        bool, typer.Option("--switch-over", help="change roles with the source; nothing is lost")
+    ] = False,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="list what SOURCE, followed before, has beyond what came here")
+    ] = False,
+) -> None:
+    """Let the set of HOST follow the set of SOURCE: it takes every write of that, and none of clients."""
+    given = [name for name, is_given in (("status", status), ("stop", stop), ("switch-over", switch_over)) if is_given]
+    if len(given) > 1 or bool(given) == (source is not None):
+        raise BadValueError("give a SOURCE (also with --missing), or one of --status, --stop and --switch-over")
+    if missing and source is not None:
+        list_missing(host, source)
+    elif source is not None:
+        reply = calls.on_primary(host, {"replSetFollow": "start", "source": source})
+        typer.echo(f"this set follows {reply['setName']} from {_place(reply)} on; it takes no writes of clients")
+    elif status:
+        print_status(host)
+    elif stop:
+        reply = calls.on_primary(host, {"replSetFollow": "stop"})
+        typer.echo(f"this set takes writes. It has what {reply['setName']} had up to {_place(reply)}")
+        typer.echo("when the other set is back: replset follow --missing OTHER lists what it has beyond that")
+    else:
+        change_roles(host)
+
+
+def _place(reply: dict[str, Any]) -> OpTime:
+    return parse_optime(reply["position"])
+
+
+def _status(host: str) -> dict[str, Any]:
+    return calls.on_primary(host, {"replSetFollowStatus": 1})
+
+
+def print_status(host: str) -> None:
+    """Print how far the set is; exit status 1 while nothing comes."""
+    reply = _status(host)
+    mode = reply["mode"]
+    if mode == "none":
+        typer.echo("this set follows nobody")
+        return
+    if mode == "closed":
+        typer.echo('this set takes no writes, so that its follower can take over ({replSetFollow: "open"} ends that)')
+        return
+    typer.echo(f"{mode}: {reply['setName']} ({', '.join(reply['hosts'])}), consumer {reply['consumer']}")
+    typer.echo(f"applied up to {_place(reply)}")
+    if mode == "following":
+        lag = reply.get("lagSecs")
+        typer.echo(f"the newest entry was {'not seen yet' if lag is None else f'{lag} s old when it came'}")
+        if reply.get("error"):
+            typer.echo(f"nothing comes: {reply['error']}")
+            raise typer.Exit(1)
+
+
+def change_roles(host: str) -> None:
+    """Stop the source's writes, wait until everything is here, take writes here, let the source follow."""
+    reply = _status(host)
+    if reply["mode"] != "following":
+        raise BadValueError(f"{host}: its set follows nobody")
+    source = ",".join(reply["hosts"])
+    leader = reply["hosts"][0]
+    hosts = calls.ask(host, {"hello": 1})["hosts"]
+    closed = calls.on_primary(leader, {"replSetFollow": "close"})
+    typer.echo(f"{reply['setName']} takes no writes")
+    try:
+        newest = _newest_entry(SourceSet(reply["hosts"], reply["setName"]))
+        deadline = time.monotonic() + DRAIN_S
+        while _place(reply) < newest:
+            if time.monotonic() > deadline:
+                raise ReplError(f"{host} is at {_place(reply)}, not at {newest}, after {DRAIN_S} s: {reply['error']}")
+            time.sleep(PAUSE_S)
+            reply = _status(host)
+        reply = calls.on_primary(host, {"replSetFollow": "stop"})
+    except ReplError:
+        calls.on_primary(leader, {"replSetFollow": "open"})
+        typer.echo(f"{closed['setName'] or 'the source'} takes writes again: nothing was changed")
+        raise
+    typer.echo(f"this set has everything up to {newest}, and takes writes")
+    calls.on_primary(leader, {"replSetFollow": "start", "source": ",".join(hosts)})
+    typer.echo(f"{source} follows it")
+    calls.on_primary(leader, {"replSetConsumerRemove": reply["consumer"]})
+
+
+def _newest_entry(source: SourceSet) -> OpTime:
+    """The newest committed entry, which is behind the one that closed the set."""
+    try:
+        found = source.find("local.oplog.rs", {}, 1, newest_first=True)
+        return OplogEntry(found[0]).optime
+    finally:
+        source.close()
+
+
+def list_missing(host: str, source: str) -> None:
+    """Print the entries that the source has beyond the last one that came here; exit status 1 if there are some."""
+    reply = _status(host)
+    if reply["mode"] == "none":
+        raise BadValueError(f"{host}: its set followed nobody")
+    position, other = _place(reply), SourceSet(source.split(","), reply["setName"])
+    found, at = 0, position
+    try:
+        while page := other.find("local.oplog.rs", {"ts": {"$gt": timestamp(at.ts)}}, PAGE):
+            for raw in page:
+                entry = OplogEntry(raw)
+                at = entry.optime
+                for one in entry.operations if is_followed(entry) else ():
+                    found += 1
+                    typer.echo(f"{at}  {one.op}  {one.ns}  {_shown(one)}")
+    except ReplError as error:
+        if error.code == ErrorCode.CAPPED_POSITION_LOST:
+            raise ReplError(f"{source} has no entries as old as {position} any more", code=error.code) from error
+        raise
+    finally:
+        other.close()
+    typer.echo(f"{found} operations of {reply['setName']} behind {position} are not here")
+    if found:
+        raise typer.Exit(1)
+
+
+def _shown(operation: OplogEntry) -> str:
+    about = operation.o2 if operation.op == "u" and operation.o2 is not None else operation.o
+    if operation.op == "c":
+        return to_ejson(about.decode())[:100]
+    return to_ejson({"_id": RawDocument(about.raw).get("_id")})

@@ -1,0 +1,171 @@
+"""What makes a set follow another one: its document in `config.follow`, and the entries that came from there.
+
+An entry of the source is appended to this set's oplog under an optime of this set's own, with its effect and the
+source's optime (`from`) in it. So a member is exactly as far in the source's history as its own oplog says, whatever
+dies or is rolled back. The document is a lower bound, for a time without entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+import apsw
+
+from replset.bson import RawDocument, decode, encode, encode_key
+from replset.errors import IllegalOperationError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_entry import NOOP, OplogEntry
+from replset.optime import optime_document, parse_optime
+from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_update
+from replset.storage.sqlite import rows_of
+from replset.storage.store import Store
+from replset.storage.txn import Txn
+
+FOLLOW_NS = "config.follow"
+DOCUMENT_ID = "source"
+DOCUMENT_KEY = encode_key(DOCUMENT_ID)
+OWN_DATABASES = frozenset({"admin", "config", "local", ""})
+"""What each set has for itself: its users, its consumers, its settings, its sessions' table."""
+_FROM = "from"
+_OWN_ENTRIES = 10_000
+"""Entries at the end of an oplog among which the last one from the source is looked for."""
+
+
+class FollowMode(Enum):
+    """following: entries come from the source, and clients write nothing. closed: clients write nothing, so that the
+    other set can take over. stopped: it followed, and takes writes since.
+    """
+
+    FOLLOWING = "following"
+    CLOSED = "closed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowState:
+    """The document. hosts: of the source. set_name: the source's. consumer: the name of this set's consumer there.
+
+    position: the newest entry of the source that is applied here, or a later one without effect; a lower bound while
+    entries come. at: this set's own entry with which the mode was set.
+    """
+
+    mode: FollowMode
+    hosts: tuple[str, ...] = ()
+    set_name: str = ""
+    consumer: str = ""
+    position: OpTime = OPTIME_NULL
+    at: OpTime = OPTIME_NULL
+
+    @property
+    def refuses_clients(self) -> bool:
+        return self.mode is not FollowMode.STOPPED
+
+    def document(self) -> dict[str, object]:
+        return {
+            "_id": DOCUMENT_ID,
+            "mode": self.mode.value,
+            "hosts": list(self.hosts),
+            "setName": self.set_name,
+            "consumer": self.consumer,
+            "position": optime_document(self.position),
+            "at": optime_document(self.at),
+        }
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> FollowState:
+        return cls(
+            FollowMode(document["mode"]),
+            tuple(map(str, document["hosts"])),
+            str(document["setName"]),
+            str(document["consumer"]),
+            parse_optime(document["position"]),
+            parse_optime(document["at"]),
+        )
+
+
+@dataclass(slots=True)
+class FollowProgress:
+    """What the primary knows beside the document. position: the source's newest entry that was looked at. error: why
+    nothing comes now. lag_s: how old the newest entry was when it came; None: nothing came yet.
+    """
+
+    position: OpTime = OPTIME_NULL
+    error: str = ""
+    lag_s: int | None = None
+    entries: int = 0
+
+
+def read_state(store: Store) -> FollowState | None:
+    """As this member has it; None: this set never followed another one."""
+    coll = store.collection(FOLLOW_NS)
+    raw = None if coll is None else store.get(coll, DOCUMENT_KEY)
+    return None if raw is None else FollowState.parse(decode(raw))
+
+
+def state_in(txn: Txn) -> FollowState | None:
+    """The same within a group."""
+    coll = txn.catalog.by_ns.get(FOLLOW_NS)
+    raw = None if coll is None else txn.get(coll, DOCUMENT_KEY)
+    return None if raw is None else FollowState.parse(decode(raw))
+
+
+def save_state(group: WriteGroup, state: FollowState) -> None:
+    """Write the document."""
+    coll = group.txn.catalog.by_ns.get(FOLLOW_NS) or do_create(group, FOLLOW_NS)
+    before, after = group.txn.get(coll, DOCUMENT_KEY), encode(state.document())
+    if before is None:
+        do_insert(group, coll, DOCUMENT_KEY, after)
+    else:
+        do_update(group, coll, DOCUMENT_KEY, before, after, after)
+
+
+def position_in(connection: apsw.Connection, state: FollowState) -> OpTime:
+    """Up to where in the source's history this member's data is: by its newest entry from there, or by the document,
+    whichever was written last.
+    """
+    for ns, entry in islice(rows_of(connection, "SELECT ns, entry FROM oplog ORDER BY ts DESC"), _OWN_ENTRIES):
+        if ns == FOLLOW_NS:
+            break
+        source = source_optime(entry)
+        if source is not None:
+            return max(source, state.position, key=lambda at: at.ts)
+    return state.position
+
+
+def source_optime(entry: bytes) -> OpTime | None:
+    """The optime that an entry had in the set that it came from; None: it is this set's own."""
+    document = RawDocument(entry).get(_FROM)
+    return parse_optime(document) if isinstance(document, dict) else None
+
+
+def own_entry(raw: bytes, optime: OpTime) -> bytes:
+    """The entry of the source as this set has it, under its own optime."""
+    entry, view = OplogEntry(raw), RawDocument(raw)
+    fields = {name: value for name, value in view.items() if name not in (_FROM, "ts", "t")}
+    # ts, t, v and wall stand together behind these; documents stay the bytes that they are.
+    head: dict[str, object] = {name: fields.pop(name) for name in ("op", "ns", "ui", "o", "o2") if name in fields}
+    head |= {name: RawDocument(view.get_raw(name) or b"") for name in ("o", "o2") if name in head}
+    return encode({**head, **optime_document(optime), **fields, _FROM: optime_document(entry.optime)})
+
+
+def is_followed(entry: OplogEntry) -> bool:
+    """Whether the entry is about clients' data, and so comes to a set that follows."""
+    if entry.op == NOOP:
+        return False
+    return any(operation.ns.partition(".")[0] not in OWN_DATABASES for operation in entry.operations)
+
+
+def refuse_clients(txn: Txn, entries: Sequence[bytes]) -> None:
+    """Refuse (20) what a write operation has just written, if this set follows another one or is about to."""
+    state = state_in(txn)
+    if state is None or not state.refuses_clients:
+        return
+    for raw in entries:
+        entry = OplogEntry(raw)
+        if is_followed(entry):
+            why = f"this set follows {state.set_name}" if state.hosts else "this set hands over to its follower"
+            raise IllegalOperationError(f"{why}: it takes no writes of clients (see `replset follow --status`)")
