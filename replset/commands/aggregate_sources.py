@@ -4,12 +4,12 @@ $listLocalSessions; and $documents.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from replset.auth.login import Login
 from replset.auth.roles import Action
-from replset.bson import DateTime, Int64, RawDocument, encode
+from replset.bson import DateTime, Int64, encode
 from replset.commands.authorization import authorize, is_allowed
 from replset.commands.command import CommandContext
 from replset.commands.cursors import Cursor, DocumentsCursor
@@ -18,7 +18,7 @@ from replset.commands.joins import UnionCursor
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.operations import OperationTable, current_operations
 from replset.commands.pipelines import Opener, PipelineRun
-from replset.commands.sessions import NOBODY, lsid_of, uid_of
+from replset.commands.sessions import NOBODY, SESSION_MINUTES, lsid_of, uid_of
 from replset.commands.statistics import collection_stats
 from replset.commands.views import refuse_view
 from replset.errors import InvalidNamespaceError, NamespaceNotFoundError
@@ -166,19 +166,15 @@ def _wanted(ctx: CommandContext, stage: ListLocalSessionsStage) -> set[Any] | No
 
 
 def _sessions_here(ctx: CommandContext, uids: set[Any] | None) -> list[dict[str, Any]]:
-    """The sessions of commands that run here, and of open cursors and transactions."""
-    now = ctx.member.clock.wall_ms()
-    found: dict[bytes, tuple[RawDocument, object]] = {}
-    for operation in ctx.operations.running.values():
-        session, login = operation.ctx.session, operation.ctx.sender.login
-        if session is not None:
-            found[session.key] = session.lsid, login
-    keys: Iterable[bytes] = (*ctx.cursors.sessions(), *ctx.member.transactions.sessions())
-    for key in keys:
-        found.setdefault(key, (lsid_of(key), None))
+    """The sessions that commands, cursors and transactions use now, and those used in the last 30 minutes."""
+    clock = ctx.member.clock
+    now, wall_ms = clock.now(), clock.wall_ms()
+    used = {key: at for key, at in ctx.sessions.recent.items() if now - at < SESSION_MINUTES * 60_000}
+    for key in (*ctx.cursors.sessions(), *ctx.member.transactions.sessions()):
+        used.setdefault(key, now)
     return [
-        {"_id": lsid.decode(), "lastUse": DateTime(now), **({} if login is None else {"user": str(login)})}
-        for key, (lsid, login) in found.items()
+        {"_id": lsid_of(key).decode(), "lastUse": DateTime(wall_ms - (now - at))}
+        for key, at in used.items()
         if uids is None or uid_of(key) in uids
     ]
 

@@ -170,6 +170,8 @@ class Dispatcher:
             check_cluster_time(cluster_time, self.member.clock.wall_ms())
         uid = NOBODY if request.sender.login is None else request.sender.login.uid
         session = plain_session(body, uid) if is_plain else self._session(command, body, uid)
+        if session is not None:
+            self.sessions.note_use(session.key, self.member.clock.now())
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from replset.commands.waiters import done_within
 from replset.errors import ErrorCode, MaxTimeMSExpiredError, ReplError
+from replset.ids import Millis
 
+MOST_RECENT: Final = 5_000
 EndsSession: TypeAlias = Callable[[bytes], bool]
 """Says of the key of a session whether it is one that ends."""
 
@@ -24,6 +26,16 @@ class SessionTable:
         self._waiting: dict[bytes, deque[asyncio.Future[None]] | None] = {}
         """Of each session that is checked out, who waits for it; None: nobody ever did."""
         self.on_end: list[Callable[[EndsSession], None]] = []
+        self.recent: dict[bytes, Millis] = {}
+        """When the newest sessions were used last, the longest ago first; for $listLocalSessions."""
+
+    def note_use(self, key: bytes, now: Millis) -> None:
+        """Note that a command uses the session."""
+        recent = self.recent
+        recent.pop(key, None)
+        recent[key] = now
+        if len(recent) > MOST_RECENT:
+            del recent[next(iter(recent))]
 
     def is_checked_out(self, key: bytes) -> bool:
         return key in self._waiting
@@ -73,5 +85,7 @@ class SessionTable:
             for turn in self._waiting[key] or ():
                 if not turn.done():
                     turn.set_exception(ReplError("the session was killed", code=ErrorCode.INTERRUPTED))
+        for key in filter(ends, list(self.recent)):
+            del self.recent[key]
         for on_end in self.on_end:
             on_end(ends)
