@@ -21,8 +21,6 @@ class Cause:
         return any(fnmatchcase(name, pattern) for pattern in self.tests)
 
 
-_DOTS = "crud/*-dots_and_dollars: Updating document to set "
-
 CAUSES: tuple[Cause, ...] = (
     Cause(
         "Change streams are not built yet; refused by name.",
@@ -32,19 +30,9 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
     Cause(
-        "An update by an aggregation pipeline is not built yet; refused with 238.",
-        (
-            *(f"{_DOTS}*{where}" for where in ("key on 5.0+ server", "in embedded doc on 5.0+ server")),
-            "crud/*-pipeline: *",
-            "crud/findOneAndUpdate-comment: findOneAndUpdate with string comment",
-            "crud/findOneAndUpdate-comment: findOneAndUpdate with document comment",
-        ),
-    ),
-    Cause(
         "collMod's `prepareUnique` is not built yet; refused with 238.",
         ("collection-management/modifyCollection-errorResponse: *",),
     ),
-    Cause("`let`, which needs $expr, is not built yet; refused with 238.", ("crud/*-let: *",)),
     Cause("A collation other than simple is not built yet; refused with 238.", ("crud/*-collation: *",)),
     Cause("Time series are not built yet; refused with 238.", ("collection-management/timeseries-collection: *",)),
     Cause(
