@@ -21,7 +21,7 @@ from replset.commands.explain_pipeline import explain_pipeline
 from replset.commands.explained import VERBOSITY
 from replset.commands.find import REPLSET_CONFIG, allows_disk_use, first_batch
 from replset.commands.joins import open_facet, open_graph_lookup, open_lookup, open_union
-from replset.commands.let import variables_of
+from replset.commands.let import let_of, variables_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.pipelines import Opener, PipelineRun, split_pipeline
 from replset.commands.ports import Reply
@@ -91,7 +91,7 @@ async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
     _authorize(ctx, pipeline)
     _check_target(ctx, pipeline)
     check_change_stream(names_of(pipeline))
-    weight = weight_of(len(body.raw), pipeline)
+    weight = weight_of(len(body.raw), pipeline, let_of(body))
     variables = await variables_of(ctx)
     scope = Scope(compile_pipeline, frozenset(variables))
     stages = await compiled(member, weight, lambda: compile_pipeline(pipeline, scope))

@@ -27,7 +27,7 @@ from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.filters import Filter, filter_of
 from replset.commands.find_by_id import find_by_id
 from replset.commands.hint import Hint, hint_of
-from replset.commands.let import variables_of
+from replset.commands.let import let_of, variables_of
 from replset.commands.namespaces import OPLOG, collection_field, collection_of, cursor_namespace, namespace
 from replset.commands.operations import SHOWN_BYTES
 from replset.commands.oplog_cursor import OplogCursor
@@ -140,7 +140,8 @@ async def make_query(
 ) -> Query:
     """Compile the parts of a query. of_inner: the weight of a query that the command's hint is not about."""
     hint = hint_of(ctx.body, ctx.name) if of_inner is None else None
-    weight = weight_of(len(ctx.body.raw) if of_inner is None else of_inner, filter_, projection)
+    size = len(ctx.body.raw) if of_inner is None else of_inner
+    weight = weight_of(size, filter_, projection, let_of(ctx.body))
 
     def compile_() -> tuple[Filter, Projection | None, Sort | None]:
         found = filter_of(filter_, variables)

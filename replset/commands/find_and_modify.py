@@ -14,7 +14,7 @@ from replset.commands.delete import DeleteBatch
 from replset.commands.evaluation import UNBOUNDED, compiled, read_statement, weight_of
 from replset.commands.hint import hint_of
 from replset.commands.insert import KEEP_TIMESTAMPS
-from replset.commands.let import variables_of
+from replset.commands.let import let_of, variables_of
 from replset.commands.ports import Reply
 from replset.commands.replies import write_times
 from replset.commands.search_batch import ReturnedDocument, SearchStatement
@@ -43,7 +43,9 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
     )
     query, sort, projection = parts
     change = await read_statement(member, body, lambda: body.get("update"))
-    weight = UNBOUNDED if may_lengthen_array(change) else weight_of(len(body.raw), query, change, projection)
+    weight = weight_of(len(body.raw), query, change, projection, let_of(body))
+    if may_lengthen_array(change):
+        weight = UNBOUNDED
     is_new = fields.boolean(body, "new", name)
     variables = await variables_of(ctx)
 

@@ -5,12 +5,26 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from replset.bson import DateTime
+from replset.bson import DateTime, RawDocument
 from replset.commands import fields
 from replset.commands.command import CommandContext
-from replset.commands.evaluation import compiled, read_statement, weight_of
+from replset.commands.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
 from replset.optime import timestamp
 from replset.query.variables import let_values
+
+
+def let_of(body: RawDocument) -> object:
+    """Return the `let` of a command, for `weight_of`: a variable may be much larger than its expression.
+
+    None if there is none, or if the size of the command says enough.
+    """
+    return None if len(body.raw) > SMALL_STATEMENT or "let" not in body else body.get("let")
+
+
+def let_weight(body: RawDocument) -> int:
+    """Return what the variables add to the weight of each statement of a write."""
+    raw = body.get_raw("let")
+    return 0 if raw is None else weight_of(len(raw), let_of(body))
 
 
 async def variables_of(ctx: CommandContext) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small
 from replset.commands.filters import Filter
 from replset.commands.first_matches import FirstMatches
 from replset.commands.hint import Hint
+from replset.commands.let import let_weight
 from replset.commands.plan import ID_INDEX, AnyOf, ByIndex, Natural, choose_plan, index_names
 from replset.commands.retryable import Executed
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED
@@ -197,6 +198,7 @@ class SearchingBatch(Batch):
         super().__init__(ctx, len(statements), ns)
         self.statements = statements
         self.variables = variables
+        self._let_weight = let_weight(ctx.body)
         self.returned = returned
         self.changed_before: set[bytes] = set()
         """Keys of the documents that an interrupted attempt of the statement changed."""
@@ -213,7 +215,7 @@ class SearchingBatch(Batch):
     @property
     def weight(self) -> int:
         """Of the statement at `index`."""
-        return self.statements[self.index].weight
+        return self.statements[self.index].weight + self._let_weight
 
     @property
     def multi(self) -> bool:

@@ -232,8 +232,10 @@ def _value_of(operand: Any, variables: Mapping[str, Any]) -> Any:
 
 def _bounds_of_comparison(operator: str, path: str, value: object) -> list[PathBounds]:
     """The order is that of all types. A missing field comes before null, but an index has it as null."""
+    if type(value) is list:
+        return []
     key = encode_key(value)
-    if type(value) is list or key < NULL_KEY or (key == NULL_KEY and operator != "$eq"):
+    if key < NULL_KEY or (key == NULL_KEY and operator != "$eq"):
         return []
     if operator == "$eq":
         return [_bounds(path, [point(value)], False)]

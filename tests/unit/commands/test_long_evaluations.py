@@ -250,6 +250,25 @@ def test_an_update_does_not_hold_the_loop(client: Client, name: str) -> None:
         pytest.param({"find": "c", "sort": {"d.s": -1, "n": 1, "t": 1}}, id="sort"),
         pytest.param({"find": "c", "sort": {"a": 1}, "projection": {"d": 0}}, id="sort and projection"),
         pytest.param({"find": "small", "sort": {"b": -1}, "skip": 190}, id="sort of many"),
+        pytest.param(
+            {
+                "find": "small",
+                "filter": {"$expr": {"$in": ["$n", "$$v"]}},
+                "projection": {"v": {"$size": "$$v"}},
+                "let": {"v": {"$range": [3, 20_000]}},
+                "batchSize": 2,
+            },
+            id="a large variable",
+        ),
+        pytest.param(
+            {
+                "findAndModify": "small",
+                "query": {"$expr": {"$in": [-1, "$$v"]}},
+                "remove": True,
+                "let": {"v": {"$range": [0, 20_000]}},
+            },
+            id="a write with a large variable",
+        ),
         pytest.param({"distinct": "c", "key": "d.s"}, id="distinct"),
         pytest.param({"distinct": "c", "key": "a", "query": {"d.b": {"$gte": 5}}}, id="distinct with a filter"),
         pytest.param({"count": "c", "query": {"d.e": {"$lt": 0}}}, id="count"),
