@@ -29,7 +29,7 @@ from replset.query.expressions.frame import (
 from replset.query.expressions.logic import variable_name
 from replset.query.order import MISSING, is_null, is_number, is_true, type_name
 from replset.query.sizes import size_of
-from replset.query.sort import compile_item_sort, sort_by_key
+from replset.query.sort import SORT_RUN, compile_item_sort, sort_by_key
 from replset.query.time_limit import check_time
 
 _INT_BYTES: Final = 40
@@ -121,7 +121,10 @@ def _range(start: Any, end: Any, step: Any = 1) -> list[int]:
         raise fault(34449, "$range requires a non-zero step value")
     numbers = range(first, last, by)
     spend(len(numbers) * _INT_BYTES)
-    return list(numbers)
+    found: list[int] = []
+    for start_of_run in range(0, len(numbers), SORT_RUN):  # a long run would let no other thread in
+        found += numbers[start_of_run : start_of_run + SORT_RUN]
+    return found
 
 
 def _reverse(array: Any) -> list[Any]:

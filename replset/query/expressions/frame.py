@@ -379,13 +379,17 @@ def _path_expression(text: str, names: frozenset[str]) -> Expression:
 
 def _variable(name: str, path: tuple[str, ...]) -> Expression:
     # The caller of `evaluate` can make a variable of any part of the document. Who makes it counts its paths.
-    def read(_root: Document, variables: Variables) -> Any:
-        value = variables.get(name, MISSING)
-        if value is MISSING and name in SYSTEM_VARIABLES and name not in variables:
-            raise fault(51144, f"Builtin variable '$${name}' is not available here")
-        return value_below(value, path)
+    if name in SYSTEM_VARIABLES:
 
-    return Expression(read, is_path=True)
+        def read(_root: Document, variables: Variables) -> Any:
+            if name not in variables:
+                raise fault(51144, f"Builtin variable '$${name}' is not available here")
+            return value_below(variables[name], path)
+
+        return Expression(read, is_path=True)
+    if path:
+        return Expression(lambda _root, variables: value_below(variables[name], path), is_path=True)
+    return Expression(lambda _root, variables: variables[name], is_path=True)
 
 
 def _reader(path: tuple[str, ...]) -> Run:

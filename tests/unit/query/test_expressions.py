@@ -10,11 +10,12 @@ import pytest
 
 from replset.bson import DateTime, Decimal128, Int64, encode
 from replset.commands.evaluation import UNBOUNDED, weight_of
-from replset.errors import ReplError
+from replset.errors import MaxTimeMSExpiredError, ReplError
 from replset.query import sizes
 from replset.query.expressions import OPERATORS, WHOLE, compile_expression, frame
 from replset.query.order import MISSING
 from replset.query.projection import compile_projection
+from replset.query.time_limit import time_limit
 
 DOC: dict[str, Any] = {
     "_id": 1,
@@ -491,6 +492,12 @@ def test_a_short_expression_cannot_take_memory_without_limit(monkeypatch: pytest
     with pytest.raises(ReplError) as failure:
         value_of(expression)
     assert failure.value.code == 146
+
+
+def test_the_time_of_an_evaluation_is_limited() -> None:
+    counting = {"$reduce": {"input": {"$range": [0, 1_000_000]}, "initialValue": "$a", "in": {"$add": ["$$value", 1]}}}
+    with pytest.raises(MaxTimeMSExpiredError), time_limit(0.05):
+        value_of(counting)
 
 
 def test_a_value_cannot_have_more_levels_than_a_document() -> None:
