@@ -148,6 +148,11 @@ class MemberCollector(Collector):
         yield _gauge("replset_initial_sync_total_bytes", "size of the copy, 0 while it is unknown", sync.total)
         yield _gauge("replset_initial_sync_copied_bytes", "how much of the copy is here", sync.copied)
 
+        archive = member.archive_status
+        lag_s, failing = (0, False) if archive is None else (archive.lag_s(committed), bool(archive.error))
+        yield _gauge("replset_archive_lag_seconds", "how much of the committed oplog is not archived yet", lag_s)
+        yield _gauge("replset_archive_failing", "1 while this member cannot write or read the archive", failing)
+
     def _rollback_files(self) -> Iterator[Metric]:
         rollbacks = GaugeMetricFamily("replset_rollbacks", "rollbacks whose files are here", labels=["state"])
         for state in ROLLBACK_STATES:

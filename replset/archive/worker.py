@@ -8,18 +8,16 @@ writing is then no segment yet.
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import sys
 import threading
-from dataclasses import dataclass
-from struct import Struct
 from typing import BinaryIO
 
 import apsw
 
 from replset.archive.archive import Archive
 from replset.archive.files import open_files
+from replset.archive.messages import HEADER, Failure, ReadJob, frame, unframe
 from replset.archive.ports import WriteJob
 from replset.archive.write_segment import write_segment
 from replset.errors import ErrorCode, ReplError
@@ -29,40 +27,6 @@ from replset.storage.file_names import DATABASE_FILE
 from replset.storage.sqlite import BUSY_MS
 
 MODULE = "replset.archive.worker"
-HEADER = Struct("<I")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadJob:
-    """Asks for rows, as ArchivePort.read."""
-
-    after: OpTime
-    limit: int
-    max_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class OldestJob:
-    """Asks for the oldest entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Answers a request that failed."""
-
-    code: int
-    message: str
-
-
-def frame(value: object) -> bytes:
-    data = pickle.dumps(value)
-    return HEADER.pack(len(data)) + data
-
-
-def unframe(data: bytes) -> object:
-    """Read what follows the header."""
-    value: object = pickle.loads(data)
-    return value
 
 
 class Worker:

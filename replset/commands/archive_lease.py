@@ -92,14 +92,18 @@ class ArchiveStatus:
     segments_written: int = 0
     error: str = ""
 
+    def lag_s(self, commit_point: OpTime) -> int:
+        """How much of the committed oplog is not archived yet; 0 before the first segment."""
+        through = self.record.through
+        return 0 if through is None else max(0, commit_point.seconds - through.optime.seconds)
+
     def document(self, commit_point: OpTime) -> dict[str, object]:
-        """As replSetGetStatus shows it. lagSecs: how much of the committed oplog is not archived yet."""
+        """As replSetGetStatus shows it."""
         record = self.record
         document: dict[str, object] = {"holder": record.holder, "segmentsWritten": self.segments_written}
         if record.through is not None:
-            through = record.through.optime
-            lag_s = max(0, commit_point.seconds - through.seconds)
-            document |= {"archivedThrough": optime_document(through), "lagSecs": lag_s, "gaps": len(record.gaps)}
+            document["archivedThrough"] = optime_document(record.through.optime)
+            document |= {"lagSecs": self.lag_s(commit_point), "gaps": len(record.gaps)}
         return document | ({"error": self.error} if self.error else {})
 
 

@@ -168,11 +168,11 @@ def _falls_off_in_s(row: MemberStatus, member: MemberPort) -> int | None:
 
 def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
     """The core's; before them that this member's own disk is too full: then it takes no writes and cannot lead; behind
-    them that writers are slowed, or that a member falls off the oplog.
+    them that writers are slowed, that the archive fails, or that a member falls off the oplog.
     """
     store = member.store
     about_oplog = (remark for row in status.members if (remark := _about_oplog(row, member)))
-    remarks = (*status.remarks, *_different_documents(member), *_slowed(member), *about_oplog)
+    remarks = (*status.remarks, *_different_documents(member), *_slowed(member), *_archive(member), *about_oplog)
     try:
         if store.has_disk_space():
             return remarks
@@ -211,6 +211,15 @@ def _slowed(member: MemberPort) -> tuple[Remark, ...]:
             "look at the disk, the network and the load there; settings.flowControlTargetLagSecs: 0 switches this off",
         ),
     )
+
+
+def _archive(member: MemberPort) -> tuple[Remark, ...]:
+    """The oplog waits for its archive, up to its larger limit."""
+    archive = member.archive_status
+    if archive is None or not archive.error:
+        return ()
+    what = f"{member.host} cannot archive its oplog: {archive.error}"
+    return (Remark(what, "make the archive reachable again before the oplog has reached --oplog-lagging-mb"),)
 
 
 def _about_oplog(row: MemberStatus, member: MemberPort) -> Remark | None:

@@ -10,8 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from replset.archive.files import ArchiveError
+from replset.archive.messages import HEADER, Failure, OldestJob, ReadJob, frame, unframe
 from replset.archive.ports import WriteJob, Written
-from replset.archive.worker import HEADER, MODULE, Failure, OldestJob, ReadJob, frame, unframe
+from replset.archive.worker import MODULE
 from replset.errors import CappedPositionLostError, ErrorCode
 from replset.ids import OpTime
 from replset.oplog_row import OplogRow
@@ -63,7 +64,7 @@ class ArchiveProcess:
             except TimeoutError as error:
                 await self.close()
                 raise ArchiveError(f"archive: {self._address} does not answer within {ANSWER_WITHIN_S:g} s") from error
-            except (OSError, asyncio.IncompleteReadError) as error:
+            except Exception as error:  # it ended, cannot be started, or answers what is no answer
                 await self.close()
                 raise ArchiveError("archive: its process ended or cannot be started; see the log") from error
             except BaseException:  # cancelled: its answer would be taken for the next one's

@@ -11,7 +11,9 @@ import pytest
 
 from replset.archive.archive import Archive
 from replset.archive.segments import Position
+from replset.bson import Timestamp
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.client import WireClient
 from replset.ids import OPTIME_NULL, OpTime
 from tests.integration.conftest import FAST, leads_at_once, next_ports
 from tests.integration.forked import run_program, running_set
@@ -80,6 +82,9 @@ def test_the_archive_survives_its_writers_and_gives_back_a_moment(tmp_path: Path
         wait_archived(local, moment)
         wait_until(lambda: status(primary)["optimes"]["appliedOpTime"] and oldest(primary) > first(address), 60, "trim")
 
+        assert inserted(primary, "padded", first(address)) == list(range(500)), "a stream reads on from the archive"
+        assert not any("error" in status(member).get("archive", {}) for member in local.members)
+
         checked = program("archive", "check", address, "--json")
         assert (checked.returncode, json.loads(checked.stdout)["faults"]) == (0, []), checked.stdout
         rows = [row for page in Archive.open(str(address)).pages(Position(OPTIME_NULL, 0)) for row in page]
@@ -100,6 +105,22 @@ def test_the_archive_survives_its_writers_and_gives_back_a_moment(tmp_path: Path
         removed = program("archive", "remove", address, "--before", str(moment))
         assert removed.returncode == 0, removed.stderr
         assert "segments removed" in removed.stdout
+
+
+def inserted(member: LocalMember, collection: str, since: OpTime) -> list[object]:
+    """The `_id`s that a change stream tells of, from a moment that the member's oplog has trimmed."""
+    assert oldest(member) > since
+    stage = {"$changeStream": {"startAtOperationTime": Timestamp(since.seconds, since.increment)}}
+    command = {"aggregate": collection, "pipeline": [stage], "cursor": {"batchSize": 0}}
+    found: list[object] = []
+    with WireClient(member.host) as client:  # the cursor ends with its connection
+        cursor: Any = client.command("shop", command)["cursor"]
+        more: dict[str, object] = {"getMore": cursor["id"], "collection": collection, "maxTimeMS": 500}
+        reply: Any = client.command("shop", more)
+        while reply["cursor"]["nextBatch"]:
+            found += [event["documentKey"]["_id"] for event in reply["cursor"]["nextBatch"]]
+            reply = client.command("shop", more)
+    return found
 
 
 def oldest(member: LocalMember) -> OpTime:
