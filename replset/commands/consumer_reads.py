@@ -28,7 +28,7 @@ from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.ids import Millis, OpTime
 from replset.query.change_events import Scope
-from replset.query.change_tokens import Token
+from replset.query.change_tokens import Kind, Token
 from replset.replication.write_ops import WriteGroup
 
 MOST_EVENTS, USUAL_EVENTS = 1_000, 100
@@ -37,6 +37,8 @@ MOST_BYTES = 8 << 20
 """Of the events in one reply. One event may be larger, and then comes alone."""
 LEAST_LOOK_MS = 1_000
 """So long a read looks for events that its filter wants, also one that does not wait."""
+GATHER_MS = 30
+"""Once it has an event, it goes on for so long to find more."""
 LOOK_MS = 5_000
 """A read that waits looks this often whether it still may."""
 SAVE_MS = 10_000
@@ -159,15 +161,25 @@ class EventSource:
 
         Without an event it looks on until `until`, or for a second; what a filter leaves out may be long.
         """
-        at = Token.parse(token)
-        until = max(until, Millis(self._member.clock.now() + LEAST_LOOK_MS))
+        at, clock, size = Token.parse(token), self._member.clock, 0
+        until = max(until, Millis(clock.now() + LEAST_LOOK_MS))
+        found: list[FoundEvent] = []
         while True:
-            told, reached = await self._reader.read(at, limit=most, max_bytes=MOST_BYTES)
+            told, reached = await self._reader.read(at, limit=most - len(found), max_bytes=MOST_BYTES - size)
             is_end = reached == at
-            found, at = await self._chosen(told, reached)
-            if found or is_end or self._member.clock.now() >= until:
+            more, at = await self._chosen(told, reached)
+            if more and not found:
+                until = Millis(clock.now() + GATHER_MS)
+            found += more
+            size += sum(len(event.document) for event in more)
+            if is_end or len(found) == most or size >= MOST_BYTES or clock.now() >= until:
                 return found, str(at)
             await asyncio.sleep(0)
+
+    async def event(self, token: str, until: Millis) -> FoundEvent | None:
+        """The event of this token, which was found before."""
+        found, _ = await self.after(str(Token.parse(token)._replace(kind=Kind.BEFORE)), 1, until)
+        return found[0] if found and found[0].token == token else None
 
     async def wait(self, token: str, timeout_ms: int) -> str:
         """Wait for an event behind `token`; up to the token that is returned there is none."""
@@ -326,9 +338,9 @@ async def _give(
     given: list[tuple[FoundEvent, int]] = []
     size = 0
     for number, pending in enumerate(taken):
-        event = new.get(pending.token)
+        event = new.get(pending.token) or await source.event(pending.token, request.until)
         if event is None:
-            ((event,), _) = await source.after(pending.before, 1, request.until)
+            continue
         size += len(event.document)
         if given and size > MOST_BYTES:
             window.give_back([rest.token for rest in taken[number:]], now)

@@ -112,7 +112,7 @@ class EventReader:
         time_slice = TimeSlice(self._member.clock, TURN_MS)
         found: list[_Found] = []
         reached, size = after, 0
-        while rows and not time_slice.is_over():
+        while rows and (reached == after or not time_slice.is_over()):
             row = rows[0]
             if scope.may_concern(row):
                 events = await self._member.history.events_of(row)

@@ -18,7 +18,8 @@ NEVER = Millis(0)
 
 @dataclass(slots=True)
 class PendingEvent:
-    """One event that is not acknowledged. before: the token behind which it is found. key: of its document.
+    """One event that is not acknowledged. before: all up to this token is acknowledged, or none of the consumer's,
+    once the events before it are. key: of its document.
 
     reader: who has it, "": nobody. due: until when; without a reader, before which it goes to nobody. attempts: how
     often it was given out.

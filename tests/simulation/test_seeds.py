@@ -37,7 +37,7 @@ ROLLBACKS = range(1, 9)
 CHANGES = range(9, 20)
 CONCERNS = range(5, 9)
 STALE = range(1, 7)
-CONSUMERS = (6,)
+CONSUMERS = (2,)
 ARCHIVE = (2,)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
@@ -77,7 +77,7 @@ def test_members_are_too_stale_all_the_time(seed: int) -> None:
     assert outcome.counts["stale members that compared"] or seed != 0
 
 
-@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in CONSUMERS)])
+@pytest.mark.parametrize("seed", CONSUMERS)
 def test_named_consumers_are_given_all_and_nothing_twice(seed: int) -> None:
     outcome = run_seed(seed, consumers_plan(seed))
     assert outcome.error is None, outcome.report()

@@ -107,13 +107,16 @@ def floor_of_uncommitted_positions(patch: pytest.MonkeyPatch) -> None:
 
 
 TESTS = "tests/unit/commands/test_consumers.py"
+WINDOWS = "tests/unit/consumers/test_consumer.py"
 CONSUMER_MUTANTS = (
-    Mutant(consumers_not_kept_for, (2,), "invariant 18", CONSUMER_RUNS),
+    Mutant(consumers_not_kept_for, test=f"{TESTS}::test_the_oplog_is_kept_for_a_consumer_up_to_a_limit"),
     Mutant(acknowledged_by_one, (1,), "invariant 18", CONSUMER_RUNS),
-    Mutant(uncommitted_events_shown, (1,), "invariant 18", CONSUMER_RUNS),
-    Mutant(shared_position_too_far, (0,), "invariant 18", CONSUMER_RUNS),
-    Mutant(acknowledged_ahead_forgotten, (0,), "invariant 18", CONSUMER_RUNS),
-    Mutant(documents_out_of_order, (0,), "invariant 18", CONSUMER_RUNS),
+    Mutant(uncommitted_events_shown, test=f"{TESTS}::test_events_that_are_not_committed_are_not_shown"),
+    Mutant(
+        shared_position_too_far, test=f"{WINDOWS}::test_the_position_is_before_the_first_event_that_is_not_acknowledged"
+    ),
+    Mutant(acknowledged_ahead_forgotten, test=f"{TESTS}::test_a_shared_consumer_gives_each_event_to_one_reader"),
+    Mutant(documents_out_of_order, test=f"{WINDOWS}::test_events_of_one_document_stay_in_order"),
     Mutant(reading_acknowledges, (6,), "invariant 18", CONSUMER_RUNS),
     Mutant(earlier_generation_acknowledges, test=f"{TESTS}::test_a_seek_ends_what_was_read_before"),
     Mutant(lease_ends_with_the_term, test=f"{TESTS}::test_a_failover_consumer_goes_to_the_next_reader"),
