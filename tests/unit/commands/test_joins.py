@@ -15,7 +15,7 @@ from tests.unit.commands.test_transactions import Session
 Doc = dict[str, Any]
 
 
-def run(client: Client, over: str, *stages: Doc, batch_size: int | None = None, **more: Any) -> list[Any]:
+def run(client: Client, over: object, *stages: Doc, batch_size: int | None = None, **more: Any) -> list[Any]:
     """All batches."""
     cursor = {} if batch_size is None else {"batchSize": batch_size}
     reply = client.ok({"aggregate": over, "pipeline": list(stages), "cursor": cursor, **more})["cursor"]
@@ -225,6 +225,16 @@ def test_a_merge_reads_all_its_collections_as_of_its_beginning(client: Client) -
     assert client.ok({"count": "d"})["n"] == 15
 
 
+def test_documents_in_the_place_of_a_collection(client: Client) -> None:
+    insert(client, "c", [{"_id": i, "a": i} for i in range(3)])
+    made = {"$documents": [{"b": 1, "s": "one"}, {"b": 2, "s": "two"}]}
+    spec = {"localField": "a", "foreignField": "b", "as": "x", "pipeline": [made, {"$project": {"b": 0}}]}
+    assert [one["x"] for one in run(client, "c", {"$lookup": spec})] == [[], [{"s": "one"}], [{"s": "two"}]]
+    union = {"$unionWith": {"pipeline": [made, {"$limit": 1}]}}
+    assert run(client, "c", {"$match": {"_id": 0}}, union) == [{"_id": 0, "a": 0}, {"b": 1, "s": "one"}]
+    assert run(client, 1, made, {"$unionWith": "c"}, {"$count": "n"}) == [{"n": 5}]
+
+
 def test_a_facet_that_reads(client: Client) -> None:
     insert(client, "c", [{"_id": i, "a": i} for i in range(300)])
     insert(client, "f", [{"_id": i, "b": i} for i in range(3)])
@@ -291,3 +301,31 @@ def test_twenty_pipelines_within_each_other(client: Client) -> None:
     for _ in range(21):
         pipeline = [{"$unionWith": {"coll": "c", "pipeline": pipeline}}]
     assert client.code({"aggregate": "c", "pipeline": pipeline, "cursor": {}}) == 232
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_graph_lookup_reaches_what_a_naive_search_reaches(client: Client, seed: int) -> None:
+    rng = random.Random(seed)
+    count = 12
+    nodes: list[Doc] = [{"_id": i, "to": [rng.randrange(count) for _ in range(rng.randrange(3))]} for i in range(count)]
+    for node in nodes:
+        if len(node["to"]) == 1:
+            node["to"] = node["to"][0]
+    insert(client, "g", nodes)
+    most = rng.choice([None, 0, 1, 3])
+    spec = {"from": "g", "startWith": "$to", "connectFromField": "to", "connectToField": "_id", "as": "x"}
+    spec |= {"depthField": "d"} | ({} if most is None else {"maxDepth": most})
+    for one in run(client, "g", {"$graphLookup": spec}):
+        depths: dict[int, int] = {}
+        edge = links(one)
+        depth = 0
+        while edge and (most is None or depth <= most):
+            reached = {i for i in edge if i not in depths}
+            depths |= dict.fromkeys(reached, depth)
+            edge = {link for i in reached for link in links(nodes[i])}
+            depth += 1
+        assert {found["_id"]: found["d"] for found in one["x"]} == depths
+
+
+def links(node: Doc) -> set[int]:
+    return set(node["to"] if isinstance(node["to"], list) else [node["to"]])
