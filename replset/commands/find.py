@@ -51,6 +51,7 @@ from replset.errors import (
     NotBuiltError,
     NotPrimaryOrSecondaryError,
     ReplError,
+    StorageError,
 )
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
@@ -301,7 +302,11 @@ class FindCursor(Cursor):
         while not scan.exhausted:
             work = partial(keep, await scan.next_slice())
             if sorter.memory_bytes > _SMALL_SORT:
-                await run_in_thread(self._member, work)
+                try:
+                    await run_in_thread(self._member, work)
+                except StorageError:
+                    self.check_alive()  # killed meanwhile, with its temporary file
+                    raise
             else:
                 work()
             self._table.set_memory(self, sorter.memory_bytes)

@@ -1,4 +1,7 @@
-"""A member that cannot start leaves nothing open: the next one finds a folder that is free and whole."""
+"""A member that cannot start leaves nothing open: the next one finds a folder that is free and whole.
+
+Each start removes the temporary files of queries.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ class TakenPort:
 
 def test_a_start_that_fails_closes_what_it_opened(tmp_path: Path) -> None:
     workers = RealWorkers()
+    (tmp_path / "spill-3").write_bytes(b"of a query that a crash ended")
 
     async def main() -> None:
         options = MemberOptions("rs0", tmp_path, min_free_mb=0)
