@@ -29,6 +29,7 @@ from api.routes import (
     recovery,
     replset,
     rollbacks,
+    watch,
 )
 from api.routes.actions import ActionRoutes
 from replset.errors import ReplError
@@ -61,6 +62,7 @@ def create_app(member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
         events.router(member),
         backup.router(member),
         consumers.router(member),
+        watch.router(member),
         oplog.router(member),
         recovery.router(member),
         rollbacks.router(member),

@@ -60,6 +60,7 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/rollbacks/{rollback}/restore": Action.RESTORE,
     "/v1/replset/rollbacks/{rollback}/ack": Action.CHANGE_STATE,
     "/v1/replset/rollbacks/{rollback}/{file}": Action.READ_ROLLBACKS,
+    "/v1/watch": BY_COMMAND,
     "/v1/consumers": BY_COMMAND,
     "/v1/consumers/{name}": BY_COMMAND,
     "/v1/consumers/{name}/read": BY_COMMAND,

@@ -90,11 +90,11 @@ async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
     pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
     _authorize(ctx, pipeline)
     _check_target(ctx, pipeline)
-    check_change_stream(names_of(pipeline))
     weight = weight_of(len(body.raw), pipeline, let_of(body))
     variables = await variables_of(ctx)
     scope = Scope(compile_pipeline, frozenset(variables))
     stages = await compiled(member, weight, lambda: compile_pipeline(pipeline, scope))
+    check_change_stream(names_of(pipeline))
     return run_of(ctx, weight, variables), stages
 
 

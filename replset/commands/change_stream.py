@@ -37,6 +37,8 @@ AWAIT_MS: Final = 1_000
 MORE_MS: Final = 5
 """How long a batch goes on to read for more, once it has an event."""
 RESUMABLE: Final = "ResumableChangeStreamError"
+NOT_RESUMABLE: Final = "NonResumableChangeStreamError"
+NOT_RESUMABLE_CODES: Final = frozenset({280, 286})
 RESUMABLE_CODES: Final = frozenset(
     {6, 7, 63, 89, 91, 133, 134, 150, 175, 189, 234, 246, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436}
 )
@@ -236,9 +238,11 @@ def _scope_of(ctx: CommandContext, stage: ChangeStreamStage) -> tuple[Scope, str
 
 
 def add_resumable_label(ctx: CommandContext, error: ReplError) -> None:
-    """Give the error of a change stream the label by which a driver knows that it may resume."""
-    if error.code in RESUMABLE_CODES and RESUMABLE not in error.labels and _is_of_stream(ctx):
+    """Give the error of a change stream the label by which a driver knows whether it may resume."""
+    if error.code in RESUMABLE_CODES and _is_of_stream(ctx):
         error.labels += (RESUMABLE,)
+    elif error.code in NOT_RESUMABLE_CODES and _is_of_stream(ctx):
+        error.labels += (NOT_RESUMABLE,)
 
 
 def _is_of_stream(ctx: CommandContext) -> bool:

@@ -127,7 +127,7 @@ def coll_mod_of(body: RawDocument, place: str) -> Callable[[WriteGroup, str], di
             told = _told(found, index_changes)
             if told:
                 do_change_index(group, coll, found, index_changes)
-        if changes:
+        if changes or not told:  # a collMod that changes nothing is told to change streams, too
             do_set_options(group, coll, changes)
         return told
 

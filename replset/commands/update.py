@@ -136,7 +136,7 @@ class UpdateBatch(SearchingBatch):
         if after is before:
             return Match()
         after_bytes = encode_result(after)
-        o = update_object(before, after, after_bytes, is_replacement=update.is_replacement)
+        o = update_object(before, after, after_bytes, is_replacement=update.is_replacement, targets=update.targets)
         if o is None:
             return Match()
         if self.validator is not None:

@@ -7,7 +7,7 @@ again, twice or in order from any earlier one on, with the same result (docs/que
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from replset.bson import InvalidBSONError, RawDocument, encode
@@ -21,12 +21,34 @@ LARGE_DIFF = 64 << 10
 """Bytes of a difference from which on it must be smaller than the document."""
 
 
-def compute_diff(before: dict[str, object], after: dict[str, object]) -> dict[str, object] | None:
+Targets = dict[str, "Targets"]
+"""The paths that an update changes, as a tree of names. All positions in arrays are one, POSITION."""
+POSITION = "$"
+
+
+def targets_of(paths: Iterable[Sequence[str]]) -> Targets:
+    """Return the tree of these paths."""
+    tree: Targets = {}
+    for path in paths:
+        node = tree
+        for part in path:
+            node = node.setdefault(_part(part), {})
+    return tree
+
+
+def _part(name: str) -> str:
+    return POSITION if name.isdecimal() or "$" in name else name
+
+
+def compute_diff(
+    before: dict[str, object], after: dict[str, object], targets: Targets | None = None
+) -> dict[str, object] | None:
     """Return the difference that turns `before` into exactly `after`, None when they are equal.
 
     The order of fields and the types of numbers count. A field that moved is inserted again, which puts it at the end.
+    targets: the paths that an update changes; a value above them is not written whole, however short it is.
     """
-    return _DiffBuilder().of_documents(before, after) or None
+    return _DiffBuilder().of_documents(before, after, targets or {}) or None
 
 
 def update_entry_object(
@@ -35,14 +57,15 @@ def update_entry_object(
     *,
     after_size: int | None = None,
     is_replacement: bool | None = None,
+    targets: Targets | None = None,
 ) -> dict[str, object] | None:
     """Return the `o` of an update entry: `{$v: 2, diff: ...}`, or `after`. None when nothing changed.
 
     The form tells a change stream what happened: a replacement is logged as a whole, what update operators did as a
     difference, as MongoDB does. is_replacement: None if nobody said; then the smaller one is taken. after_size: bytes
-    of encode(after), if the caller knows them.
+    of encode(after), if the caller knows them. targets: see compute_diff.
     """
-    diff = compute_diff(before, after)
+    diff = compute_diff(before, after, targets)
     if diff is None:
         return None
     entry: dict[str, object] = {"$v": DIFF_VERSION, "diff": diff}
@@ -116,6 +139,9 @@ def apply_diff(doc: dict[str, object], diff: Mapping[str, object]) -> dict[str, 
     return result
 
 
+_NONE: Targets = {}
+
+
 class _NoDiff(Enum):
     """Why there is no difference of two values: they are the same, or the new value is as short itself."""
 
@@ -131,7 +157,7 @@ class _DiffBuilder:
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[object, int]] = {}
 
-    def of_documents(self, before: dict[str, object], after: dict[str, object]) -> dict[str, object]:
+    def of_documents(self, before: dict[str, object], after: dict[str, object], targets: Targets) -> dict[str, object]:
         """Return the difference of two documents, {} when they are the same.
 
         Fields are compared in order. From the first field that moved on, all fields are inserted again.
@@ -143,7 +169,7 @@ class _DiffBuilder:
         target = next(rest, None)
         for name, old in before.items():
             if target is not None and name == target[0]:
-                change = self._change(old, target[1])
+                change = self._change(old, target[1], targets.get(_part(name), _NONE) if targets else _NONE)
                 if change is _NoDiff.WHOLE:
                     updated[name] = target[1]
                 elif change is not _NoDiff.SAME:
@@ -155,35 +181,38 @@ class _DiffBuilder:
         sections = {"d": deleted, "u": updated, "i": inserted}
         return {**{section: fields for section, fields in sections.items() if fields}, **nested}
 
-    def _of_arrays(self, before: list[object], after: list[object]) -> dict[str, object]:
+    def _of_arrays(self, before: list[object], after: list[object], targets: Targets) -> dict[str, object]:
+        below = targets.get(POSITION, _NONE)
         diff: dict[str, object] = {"a": True}
         if len(after) < len(before):
             diff["l"] = len(after)
         for index, new in enumerate(after):
             if index < len(before) and before[index] is new:
                 continue
-            change = self._change(before[index], new) if index < len(before) else _NoDiff.WHOLE
+            change = self._change(before[index], new, below) if index < len(before) else _NoDiff.WHOLE
             if change is _NoDiff.WHOLE:
                 diff[f"u{index}"] = new
             elif change is not _NoDiff.SAME:
                 diff[f"s{index}"] = change
         return diff
 
-    def _change(self, old: object, new: object) -> dict[str, object] | _NoDiff:
-        """Return the difference of two documents or two arrays if it is shorter than the new value."""
+    def _change(self, old: object, new: object, targets: Targets) -> dict[str, object] | _NoDiff:
+        """Return the difference of two documents or two arrays if it is shorter than the new value, or the update
+        changed something in it.
+        """
         if old is new:
             return _NoDiff.SAME
         if type(old) is dict and type(new) is dict:
-            diff = self.of_documents(old, new)
+            diff = self.of_documents(old, new, targets)
             is_same = not diff
         elif type(old) is list and type(new) is list:
-            diff = self._of_arrays(old, new)
+            diff = self._of_arrays(old, new, targets)
             is_same = len(diff) == 1
         else:
             return _NoDiff.SAME if identical(old, new) else _NoDiff.WHOLE
         if is_same:
             return _NoDiff.SAME
-        return diff if self._size(diff) < self._size(new) else _NoDiff.WHOLE
+        return diff if targets or self._size(diff) < self._size(new) else _NoDiff.WHOLE
 
     def _size(self, value: object) -> int:
         """Return the bytes of a value, without its type and name."""

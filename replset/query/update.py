@@ -11,6 +11,7 @@ from replset.bson import DateTime, Regex, Timestamp, Undefined, encode_key
 from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 from replset.ids import invariant
 from replset.query import update_arrays, update_operators
+from replset.query.diff import targets_of
 from replset.query.errors import (
     BadValueError,
     DollarPrefixedFieldNameError,
@@ -89,6 +90,7 @@ class Update:
         self._pipeline = pipeline
         self.is_replacement = replacement is not None
         self.needs_position = any(POSITIONAL in step.parts for step in steps)
+        self.targets = targets_of(parts for step in steps for parts in (step.parts, step.source) if parts is not None)
 
     def apply(
         self,

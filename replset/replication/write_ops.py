@@ -26,7 +26,7 @@ from replset.oplog_entry import (
     noop_entry,
     update_entry,
 )
-from replset.query.diff import update_entry_object
+from replset.query.diff import Targets, update_entry_object
 from replset.replication.held_keys import NOTHING_HELD, HeldKeys
 from replset.replication.session_write import SessionWrite
 from replset.storage.catalog import Catalog, Collection
@@ -139,10 +139,15 @@ def _remove_oldest(group: WriteGroup, coll: Collection, most_bytes: int, most_do
 
 
 def update_object(
-    before: dict[str, object], after: dict[str, object], after_bytes: bytes, *, is_replacement: bool | None = None
+    before: dict[str, object],
+    after: dict[str, object],
+    after_bytes: bytes,
+    *,
+    is_replacement: bool | None = None,
+    targets: Targets | None = None,
 ) -> bytes | None:
     """The `o` of the entry that turns `before` into `after`; None when they are the same. See update_entry_object."""
-    o = update_entry_object(before, after, after_size=len(after_bytes), is_replacement=is_replacement)
+    o = update_entry_object(before, after, after_size=len(after_bytes), is_replacement=is_replacement, targets=targets)
     if o is None:
         return None
     return after_bytes if o is after else encode(o)

@@ -23,10 +23,10 @@ class Cause:
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
-        "Change streams are not built yet; refused by name.",
+        "Images before and after a change are there without `changeStreamPreAndPostImages`.",
         (
-            "change-streams/*",
-            "retryable-reads/changeStreams-*: * succeeds *",
+            "change-streams/change-streams-pre_and_post_images: fullDocument*:whenAvailable * disabled",
+            "change-streams/change-streams-pre_and_post_images: fullDocument*:required * disabled",
         ),
     ),
     Cause(

@@ -166,6 +166,16 @@ class OpenCursor:
         self._cursor.close()
 
 
+class OpenStream(OpenCursor):
+    """A change stream. `watch` has opened it; nothing is asked for before the test does."""
+
+    def __init__(self, stream: Any) -> None:
+        self._cursor = stream
+
+    def advance(self) -> Any:
+        return self._cursor.try_next()
+
+
 # One function per operation that is more than a call of the PyMongo method of the same name.
 
 
@@ -200,7 +210,7 @@ def _list_search_indexes(
 
 
 def _create_change_stream(target: Any, **arguments: Any) -> Any:
-    return OpenCursor(target.watch(**arguments))
+    return OpenStream(target.watch(**arguments))
 
 
 def _create_find_cursor(target: Collection[Any], **arguments: Any) -> OpenCursor:
