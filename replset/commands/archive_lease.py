@@ -50,12 +50,12 @@ class ArchiveStart:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRecord:
-    """holder: may write until the primary's clock shows `until_ms`. through: the newest entry that is archived.
-
-    start: from where on the archive has everything. gaps: of entries that no member had any more when they were to be
-    archived, as documents {after, before}.
+    """set_id: of the set that wrote it, in hex. holder: may write until the primary's clock shows `until_ms`.
+    through: the newest entry that is archived. start: from where on the archive has everything. gaps: of entries that
+    no member had any more when they were to be archived, as documents {after, before}.
     """
 
+    set_id: str = ""
     holder: str = ""
     until_ms: int = 0
     archive_id: str = ""
@@ -64,7 +64,8 @@ class ArchiveRecord:
     gaps: tuple[Mapping[str, object], ...] = field(default=())
 
     def document(self) -> dict[str, object]:
-        document: dict[str, object] = {"_id": _ID, "holder": self.holder, "until": DateTime(self.until_ms)}
+        document: dict[str, object] = {"_id": _ID, "setId": self.set_id, "holder": self.holder}
+        document["until"] = DateTime(self.until_ms)
         if self.through is not None:
             document |= {"archiveId": self.archive_id, "through": position_document(self.through)}
         if self.start is not None:
@@ -75,6 +76,7 @@ class ArchiveRecord:
     def parse(cls, document: Mapping[str, object]) -> Self:
         until, through, start, gaps = (document.get(name) for name in ("until", "through", "start", "gaps"))
         return cls(
+            str(document.get("setId", "")),
             str(document.get("holder", "")),
             until.ms if isinstance(until, DateTime) else 0,
             str(document.get("archiveId", "")),
@@ -116,11 +118,16 @@ def _position(value: object) -> Position:
     return Position(parse_optime(value), parse_chain(chain))
 
 
-def read_record(store: Store) -> ArchiveRecord:
+def read_record(store: Store, set_id: str) -> ArchiveRecord:
     """Return the record as this member has it."""
     coll = store.collection(NAMESPACE)
-    found = None if coll is None else store.get(coll, _KEY)
-    return ArchiveRecord() if found is None else ArchiveRecord.parse(RawDocument(found).decode())
+    return _record_of(None if coll is None else store.get(coll, _KEY), set_id)
+
+
+def _record_of(document: bytes | None, set_id: str) -> ArchiveRecord:
+    """Parse the record; one of the set from whose backup this set was made is none."""
+    record = ArchiveRecord() if document is None else ArchiveRecord.parse(RawDocument(document).decode())
+    return record if record.set_id == set_id else ArchiveRecord(set_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +149,11 @@ class Claim:
         return document | ({} if self.start is None else {"start": self.start.document()})
 
 
-def grant(group: WriteGroup, claim: Claim) -> ArchiveRecord:
+def grant(group: WriteGroup, claim: Claim, set_id: str) -> ArchiveRecord:
     """Give or renew the lease in this group, unless another member has it; return the record as it is then."""
     coll = group.txn.catalog.by_ns.get(NAMESPACE) or do_create(group, NAMESPACE)
     before = group.txn.get(coll, _KEY)
-    record = ArchiveRecord() if before is None else ArchiveRecord.parse(RawDocument(before).decode())
+    record = _record_of(before, set_id)
     if record.holder != claim.holder and record.until_ms > group.wall_ms:
         return record
     granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
@@ -183,7 +190,8 @@ async def archive_lease(ctx: CommandContext) -> Reply:
         None if through is None else _position(through.decode()),
         None if start is None else ArchiveStart.parse(start.decode()),
     )
-    record = await ctx.member.write(lambda group: grant(group, claim))
+    set_id = str(ctx.member.node.set_id)
+    record = await ctx.member.write(lambda group: grant(group, claim, set_id))
     return {"record": record.document()}
 
 

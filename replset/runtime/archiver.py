@@ -129,7 +129,7 @@ class Archiver:
         store = self._context.store
         if store.oplog_only or self._node.state not in (MemberState.PRIMARY, MemberState.SECONDARY):
             return
-        self.status.record = read_record(store)
+        self.status.record = read_record(store, str(self._node.set_id))
         self._look_for_gap(store)
         if self._node.secondary_delay_ms() or not await self._is_due(store):
             return
@@ -189,7 +189,7 @@ class Archiver:
         """Ask the primary for the lease, and note progress; None: another member has it. ReplError: no answer."""
         host = self._node.primary_host
         if self._node.writable:
-            record = await self._write(lambda group: grant(group, claim))
+            record = await self._write(lambda group: grant(group, claim, str(self._node.set_id)))
         elif host is None:
             return None
         else:

@@ -95,7 +95,7 @@ class SimArchive:
             running = machine.running
             if running is None or not machine.bears_data:
                 continue
-            if read_record(running.store).gaps:
+            if read_record(running.store, str(running.node.set_id)).gaps:
                 return f"{machine.name} knows of gaps, and no oplog had to be trimmed"
             theirs = running.store.query(lambda c: oplog.rows_after(c, 0, limit=1 << 20, max_bytes=1 << 30))
             for row in theirs:
