@@ -11,6 +11,7 @@ from replset.commands.consumer_directory import CommittedFloor
 from replset.commands.write_concern import WriteConcernFailure
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
+from replset.oplog_row import OplogRow
 from replset.query.change_tokens import Token, behind, in_front_of
 from replset.storage.retention import remove_old_data
 from tests.unit.commands.conftest import Client, FakeMember
@@ -345,6 +346,37 @@ def test_the_oplog_is_kept_for_a_consumer_up_to_a_limit(client: Client, member: 
     assert client.ok({"replSetConsumers": "c"}, "admin")["consumers"][0]["isLost"] is True
     admin(client, "Seek", to=reply["oldestToken"])
     assert ids(read(client)) == [49]
+
+
+def test_behind_the_oplog_a_consumer_goes_on_from_the_archive(client: Client, member: FakeMember) -> None:
+    create(client)
+    insert(client, *range(20))
+    store = member.store
+    member.history.older = Archived(store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30))
+    store.set_commit_point(store.last_applied)
+    store.options = _limits(store, 100, 0)
+    while remove_old_data(store, member.clock.wall_ms(), member.consumers.needed()):
+        pass
+    assert store.trimmed_through > member.consumers.find("c").at.ts
+    assert "isLost" not in client.ok({"replSetConsumers": "c"}, "admin")["consumers"][0]
+    first = read(client, maxEvents=5)
+    ack(client, first, token=first["next"])
+    assert [*ids(first), *ids(read(client))] == list(range(20))
+    admin(client, "Seek", to="oldest")
+    assert len(ids(read(client))) == 20
+
+
+class Archived:
+    """An archive that holds these entries, from the first one on."""
+
+    missing_through = 0
+
+    def __init__(self, rows: list[OplogRow]) -> None:
+        self._rows = rows
+        self.oldest: OpTime | None = rows[0].optime
+
+    async def after(self, position: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
+        return [row for row in self._rows if row.ts > position.ts][:limit]
 
 
 def _limits(store: Any, size: int, lagging: int) -> Any:
