@@ -46,6 +46,7 @@ class Draw:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.of_expressions = random.Random(seed)
 
     def value(self) -> Any:
         return self.rng.choice(ARRAYS if self.rng.random() < 0.3 else PLAIN)
@@ -87,6 +88,25 @@ class Draw:
         if depth == 0 and rng.random() < 0.3:
             found[rng.choice(["$or", "$or", "$and", "$nor"])] = [self.filter(1) or {"a": 1} for _ in range(2)]
         return found
+
+    def expression(self, depth: int = 0) -> Any:
+        """A comparison of a field with a value, in one order or the other, or several of them."""
+        rng = self.of_expressions
+        if depth == 0 and rng.random() < 0.3:
+            return {rng.choice(["$and", "$or"]): [self.expression(1) for _ in range(2)]}
+        value = rng.choice(ARRAYS if rng.random() < 0.2 else PLAIN)
+        operands = [f"${rng.choice(PATHS)}", {"$literal": value}]
+        return {rng.choice(["$eq", "$eq", "$gt", "$gte", "$lt", "$lte"]): operands[:: rng.choice([1, -1])]}
+
+    def with_expression(self, query: dict[str, Any]) -> dict[str, Any]:
+        match self.of_expressions.randrange(6):
+            case 0 | 1:
+                return {**query, "$expr": self.expression()}
+            case 2:
+                return {"$expr": self.expression()}
+            case 3 if query:
+                return {"$or": [query, {"$expr": self.expression()}]}
+        return query
 
 
 def fill(client: Client, draw: Draw) -> None:
@@ -138,7 +158,7 @@ def check(client: Client, command: dict[str, Any]) -> None:
 def commands(draw: Draw, count: int) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for _ in range(count):
-        command: dict[str, Any] = {"filter": draw.filter()}
+        command: dict[str, Any] = {"filter": draw.with_expression(draw.filter())}
         if draw.rng.random() < 0.4:
             command["sort"] = {**draw.rng.choice(SORTS), "_id": draw.rng.choice([1, -1])}
         made.append(command)
