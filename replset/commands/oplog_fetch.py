@@ -6,6 +6,7 @@ The server keeps no state for a member that tails it: each fetch names the entry
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,12 @@ from replset.commands.ports import MemberPort
 from replset.commands.snapshot_server import check_serves_oplog
 from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
-from replset.errors import BadValueError, DamagedEntryError
+from replset.errors import BadValueError, DamagedEntryError, ReplError
 from replset.ids import OPTIME_NULL
+from replset.oplog_row import next_chain
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
+
+log = logging.getLogger("replset.oplog_fetch")
 
 PAGE_ENTRIES = 5_000
 MAX_PAGE_BYTES = 16 << 20
@@ -72,16 +76,44 @@ async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
     """
     bytes_per_s = member.node.follower_bytes_per_second()
     if not bytes_per_s or member.store.last_applied.seconds - request.after.seconds < FAR_BEHIND_S:
-        return fetch_now(member, request)
+        return await _reaching_back(member, request, fetch_now(member, request))
     follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
     rate = member.byte_rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())
     may_send = await rate.wait(LONGEST_WAIT_S)
     check_serves_oplog(member.node)
-    page = fetch_now(member, replace(request, max_bytes=min(request.max_bytes, bytes_per_s)))
+    request = replace(request, max_bytes=min(request.max_bytes, bytes_per_s))
+    page = await _reaching_back(member, request, fetch_now(member, request))
     if not may_send:  # after an entry that was larger than the rate
         return replace(page, entries=(), end_chain=page.prev_chain)
     rate.spend(sum(map(len, page.entries)), bytes_per_s)
     return page
+
+
+async def _reaching_back(member: MemberPort, request: FetchRequest, page: FetchReply) -> FetchReply:
+    """The page, or if the oplog does not reach back so far, one of the archive: a stale member needs no copy then.
+
+    Its first entry must continue the asking member's hash chain. What is archived is committed, so that member's entry
+    was, too.
+    """
+    older, at = member.history.older, request.after
+    if page.matched or older is None or at == OPTIME_NULL:
+        return page
+    if not older.missing_through <= at.ts <= member.store.trimmed_through:
+        return page
+    max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
+    try:
+        if at.ts == member.store.trimmed_through:  # the archive ends here, and the oplog begins
+            rows = member.store.oplog_after(at, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+        else:
+            rows = await older.after(at, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+    except ReplError as error:
+        log.warning("a member that is too stale gets nothing from the archive: %s", error.message)
+        return page
+    check_serves_oplog(member.node)
+    if not rows or next_chain(request.chain, rows[0].hash) != rows[0].chain:
+        return page
+    entries = [row.entry for row in rows]
+    return replace(page, matched=True, entries=entries, prev_chain=request.chain, end_chain=rows[-1].chain)
 
 
 def _may_come(member: MemberPort, request: FetchRequest) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replset.bson import RawDocument
@@ -65,8 +66,8 @@ class SnapshotOptions:
 
 @dataclass(slots=True)
 class _Copy:
-    """path: of the file that is sent. compared: of the whole copy beside a frame; empty for any other copy. in_use:
-    held while it is open, so that nobody removes it then.
+    """path: of the file that is sent. compared: of the whole copy beside a frame; empty for any other copy. needed_ts:
+    consumers need the entries from there on. in_use: held while it is open, so that nobody removes it then.
     """
 
     path: str
@@ -79,6 +80,7 @@ class _Copy:
     newest: OpTime = OPTIME_NULL
     failure: str = ""
     compared: str = ""
+    needed_ts: int = 0
     in_use: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     rate: ByteRate = field(default_factory=ByteRate)
     making: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -88,13 +90,20 @@ class SnapshotServer:
     """Makes copies of the database file and serves them by id, offset and length until they expire."""
 
     def __init__(
-        self, context: MemberContext, node: Node, rng: random.Random, options: SnapshotOptions | None = None
+        self,
+        context: MemberContext,
+        node: Node,
+        rng: random.Random,
+        options: SnapshotOptions | None = None,
+        needed: Callable[[], OpTime | None] = lambda: None,
     ) -> None:
+        """needed: the oldest entry that a named consumer needs; None: there is no consumer."""
         self._context = context
         self._node = node
         self._rng = rng
         self._folder = os.path.join(context.dbpath, "snapshots")
         self._options = options or SnapshotOptions()
+        self._needed = needed
         self._copies: dict[str, _Copy] = {}
 
     def clear_leftovers(self) -> None:
@@ -182,10 +191,12 @@ class SnapshotServer:
         store = self._context.store
         if compare:
             copy.compared = os.path.join(self._folder, f"{snapshot_id}-compared.db")
-        needed = 0 if oplog_bytes is None else 2 * min(store.oplog_bytes, oplog_bytes)
-        needed += store.data_bytes() if compare or oplog_bytes is None else 0
-        needed += self._options.spare_bytes
-        copy.making = asyncio.get_running_loop().create_task(self._make(store, copy, needed, oplog_bytes))
+            needed = self._needed()
+            copy.needed_ts = store.last_applied.ts if needed is None else needed.ts
+        size = 0 if oplog_bytes is None else 2 * min(store.oplog_bytes, oplog_bytes)
+        size += store.data_bytes() if compare or oplog_bytes is None else 0
+        size += self._options.spare_bytes
+        copy.making = asyncio.get_running_loop().create_task(self._make(store, copy, size, oplog_bytes))
         return snapshot_id, copy
 
     async def _make(self, store: Store, copy: _Copy, needed: int, oplog_bytes: int | None) -> None:
@@ -208,7 +219,7 @@ class SnapshotServer:
             with open_copy(self._context.disk, copy.compared) as connection:
                 connection.pragma("journal_mode", "delete")  # no WAL beside it: from here on it is only read
             pause, most = self._check_disk_space, oplog_bytes or 0
-            info = copy_frame(self._context.disk, copy.compared, copy.path, committed_ts, most, pause)
+            info = copy_frame(self._context.disk, copy.compared, copy.path, committed_ts, copy.needed_ts, most, pause)
         else:
             info = store.copy_to(copy.path, pause=self._check_disk_space, oplog_bytes=oplog_bytes)
         copy.size, copy.sha256, copy.newest = info.size, info.sha256, info.newest

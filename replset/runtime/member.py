@@ -324,7 +324,7 @@ class RunningMember:
         )
         self.ttl = TtlMonitor(self.context, leads_in=lambda: self._set_follower.term, write=self._writer.write)
         self.byte_rates: dict[int, ByteRate] = {}
-        self.snapshots = SnapshotServer(self.context, self.node, self.rng)
+        self.snapshots = SnapshotServer(self.context, self.node, self.rng, needed=self._needed_by_consumers)
         self.users = UserDirectory(self, required=options.auth)
         self.consumers = ConsumerDirectory(self)
         self.dispatcher = Dispatcher(self)
@@ -566,6 +566,9 @@ class RunningMember:
             self._progress.notify()
         else:
             self._progress.notify_soon()
+
+    def _needed_by_consumers(self) -> OpTime | None:
+        return self.consumers.needed()
 
     def _oldest_needed(self) -> OpTime | None:
         """The oldest entry that another member, a consumer or the archive needs."""

@@ -71,12 +71,18 @@ def copy_oplog(
 
 
 def copy_frame(
-    disk: Disk, source_path: str, path: str, committed_ts: int, max_bytes: int, pause: Callable[[], None]
+    disk: Disk,
+    source_path: str,
+    path: str,
+    committed_ts: int,
+    needed_ts: int,
+    max_bytes: int,
+    pause: Callable[[], None],
 ) -> CopyInfo:
     """Write everything of a copy but documents and index entries, for a member that has most of these (differences.py).
 
-    Of the oplog as in `copy_oplog`; of the undo what a rollback to the commit point or above needs. ReplError: that
-    changes an index, which has another number on each member.
+    Of the oplog as in `copy_oplog`, and all from needed_ts on; of the undo what a rollback to the commit point or above
+    needs. ReplError: that changes an index, which has another number on each member.
     """
 
     def fill(source: apsw.Connection, target: apsw.Connection) -> None:
@@ -90,7 +96,7 @@ def copy_frame(
                 _copy_rows(source, target, table, "", ())
             for table in ("undo", "name_changes"):
                 _copy_rows(source, target, table, "WHERE ts > ?", (floor,))
-            _fill_oplog(source, target, committed_ts, max_bytes, pause)
+            _fill_oplog(source, target, min(committed_ts, needed_ts), max_bytes, pause)
             size, newest = first_row(target, "SELECT total(length(entry)), max(ts) FROM oplog")
             for name, value in (("pruned_through", floor), ("oplog_bytes", int(size)), ("oplog_counted_to", newest)):
                 write_meta(target, name, value)

@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from replset.bson import Binary, Int64, RawDocument, decode, encode, encode_key
 from replset.commands.byte_rate import ByteRate
@@ -161,6 +162,7 @@ class Member:
         self.progress: RawDocument | None = None
         self.awaits_commit_point = False
         self.awaited: Awaited = ""
+        self.history: Any = SimpleNamespace(older=None)
         self.claimed: list[OpTime] = []
         self.claims_as = ""
         self._news = asyncio.Event()

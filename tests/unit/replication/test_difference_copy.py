@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -17,6 +18,7 @@ from replset.core.messages import InitialSyncEnded
 from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import HostPort
 from replset.oplog_entry import OplogEntry
+from replset.replication import copy_transfer
 from replset.replication.applier import apply_entry
 from replset.replication.difference_protocol import CompareReply, CompareRequest
 from replset.replication.index_ops import do_commit_build, do_drop_index, do_start_build
@@ -230,6 +232,27 @@ def test_a_document_is_larger_than_an_answer(members: tuple[Member, Member]) -> 
     assert sync(mine).ok
     assert steps(mine).count("rows") > 1
     assert_alike(source, mine)
+
+
+def test_what_consumers_need_of_the_oplog_comes_along(members: tuple[Member, Member], monkeypatch: Any) -> None:
+    """Else it would be gone once this member leads."""
+    source, mine = members
+    trim(source)
+    source.store.options = replace(source.store.options, oplog_max_bytes=1 << 30)
+    begin = source.store.last_applied
+    for number in range(10):
+        source.replace(NS, {"_id": number, "text": "x" * 3_000})
+    source.node.commit_point = source.store.last_applied
+    source.store.set_commit_point(source.store.last_applied)
+    monkeypatch.setattr(copy_transfer, "COMPARED_OPLOG_BYTES", 100)
+    assert sync(mine).ok
+    assert mine.store.oldest > begin
+    source.snapshots._needed = lambda: begin
+    source.insert(NS, {"_id": "later"})
+    source.rng.seed(3)
+    mine.network.calls.clear()
+    assert sync(mine).ok
+    assert mine.store.oldest == begin
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------

@@ -24,15 +24,22 @@ from replset.core.messages import (
     SourceFailed,
     SourceProblem,
 )
-from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
+from replset.errors import (
+    DamagedEntryError,
+    NotPrimaryOrSecondaryError,
+    OutOfDiskSpaceError,
+    RemoteProtocolError,
+    ReplError,
+)
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.oplog_entry import OplogEntry
-from replset.oplog_row import chain_after
+from replset.oplog_row import OplogRow, chain_after
 from replset.query.diff import apply_update_bytes
 from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
 from replset.replication.protocol import Awaited, FetchReply, FetchRequest, ProbeReply, ProbeRequest
+from replset.storage.retention import remove_old_data
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, run, until
 
 T = TypeVar("T")
@@ -735,3 +742,59 @@ def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Me
         assert len((await fetch(after, 0)).entries) == 19
 
     asyncio.run(test())
+
+
+class Older:
+    """An archive that holds the first rows of an oplog."""
+
+    def __init__(self, rows: list[OplogRow]) -> None:
+        self.rows = rows
+        self.missing_through = 0
+        self.failure: ReplError | None = None
+
+    async def after(self, position: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
+        if self.failure is not None:
+            raise self.failure
+        return [row for row in self.rows if row.ts > position.ts][:3]
+
+
+def archived(source: Member) -> Older:
+    """The source's oplog keeps its newest entries alone; the archive has the others."""
+    source.insert(NS, *numbered(range(500, 520)))
+    older = Older(source.store.oplog_after(OPTIME_NULL, limit=100_000, max_bytes=1 << 30)[:-1])
+    source.history.older = older
+    source.store.set_commit_point(source.store.last_applied)
+    source.store.options = replace(source.store.options, oplog_max_bytes=1, snapshot_history_s=0)
+    while remove_old_data(source.store, source.clock.wall_ms()):
+        pass
+    return older
+
+
+def test_a_stale_member_goes_on_from_the_archive(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    archived(source)
+    assert mine.store.last_applied < source.store.oldest
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == source.store.last_applied)
+        mine.fetcher.stop()
+
+    run(test)
+    assert mine.everything() == source.everything()
+    assert mine.store.chain == source.store.chain
+
+
+@pytest.mark.parametrize("why", ["another history", "a gap", "an archive that fails"])
+def test_where_the_archive_does_not_continue_a_member_it_is_too_stale(members: tuple[Member, Member], why: str) -> None:
+    source, mine = members
+    older = archived(source)
+    if why == "another history":
+        mine.noop()
+    elif why == "a gap":
+        older.missing_through = source.store.last_applied.ts
+    else:
+        older.failure = ReplError("the archive is damaged", code=1)
+    failed = failure_of(mine)
+    assert failed.problem is SourceProblem.DIVERGED
+    assert failed.oldest == source.store.oldest > mine.store.last_applied
