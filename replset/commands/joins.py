@@ -16,7 +16,7 @@ from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, DocumentsCursor, P
 from replset.commands.evaluation import evaluate, run_in_thread
 from replset.commands.pipelines import PipelineRun
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, pause
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query.expressions import fault
 from replset.query.order import MISSING
 from replset.query.pipeline import compile_pipeline
@@ -154,6 +154,11 @@ class JoinCursor(RowCursor):
 
         joined = work() if size + len(raw) < SLICE_BYTES else await run_in_thread(self._run.ctx.member, work)
         self.check_alive()
+        if len(joined) > MAX_BSON_SIZE:
+            raise ReplError(
+                f"a pipeline made a document of {len(joined)} bytes; {MAX_BSON_SIZE} are the most",
+                code=ErrorCode.DOCUMENT_TOO_LARGE,
+            )
         return joined
 
     @abstractmethod

@@ -119,7 +119,7 @@ def test_the_first_failure_ends_it(client: Client) -> None:
         ([op("i", {"_id": [1]})], 53),
         ([command({"nonsense": 1})], 238),
         ([command({"create": "d", "nonsense": 1})], 40415),
-        ([command({"create": "d", "viewOn": "c"})], 238),
+        ([command({"create": "d", "viewOn": ""})], 2),
         ([command({"renameCollection": "test.c", "to": "other.c"})], 238),
         ([op("u", {"$v": 2, "diff": {"x": 1}}, {"_id": 1})], 4728000),
     ],

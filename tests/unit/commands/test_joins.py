@@ -247,7 +247,11 @@ def test_an_array_over_16_mib(client: Client) -> None:
     insert(client, "c", [{"_id": 1, "a": 1}])
     for number in range(5):
         insert(client, "f", [{"_id": number, "b": 1, "s": "x" * (4 << 20)}])
-    assert client.code({"aggregate": "c", "pipeline": [lookup()], "cursor": {}}) == 4568
+    command = {"aggregate": "c", "pipeline": [lookup()], "cursor": {}}
+    assert client.code(command) == 4568
+    client.ok({"update": "c", "updates": [{"q": {}, "u": {"$set": {"s": "x" * (12 << 20)}}}]})
+    client.ok({"delete": "f", "deletes": [{"q": {"_id": {"$gt": 1}}, "limit": 0}]})
+    assert client.code(command) == 10334
 
 
 @pytest.mark.parametrize(

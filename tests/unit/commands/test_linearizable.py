@@ -140,7 +140,7 @@ def test_only_the_primary_answers(client: Client, member: FakeMember) -> None:
         ({"find": "c", "readConcern": {"level": "linearizable", "afterClusterTime": Timestamp(1, 1)}}, 72),
         ({"insert": "c", "documents": [{}], **LINEARIZABLE}, 72),
         ({"ping": 1, **LINEARIZABLE}, 72),
-        ({"aggregate": "c", "pipeline": [{"$out": "d"}], "cursor": {}, **LINEARIZABLE}, 238),
+        ({"aggregate": "c", "pipeline": [{"$out": "d"}], "cursor": {}, **LINEARIZABLE}, 72),
     ],
 )
 def test_where_it_is_refused(client: Client, command: dict[str, object], code: int) -> None:
