@@ -18,7 +18,7 @@ from replset.commands.let import let_of, variables_of
 from replset.commands.ports import Reply
 from replset.commands.replies import write_times
 from replset.commands.search_batch import ReturnedDocument, SearchStatement
-from replset.commands.update import UpdateBatch, UpdateStatement, may_lengthen_array
+from replset.commands.update import UpdateBatch, UpdateStatement, may_grow
 from replset.commands.write_batch import run_groups
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import FailedToParseError
@@ -44,7 +44,7 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
     query, sort, projection = parts
     change = await read_statement(member, body, lambda: body.get("update"))
     weight = weight_of(len(body.raw), query, change, projection, let_of(body))
-    if may_lengthen_array(change):
+    if may_grow(change):
         weight = UNBOUNDED
     is_new = fields.boolean(body, "new", name)
     variables = await variables_of(ctx)

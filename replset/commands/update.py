@@ -56,7 +56,7 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
     fields.check_collation(document, place)
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
-    weight = UNBOUNDED if may_lengthen_array(change) else weight_of(len(document.raw), query, change, filters)
+    weight = UNBOUNDED if may_grow(change) else weight_of(len(document.raw), query, change, filters)
     upsert, multi = fields.boolean(document, "upsert", place), fields.boolean(document, "multi", place)
     constants = fields.decoded(document, "c", place)
     if constants and type(change) is not list:
@@ -64,8 +64,14 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
     return UpdateStatement(query, multi, hint_of(document, place), weight, change, upsert, filters, constants)
 
 
-def may_lengthen_array(change: object) -> bool:
-    """Whether an update may lengthen an array by many items: a large index in a path does that at a small size."""
+def may_grow(change: object) -> bool:
+    """Whether an update of a small size may make a large document of a small one.
+
+    A large index in a path lengthens an array by many items. Each stage of a pipeline may double what the one before
+    made.
+    """
+    if type(change) is list:
+        return len(change) > 1
     if not isinstance(change, dict):
         return False
     paths = [

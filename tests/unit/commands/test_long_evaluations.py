@@ -282,6 +282,18 @@ def test_a_read_of_another_kind_does_not_hold_the_loop(client: Client, command: 
     assert held < HELD_S
 
 
+def test_a_pipeline_that_doubles_a_document_does_not_hold_the_loop(client: Client) -> None:
+    client.ok({"insert": "u"}, documents=[{"_id": 1, "a": 1}])
+    change = [{"$set": {"a": ["$a", "$a"]}}] * 40
+    for command, more in (
+        ({"update": "u"}, {"updates": [{"q": {"_id": 1}, "u": change}]}),
+        ({"findAndModify": "u", "query": {"_id": 1}, "update": change}, {}),
+    ):
+        reply, held = run(client, command, **more)
+        assert 146 in (reply.get("code"), *(error["code"] for error in reply.get("writeErrors", []))), reply
+        assert held < HELD_S
+
+
 @pytest.mark.parametrize("sort", [1, -1])
 def test_reading_the_oplog_does_not_hold_the_loop(client: Client, sort: int) -> None:
     command = {"find": "oplog.rs", "filter": {"o.d.s": {"$lt": "a"}}, "sort": {"$natural": sort}}
