@@ -169,6 +169,7 @@ class FakeMember:
         self.durability = SimpleNamespace(sync_times=Histogram(SECONDS))
         self.transactions = SimpleNamespace(open_count=1)
         self.write_waiters = WaiterList()
+        self.archive_status = None
         self.initial_sync_progress = InitialSyncProgress()
         self.rollback_folder = rollback_folder
         self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
