@@ -18,7 +18,7 @@ from replset.core.in_sync import in_sync_have
 from replset.core.write_concern import IN_SYNC, WriteConcern
 from replset.errors import StorageError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.replication import difference_copy, fetcher, initial_sync, rollback
+from replset.replication import difference_copy, fetcher, followed, initial_sync, rollback
 from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
@@ -332,6 +332,11 @@ def frame_comes_without_undo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(copies, "_copy_rows", copy_rows)
 
 
+def followed_only_as_far_as_saved(patch: pytest.MonkeyPatch) -> None:
+    """A set that follows another one goes on from the saved position, whatever it has applied since."""
+    patch.setattr(followed, "position_in", lambda _connection, state: state.position)
+
+
 UNDO = "tests/unit/storage/test_undo.py"
 RETENTION = "tests/unit/storage/test_retention.py"
 THREADS = "tests/simulation/test_threads.py"
@@ -372,5 +377,9 @@ MEMBER_MUTANTS = (
     Mutant(alike_without_a_look, (0, 1), "", STALE_RUNS),
     Mutant(what_came_is_believed, test=f"{DIFFERENCES}::test_wrong_documents_are_noticed_and_everything_is_copied"),
     Mutant(frame_comes_without_undo, test=f"{DIFFERENCES}::test_what_is_not_committed_yet_can_be_taken_back"),
+    Mutant(
+        followed_only_as_far_as_saved,
+        test="tests/unit/replication/test_followed.py::test_where_it_is_follows_from_its_own_oplog",
+    ),
     Mutant(last_pass_locks_writers_out, test=f"{THREADS}::test_no_loop_waits_for_a_checkpoint_on_a_slow_disk"),
 )
