@@ -14,6 +14,7 @@ from tests.simulation.kit.kinds import (
     CORE_CHANGE_RUNS,
     ROLLBACK_RUNS,
     STALE_RUNS,
+    STREAM_RUNS,
     WHOLE,
     Kind,
 )
@@ -47,6 +48,9 @@ def main() -> int:
     parser.add_argument(
         ARCHIVE_RUNS.option, action="store_true", help="seeds with an archive of the oplog, which fails now and then"
     )
+    parser.add_argument(
+        STREAM_RUNS.option, action="store_true", help="seeds with readers of change streams, who go on behind tokens"
+    )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
     parser.add_argument(
         CORE_CHANGE_RUNS.option,
@@ -65,7 +69,7 @@ def main() -> int:
     jobs = max(1, min(options.jobs, options.seeds))
     each = options.seeds <= A_LINE_EACH and not options.trace
     kinds: tuple[Kind, ...] = (
-        *(ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, STALE_RUNS, CONSUMER_RUNS),
+        *(ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, STALE_RUNS, CONSUMER_RUNS, STREAM_RUNS),
         *(ARCHIVE_RUNS, CORE_ALONE, CORE_CHANGE_RUNS),
     )
     chosen = [kind for kind in kinds if getattr(options, kind.option.removeprefix("--").replace("-", "_"))]

@@ -21,6 +21,7 @@ from tests.simulation.kit.runs import (
     rollback_plan,
     run_seed,
     stale_plan,
+    streams_plan,
 )
 
 QUICK = range(3)
@@ -88,6 +89,12 @@ def test_the_archive_holds_the_committed_history(seed: int) -> None:
     outcome = run_seed(seed, archive_plan(seed))
     assert outcome.error is None, outcome.report()
     assert outcome.counts["segments"] > 3
+
+
+def test_change_streams_have_no_gap_and_no_repeat() -> None:
+    outcome = run_seed(1, streams_plan(1))
+    assert outcome.error is None, outcome.report()
+    assert outcome.counts["events of streams"] > 100
 
 
 @pytest.mark.slow

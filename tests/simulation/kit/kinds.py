@@ -14,6 +14,7 @@ from tests.simulation.kit.runs import (
     CONSUMERS,
     ROLLBACKS,
     STALE,
+    STREAMS,
     Outcome,
     run_archive,
     run_changes,
@@ -22,6 +23,7 @@ from tests.simulation.kit.runs import (
     run_rollbacks,
     run_seed,
     run_stale,
+    run_streams,
 )
 
 
@@ -62,3 +64,4 @@ CONCERN_RUNS = Kind(CONCERNS, run_concerns)
 STALE_RUNS = Kind(STALE, run_stale)
 ARCHIVE_RUNS = Kind(ARCHIVE, run_archive)
 CONSUMER_RUNS = Kind(CONSUMERS, run_consumers)
+STREAM_RUNS = Kind(STREAMS, run_streams)

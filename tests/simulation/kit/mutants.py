@@ -54,6 +54,7 @@ from tests.simulation.kit.many import run_many
 from tests.simulation.kit.member_mutants import MEMBER_MUTANTS
 from tests.simulation.kit.mutant import Mutant
 from tests.simulation.kit.session_mutants import SESSION_MUTANTS
+from tests.simulation.kit.stream_mutants import STREAM_MUTANTS
 from tests.simulation.kit.transaction_mutants import TRANSACTION_MUTANTS
 from tests.simulation.kit.wiring import WIRING
 from tests.simulation.kit.wiring_mutants import WIRING_MUTANTS
@@ -403,6 +404,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TRANSACTION_MUTANTS,
     *INDEX_MUTANTS,
     *CONSUMER_MUTANTS,
+    *STREAM_MUTANTS,
     *ARCHIVE_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )

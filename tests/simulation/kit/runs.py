@@ -23,6 +23,7 @@ from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.retries import RetryingClients, RetryMix
+from tests.simulation.kit.streams import StreamMix, StreamReaders
 from tests.simulation.kit.transfers import TransferMix, Transfers
 from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
 
@@ -38,6 +39,7 @@ CHANGES = "--changes"
 CONCERNS = "--concerns"
 STALE = "--stale"
 CONSUMERS = "--consumers"
+STREAMS = "--streams"
 ARCHIVE = "--archive"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
@@ -55,7 +57,7 @@ ROLLBACK_FAULTS = {
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a run is made of; what happens in it is drawn from the seed. registers, operations, retries, transfers,
-    consumers: None runs without.
+    consumers, streams: None runs without.
 
     options: of members in the configuration. settings: of the configuration. spare: one more machine, for the fault
     that adds a member.
@@ -75,6 +77,7 @@ class Plan:
     retries: RetryMix | None = None
     transfers: TransferMix | None = None
     consumers: ConsumerMix | None = None
+    streams: StreamMix | None = None
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     spare: bool = False
@@ -306,6 +309,16 @@ def consumers_plan(seed: int) -> Plan:
     )
 
 
+def streams_plan(seed: int) -> Plan:
+    """Readers of change streams go on behind their tokens, through all faults; the oplog is small in some runs."""
+    return replace(consumers_plan(seed), consumers=None, streams=StreamMix(), option=STREAMS)
+
+
+def run_streams(seed: int) -> Outcome:
+    """The run of this seed with readers of change streams."""
+    return run_seed(seed, streams_plan(seed))
+
+
 def run_consumers(seed: int) -> Outcome:
     """The run of this seed with named consumers."""
     return run_seed(seed, consumers_plan(seed))
@@ -427,6 +440,10 @@ class _Run:
         if plan.consumers is not None:
             rng = cluster.random_for("consumers")
             self.consumers = ConsumerReaders(cluster.loop, hosts, rng, cluster.client, plan.consumers)
+        self.streams: StreamReaders | None = None
+        if plan.streams is not None:
+            rng = cluster.random_for("streams")
+            self.streams = StreamReaders(cluster.loop, hosts, rng, cluster.client, plan.streams)
         operations = self.operations.history if self.operations else None
         self.checkers = Checkers(cluster, self.workload.history, operations, self.transfers)
         if self.retries is not None:
@@ -457,7 +474,7 @@ class _Run:
     async def _faulty(self) -> None:
         """Load and faults together."""
         self.workload.start()
-        for clients in (self.registers, self.operations, self.retries, self.transfers, self.consumers):
+        for clients in (self.registers, self.operations, self.retries, self.transfers, self.consumers, self.streams):
             if clients is not None:
                 clients.start()
         await self.faults.run(self.plan.faults_s)
@@ -473,7 +490,7 @@ class _Run:
             self.cluster.restart(primary)
         await asyncio.sleep(1)
         await self.workload.stop()
-        for clients in (self.registers, self.operations, self.retries, self.transfers, self.consumers):
+        for clients in (self.registers, self.operations, self.retries, self.transfers, self.consumers, self.streams):
             if clients is not None:
                 await clients.stop()
 
@@ -499,21 +516,27 @@ class _Run:
         self.cluster.run_until(self.cluster.converged, 40, "converged after the last writes")
 
     def _drain_consumers(self) -> None:
-        """Read the rest of what consumers follow."""
-        if self.consumers is None:
-            return
+        """Read the rest of what consumers and streams follow."""
         cluster = self.cluster
 
         def primary() -> HostPort | None:
             name = cluster.primary()
             return None if name is None else cluster.host(name)
 
+        if self.streams is not None:
+            cluster.run(self.streams.drain(primary))
+        if self.consumers is None:
+            return
         cluster.run(self.consumers.drain(primary))
         cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged after the last acknowledgement")
 
     def _judge_consumers(self) -> None:
-        """Invariant 18."""
+        """Invariants 18 and 19."""
         primary = self.cluster.primary()
+        if primary is not None and self.streams is not None:
+            wrong = self.streams.violation(self.checkers.mirrors[primary].entries)
+            if wrong:
+                self.checkers.fail("19", wrong)
         if self.consumers is None or primary is None:
             return
         wrong = self.consumers.violation(self.checkers.mirrors[primary].entries)
@@ -598,6 +621,10 @@ class _Run:
             counts["retryable writes"] = len(sent)
             counts["retryable writes, sent again"] = sum(write.attempts > 1 for write in sent)
             counts["retryable writes, certain"] = sum(write.is_certain for write in sent)
+        if self.streams is not None:
+            parts = [part for reader in self.streams.followed for part in reader]
+            counts["streams opened"] = self.streams.opened
+            counts["events of streams"] = sum(len(part.events) for part in parts)
         if self.consumers is not None:
             for name, followed in self.consumers.histories.items():
                 counts[f"{name} consumer, events"] = sum(len(given.events) for given in followed.given)
