@@ -36,6 +36,8 @@ from replset.query.stages.stage import Chain, Run, Stage
 AWAIT_MS: Final = 1_000
 MORE_MS: Final = 5
 """How long a batch goes on to read for more, once it has an event."""
+SHOWN_AT_ONCE: Final = 8
+"""Events between two looks at how many bytes the stages have made of them."""
 RESUMABLE: Final = "ResumableChangeStreamError"
 NOT_RESUMABLE: Final = "NonResumableChangeStreamError"
 NOT_RESUMABLE_CODES: Final = frozenset({280, 286})
@@ -100,11 +102,9 @@ class ChangeStreamCursor(Cursor):
     async def _read(self) -> bool:
         """Read on. False: there is nothing more yet."""
         told, reached = await self._reader.read(self._at)
-        is_more = reached != self._at
-        self._at = reached
-        await self._show(told)
+        before, self._at = self._at, await self._show(told, reached)
         self.check_alive()
-        return is_more
+        return self._at != before
 
     async def _wait(self, deadline: float) -> bool:
         """Wait for more, until a time of the event loop. False: it is over."""
@@ -117,16 +117,23 @@ class ChangeStreamCursor(Cursor):
             work.idle_ms += self._member.clock.now() - began
         return True
 
-    async def _show(self, told: list[ToldEvent]) -> None:
-        """Let events through the stages, and keep what comes out."""
-        left = told
+    async def _show(self, told: list[ToldEvent], reached: Token) -> Token:
+        """Let events through the stages, and keep what comes out. Return where the next read begins: at `reached`, or
+        behind the last event that was shown, once what is kept fills a batch.
+        """
+        left, size = told, 0
         while left:
-            shown, looked_at = await evaluate(self._member, self._weight, [event.raw for event in left], self._shown)
+            part = [event.raw for event in left[:SHOWN_AT_ONCE]]
+            shown, looked_at = await evaluate(self._member, self._weight, part, self._shown)
             for event, results in zip(left, shown, strict=False):
                 for raw in results:
                     self._keep(event, raw)
+                    size += len(raw)
                 self._is_over |= event.is_last
+            if size >= MAX_BATCH_BYTES and looked_at < len(left):
+                return left[looked_at - 1].token
             left = left[looked_at:]
+        return reached
 
     def _shown(self, raw: bytes) -> list[bytes]:
         if self._chain is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from replset.bson import RawDocument, encode
-from replset.commands.evaluation import TimeSlice
+from replset.commands.evaluation import TimeSlice, run_in_thread
 from replset.commands.ports import MemberPort
 from replset.errors import (
     CatalogChangedError,
@@ -84,7 +84,8 @@ class EventReader:
         """Return the next events behind `after`, and the token behind all that was looked at: the next read begins
         there. Without events and with `after` itself, there is nothing more yet.
 
-        At least one event is returned, if the page has one; less than all while time runs out. Raises
+        At least one event is returned, if the page has one; less than all while time runs out, or once their images
+        take `max_bytes`. Raises
         ChangeStreamHistoryLostError (286), NotPrimaryOrSecondaryError (13436), and 47 for a required image that is
         gone.
         """
@@ -97,7 +98,9 @@ class EventReader:
         if not self._rows:
             self._rows.extend(await self._member.history.after(after.read_after))
         events, reached, last = await self._next_events(after, limit, max_bytes)
-        told = await self._told(events)
+        told = await self._told(events, max_bytes)
+        if len(told) < len(events):
+            return told, told[-1].token  # the page is read again behind it
         if last is not None:
             reached, document = invalidate_document(last)
             told.append(ToldEvent(reached, encode(document), None, is_last=True))
@@ -151,19 +154,25 @@ class EventReader:
 
     # --- images
 
-    async def _told(self, events: list[_Found]) -> list[ToldEvent]:
+    async def _told(self, events: list[_Found], max_bytes: int) -> list[ToldEvent]:
+        """The events with their images. Those that `max_bytes` leaves no room for come with the next read."""
         if self._options.is_plain:
             return [ToldEvent(event.token, event.raw(), event.key) for event, _ in events]
+        if self._reads_versions:
+            for event, entry in events:
+                if event.token.operation and entry.must_count_writes:
+                    await run_in_thread(self._member, entry.count_writes)
         for left in reversed(range(_TRIES)):
             try:
-                return self._with_images(events)
+                return self._with_images(events, max_bytes)
             except SnapshotCutError:
                 if not left:
                     raise
         return []
 
-    def _with_images(self, events: list[_Found]) -> list[ToldEvent]:
+    def _with_images(self, events: list[_Found], max_bytes: int) -> list[ToldEvent]:
         told: list[ToldEvent] = []
+        size = 0
         with self._member.store.read() as snapshot:
             for event, entry in events:
                 before = entry.writes_before(event) if self._reads_versions and event.token.operation else 0
@@ -173,6 +182,9 @@ class EventReader:
                     before_change=self._before_change(snapshot, event, before),
                 )
                 told.append(ToldEvent(event.token, encode(document), event.key))
+                size += len(told[-1].raw)
+                if size >= max_bytes:
+                    break
         return told
 
     @property
@@ -187,8 +199,8 @@ class EventReader:
         if wanted == "updateLookup":
             found = self._document_now(snapshot, event)
         else:
-            versions = _versions(snapshot, event)
-            found = versions[before + 1] if len(versions) > before + 1 else None
+            versions = _versions(snapshot, event, before)
+            found = versions[1] if versions else None
             if found is None and wanted == "required":
                 raise _missing("post-image", "update events", event)
         return None if found is None else RawDocument(found)
@@ -197,8 +209,8 @@ class EventReader:
         wanted = self._options.before_change
         if wanted == "off" or event.operation_type not in _CHANGES:
             return False
-        versions = _versions(snapshot, event)
-        found = versions[before] if len(versions) > before else None
+        versions = _versions(snapshot, event, before)
+        found = versions[0] if versions else None
         if found is None and wanted == "required":
             raise _missing("pre-image", "update, delete and replace events", event)
         return None if found is None else RawDocument(found)
@@ -219,12 +231,12 @@ def _next_operation(row: OplogRow, after: Token) -> int:
     return after.operation if row.ts == after.ts and after.kind is not Kind.END else 0
 
 
-def _versions(snapshot: Snapshot, event: ChangeEvent) -> list[bytes | None]:
-    """The document before and after each write of it in the event's entry; nothing where the undo is gone."""
+def _versions(snapshot: Snapshot, event: ChangeEvent, number: int) -> list[bytes | None]:
+    """The document before and after its write of this number in the event's entry; nothing where the undo is gone."""
     coll = None if event.ui is None else snapshot.collection_by_uuid(event.ui)
     if coll is None or event.key is None:
         return []
-    return snapshot.versions_at(coll, event.key, event.optime.ts)
+    return snapshot.versions_at(coll, event.key, event.optime.ts, number)
 
 
 def _missing(image: str, events: str, event: ChangeEvent) -> ReplError:

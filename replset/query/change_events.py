@@ -164,13 +164,14 @@ class EntryEvents:
     They are made when they are asked for: a transaction may have 100,000.
     """
 
-    __slots__ = ("_made", "_places", "entry")
+    __slots__ = ("_made", "_places", "_writes_before", "entry")
 
     def __init__(self, entry: OplogEntry) -> None:
         """Walks the operations of a transaction, which for a large one takes a while."""
         self.entry = entry
         self._places = entry.operation_places
         self._made: dict[int, ChangeEvent | None] = {}
+        self._writes_before: list[int] | None = None
 
     @property
     def optime(self) -> OpTime:
@@ -197,14 +198,26 @@ class EntryEvents:
             if event is not None:
                 yield event
 
+    @property
+    def must_count_writes(self) -> bool:
+        """Whether `count_writes` has much to walk, which the event loop should not wait for."""
+        return self._writes_before is None and self._places is not None and len(self._places) > KEPT_OPERATIONS
+
+    def count_writes(self) -> list[int]:
+        """For each operation, how many before it wrote the same document. The entry is walked once for all of them."""
+        if self._writes_before is None:
+            counts: dict[tuple[bytes | None, bytes | None], int] = {}
+            found = [0] * (1 if self._places is None else len(self._places))
+            for event in self:
+                document = event.ui, event.key
+                found[event.token.operation] = before = counts.get(document, 0)
+                counts[document] = before + 1
+            self._writes_before = found
+        return self._writes_before
+
     def writes_before(self, event: ChangeEvent) -> int:
         """How often operations before this one in the same entry wrote the same document."""
-        same = 0
-        for other in self:
-            if other.token >= event.token:
-                break
-            same += other.key == event.key and other.ui == event.ui
-        return same
+        return self.count_writes()[event.token.operation]
 
 
 def invalidate_document(event: ChangeEvent) -> tuple[Token, dict[str, object]]:

@@ -286,16 +286,16 @@ class Snapshot:
         while (page := self._query(lambda: next(pages, None))) is not None:
             yield from page
 
-    def versions_at(self, coll: Collection, key: bytes, ts: int) -> list[bytes | None]:
-        """The document before the entry `ts` wrote it, and behind each of its writes there; None where there was none.
+    def versions_at(self, coll: Collection, key: bytes, ts: int, number: int = 0) -> list[bytes | None]:
+        """The document before and behind the write of this number in the entry `ts`; None where there was none.
 
-        Empty if that entry did not write it, or the undo does not reach back to it.
+        Empty if that entry did not write it so often, or the undo does not reach back to it.
         """
         if ts <= self.pruned_through or self._known(coll.uuid) is None:
             return []
-        at = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts = ? ORDER BY seq"
-        versions: list[bytes | None] = [before for (before,) in self._execute(at, (coll.uuid, key, ts))]
-        if versions:
+        at = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts = ? ORDER BY seq LIMIT 2 OFFSET ?"
+        versions: list[bytes | None] = [before for (before,) in self._execute(at, (coll.uuid, key, ts, number))]
+        if len(versions) == 1:
             later = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1"
             rows = self._execute(later, (coll.uuid, key, ts)) or self._execute(coll.sql_get, (key,))
             versions.append(rows[0][0] if rows else None)

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64, Timestamp, encode
+from replset.bson import Int64, Timestamp, decode, encode
 from replset.commands import change_stream
+from replset.commands.cursors import MAX_BATCH_BYTES
+from replset.commands.event_reader import EventOptions, EventReader
 from replset.core.member_state import MemberState
 from replset.errors import ReplError
 from replset.ids import OpTime, pack_ts
-from replset.query.change_tokens import Kind, Token
+from replset.query.change_events import Scope
+from replset.query.change_tokens import Kind, Token, behind
 from replset.query.stages.changes import split_event
 from replset.storage.txn import write_meta
 from tests.unit.commands.conftest import Client, FakeMember
@@ -270,6 +273,36 @@ def test_images_within_one_transaction(items: Client) -> None:
     events = stream.more()
     assert [event["fullDocumentBeforeChange"]["a"] for event in events] == [1, 2]
     assert [event["fullDocument"]["a"] for event in events] == [2, 3]
+
+
+def test_images_are_kept_a_few_at_a_time(items: Client, member: FakeMember) -> None:
+    text = "x" * (3 << 20)
+    items.ok({"insert": "items", "documents": [{"_id": 9, "text": text}]})
+    options = EventOptions(Scope("test", "items"), full_document="updateLookup", before_change="whenAvailable")
+    commit(member)
+    at, reader = behind(member.store.last_applied), EventReader(member, options)
+    found: list[int] = []
+    for number in range(6):
+        update(items, {"$set": {"n": number}}, 9)
+    commit(member)
+    while told := (page := items.loop.run_until_complete(reader.read(at)))[0]:
+        at = page[1]
+        assert sum(len(event.raw) for event in told) < 2 * (6 << 20)
+        found += [decode(event.raw)["updateDescription"]["updatedFields"]["n"] for event in told]
+    assert found == list(range(6))
+
+
+def test_stages_fill_no_more_than_a_batch(items: Client, member: FakeMember) -> None:
+    stage = {"$addFields": {"text": {"$literal": "x" * (1 << 20)}}}
+    stream = Stream(items, "items", stage)
+    insert(items, *range(100, 164))
+    found: list[int] = []
+    while len(found) < 64:
+        found += [event["documentKey"]["_id"] for event in stream.more()]
+        (cursor,) = items.dispatcher.cursors._open.values()
+        assert isinstance(cursor, change_stream.ChangeStreamCursor)
+        assert sum(len(raw) for _, raw in cursor._waiting) < 2 * MAX_BATCH_BYTES
+    assert found == list(range(100, 164))
 
 
 def test_images_that_are_gone(items: Client, member: FakeMember) -> None:

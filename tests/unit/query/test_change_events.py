@@ -21,7 +21,14 @@ from replset.oplog_entry import (
     update_entry,
 )
 from replset.oplog_row import OplogRow
-from replset.query.change_events import ChangeEvent, EntryEvents, Scope, invalidate_document, update_description
+from replset.query.change_events import (
+    KEPT_OPERATIONS,
+    ChangeEvent,
+    EntryEvents,
+    Scope,
+    invalidate_document,
+    update_description,
+)
 from replset.query.change_tokens import Kind, Token, behind, in_front_of
 from replset.query.diff import apply_diff, compute_diff
 
@@ -123,6 +130,21 @@ def test_a_transaction_gives_its_operations_in_order() -> None:
     assert [event.token.operation for event in events] == [0, 1, 2]
     assert plain(events[1])["txnNumber"] == 9
     assert [DATABASE.tells(event, expanded=False) for event in events] == [True, True, False]
+
+
+def test_writes_of_a_large_transaction_are_counted_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = KEPT_OPERATIONS + 10
+    made = EntryEvents(OplogEntry(transaction_entry([operation_of(insert())] * count, AT, 5, extra_fields({}))))
+    events = list(made)
+    walked: list[int] = []
+    read = OplogEntry.operation_at
+    monkeypatch.setattr(
+        OplogEntry, "operation_at", lambda self, start, end: (walked.append(start), read(self, start, end))[1]
+    )
+    assert made.must_count_writes
+    assert [made.writes_before(event) for event in events] == list(range(count))
+    assert len(walked) == count
+    assert not made.must_count_writes
 
 
 @pytest.mark.parametrize(
