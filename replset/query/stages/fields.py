@@ -54,7 +54,8 @@ class ProjectStage(FieldsStage):
             super().__init__(projection, (name.partition(".")[0] for name in hidden))
         else:
             shown = {name for name, value in spec.items() if _is_flag(value) and is_true(value) and "." not in name}
-            super().__init__(projection, shown if "_id" in spec else shown | {"_id"}, is_inclusion=True)
+            names_id = any(name.partition(".")[0] == "_id" for name in spec)
+            super().__init__(projection, shown if names_id else shown | {"_id"}, is_inclusion=True)
 
 
 def _is_flag(value: object) -> bool:

@@ -23,6 +23,7 @@ MOVES: list[tuple[list[Doc], list[Doc | None]]] = [
     ([{"$set": {"b": 1}}, {"$match": {"$or": [{"a": 1}, {"b": 2}]}}], [None, {"$or": [{"a": 1}, {"b": 2}]}]),
     ([{"$project": {"a": 1, "x": "$y"}}, A], [{"a": 1}, None]),
     ([{"$project": {"a.b": 1}}, A], [None, {"a": 1}]),
+    ([{"$project": {"_id.x": 1}}, {"$match": {"_id": 1}}], [None, {"_id": 1}]),
     ([{"$project": {"b": 0}}, A], [{"a": 1}, None]),
     ([{"$project": {"a": 0}}, A], [None, {"a": 1}]),
     ([{"$project": {"_id": 0}}, A], [{"a": 1}, None]),
