@@ -30,7 +30,7 @@ class SpillFile:
         self._store = store
         self._path = os.path.join(store.dbpath, f"{SPILL_PREFIX}{next(_numbers)}")
         self._size = 0
-        self._is_closed = False
+        self._is_made = self._is_closed = False
 
     def append(self, records: Iterable[bytes]) -> tuple[int, int]:
         """Write a run of records. Return its place. OutOfDiskSpaceError, StorageError."""
@@ -50,6 +50,7 @@ class SpillFile:
                 f"a query that does not fit in memory was refused: the disk of {self._store.dbpath} has less than"
                 f" {self._store.options.min_free_bytes >> 20} MiB free"
             )
+        self._is_made = True
         try:
             self._store.disk.write_file(self._path, (bytes(block),), append=True)
         except OSError as error:
@@ -89,7 +90,7 @@ class SpillFile:
     def close(self) -> None:
         """Remove the file."""
         self._is_closed = True
-        if self._size:
+        if self._is_made:
             self._store.disk.remove(self._path)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -46,6 +47,23 @@ def test_a_full_disk_refuses(store: Store) -> None:
     store.options = StoreOptions(min_free_bytes=1 << 60)
     with pytest.raises(OutOfDiskSpaceError):
         SpillFile(store).append([b"x"])
+    assert spill_files(store) == []
+
+
+def test_a_write_that_fails_leaves_no_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that gets full has taken a part of the first block."""
+    write_file = store.disk.write_file
+
+    def fails(path: str, blocks: Iterable[bytes], *, append: bool = False) -> None:
+        write_file(path, (b"a part",), append=append)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.disk, "write_file", fails)
+    file = SpillFile(store)
+    with pytest.raises(OutOfDiskSpaceError):
+        file.append([b"x"])
+    assert len(spill_files(store)) == 1
+    file.close()
     assert spill_files(store) == []
 
 
