@@ -14,11 +14,10 @@ from replset.commands.follow_source import SourceSet
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
-from replset.optime import parse_optime, timestamp
+from replset.optime import parse_optime
 from replset.replication.followed import is_followed
 
 DRAIN_S, PAUSE_S = 60, 0.1
-PAGE = 1_000
 
 
 def follow(
@@ -93,29 +92,45 @@ def change_roles(host: str) -> None:
     closed = calls.on_primary(leader, {"replSetFollow": "close"})
     typer.echo(f"{reply['setName']} takes no writes")
     try:
-        newest = _newest_entry(SourceSet(reply["hosts"], reply["setName"]))
+        newest = _newest_entry(SourceSet(reply["hosts"], reply["setName"]), parse_optime(closed["opTime"]))
         deadline = time.monotonic() + DRAIN_S
         while _place(reply) < newest:
             if time.monotonic() > deadline:
-                raise ReplError(f"{host} is at {_place(reply)}, not at {newest}, after {DRAIN_S} s: {reply['error']}")
+                raise ReplError(
+                    f"{host} is at {_place(reply)}, not at {newest}, after {DRAIN_S} s: {reply.get('error')}"
+                )
             time.sleep(PAUSE_S)
             reply = _status(host)
-        reply = calls.on_primary(host, {"replSetFollow": "stop"})
     except ReplError:
         calls.on_primary(leader, {"replSetFollow": "open"})
         typer.echo(f"{closed['setName'] or 'the source'} takes writes again: nothing was changed")
         raise
+    try:
+        calls.on_primary(host, {"replSetFollow": "stop"})
+    except ReplError as error:  # it may have taken effect all the same: the source must not take writes beside it
+        raise ReplError(
+            f"{error.message}; {reply['setName']} takes no writes meanwhile. If `replset follow --status` says"
+            " following, run --switch-over again; if it says stopped, run: replset follow"
+            f" {','.join(hosts)} --host {leader}",
+            code=error.code,
+        ) from error
     typer.echo(f"this set has everything up to {newest}, and takes writes")
     calls.on_primary(leader, {"replSetFollow": "start", "source": ",".join(hosts)})
     typer.echo(f"{source} follows it")
     calls.on_primary(leader, {"replSetConsumerRemove": reply["consumer"]})
 
 
-def _newest_entry(source: SourceSet) -> OpTime:
-    """The newest committed entry, which is behind the one that closed the set."""
+def _newest_entry(source: SourceSet, closed: OpTime) -> OpTime:
+    """The newest committed entry. closed: the one that closed the set, which a new primary may show a moment later."""
+    deadline = time.monotonic() + DRAIN_S
     try:
-        found = source.find("local.oplog.rs", {}, 1, newest_first=True)
-        return OplogEntry(found[0]).optime
+        while True:
+            newest = OplogEntry(source.find("local.oplog.rs", {}, 1, newest_first=True)[0]).optime
+            if newest >= closed:
+                return newest
+            if time.monotonic() > deadline:
+                raise ReplError(f"{source.set_name} shows nothing behind {newest} after {DRAIN_S} s")
+            time.sleep(PAUSE_S)
     finally:
         source.close()
 
@@ -128,7 +143,7 @@ def list_missing(host: str, source: str) -> None:
     position, other = _place(reply), SourceSet(source.split(","), reply["setName"])
     found, at = 0, position
     try:
-        while page := other.find("local.oplog.rs", {"ts": {"$gt": timestamp(at.ts)}}, PAGE):
+        while page := other.entries_after(at):
             for raw in page:
                 entry = OplogEntry(raw)
                 at = entry.optime

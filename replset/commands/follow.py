@@ -85,7 +85,7 @@ async def _save(ctx: CommandContext, change: Change) -> Reply:
     failure = await wait_for_write_concern(ctx, optime, CONCERN)
     if failure is not None:
         raise ReplError(f"done, but not on a majority: {failure['errmsg']}", code=int(str(failure["code"])))
-    return _described(state)
+    return {**_described(state), "opTime": optime_document(optime)}
 
 
 async def _start(ctx: CommandContext) -> Reply:
@@ -96,6 +96,7 @@ async def _start(ctx: CommandContext) -> Reply:
     state = read_state(member.store)
     if state is not None and state.mode is FollowMode.FOLLOWING:
         raise IllegalOperationError(f"this set follows {state.set_name} already")
+    last = member.store.last_applied  # before what is asked about, so that nothing is written unseen in between
     own = own_history(ctx)
     consumer = f"follower-{own.set_name}"
     source = SourceSet(hosts)
@@ -111,7 +112,6 @@ async def _start(ctx: CommandContext) -> Reply:
             source.close()
 
     start = await asyncio.to_thread(begin)
-    last = member.store.last_applied
 
     def started(now: FollowState | None, group: WriteGroup) -> FollowState:
         entries = map(OplogEntry, _newest_entries(group.txn.connection))
