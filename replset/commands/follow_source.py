@@ -103,11 +103,20 @@ class SourceSet:
     def entries_after(self, position: OpTime) -> list[bytes]:
         """Committed entries behind `position`, which the source must still have."""
         found = self.find("local.oplog.rs", {"ts": {"$gte": timestamp(position.ts)}}, PAGE_ENTRIES)
+        self._check_begins(found, position)
+        if len(found) > 1:
+            return found[1:]
+        # Both may be too large for one answer. What came alone follows the position if that is not trimmed even then.
+        found = self.find("local.oplog.rs", {"ts": {"$gt": timestamp(position.ts)}}, PAGE_ENTRIES)
+        if found:
+            self._check_begins(self.find("local.oplog.rs", {"ts": timestamp(position.ts)}, 1), position)
+        return found
+
+    def _check_begins(self, found: Sequence[bytes], position: OpTime) -> None:
         if not found or OplogEntry(found[0]).optime != position:
             raise CappedPositionLostError(
                 f"{self.set_name} does not have the entry at {position} any more: this set needs a new copy of its data"
             )
-        return found[1:]
 
     def has(self, entry: bytes) -> bool:
         """Whether the source has this very entry."""

@@ -136,13 +136,16 @@ class Source(SourceSet):
         super().__init__(["a:1"], "site1")
         self.entries = entries
         self.state = state
+        self.fit = 1_000
+        """How many entries an answer holds."""
 
     def find(self, ns: str, query: dict[str, object], limit: int, *, newest_first: bool = False) -> list[bytes]:
         if ns == "config.follow":
             return [] if self.state is None else [encode(self.state.document())]
         wanted = query.get("ts")
         if isinstance(wanted, dict):
-            return [raw for raw in self.entries if OplogEntry(raw).optime.ts >= _ts(wanted["$gte"])][:limit]
+            first = _ts(wanted["$gte"]) if "$gte" in wanted else _ts(wanted["$gt"]) + 1
+            return [raw for raw in self.entries if OplogEntry(raw).optime.ts >= first][: min(limit, self.fit)]
         return [raw for raw in self.entries if wanted is None or RawDocument(raw).get("ts") == wanted][:limit]
 
 
@@ -193,3 +196,10 @@ def test_a_source_that_forgot_the_position_is_no_source_any_more() -> None:
     for gone in (at(0), at(5, 2), at(100)):
         with pytest.raises(CappedPositionLostError):
             source.entries_after(gone)
+
+
+def test_entries_come_that_are_too_large_for_one_answer_with_the_position() -> None:
+    source = Source(ENTRIES)
+    source.fit = 1
+    assert source.entries_after(at(5)) == [ENTRIES[5]]
+    assert source.entries_after(at(7)) == []
