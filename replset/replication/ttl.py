@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from replset.bson import DateTime, encode_key
-from replset.errors import NotWritablePrimaryError, OutOfDiskSpaceError, ShutdownInProgressError
+from replset.errors import IllegalOperationError, NotWritablePrimaryError, OutOfDiskSpaceError, ShutdownInProgressError
 from replset.replication.context import MemberContext
 from replset.replication.temporary import abandoned, drop_abandoned
 from replset.replication.write_ops import WriteGroup, do_delete
@@ -20,6 +20,8 @@ log = logging.getLogger("replset.ttl")
 INTERVAL_S = 60.0
 SLICE_MS = 5
 SLICE_ENTRIES = 200
+_WAITS = (NotWritablePrimaryError, ShutdownInProgressError, OutOfDiskSpaceError, IllegalOperationError)
+"""The last one: the set began to follow another one, or to hand over, while the pass ran."""
 _COMPLEMENT = bytes(range(255, -1, -1))
 _EARLIEST = encode_key(DateTime(-(1 << 63)))
 
@@ -58,7 +60,7 @@ class TtlMonitor:
                 for index in coll.indexes:
                     if index.ready and index.expire_after_s is not None:
                         await self._expire(coll, index, index.expire_after_s)
-        except (NotWritablePrimaryError, ShutdownInProgressError, OutOfDiskSpaceError) as error:
+        except _WAITS as error:
             log.info("expired documents stay for now: %s", error.message)
         self.passes += 1
 

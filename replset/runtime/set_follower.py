@@ -61,7 +61,7 @@ class SetFollower:
     @property
     def term(self) -> int | None:
         """The term in which this set's own work (expiring documents, ending index builds) is this member's; None while
-        the set follows another one, which does that work. It may be asked within a group.
+        the set follows another one, which does that work, or hands over to one. It may be asked within a group.
         """
         return None if self._follows else self._writer.term
 
@@ -72,7 +72,8 @@ class SetFollower:
     def on_change(self) -> None:
         """Called after each commit."""
         if self._context.store.collection(FOLLOW_NS) is not None:
-            self._follows = self._is_following()
+            state = read_state(self._context.store)
+            self._follows = state is not None and state.refuses_clients
             self._wake.set()
 
     async def run(self) -> None:

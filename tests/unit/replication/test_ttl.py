@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime
+from replset.errors import IllegalOperationError
 from replset.ids import OPTIME_NULL
 from replset.replication.held_keys import HeldKeys
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
@@ -136,3 +137,15 @@ def test_nothing_expires_by_an_index_under_build_or_dropped_or_on_a_secondary(bu
     builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
     run(ttl.work)
     assert left(builds) == [1]
+
+
+def test_a_set_that_begins_to_follow_another_one_ends_the_pass(builds: Builds) -> None:
+    builds.do(lambda group: do_create_index(group, builds.coll(group), spec(expireAfterSeconds=10)))
+    builds.member.insert(NS, *DOCUMENTS)
+
+    async def refused(_operation: Callable[[WriteGroup], bool]) -> bool:
+        raise IllegalOperationError("this set follows another one")
+
+    waiting = TtlMonitor(builds.member.context, leads_in=lambda: 1, write=refused)
+    run(waiting.work)
+    assert waiting.passes == 1
