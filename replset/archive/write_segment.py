@@ -9,7 +9,7 @@ from replset.archive.files import ArchiveError, Files
 from replset.archive.ports import WriteJob, Written
 from replset.archive.segments import ArchiveInfo, Position, Segment
 from replset.ids import OPTIME_NULL
-from replset.oplog_row import CHAIN_START, OplogRow
+from replset.oplog_row import CHAIN_START, OplogRow, next_chain
 from replset.storage import oplog
 from replset.storage.txn import read_meta
 
@@ -80,8 +80,14 @@ def _next_rows(connection: apsw.Connection, job: WriteJob) -> tuple[Position | N
 
 
 def _is_here(connection: apsw.Connection, position: Position) -> bool:
+    """Whether the oplog has this entry, or begins right behind it."""
     row = oplog.row_at(connection, position.optime)
-    return row is not None and row.chain == position.chain
+    if row is not None:
+        return row.chain == position.chain
+    oldest = oplog.oldest_row(connection)
+    if oldest is None or oldest.ts < position.optime.ts:
+        return False
+    return next_chain(position.chain, oldest.hash) == oldest.chain
 
 
 def _oldest_ts(connection: apsw.Connection) -> int:

@@ -21,6 +21,7 @@ from replset.oplog_row import OplogRow
 from replset.storage import oplog
 from replset.storage.retention import remove_old_data
 from replset.storage.store import StoreOptions
+from replset.storage.txn import write_meta
 from replset.storage.undo import undo_step
 from tests.unit.storage.conftest import WALL, Driver
 
@@ -152,6 +153,22 @@ def test_a_gap_is_a_gap(driver: Driver, files: FolderFiles) -> None:
     with pytest.raises(CappedPositionLostError, match="no entries between"):
         archive.rows_after(first.end.optime, 10, 1 << 20)
     assert archive.rows_after(OpTime.parse(second.segment.first), 10, 1 << 20)
+
+
+def test_an_oplog_that_begins_right_behind_the_archive_continues_it(driver: Driver, files: FolderFiles) -> None:
+    segments = write_all(driver, files)[:-1]
+    for name in Archive.open("it", files).names()[len(segments) :]:
+        files.remove(name.manifest)
+    last = segments[-1].end
+    with driver.store.maintenance() as txn:
+        txn.connection.execute("DELETE FROM oplog WHERE ts <= ?", (last.optime.ts,))
+        write_meta(txn.connection, "trimmed_through", last.optime.ts)
+    written = write(driver, files, job(driver, last))
+    assert written.segment is not None
+    assert (written.is_gap, written.segment.before) == (False, last)
+    files.remove(written.segment.name.manifest)
+    with pytest.raises(ArchiveError, match="not in this member's"):
+        write(driver, files, job(driver, last._replace(chain=1)))
 
 
 def test_another_history_is_refused(driver: Driver, files: FolderFiles) -> None:
