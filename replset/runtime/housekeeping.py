@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError
@@ -37,16 +37,19 @@ class Housekeeper:
         context: MemberContext,
         on_disk_space: Callable[[], None],
         on_damage: Callable[[str], None],
+        before_checkpoint: Callable[[], Awaitable[None]],
         needed: Callable[[], OpTime | None] = lambda: None,
     ) -> None:
         """on_disk_space: called now and then while the disk has space to write. on_damage: an oplog entry is not what
-        was written. needed: see `remove_old_data`. Who replaces the store takes `busy` first.
+        was written. before_checkpoint: see `DurabilityMark.raise_for_checkpoint`. needed: see `remove_old_data`. Who
+        replaces the store takes `busy` first.
         """
         self._context = context
         self.busy = asyncio.Lock()
         self._last_pass_due = Millis(0)
         self._on_disk_space = on_disk_space
         self._on_damage = on_damage
+        self._before_checkpoint = before_checkpoint
         self._needed = needed
         self._is_disk_full = False
         self._quiet_at: tuple[OpTime, OpTime] | None = None
@@ -89,6 +92,7 @@ class Housekeeper:
                 self._quiet_at = store.last_applied, store.commit_point
         with self._unless_full("the checkpoint"):
             if store.wal.needs_checkpoint:
+                await self._before_checkpoint()
                 await self._context.workers.run(store.wal.checkpoint)
             if store.wal.needs_last_pass and self._context.clock.now() >= self._last_pass_due:
                 await self._last_pass(store)
@@ -141,6 +145,7 @@ class Housekeeper:
         self._context.write_queue.pause()
         try:
             cut = store.readers.cut()
+            await self._before_checkpoint()
             done = await self._context.workers.run(store.wal.last_pass)
         finally:
             self._context.write_queue.resume()

@@ -313,7 +313,11 @@ class RunningMember:
         )
         self._set_follower = SetFollower(self.context, self.node, self._writer, self._on_committed)
         self._housekeeper = Housekeeper(
-            self.context, lambda: self._effects.on_disk_space(), self.on_damage, self._oldest_needed
+            self.context,
+            lambda: self._effects.on_disk_space(),
+            self.on_damage,
+            self._mark.raise_for_checkpoint,
+            self._oldest_needed,
         )
         self.index_builder = IndexBuilder(
             self.context,

@@ -10,6 +10,7 @@ import pytest
 from replset.cli.repair import accept_loss
 from replset.core.member_state import MemberState
 from replset.ids import OPTIME_NULL
+from replset.runtime import durability_mark
 from replset.runtime.member import RunningMember
 from replset.storage.member_file import MemberFile
 from tests.simulation.kit.clock import EPOCH_MS
@@ -75,6 +76,26 @@ def test_a_single_member_waits_until_an_operator_accepts_the_loss(keep: float) -
         accept(cluster)
         cluster.run_until(lambda: cluster.primary() == "a", 60)
         cluster.check_unbroken()
+
+
+def test_a_wal_that_is_cut_behind_a_checkpoint_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint has copied the newest documents into the database; their entries go with the WAL."""
+    monkeypatch.setattr(durability_mark, "RAISE_EVERY_S", 600)  # the mark is raised for the checkpoint alone
+    with SimCluster(1, seed=3) as cluster:
+        cluster.initiate()
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        here = member(cluster, "a")
+        wal = here.store.wal
+        number = passed = 0
+        while not wal.needs_checkpoint:
+            number, passed = number + 1, wal._passed_pages
+            assert cluster.command("a", {"insert": "docs", "documents": [{"_id": number}]}, "app")["ok"] == 1.0
+        cluster.run_until(lambda: wal._passed_pages != passed, 10)
+        held = here.store.last_applied
+        lose_wal(cluster, "a", 0.2)
+        assert member(cluster, "a").store.last_applied < held
+        (row,) = cluster.command("a", {"replSetGetStatus": 1})["members"]
+        assert "entries are lost" in row["infoMessage"]
 
 
 def test_a_single_member_that_lost_everything_begins_anew_after_the_loss_is_accepted() -> None:
