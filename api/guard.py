@@ -86,14 +86,23 @@ def check_content_type(scope: Scope) -> None:
                 is_bson(content_type)
 
 
+def check_no_link(scope: Scope) -> None:
+    """Refuse (403) a GET that changes something, if a link of another site's page led to it."""
+    if not _headers(scope, b"origin") and _is_of_another_site(scope):
+        raise failure(ErrorCode.UNAUTHORIZED, "links from pages of other sites are refused here")
+
+
 def _headers(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for header, value in scope["headers"] if header == name]
 
 
 def _is_part_of_another_page(scope: Scope) -> bool:
     """Return True for an image, a frame or the like in a page of another site. A link may lead here."""
-    sites = _headers(scope, b"sec-fetch-site")
-    return sites not in ([], ["none"], ["same-origin"]) and _headers(scope, b"sec-fetch-dest") != ["document"]
+    return _is_of_another_site(scope) and _headers(scope, b"sec-fetch-dest") != ["document"]
+
+
+def _is_of_another_site(scope: Scope) -> bool:
+    return _headers(scope, b"sec-fetch-site") not in ([], ["none"], ["same-origin"])
 
 
 def _split(address: str) -> tuple[str, str]:

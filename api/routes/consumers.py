@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,6 +13,7 @@ from api.commands import check_reply, decode_reply, run_command, run_write
 from api.content import NO_TIMES, Form, encode_body, times_of
 from api.errors import HttpError, http_error
 from api.exchange import HttpAnswer, HttpRequest, Receive, Scope, Send, read_options, to_response
+from api.guard import check_no_link
 from api.openapi import answers, body
 from api.streaming import wait_for_disconnect
 from replset.bson import Int64, RawDocument
@@ -54,7 +56,7 @@ WRITE_ERRORS = (307, *ERRORS, 413, 415, 504)
 
 def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/consumers", tags=["consumers"])
-    streams: set[ConsumerStream] = set()
+    streams: WeakSet[ConsumerStream] = WeakSet()  # one that is never sent leaves by itself
 
     async def run(request: Request, command: Mapping[str, Any], status: int = 200) -> Response:
         http = HttpRequest(request.scope)
@@ -116,18 +118,24 @@ def router(member: RunningMember) -> APIRouter:
         description="`event: change` with GENERATION-TOKEN as `id`, and `event: reader` with the generation that"
         " acknowledgements name. `Last-Event-ID` is where an exclusive or failover consumer goes on.",
         responses={
-            **answers(*ERRORS),
+            **answers(403, *ERRORS),
             200: {"description": "events", "content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
         },
         response_class=Response,
     )
     async def events(name: str, request: Request, reader: str = "") -> Response:
+        check_no_link(request.scope)  # a reader takes the consumer, or events from others
         if len(streams) >= STREAMS_MAX:
             raise http_error(OverloadedError(f"{len(streams)} streams of consumers are open here: close one"))
         http = HttpRequest(request.scope)
         http.query = ""  # its parameters are not those of a command
         stream = ConsumerStream(member, streams, http, {"replSetConsumerRead": name, "reader": reader})
-        await stream.read(0)
+        streams.add(stream)
+        try:
+            await stream.read(0)
+        except BaseException:
+            streams.discard(stream)
+            raise
         return stream
 
     return routes
@@ -137,7 +145,7 @@ class ConsumerStream(Response):
     """Reads as the command does, again and again, until the client leaves. streams: those that are open."""
 
     def __init__(
-        self, member: RunningMember, streams: set[ConsumerStream], http: HttpRequest, command: dict[str, Any]
+        self, member: RunningMember, streams: WeakSet[ConsumerStream], http: HttpRequest, command: dict[str, Any]
     ) -> None:
         super().__init__()
         self._member = member
@@ -171,7 +179,6 @@ class ConsumerStream(Response):
         self._next = b"".join(parts) or b": nothing new\n\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._streams.add(self)
         ends_at = asyncio.get_running_loop().time() + STREAM_S
         disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         headers = [(b"content-type", EVENT_STREAM.encode()), (b"cache-control", b"no-store")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
+from weakref import WeakSet
 
 from fastapi import APIRouter, Request, Response
 
@@ -56,7 +57,7 @@ DESCRIPTION: Final = (
 
 def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["data"])
-    streams: set[WatchStream] = set()
+    streams: WeakSet[WatchStream] = WeakSet()  # one that is never sent leaves by itself
     responses = {
         **answers(400, 403, 405, 413, 415, 503),
         200: {"description": "events", "content": {kind: {"schema": TEXT} for kind in (EVENT_STREAM, NDJSON)}},
@@ -68,7 +69,12 @@ def router(member: RunningMember) -> APIRouter:
         http = HttpRequest(request.scope)
         http.refuse_idempotency_key()
         stream = WatchStream(member, streams, http, options)
-        await stream.open()
+        streams.add(stream)
+        try:
+            await stream.open()
+        except BaseException:
+            streams.discard(stream)
+            raise
         return stream
 
     @routes.get(
@@ -154,7 +160,7 @@ class WatchStream(Response):
     """Sends what one change stream gives, until the client leaves. streams: those that are open."""
 
     def __init__(
-        self, member: RunningMember, streams: set[WatchStream], http: HttpRequest, options: Mapping[str, Any]
+        self, member: RunningMember, streams: WeakSet[WatchStream], http: HttpRequest, options: Mapping[str, Any]
     ) -> None:
         super().__init__()
         self._member = member
@@ -194,7 +200,6 @@ class WatchStream(Response):
         return b"".join(found) if found else b"id: %s\n: nothing new\n\n" % token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._streams.add(self)
         ends_at = asyncio.get_running_loop().time() + STREAM_S
         disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         kind = NDJSON if self._as_lines else EVENT_STREAM

@@ -54,6 +54,13 @@ def test_a_page_of_another_site_may_link_here_and_hold_no_part(api: Api, site: s
     assert api.get("/", headers={**headers, "sec-fetch-site": "same-origin"}).status_code == 200
 
 
+def test_a_page_of_another_site_may_not_link_to_a_consumers_events(api: Api) -> None:
+    """Whoever opens them becomes a reader: others would wait."""
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}
+    refused(api.get("/v1/consumers/mailer/events?reader=a", headers=headers), 403, 13, "links")
+    assert api.dispatcher.requests == []
+
+
 @pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com:28017", "10.0.0.1:28017", "a b", "[::2]"])
 def test_other_hosts_are_refused(api: Api, host: str) -> None:
     """A page whose name is made to lead here would be of this origin."""
