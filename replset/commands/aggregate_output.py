@@ -19,7 +19,7 @@ from replset.commands.authorization import authorize
 from replset.commands.collection_changes import rename
 from replset.commands.command import CommandContext
 from replset.commands.cursors import Cursor, DocumentsCursor
-from replset.commands.evaluation import evaluate, read_statement, weight_of
+from replset.commands.evaluation import UNBOUNDED, evaluate, read_statement, weight_of
 from replset.commands.filters import filter_of
 from replset.commands.insert import InsertBatch, new_id, prepare_all
 from replset.commands.namespaces import writable_namespace
@@ -297,7 +297,8 @@ def _statement(run: PipelineRun, stage: MergeStage, raw: bytes) -> MergeStatemen
         new = {"_id": new_id(run.ctx.member), **new}
     query: dict[str, object] = {path: {"$eq": value} for path, value in zip(stage.on, stage.key_of(new), strict=True)}
     variables = stage.variables_of(new) if stage.when_matched == "pipeline" else {}
-    weight = weight_of(len(raw), query) + run.weight
+    # Each stage can double what the one before made, so the size of the command says nothing about the cost.
+    weight = UNBOUNDED if len(stage.stages) > 1 else weight_of(len(raw), query) + run.weight
     upsert = stage.when_not_matched == "insert"
     return MergeStatement(query, False, None, weight, {}, upsert, [], {}, new, variables)
 

@@ -288,6 +288,7 @@ def test_a_pipeline_that_doubles_a_document_does_not_hold_the_loop(client: Clien
     for command, more in (
         ({"update": "u"}, {"updates": [{"q": {"_id": 1}, "u": change}]}),
         ({"findAndModify": "u", "query": {"_id": 1}, "update": change}, {}),
+        ({"aggregate": "u", "pipeline": [{"$merge": {"into": "u", "whenMatched": change}}], "cursor": {}}, {}),
     ):
         reply, held = run(client, command, **more)
         assert 146 in (reply.get("code"), *(error["code"] for error in reply.get("writeErrors", []))), reply
