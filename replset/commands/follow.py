@@ -30,6 +30,7 @@ from replset.replication.followed import (
     read_state,
     save_state,
     state_in,
+    stopped,
 )
 from replset.replication.write_ops import WriteGroup
 from replset.storage.sqlite import rows_of
@@ -55,7 +56,7 @@ async def follow(ctx: CommandContext) -> Reply:
 def _stopped(state: FollowState | None, group: WriteGroup) -> FollowState:
     if state is None or state.mode is not FollowMode.FOLLOWING:
         raise IllegalOperationError("this set follows nobody")
-    return replace(state, mode=FollowMode.STOPPED, at=group.next_optime())
+    return stopped(state, group)
 
 
 def _closed(state: FollowState | None, _group: WriteGroup) -> FollowState:
@@ -74,10 +75,7 @@ async def _save(ctx: CommandContext, change: Change) -> Reply:
     """Write the document, and wait until a majority has it."""
 
     def operation(group: WriteGroup) -> tuple[FollowState, OpTime]:
-        before = state_in(group.txn)
-        after = change(before, group)
-        if before is not None and before.mode is FollowMode.FOLLOWING:
-            after = replace(after, position=position_in(group.txn.connection, before))
+        after = change(state_in(group.txn), group)
         save_state(group, after)
         return after, group.txn.last
 
@@ -122,7 +120,13 @@ async def _start(ctx: CommandContext) -> Reply:
         ):
             raise IllegalOperationError("something was written meanwhile: try again")
         return FollowState(
-            FollowMode.FOLLOWING, tuple(source.hosts), source.set_name, consumer, start, group.next_optime()
+            FollowMode.FOLLOWING,
+            tuple(source.hosts),
+            source.set_name,
+            consumer,
+            start,
+            group.next_optime(),
+            str(member.node.set_id),
         )
 
     return await _save(ctx, started)

@@ -8,7 +8,7 @@ dies or is rolled back. The document is a lower bound, for a time without entrie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from typing import Any
@@ -50,7 +50,7 @@ class FollowState:
     """The document. hosts: of the source. set_name: the source's. consumer: the name of this set's consumer there.
 
     position: the newest entry of the source that is applied here, or a later one without effect; a lower bound while
-    entries come. at: this set's own entry with which the mode was set.
+    entries come. at: this set's own entry with which the mode was set. set_id: of the set that follows, in hex.
     """
 
     mode: FollowMode
@@ -59,6 +59,7 @@ class FollowState:
     consumer: str = ""
     position: OpTime = OPTIME_NULL
     at: OpTime = OPTIME_NULL
+    set_id: str = ""
 
     @property
     def refuses_clients(self) -> bool:
@@ -73,6 +74,7 @@ class FollowState:
             "consumer": self.consumer,
             "position": optime_document(self.position),
             "at": optime_document(self.at),
+            "setId": self.set_id,
         }
 
     @classmethod
@@ -84,6 +86,7 @@ class FollowState:
             str(document["consumer"]),
             parse_optime(document["position"]),
             parse_optime(document["at"]),
+            str(document["setId"]),
         )
 
 
@@ -121,6 +124,12 @@ def save_state(group: WriteGroup, state: FollowState) -> None:
         do_insert(group, coll, DOCUMENT_KEY, after)
     else:
         do_update(group, coll, DOCUMENT_KEY, before, after, after)
+
+
+def stopped(state: FollowState, group: WriteGroup) -> FollowState:
+    """The document with which a set that followed takes writes."""
+    position = position_in(group.txn.connection, state)
+    return replace(state, mode=FollowMode.STOPPED, at=group.next_optime(), position=position)
 
 
 def position_in(connection: apsw.Connection, state: FollowState) -> OpTime:

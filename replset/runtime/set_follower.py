@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from replset.commands.follow_source import SourceSet
 from replset.core.node import Node
@@ -33,6 +34,7 @@ from replset.replication.followed import (
     read_state,
     save_state,
     state_in,
+    stopped,
 )
 from replset.replication.index_builder import write_slice
 from replset.replication.write_ops import WriteGroup
@@ -83,14 +85,28 @@ class SetFollower:
             await self._wake.wait()
             try:
                 state, term = read_state(self._context.store), self._writer.term
-                if state is not None and term is not None and state.mode is FollowMode.FOLLOWING:
+                if state is None or term is None or state.mode is not FollowMode.FOLLOWING:
+                    pass
+                elif state.set_id == str(self._node.set_id):
                     await self._follow(state, term)
+                else:
+                    await self._writer.write(self._leave)
             except ReplError as error:
                 if error.message != self.progress.error:
                     log.warning("following stopped for now: %s", error.message)
                 self.progress.error = error.message
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(IDLE_S)
+
+    @staticmethod
+    def _leave(group: WriteGroup) -> None:
+        """Follow nobody in a set that was made of a follower's backup: it would leave the point in time that it was
+        restored to, and acknowledge at the source what the other set may not have.
+        """
+        state = state_in(group.txn)
+        if state is not None and state.mode is FollowMode.FOLLOWING:
+            log.warning("this set was made of a backup of a set that follows %s; it follows nobody", state.set_name)
+            save_state(group, stopped(state, group))
 
     async def _follow(self, state: FollowState, term: int) -> None:
         """Apply what comes until this member leads no more, the set follows no more, or something fails."""
@@ -132,7 +148,7 @@ class SetFollower:
             state = state_in(group.txn)
             if state is None or state.mode is not FollowMode.FOLLOWING:
                 raise NotWritablePrimaryError(primary=None)
-            save_state(group, FollowState(state.mode, tuple(hosts), state.set_name, state.consumer, position, state.at))
+            save_state(group, replace(state, hosts=tuple(hosts), position=position))
             return group.txn.last
 
         return await self._writer.write(save)
