@@ -75,7 +75,11 @@ class Sorter:
         if self._limit and len(self._pairs) > 2 * self._limit + 1000:
             self._cut()
         if self.memory_bytes > self._max_bytes:
-            self._write_run()
+            if self._limit and len(self._pairs) > self._limit:
+                self._cut()
+            # A cut must free so much that the next one is far.
+            if self.memory_bytes > self._max_bytes * 3 // 4:
+                self._write_run()
 
     def _cut(self) -> None:
         """Drop the documents behind the limit."""
