@@ -57,7 +57,7 @@ class PointInTime:
             return cls(pack_ts(seconds, 0), None, text)
         except (ValueError, OverflowError) as error:
             raise BadValueError(
-                f"--at: {text!r} is neither TERM:SECONDS:INC nor a time such as 2026-10-03T12:00:00Z"
+                f"{text!r} is neither TERM:SECONDS:INC nor a time such as 2026-10-03T12:00:00Z"
             ) from error
 
 
