@@ -27,6 +27,8 @@ OURS = {
     "replSetRepairDocuments",
     "replSetBackup",
     "replSetForgetArchive",
+    "replSetFollow",
+    "replSetFollowStatus",
 }
 """Commands that MongoDB does not have."""
 OUR_FIELDS = {"replSetStepDown": {"handOverTo"}}
