@@ -6,6 +6,7 @@ The driver has only bounds and spans.
 from __future__ import annotations
 
 import gc
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -94,13 +95,18 @@ def span_reader(
     return read
 
 
-@cache
 def freeze_modules() -> None:
-    """Exclude what the worker's first task found there, above all modules, from the search for garbage.
+    """Exclude what the worker's tasks found there, above all modules, from the search for garbage.
 
     PySpark's workers look for garbage behind every task, which takes 40 ms with pyarrow's and numpy's modules: twice
-    what a small task takes.
+    what a small task takes. It is done again when a task has imported more.
     """
+    _freeze(len(sys.modules))
+
+
+@cache
+def _freeze(_modules: int) -> None:
+    gc.collect()
     gc.freeze()
 
 
