@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, quote, urlencode
 from api.errors import OUTCOME_UNKNOWN, HttpError, failure, http_error, unknown_outcome
 from api.exchange import HttpRequest
 from replset.bson import RawDocument, encode
-from replset.commands.authorization import authorize
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.replies import decode_only_batch, decode_write_reply
 from replset.commands.table import COMMANDS
+from replset.commands.users.authorization import authorize
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError

@@ -17,7 +17,7 @@ from replset.auth.login import Login
 from replset.auth.roles import AUDITED, Action
 from replset.auth.tokens import PURPOSE, read_token
 from replset.auth.users import User
-from replset.commands.authorization import authorize
+from replset.commands.users.authorization import authorize
 from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
 from replset.runtime.member import RunningMember
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from replset.commands.election_metrics import COUNTERS
+from replset.commands.admin.election_metrics import COUNTERS
 from replset.commands.histogram import Histogram
 from replset.commands.slow_operations import SlowReason
 from replset.core.election_metrics import ElectionMetrics

@@ -10,7 +10,7 @@ import typer
 from replset.bson import RawDocument, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
-from replset.commands.follow_source import SourceSet
+from replset.commands.streams.follow_source import SourceSet
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry

@@ -25,7 +25,7 @@ from api.app import create_app
 from api.serve import HttpServer
 from replset.archive.ports import ArchivePort
 from replset.client import SETTINGS
-from replset.commands.audit_trail import AuditTrail
+from replset.commands.users.audit_trail import AuditTrail
 from replset.errors import ReplError
 from replset.runtime.connections import (
     HTTP_CONNECTIONS,

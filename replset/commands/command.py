@@ -20,9 +20,9 @@ from replset.replication.write_ops import WriteGroup
 
 if TYPE_CHECKING:
     from replset.commands.operations import OperationTable
-    from replset.commands.session_table import SessionTable
-    from replset.commands.sessions import SessionRequest
-    from replset.commands.transactions import Transaction
+    from replset.commands.sessions.session_request import SessionRequest
+    from replset.commands.sessions.session_table import SessionTable
+    from replset.commands.sessions.transactions import Transaction
 
 T = TypeVar("T")
 

@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from replset.auth.login import Login
 from replset.bson import Binary, RawDocument
 from replset.commands import fields
-from replset.commands.audit_trail import without_secrets
-from replset.commands.authorization import authorize
-from replset.commands.change_stream import add_resumable_label
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
-from replset.commands.find_by_id import find_by_id, has_simple_fields
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.read_concern import check_readable
+from replset.commands.reads.find_by_id import find_by_id, has_simple_fields
 from replset.commands.replies import (
     add_retry_labels,
     add_topology_version,
@@ -27,13 +24,22 @@ from replset.commands.replies import (
     label_concern_error,
     replace_labels,
 )
-from replset.commands.session_table import SessionTable
-from replset.commands.sessions import NOBODY, SessionRequest, check_cluster_time, parse_session, plain_session
+from replset.commands.sessions.session_request import (
+    NOBODY,
+    SessionRequest,
+    check_cluster_time,
+    parse_session,
+    plain_session,
+)
+from replset.commands.sessions.session_table import SessionTable
+from replset.commands.sessions.transactions import add_transaction_label, run_in_transaction
 from replset.commands.slow_operations import WORK
 from replset.commands.stable_api import check_api
+from replset.commands.streams.change_stream import add_resumable_label
 from replset.commands.table import COMMANDS
-from replset.commands.transactions import add_transaction_label, run_in_transaction
 from replset.commands.unbuilt import unknown_command
+from replset.commands.users.audit_trail import without_secrets
+from replset.commands.users.authorization import authorize
 from replset.errors import (
     CommandNotFoundError,
     ErrorCode,

@@ -14,13 +14,13 @@ from typing import Any
 from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
-from replset.commands.audit_trail import without_secrets
-from replset.commands.authorization import authorize
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import large_reply, read_statement, run_in_thread
 from replset.commands.histogram import SECONDS, Histogram
 from replset.commands.ports import FlowControlState, Reply
 from replset.commands.slow_operations import SLOW_MS, TEXTS, SlowOperation, SlowOperations, SlowReason
+from replset.commands.users.audit_trail import without_secrets
+from replset.commands.users.authorization import authorize
 from replset.ids import Millis
 from replset.query.match import compile_filter
 from replset.replication.ports import Clock

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 from replset.auth.login import Login
 from replset.auth.users import SaslConversation
 from replset.bson import ObjectId, RawDocument
-from replset.commands.byte_rate import ByteRate
 from replset.commands.fail_points import FailPoints
-from replset.commands.snapshot_server import SnapshotServer
+from replset.commands.members.byte_rate import ByteRate
+from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.waiters import WaiterList
 from replset.core.messages import ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import Node
@@ -34,12 +34,12 @@ from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store
 
 if TYPE_CHECKING:
-    from replset.commands.archive_lease import ArchiveStatus
-    from replset.commands.audit_trail import AuditTrail
-    from replset.commands.consumer_directory import ConsumerDirectory
-    from replset.commands.history import History
-    from replset.commands.transactions import TransactionTable
-    from replset.commands.user_directory import UserDirectory
+    from replset.commands.members.archive_lease import ArchiveStatus
+    from replset.commands.sessions.transactions import TransactionTable
+    from replset.commands.streams.consumer_directory import ConsumerDirectory
+    from replset.commands.streams.history import History
+    from replset.commands.users.audit_trail import AuditTrail
+    from replset.commands.users.user_directory import UserDirectory
 
 T = TypeVar("T")
 LONGEST_LINE = 2_000

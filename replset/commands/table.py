@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 from replset.auth.roles import Action
-from replset.commands import (
-    aggregate,
-    apply_ops,
-    archive_lease,
+from replset.commands import fail_command, operations, write_concern
+from replset.commands.admin import (
     backup,
-    collection_changes,
-    collections,
-    consumer_commands,
-    count_distinct,
-    delete,
     diagnostics,
-    document_checks,
     election_journal,
-    explain,
-    fail_command,
-    find,
-    find_and_modify,
-    follow,
     hello,
-    indexes,
-    insert,
-    login,
-    member_commands,
-    operations,
     parameters,
     replset_admin,
     replset_status,
     rollbacks,
     server_status,
-    session_commands,
-    statistics,
-    transactions,
-    update,
-    user_commands,
-    view_reads,
-    write_concern,
     write_state,
 )
+from replset.commands.catalog import collection_changes, collections, indexes, statistics
 from replset.commands.command import Command, CommandContext
+from replset.commands.members import archive_lease, document_checks, member_commands
+from replset.commands.pipelines import aggregate, view_reads
 from replset.commands.ports import Reply
+from replset.commands.reads import count_distinct, explain, find
+from replset.commands.sessions import session_commands, transactions
+from replset.commands.streams import consumer_commands, follow
+from replset.commands.users import login, user_commands
+from replset.commands.writes import apply_ops, delete, find_and_modify, insert, update
 
 FAMILIES = (
     aggregate.COMMANDS,

@@ -1,6 +1,6 @@
 """Sees to it that committed entries are archived before the oplog gives them up: on every member with an archive.
 
-One member at a time writes, the one with the lease (commands/archive_lease.py). Each reads the set's record to know
+One member at a time writes, the one with the lease (`archive_lease`). Each reads the set's record to know
 what must stay in its own oplog.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 from replset.archive.files import ArchiveError
 from replset.archive.ports import ArchivePort, WriteJob
 from replset.archive.segments import Segment
-from replset.commands.archive_lease import (
+from replset.commands.members.archive_lease import (
     LEASE_MS,
     NAMESPACE,
     ArchiveRecord,

@@ -18,19 +18,19 @@ from typing import Literal, Self, TypeVar
 
 from replset.archive.ports import ArchivePort
 from replset.bson import ObjectId, RawDocument, encode
-from replset.commands.archive_lease import ArchiveStatus
-from replset.commands.audit_trail import AuditTrail
-from replset.commands.byte_rate import ByteRate
-from replset.commands.consumer_directory import ConsumerDirectory
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.histogram import Histogram
-from replset.commands.history import History
-from replset.commands.messages import request_document
+from replset.commands.members.archive_lease import ArchiveStatus
+from replset.commands.members.byte_rate import ByteRate
+from replset.commands.members.messages import request_document
+from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.ports import RecentLog, Traffic
-from replset.commands.snapshot_server import SnapshotServer
-from replset.commands.transactions import TransactionTable
-from replset.commands.user_directory import UserDirectory
+from replset.commands.sessions.transactions import TransactionTable
+from replset.commands.streams.consumer_directory import ConsumerDirectory
+from replset.commands.streams.history import History
+from replset.commands.users.audit_trail import AuditTrail
+from replset.commands.users.user_directory import UserDirectory
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import end_waits_in_vain, stored_default
 from replset.core.effects import NO_VOTE

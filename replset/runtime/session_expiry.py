@@ -16,7 +16,7 @@ from typing import Final
 
 import apsw
 
-from replset.commands.session_table import SessionTable
+from replset.commands.sessions.session_table import SessionTable
 from replset.core.node import Node
 from replset.errors import ReplError
 from replset.ids import Millis, OpTime

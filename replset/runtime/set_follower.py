@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from replset.commands.follow_source import SourceSet
+from replset.commands.streams.follow_source import SourceSet
 from replset.core.node import Node
 from replset.errors import NotWritablePrimaryError, ReplError
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts

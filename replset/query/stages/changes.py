@@ -1,4 +1,4 @@
-"""$changeStream and $changeStreamSplitLargeEvent: their arguments. commands/change_stream.py runs them."""
+"""$changeStream and $changeStreamSplitLargeEvent: their arguments. commands/streams/change_stream.py runs them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Stages that read other collections: $lookup, $graphLookup and $unionWith. Their arguments, and the pure part of each.
 
-commands/joins.py reads the collections.
+commands/pipelines/joins.py reads the collections.
 """
 
 from __future__ import annotations

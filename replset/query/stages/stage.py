@@ -117,7 +117,7 @@ class Stage:
 
 
 class ReadingStage(Stage):
-    """A stage that must read or write collections: its argument alone. commands/pipelines.py runs it.
+    """A stage that must read or write collections: its argument alone. commands/pipelines/segments.py runs it.
 
     It is no part of a chain. A pipeline is cut at such stages. is_source: it needs no documents before it.
     """

@@ -10,7 +10,7 @@ from replset.archive.files import ArchiveError
 from replset.archive.ports import WriteJob, Written
 from replset.archive.segments import Position
 from replset.archive.write_segment import write_segment
-from replset.commands.archive_lease import read_record
+from replset.commands.members.archive_lease import read_record
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.oplog_row import CHAIN_START, OplogRow, first_damaged

@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replset.commands import archive_lease, insert, search_batch, write_batch
+from replset.commands.members import archive_lease
+from replset.commands.writes import insert, search_batch, write_batch
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import CorruptDataError

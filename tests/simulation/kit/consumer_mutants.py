@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from replset.commands import consumer_commands, consumer_reads
-from replset.commands.consumer_directory import CommittedFloor, ConsumerDirectory
-from replset.commands.history import History
+from replset.commands.streams import consumer_commands, consumer_reads
+from replset.commands.streams.consumer_directory import CommittedFloor, ConsumerDirectory
+from replset.commands.streams.history import History
 from replset.consumers.consumer import Consumer
 from replset.consumers.leases import Claim, Leases
 from replset.consumers.shared_window import SharedWindow

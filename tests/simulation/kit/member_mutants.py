@@ -11,8 +11,8 @@ import apsw
 import pytest
 
 from replset.bson import RawDocument, encode
-from replset.commands.messages import request_document
-from replset.commands.write_batch import Batch
+from replset.commands.members.messages import request_document
+from replset.commands.writes.write_batch import Batch
 from replset.core import node
 from replset.core.in_sync import in_sync_have
 from replset.core.write_concern import IN_SYNC, WriteConcern

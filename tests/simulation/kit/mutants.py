@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from replset.bson import decode
-from replset.commands import find, read_concern, scan
+from replset.commands import read_concern
 from replset.commands.command import CommandContext
 from replset.commands.read_concern import ReadConcern
+from replset.commands.reads import find, scan
 from replset.commands.waiters import WaiterList
 from replset.core import leader, node
 from replset.core.effects import Effect, LastVote, Persist

@@ -7,7 +7,7 @@ from typing import Any
 import apsw
 import pytest
 
-from replset.commands.retryable import RetryableWrite
+from replset.commands.writes.retryable import RetryableWrite
 from replset.ids import Millis
 from replset.replication import applier
 from replset.replication.session_write import SessionWrite

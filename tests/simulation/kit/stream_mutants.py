@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from replset.commands.change_stream import ChangeStreamCursor
-from replset.commands.history import History
+from replset.commands.streams.change_stream import ChangeStreamCursor
+from replset.commands.streams.history import History
 from replset.ids import OpTime
 from replset.oplog_row import OplogRow
 from replset.query.change_tokens import Token

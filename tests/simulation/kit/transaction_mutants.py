@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from replset.commands import read_concern, scan, transactions
+from replset.commands import read_concern
 from replset.commands.command import CommandContext
 from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern
+from replset.commands.reads import scan
+from replset.commands.sessions import transactions
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
 from replset.replication import applier
@@ -96,7 +98,7 @@ def transaction_reads_the_newest(patch: pytest.MonkeyPatch) -> None:
 
     for module in (scan, transactions):
         patch.setattr(module, "open_collection", open_collection, raising=False)
-    patch.setattr("replset.commands.find.open_collection", open_collection)
+    patch.setattr("replset.commands.reads.find.open_collection", open_collection)
 
 
 def cluster_time_of_snapshots_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ import httpx
 
 from api.app import create_app
 from replset.bson import RawDocument, encode
-from replset.commands.audit_trail import AuditTrail
 from replset.commands.histogram import SECONDS, SIZES, Histogram
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, RecentLog, Reply, Traffic
 from replset.commands.replies import finish
+from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.waiters import WaiterList
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState

@@ -11,7 +11,7 @@ import pytest
 from api.action_table import ACTIONS
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
 from replset.commands.replies import encode_write_reply, finish
-from replset.commands.sessions import KEYED, parse_session
+from replset.commands.sessions.session_request import KEYED, parse_session
 from replset.ids import OpTime, pack_ts
 from tests.unit.api.kit import NEWEST, Api, plain, refused
 

@@ -8,7 +8,7 @@ import pytest
 
 from replset.cli import calls, follow
 from replset.cli.main import main
-from replset.commands.follow_source import SourceSet
+from replset.commands.streams.follow_source import SourceSet
 from replset.errors import CappedPositionLostError, HostUnreachableError
 from replset.ids import OpTime
 from replset.optime import optime_document

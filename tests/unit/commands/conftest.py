@@ -15,19 +15,19 @@ import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
-from replset.commands.archive_lease import ArchiveStatus
-from replset.commands.audit_trail import AuditTrail
-from replset.commands.byte_rate import ByteRate
 from replset.commands.command import PROVE
-from replset.commands.consumer_directory import ConsumerDirectory
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
-from replset.commands.history import History
+from replset.commands.members.archive_lease import ArchiveStatus
+from replset.commands.members.byte_rate import ByteRate
+from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
-from replset.commands.snapshot_server import SnapshotServer
+from replset.commands.sessions.transactions import TransactionTable
+from replset.commands.streams.consumer_directory import ConsumerDirectory
+from replset.commands.streams.history import History
 from replset.commands.table import PRIVATE
-from replset.commands.transactions import TransactionTable
-from replset.commands.user_directory import UserDirectory
+from replset.commands.users.audit_trail import AuditTrail
+from replset.commands.users.user_directory import UserDirectory
 from replset.commands.waiters import WaiterList
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, encode
-from replset.commands import aggregate_output
+from replset.commands.pipelines import output as aggregate_output
 from replset.core.member_state import MemberState
 from replset.errors import NotWritablePrimaryError
 from replset.ids import HostPort, OpTime

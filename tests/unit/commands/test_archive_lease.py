@@ -8,8 +8,8 @@ import pytest
 
 from replset.archive.segments import Position
 from replset.bson import Int64
-from replset.commands import archive_lease
-from replset.commands.archive_lease import ArchiveRecord, ArchiveStart, Claim, grant, read_record
+from replset.commands.members import archive_lease
+from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, Claim, grant, read_record
 from replset.errors import RemoteProtocolError
 from replset.ids import HostPort, OpTime
 from tests.unit.commands.conftest import SELF, Client, FakeMember

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, Timestamp, decode, encode
-from replset.commands import change_stream
 from replset.commands.cursors import MAX_BATCH_BYTES
-from replset.commands.event_reader import EventOptions, EventReader
+from replset.commands.streams import change_stream
+from replset.commands.streams.event_reader import EventOptions, EventReader
 from replset.core.member_state import MemberState
 from replset.errors import ReplError
 from replset.ids import OpTime, pack_ts

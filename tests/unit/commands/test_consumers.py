@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Int64, Timestamp
-from replset.commands.consumer_directory import CommittedFloor
+from replset.commands.streams.consumer_directory import CommittedFloor
 from replset.commands.write_concern import WriteConcernFailure
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts

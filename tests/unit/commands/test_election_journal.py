@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replset.bson import DateTime
-from replset.commands.election_journal import find_elections
+from replset.commands.admin.election_journal import find_elections
 from replset.core.effects import RecordElectionEvent
 from replset.core.member_state import MemberState
 from replset.storage.member_file import JournalLine

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
-from replset.commands import first_matches
 from replset.commands.dispatcher import Dispatcher
-from replset.commands.first_matches import FirstMatches
 from replset.commands.ports import CommandRequest
 from replset.commands.write_concern import WriteConcernFailure
+from replset.commands.writes import first_matches
+from replset.commands.writes.first_matches import FirstMatches
 from replset.ids import OpTime, pack_ts
 from replset.replication.write_ops import WriteGroup
 from tests.unit.commands.conftest import Client, FakeMember

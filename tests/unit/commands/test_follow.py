@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from replset.bson import encode, encode_key
-from replset.commands import follow
-from replset.commands.follow_source import OwnHistory, SourceSet
+from replset.commands.streams import follow
+from replset.commands.streams.follow_source import OwnHistory, SourceSet
 from replset.ids import OpTime
 from replset.replication.followed import FollowMode, read_state
 from replset.replication.write_ops import WriteGroup, do_create, do_insert

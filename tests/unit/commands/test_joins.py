@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, Regex
-from replset.commands import joins
+from replset.commands.pipelines import joins
 from tests.unit.commands.conftest import Client, FakeMember
 from tests.unit.commands.test_transactions import Session
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode
-from replset.commands import scan
 from replset.commands.ports import CommandRequest
 from replset.commands.read_concern import append_confirmation
+from replset.commands.reads import scan
 from replset.commands.write_concern import WriteConcernFailure
 from replset.core.member_state import MemberState
 from replset.core.write_concern import WriteConcern

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replset.bson import Regex, encode
 from replset.commands.command import GENERIC_FIELDS
 from replset.commands.table import COMMANDS
-from replset.commands.write_batch import ERROR_BYTES
+from replset.commands.writes.write_batch import ERROR_BYTES
 from replset.errors import LONGEST_MESSAGE, ReplError
 from tests.unit.commands.conftest import Client, FakeMember
 from tests.unit.commands.test_odd_input import CONFIG_FIELDS, EXTRA, GENERIC, MEMBER_FIELDS, NAMED

@@ -7,7 +7,13 @@ import dataclasses
 import pytest
 
 from replset.bson import Int64, ObjectId, RawDocument, Timestamp, encode
-from replset.commands.messages import MemberRequest, parse_reply, parse_request, reply_document, request_document
+from replset.commands.members.messages import (
+    MemberRequest,
+    parse_reply,
+    parse_request,
+    reply_document,
+    request_document,
+)
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (

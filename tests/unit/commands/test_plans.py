@@ -192,8 +192,8 @@ def test_a_cursor_at_a_point_sees_no_change(
     client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("replset.storage.snapshot._CHANGES", 3)
-    monkeypatch.setattr("replset.commands.sources.PAGE_ROWS", 2 + seed % 3)
-    monkeypatch.setattr("replset.commands.scan.SLICE_DECODED", 1 + seed % 4)
+    monkeypatch.setattr("replset.commands.reads.sources.PAGE_ROWS", 2 + seed % 3)
+    monkeypatch.setattr("replset.commands.reads.scan.SLICE_DECODED", 1 + seed % 4)
     draw = Draw(100 + seed)
     fill(client, draw)
     for command in commands(draw, 20):
@@ -267,7 +267,7 @@ def numbers(client: Client, count: int = 30) -> None:
 def test_an_update_that_moves_documents_in_its_index_changes_each_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, q: dict[str, object], u: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("replset.commands.search_batch.GROUP_DOCUMENTS", 4)
+    monkeypatch.setattr("replset.commands.writes.search_batch.GROUP_DOCUMENTS", 4)
     numbers(client)
     reply = client.ok({"update": "c", "updates": [{"q": q, "u": u, "multi": True}]})
     assert (reply["n"], reply["nModified"]) == (30, 30)
@@ -276,7 +276,7 @@ def test_an_update_that_moves_documents_in_its_index_changes_each_once(
 
 
 def test_a_delete_through_an_index_takes_all(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replset.commands.search_batch.GROUP_DOCUMENTS", 4)
+    monkeypatch.setattr("replset.commands.writes.search_batch.GROUP_DOCUMENTS", 4)
     numbers(client)
     assert client.ok({"delete": "c", "deletes": [{"q": {"t": {"$gte": 1}}, "limit": 0}]})["n"] == 27
     assert client.ok({"count": "c"})["n"] == 3
@@ -293,8 +293,8 @@ def test_count_does_not_trust_bounds_that_were_left_out(client: Client) -> None:
 def test_ranges_without_entries_end_a_slice_but_lose_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch, direction: int
 ) -> None:
-    monkeypatch.setattr("replset.commands.sources._EMPTY_RANGES", 2)
-    monkeypatch.setattr("replset.commands.scan.FETCH_MS", 0)
+    monkeypatch.setattr("replset.commands.reads.sources._EMPTY_RANGES", 2)
+    monkeypatch.setattr("replset.commands.reads.scan.FETCH_MS", 0)
     client.ok({"insert": "c", "documents": [{"_id": n, "a": n * 7 % 100} for n in range(0, 100, 3)]})
     client.ok({"createIndexes": "c", "indexes": [{"key": {"a": direction}, "name": "a"}]})
     command = {"find": "c", "filter": {"a": {"$in": list(range(-40, 200))}}, "batchSize": 3}

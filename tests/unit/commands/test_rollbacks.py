@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replset.bson import RawDocument, encode
-from replset.commands.rollbacks import FULL_BYTES, shorten
+from replset.commands.admin.rollbacks import FULL_BYTES, shorten
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, ResyncRequest
 from replset.errors import HostUnreachableError

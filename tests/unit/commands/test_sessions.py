@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, encode
-from replset.commands.sessions import NOBODY, parse_session, session_id, statement_ids
+from replset.commands.sessions.session_request import NOBODY, parse_session, session_id, statement_ids
 from replset.errors import ReplError
 from tests.unit.commands.conftest import Client
 

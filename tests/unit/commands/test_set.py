@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Int64, ObjectId, RawDocument, Timestamp, encode
-from replset.commands.messages import request_document
+from replset.commands.members.messages import request_document
 from replset.commands.ports import CommandRequest
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
@@ -258,7 +258,7 @@ def test_status_says_what_is_wrong_and_what_is_next(
 def test_status_forecasts_when_a_member_falls_off_the_oplog(
     client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replset.commands.replset_status.falls_off_in_s", lambda _store, newest: 2 * 3600)
+    monkeypatch.setattr("replset.commands.admin.replset_status.falls_off_in_s", lambda _store, newest: 2 * 3600)
     rows = (line(0, MemberState.PRIMARY), line(1, MemberState.DOWN, lag_ms=10_000), line(2, MemberState.SECONDARY))
     member.node.status_value = replace(STATUS, members=rows)
     reply = client.ok({"replSetGetStatus": 1}, "admin")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replset.commands.write_batch import GROUP_STATEMENTS
+from replset.commands.writes.write_batch import GROUP_STATEMENTS
 from tests.unit.commands.conftest import Client, FakeMember
 
 MANY = GROUP_STATEMENTS + 3

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
-from replset.commands import sources, transactions
 from replset.commands.command import CommandContext
 from replset.commands.cursors import Pause
-from replset.commands.find import FindCursor
-from replset.commands.plan import Range
 from replset.commands.ports import CommandRequest
 from replset.commands.read_concern import ReadConcern
+from replset.commands.reads import sources
+from replset.commands.reads.find import FindCursor
+from replset.commands.reads.plan import Range
+from replset.commands.sessions import transactions
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
@@ -642,7 +643,7 @@ def test_the_keys_of_one_document_are_limited_before_the_commit(
 
 
 def test_all_together_take_limited_memory(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replset.commands.transactions.MAX_MEMORY_BYTES", 10_000)
+    monkeypatch.setattr("replset.commands.sessions.transactions.MAX_MEMORY_BYTES", 10_000)
     one, two = Session(filled), Session(filled, B)
     one.ok(insert({"_id": 10, "filler": "x" * 6_000}))
     reply = two.run(insert({"_id": 11, "filler": "x" * 6_000}))

@@ -15,7 +15,7 @@ from replset.auth.users import USERS_NS
 from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.commands.ports import ConnectionContext
 from replset.commands.table import COMMANDS
-from replset.commands.user_directory import MOST_ASKED, UserDirectory
+from replset.commands.users.user_directory import MOST_ASKED, UserDirectory
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import HostUnreachableError, OverloadedError

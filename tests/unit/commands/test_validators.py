@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Decimal128, Int64
-from replset.commands import validators
+from replset.commands.writes import validators
 from replset.errors import MaxTimeMSExpiredError
 from replset.query.json_schema import Schema
 from replset.query.match import Matcher

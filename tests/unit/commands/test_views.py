@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64
-from replset.commands import views
+from replset.commands.pipelines import views
 from tests.unit.commands.conftest import Client, FakeMember
 from tests.unit.commands.test_transactions import Session
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replset.bson import RawDocument, encode
-from replset.commands.write_state import NAME, MemberView, WriteState, decide, has_entry
+from replset.commands.admin.write_state import NAME, MemberView, WriteState, decide, has_entry
 from replset.core.member_state import MemberState
 from replset.errors import HostUnreachableError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, pack_ts

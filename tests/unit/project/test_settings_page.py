@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from replset.commands.parameters import PARAMETERS
+from replset.commands.admin.parameters import PARAMETERS
 from replset.config import ReplSetConfig, member, settings
 from replset.errors import ReplError
 from replset.runtime.options import MemberOptions, flag_of

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from replset.bson import Binary, Int64, RawDocument, decode, encode, encode_key
-from replset.commands.byte_rate import ByteRate
-from replset.commands.oplog_fetch import oplog_fetch, oplog_probe
-from replset.commands.snapshot_server import SnapshotOptions, SnapshotServer
+from replset.commands.members.byte_rate import ByteRate
+from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
+from replset.commands.members.snapshot_server import SnapshotOptions, SnapshotServer
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest, Report
 from replset.core.node import SERVING

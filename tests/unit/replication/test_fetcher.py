@@ -12,9 +12,9 @@ from typing import TypeVar
 import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode
-from replset.commands import oplog_fetch as oplog_fetch_module
-from replset.commands.messages import request_document
-from replset.commands.oplog_fetch import fetch_now, has_news, oplog_fetch, oplog_probe
+from replset.commands.members import oplog_fetch as oplog_fetch_module
+from replset.commands.members.messages import request_document
+from replset.commands.members.oplog_fetch import fetch_now, has_news, oplog_fetch, oplog_probe
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     MemberProgress,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, encode, encode_key
-from replset.commands.follow_source import OwnHistory, SourceSet
+from replset.commands.streams.follow_source import OwnHistory, SourceSet
 from replset.errors import BadValueError, CappedPositionLostError, IllegalOperationError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, extra_fields, insert_entry, noop_entry, transaction_entry

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replset.bson import Int64, RawDocument, encode
-from replset.commands.snapshot_server import SnapshotOptions
+from replset.commands.members.snapshot_server import SnapshotOptions
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64
-from replset.commands.sessions import session_id
+from replset.commands.sessions.session_request import session_id
 from replset.ids import OPTIME_NULL, Millis
 from replset.replication.applier import apply_batch
 from replset.runtime import session_expiry

@@ -1,0 +1,1 @@
+"""The commands about collections and indexes."""

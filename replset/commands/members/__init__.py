@@ -1,0 +1,1 @@
+"""The commands that members send to each other."""

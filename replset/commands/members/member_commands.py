@@ -1,0 +1,127 @@
+"""The commands between members. The core answers heartbeats, votes, positions and replSetStepUp."""
+
+from __future__ import annotations
+
+import logging
+
+from replset.auth.roles import Action
+from replset.bson import Binary, ObjectId
+from replset.commands import fields
+from replset.commands.command import PROVE, Command, CommandContext
+from replset.commands.members.messages import parse_request, reply_document
+from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
+from replset.commands.ports import Reply
+from replset.core.messages import Refused
+from replset.errors import AuthenticationFailedError, ErrorCode, FailedToParseError, RemoteProtocolError, ReplError
+from replset.ids import HostPort
+from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
+
+log = logging.getLogger("replset.commands")
+
+
+async def ask_core(ctx: CommandContext) -> Reply:
+    """Put the request to the core; its refusal is an error reply."""
+    answer = await ctx.member.ask_core(parse_request(ctx.body))
+    if isinstance(answer, Refused):
+        raise ReplError(answer.reason, code=answer.code)
+    return reply_document(answer)
+
+
+def refuse_other_set(ctx: CommandContext) -> None:
+    """Refuse a member of another set (108).
+
+    Another set of the same name may have this address in its configuration. Its members must not apply this oplog as if
+    it were their own set's, nor replace their data by a copy of this member's.
+    """
+    theirs, mine = ctx.body.get("setId"), ctx.member.node.set_id
+    if theirs is not None and not isinstance(theirs, ObjectId):
+        raise RemoteProtocolError("field 'setId' is not an ObjectId")
+    if theirs != mine and None not in (theirs, mine):
+        raise ReplError(
+            f"this member belongs to the set with id {mine}, not {theirs}",
+            code=ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
+        )
+
+
+async def fetch_oplog(ctx: CommandContext) -> Reply:
+    """Entries of the oplog behind a given one, as soon as there are some."""
+    refuse_other_set(ctx)
+    return await oplog_fetch(ctx.member, ctx.body)
+
+
+async def probe_oplog(ctx: CommandContext) -> Reply:
+    """Which of the given entries are here, and the hash chain at each."""
+    refuse_other_set(ctx)
+    return await oplog_probe(ctx.member, ctx.body)
+
+
+async def snapshot(ctx: CommandContext) -> Reply:
+    """One step of copying the database: begin, chunk, end."""
+    refuse_other_set(ctx)
+    return await ctx.member.snapshots.serve(ctx.body)
+
+
+async def get_rbid(ctx: CommandContext) -> Reply:
+    """The rollback id: it grows with every rollback of this member."""
+    return {"rbid": ctx.member.store.rollback_id}
+
+
+async def prove_membership(ctx: CommandContext) -> Reply:
+    """Check that the other end knows a key of this set, and prove the same to it; once per connection.
+
+    Step 1 takes the sender's address, the address that it connected to, and its nonce. Step 2 takes its proofs. Where
+    members have certificates and no key file, the connection must have shown one of a member too. Raises
+    AuthenticationFailedError.
+    """
+    member, connection = ctx.member, ctx.connection
+    if not connection.is_certified:
+        log.warning("%s did not prove that it is a member: it showed no certificate of a member", connection.peer)
+        raise AuthenticationFailedError("this connection shows no certificate of a member (same O, OU and DC)")
+    step = fields.whole(ctx.body, ctx.name, ctx.name, least=1, most=2)
+    handshake, connection.handshake = connection.handshake, None
+    if step == 1:
+        asking, asked = (fields.text(ctx.body, name, ctx.name) for name in ("member", "address"))
+        if asked != member.host:
+            raise AuthenticationFailedError(f"this member is {member.host}, not {asked:.200}")
+        (nonce,) = _binaries(ctx, "nonce", 1)
+        connection.handshake = Handshake(HostPort(asking), member.host, nonce, member.rng.randbytes(NONCE_BYTES))
+        return {"nonce": Binary(connection.handshake.asked_nonce)}
+    proof = None if handshake is None else member.keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS))
+    if handshake is None or proof is None:
+        log.warning("%s did not prove that it is a member: it knows no key of this member", connection.peer)
+        reason = "no key of this member's key file was proved"
+        raise AuthenticationFailedError(
+            reason if member.keys.is_secret else "this member was started without a key file"
+        )
+    connection.member = handshake.asking
+    return {"proof": Binary(proof)}
+
+
+def _binaries(ctx: CommandContext, name: str, most: int) -> list[bytes]:
+    """One or several nonces or proofs."""
+    value = ctx.body.get(name)
+    rows = value if isinstance(value, list) else [value]
+    found = [bytes(row) for row in rows if isinstance(row, Binary) and len(row) == NONCE_BYTES]
+    if not 0 < len(found) == len(rows) <= most:
+        raise FailedToParseError(f"{ctx.name}.{name} must be {NONCE_BYTES} bytes of binary data")
+    return found
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("replSetHeartbeat", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetRequestVotes", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetUpdatePosition", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetStepUp", ask_core, frozenset({"skipDryRun"}), admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetOplogFetch", fetch_oplog, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetOplogProbe", probe_oplog, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetSnapshot", snapshot, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command(
+        PROVE,
+        prove_membership,
+        frozenset({"member", "address", "nonce", "proofs"}),
+        admin_only=True,
+        private=True,
+        needs=Action.OPEN,
+    ),
+    Command("replSetGetRBID", get_rbid, admin_only=True, private=True, needs=Action.INTERNAL),
+)

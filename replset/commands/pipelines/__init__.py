@@ -1,0 +1,1 @@
+"""aggregate, views, and what reads through them."""

@@ -1,0 +1,1 @@
+"""The commands that read, and how a read is planned: find, count, distinct, explain."""

@@ -1,0 +1,553 @@
+"""find, getMore and killCursors on collections. The oplog's own cursors are in oplog_cursor.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from replset.auth.roles import Action
+from replset.bson import Int64, RawDocument, decode, encode
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.cursors import (
+    FIRST_BATCH,
+    MAX_BATCH_BYTES,
+    NOBODY,
+    Cursor,
+    CursorTable,
+    DocumentsCursor,
+    Opener,
+    Pause,
+)
+from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, read_statement, run_in_thread, weight_of
+from replset.commands.fail_command import check_max_time, fail_get_more
+from replset.commands.let import let_of, variables_of
+from replset.commands.namespaces import OPLOG, collection_field, collection_of, cursor_namespace, namespace
+from replset.commands.operations import SHOWN_BYTES
+from replset.commands.ports import MemberPort, Reply
+from replset.commands.read_concern import (
+    LINEARIZABLE,
+    ReadConcern,
+    confirm_linearizable,
+    read_concern_of,
+    read_point,
+    refuse_linearizable,
+)
+from replset.commands.reads.filters import Filter, filter_of
+from replset.commands.reads.find_by_id import find_by_id
+from replset.commands.reads.hint import Hint, hint_of
+from replset.commands.reads.oplog_cursor import OplogCursor
+from replset.commands.reads.plan import choose_plan, natural_direction
+from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection, pause
+from replset.commands.reads.tailing import CappedCursor, Wanted
+from replset.commands.stable_api import NO_API, api_parameters
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    InvalidOptionsError,
+    NotBuiltError,
+    NotPrimaryOrSecondaryError,
+    ReplError,
+    StorageError,
+)
+from replset.ids import Millis, OpTime
+from replset.optime import timestamp
+from replset.query.find_projection import compile_find_projection
+from replset.query.projection import Projection
+from replset.query.sort import Sort, compile_sort
+from replset.query.sorter import Sorter
+from replset.replication.write_set import WriteSet
+from replset.storage.catalog import Collection
+from replset.storage.spill import SpillFile
+from replset.storage.store import Pin
+
+REPLSET_CONFIG = "local.system.replset"
+SORT_BYTES = 100 << 20
+_SMALL_SORT = 2 << 20
+"""Bytes that the event loop sorts."""
+_FIELDS = frozenset(
+    {
+        "filter",
+        "sort",
+        "projection",
+        "skip",
+        "limit",
+        "batchSize",
+        "singleBatch",
+        "hint",
+        "tailable",
+        "awaitData",
+        "noCursorTimeout",
+        "collation",
+        "allowDiskUse",
+        "let",
+    }
+)
+
+
+@dataclass(slots=True)
+class Query:
+    """A find command, parsed and compiled. limit 0: none. weight: see evaluation.py."""
+
+    filter: dict[str, object]
+    compiled: Filter
+    projection: Projection | None
+    sort: Sort | None
+    hint: Hint | None
+    weight: int
+    skip: int
+    limit: int
+    single_batch: bool = False
+    tailable: bool = False
+    await_data: bool = False
+    keep_forever: bool = False
+    allow_disk_use: bool = True
+
+
+async def parse_find(ctx: CommandContext) -> Query:
+    """Raises for what is unknown, of the wrong type, out of range or not built."""
+    body, name = ctx.body, ctx.name
+    fields.check_collation(body, name)
+    filter_, projection, sort = await read_statement(
+        ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
+    )
+    await_data = fields.boolean(body, "awaitData", name)
+    tailable = fields.boolean(body, "tailable", name)
+    if await_data and not tailable:
+        raise BadValueError("Cannot set 'awaitData' without also setting 'tailable'", code=ErrorCode.FAILED_TO_PARSE)
+
+    skip, limit = fields.whole(body, "skip", name, least=0), fields.whole(body, "limit", name, least=0)
+    variables = await variables_of(ctx)
+    query = await make_query(ctx, filter_, projection, sort, skip, limit, variables)
+    query.single_batch = fields.boolean(body, "singleBatch", name)
+    query.tailable, query.await_data = tailable, await_data
+    query.keep_forever = fields.boolean(body, "noCursorTimeout", name)
+    return query
+
+
+async def make_query(
+    ctx: CommandContext,
+    filter_: dict[str, object],
+    projection: dict[str, object],
+    sort: dict[str, object],
+    skip: int,
+    limit: int,
+    variables: Mapping[str, Any],
+    *,
+    of_inner: int | None = None,
+) -> Query:
+    """Compile the parts of a query. of_inner: the weight of a query that the command's hint is not about."""
+    hint = hint_of(ctx.body, ctx.name) if of_inner is None else None
+    size = len(ctx.body.raw) if of_inner is None else of_inner
+    weight = weight_of(size, filter_, projection, let_of(ctx.body))
+
+    def compile_() -> tuple[Filter, Projection | None, Sort | None]:
+        found = filter_of(filter_, variables)
+        if weight > SMALL_STATEMENT:
+            _ = found.bounds
+        shown = compile_find_projection(projection, variables, found.matcher)
+        return found, shown, compile_sort(sort) if sort else None
+
+    found, shown, order = await compiled(ctx.member, weight, compile_)
+    is_sorted = order is not None and not order.natural
+    weight = weight if filter_ or projection or is_sorted else 0
+    query = Query(filter_, found, shown, order, hint, weight, skip, limit)
+    query.allow_disk_use = allows_disk_use(ctx)
+    return query
+
+
+def allows_disk_use(ctx: CommandContext) -> bool:
+    """Whether the command may write what does not fit in memory to temporary files, as it may unless it says no."""
+    return fields.boolean(ctx.body, "allowDiskUse", ctx.name, True)
+
+
+class FindCursor(Cursor):
+    """Documents of one collection that match, in the order of their plan or sorted in memory."""
+
+    def __init__(
+        self,
+        member: MemberPort,
+        table: CursorTable,
+        coll: Collection,
+        at: OpTime | None,
+        query: Query,
+        own: WriteSet | None = None,
+    ) -> None:
+        super().__init__(coll.ns, keep_forever=query.keep_forever)
+        self._member = member
+        self._table = table
+        self._query = query
+        self._pin: Pin | None = None if at is None else member.store.pin(at)
+        self._skip = query.skip
+        self._left: int | None = query.limit or None
+        self._waiting: list[bytes] = []
+        plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
+        self._scan = Scan(member, coll, at, plan, self._shown_if_matched, query.weight, own)
+        self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
+        self._sorter = Sorter(
+            partial(SpillFile, member.store) if query.allow_disk_use else None,
+            "Sort",
+            query.skip + query.limit if query.limit else 0,
+            SORT_BYTES,
+        )
+        self._ordered: Iterator[bytes] | None = None
+        """Of a sorted find: what is still to be shown."""
+        self._is_ordered_out = False
+
+    async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
+        if self._to_sort is not None and self._ordered is None:
+            self._ordered = await self._sort(pause, self._to_sort)
+        documents: list[bytes] = []
+        size = slices = 0
+        while True:
+            space = None if limit is None else limit - len(documents)
+            if self._left is not None and (space is None or self._left < space):
+                space = self._left
+            if space == 0:
+                break
+            if not self._waiting:
+                if self._is_at_end():
+                    break
+                if slices:
+                    await pause()
+                    self.check_alive()
+                slices += 1
+                self._waiting = await self._next_rows(space)
+                self._waiting.reverse()
+                self.check_alive()
+                continue
+            raw = self._waiting[-1]
+            size += len(raw) + 16
+            if size > MAX_BATCH_BYTES and documents:
+                return documents
+            documents.append(self._waiting.pop())
+            if self._left is not None:
+                self._left -= 1
+        if self._left == 0 or (self._is_at_end() and not self._waiting):
+            self.finished = True
+        return documents
+
+    def _is_at_end(self) -> bool:
+        return self._scan.exhausted if self._ordered is None else self._is_ordered_out
+
+    async def _next_rows(self, space: int | None) -> list[bytes]:
+        if self._ordered is not None:
+            return await self._next_ordered(self._ordered, space)
+        rows = await self._scan.next_slice(None if space is None else space + self._skip)
+        if self._skip:
+            skipped = min(self._skip, len(rows))
+            self._skip -= skipped
+            rows = rows[skipped:]
+        return rows
+
+    async def _next_ordered(self, ordered: Iterator[bytes], space: int | None) -> list[bytes]:
+        """The next documents in order. The first call sorts."""
+        count = SLICE_DECODED if space is None else min(space, SLICE_DECODED)
+
+        def work() -> list[bytes]:
+            found: list[bytes] = []
+            size = 0
+            for raw in ordered:
+                found.append(raw)
+                size += len(raw)
+                if len(found) == count or size > SLICE_BYTES:
+                    break
+            else:
+                self._is_ordered_out = True
+            return found
+
+        is_large = self._sorter.memory_bytes > _SMALL_SORT or self._sorter.spilled_runs
+        documents = await run_in_thread(self._member, work) if is_large else work()
+        shown: list[bytes] = []
+        while documents:
+            found, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
+            shown += found
+            documents = documents[looked_at:]
+        if self._is_ordered_out:
+            self._sorter.close()
+        self._table.set_memory(self, self._sorter.memory_bytes)
+        return shown
+
+    def _shown_if_matched(self, raw: bytes) -> bytes | None:
+        matcher, projection = self._query.compiled.matcher, self._query.projection
+        if matcher is None:
+            return raw if projection is None else encode(projection(decode(raw)))
+        document = decode(raw)
+        if not matcher.matches(document):
+            return None
+        return raw if projection is None else encode(projection(document))
+
+    def _shown(self, raw: bytes) -> bytes:
+        projection = self._query.projection
+        return raw if projection is None else encode(projection(decode(raw)))
+
+    def _keyed(self, raw: bytes) -> tuple[bytes, bytes] | None:
+        """A document that matches, behind its key in the sort."""
+        sort, document = self._query.sort, decode(raw)
+        if sort is None or not self._query.compiled.matches(document):
+            return None
+        return sort(document), raw
+
+    async def _sort(self, pause: Pause, scan: Scan[tuple[bytes, bytes]]) -> Iterator[bytes]:
+        """All documents that the limit lets through, in order."""
+        sorter = self._sorter
+
+        def keep(found: list[tuple[bytes, bytes]]) -> None:
+            for key, raw in found:
+                sorter.add(key, raw)
+
+        while not scan.exhausted:
+            work = partial(keep, await scan.next_slice())
+            if sorter.memory_bytes > _SMALL_SORT:
+                try:
+                    await run_in_thread(self._member, work)
+                except StorageError:
+                    self.check_alive()  # killed meanwhile, with its temporary file
+                    raise
+            else:
+                work()
+            self._table.set_memory(self, sorter.memory_bytes)
+            await pause()
+            self.check_alive()
+        skip, self._skip = self._skip, 0
+        return islice(sorter.rows(), skip, None)
+
+    def close(self) -> None:
+        super().close()
+        self._sorter.close()
+        if self._pin is not None:
+            self._pin.release()
+            self._pin = None
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+async def find(ctx: CommandContext) -> Reply:
+    """Documents that match, in batches."""
+    only = find_by_id(ctx)
+    if only is not None:
+        return only
+    body, name = ctx.body, ctx.name
+    query = await parse_find(ctx)
+    batch_size = fields.whole(body, "batchSize", name, FIRST_BATCH, least=0)
+    cursor, at = await open_cursor(ctx, query)
+    return await first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
+
+
+async def open_cursor(
+    ctx: CommandContext,
+    query: Query,
+    collection: str | None = None,
+    *,
+    at_once: bool = False,
+    point: OpTime | None = None,
+) -> tuple[Cursor, OpTime | None]:
+    """Return the cursor of a query on a collection (the command's), and the point to read at (None: now).
+
+    at_once: all of it is read as of this moment, whatever is written while it is read. point: to read at, of a command
+    outside of a transaction; None: that of the read concern.
+    """
+    name = collection_of(ctx) if collection is None else collection
+    ns = namespace(ctx.database, name)
+    concern = read_concern_of(ctx)
+    if ns == OPLOG:
+        refuse_linearizable(concern, ns)
+        if query.sort is not None and not query.sort.natural:
+            raise NotBuiltError("sorting the oplog other than by $natural is not built yet")
+        backwards = natural_direction(query.sort, query.hint) < 0
+        return OplogCursor(ctx.member, query.filter, _wanted(query), backwards=backwards), None
+    if ns == REPLSET_CONFIG:
+        return DocumentsCursor(ns, await _configuration(ctx.member, query)), None
+    if query.tailable and (ctx.transaction is not None or concern.level not in ("local", "majority")):
+        raise InvalidOptionsError("a tailable cursor has read concern local, available or majority")
+    at = point
+    if point is not None and ctx.transaction is None:
+        coll = collection_at(ctx, ns, point)
+    else:
+        coll, at = await open_collection(ctx, name, concern)
+    if at_once and at is None:
+        at = ctx.member.store.last_applied
+    if query.tailable and coll is not None:
+        return _tail_of(ctx, coll, query, concern), at
+    snapshot_at = at if concern.level == "snapshot" and ctx.transaction is None else None
+    if coll is None:
+        documents = DocumentsCursor(ns, [])
+        documents.snapshot_at = snapshot_at
+        return documents, at
+    cursor = FindCursor(
+        ctx.member, ctx.cursors, coll, at, query, None if ctx.transaction is None else ctx.transaction.write_set
+    )
+    cursor.snapshot_at = snapshot_at
+    return cursor, at
+
+
+async def _configuration(member: MemberPort, query: Query) -> list[bytes]:
+    """The configuration as MongoDB keeps it, if it matches: the only document of local.system.replset."""
+    config = member.node.config
+    if config is None or query.skip:
+        return []
+
+    def shown(raw: bytes) -> bytes | None:
+        document = decode(raw)
+        if not query.compiled.matches(document):
+            return None
+        return encode(document if query.projection is None else query.projection(document))
+
+    found, _ = await evaluate(member, query.weight, [encode(config.document())], shown)
+    return found
+
+
+def _tail_of(ctx: CommandContext, coll: Collection, query: Query, concern: ReadConcern) -> CappedCursor:
+    """The cursor that tails a capped collection. BadValueError for other collections and other orders."""
+    if coll.capped is None:
+        raise BadValueError(f"error processing query: tailable cursor requested on non capped collection {coll.ns}")
+    is_sorted = query.sort is not None and not query.sort.natural
+    if is_sorted or natural_direction(query.sort, query.hint) < 0:
+        raise BadValueError("cannot use tailable option with a sort other than {$natural: 1}")
+    return CappedCursor(ctx.member, coll, _wanted(query), is_majority=concern.level == "majority")
+
+
+def _wanted(query: Query) -> Wanted:
+    return Wanted(
+        query.compiled.matcher,
+        query.projection,
+        query.weight,
+        query.tailable,
+        query.await_data,
+        query.skip,
+        query.limit,
+        query.keep_forever,
+    )
+
+
+async def first_batch(
+    ctx: CommandContext, cursor: Cursor, batch_size: int, at: OpTime | None, *, is_only: bool = False
+) -> Reply:
+    """Answer with the cursor's first batch, and keep the cursor if there is more to come and it is not the only one."""
+    try:
+        documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
+    except BaseException:
+        cursor.close()
+        raise
+    if is_only:
+        cursor.close()
+    cursor_id = 0
+    if cursor.finished:
+        cursor.close()
+    else:
+        cursor.opener = _opener(ctx)
+        cursor.left_ms = _left_ms(ctx)
+        cursor.command = ctx.body if len(ctx.body.raw) <= SHOWN_BYTES else None
+        cursor_id = ctx.cursors.add(cursor, ctx.connection.owner)
+        if ctx.transaction is not None:
+            ctx.transaction.on_end.append(partial(ctx.cursors.end, cursor_id, cursor))
+    return _cursor_reply(cursor_id, cursor, "firstBatch", documents, at)
+
+
+async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
+    """The next batch, proven if the read is linearizable."""
+    documents = await cursor.batch(partial(pause, ctx), limit, await_ms)
+    if ctx.linearizable_term is not None:
+        await confirm_linearizable(ctx)
+        cursor.check_alive()
+        cursor.linearizable = True
+    return documents
+
+
+def _opener(ctx: CommandContext) -> Opener:
+    session, api, user = ctx.session, api_parameters(ctx.body, ctx.name), _user_of(ctx)
+    if session is None:
+        return NOBODY if api == NO_API and not user else Opener(api=api, user=user)
+    return Opener(session.key, session.txn_number, api, user)
+
+
+def _user_of(ctx: CommandContext) -> str:
+    """Who sends the command; empty without a login."""
+    login = ctx.sender.login
+    return "" if login is None else str(login)
+
+
+def _left_ms(ctx: CommandContext) -> int | None:
+    """What is left of maxTimeMS; None: no limit."""
+    return None if ctx.deadline is None else max(0, ctx.deadline - ctx.member.clock.now())
+
+
+def _cursor_reply(
+    cursor_id: int, cursor: Cursor, batch: str, documents: list[bytes], at: OpTime | None
+) -> dict[str, object]:
+    shown: dict[str, object] = {batch: [RawDocument(raw) for raw in documents]}
+    if cursor.resume_token is not None:
+        shown["postBatchResumeToken"] = cursor.resume_token
+    if cursor.snapshot_at is not None:
+        shown["atClusterTime"] = timestamp(cursor.snapshot_at.ts)
+    reply: dict[str, object] = {"cursor": shown | {"id": Int64(cursor_id), "ns": cursor.ns}}
+    if at is not None:
+        reply["operationTime"] = timestamp(at.ts)
+    return reply
+
+
+async def get_more(ctx: CommandContext) -> Reply:
+    """The next batch of a cursor, within what is left of find's maxTimeMS.
+
+    Its own maxTimeMS is how long an awaitData cursor waits for the first document; on others it is refused (2).
+    """
+    body, name = ctx.body, ctx.name
+    if body.type_of(name) != 18:
+        raise fields.wrong_type(name, name, body.type_of(name), "long")
+    cursor_id = fields.whole(body, name, name)
+    ns = cursor_namespace(ctx.database, fields.text(body, "collection", name))
+    ctx.is_change_stream = ctx.cursors.is_change_stream(cursor_id)
+    batch_size = fields.whole(body, "batchSize", name, least=0)
+    await_ms = fields.whole(body, "maxTimeMS", name, least=0) or None
+    state = ctx.member.node.state
+    if not state.is_readable:
+        raise NotPrimaryOrSecondaryError(f"node is not in primary or secondary state: {state.name}")
+    cursor = ctx.cursors.take(cursor_id, ns)
+    try:
+        cursor.opener.check_same(_opener(ctx), cursor_id)
+        if "maxTimeMS" in body and not cursor.await_data:
+            raise BadValueError("cannot set maxTimeMS on getMore command for a non-awaitData cursor")
+    except ReplError:
+        ctx.cursors.give_back(cursor_id, cursor)
+        raise
+    ctx.opened_by = cursor.command
+    waits = cursor.left_ms is None or cursor.await_data
+    ctx.deadline = None if waits else Millis(ctx.member.clock.now() + (cursor.left_ms or 0))
+    try:
+        if ctx.member.fail_points.active:
+            fail_get_more(ctx)
+            check_max_time(ctx)
+        if cursor.linearizable:
+            await read_point(ctx, LINEARIZABLE)
+        documents = await _confirmed_batch(ctx, cursor, batch_size or None, await_ms)
+        cursor.left_ms = _left_ms(ctx)
+    except BaseException:
+        cursor.close()
+        ctx.cursors.give_back(cursor_id, cursor)
+        raise
+    is_open = ctx.cursors.give_back(cursor_id, cursor)
+    return _cursor_reply(cursor_id if is_open else 0, cursor, "nextBatch", documents, None)
+
+
+async def kill_cursors(ctx: CommandContext) -> Reply:
+    """Close cursors."""
+    ns = cursor_namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    ids = [fields.as_whole(value, "cursors", ctx.name) for value in fields.values(ctx.body, "cursors", ctx.name)]
+    killed, missing = ctx.cursors.kill(ids, ns, _user_of(ctx))
+    return {
+        "cursorsKilled": [Int64(cursor_id) for cursor_id in killed],
+        "cursorsNotFound": [Int64(cursor_id) for cursor_id in missing],
+        "cursorsAlive": [],
+        "cursorsUnknown": [],
+    }
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("find", find, _FIELDS, where=Where.READABLE, read_concern=True, needs=Action.FIND),
+    Command("getMore", get_more, frozenset({"collection", "batchSize", "lastKnownCommittedOpTime"}), needs=Action.FIND),
+    Command("killCursors", kill_cursors, frozenset({"cursors"}), needs=Action.LOGIN),
+)

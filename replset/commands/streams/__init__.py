@@ -1,0 +1,1 @@
+"""What follows the oplog: change streams, named consumers, a set that follows another."""

@@ -1,0 +1,1 @@
+"""Logins, users, what a user may do, and the audit trail."""
