@@ -28,8 +28,8 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from api.errors import error_body
 from replset.errors import ErrorCode
-from replset.runtime.admission import STALLED_S, Admission
-from replset.runtime.connections import ConnectionSlots
+from replset.runtime.net.admission import STALLED_S, Admission
+from replset.runtime.net.connections import ConnectionSlots
 
 log = logging.getLogger("replset.http")
 

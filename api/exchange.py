@@ -27,8 +27,8 @@ from replset.bson import InvalidBSONError, RawDocument
 from replset.bson.limits import MAX_MESSAGE_SIZE
 from replset.commands.ports import ConnectionContext
 from replset.errors import ErrorCode
-from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
 from replset.runtime.member import RunningMember
+from replset.runtime.net.admission import SMALL_BYTES, STALLED_S, Admission
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

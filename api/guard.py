@@ -20,7 +20,7 @@ from api.exchange import Scope
 from replset.errors import ErrorCode
 from replset.ids import HostPort
 from replset.runtime.member import RunningMember
-from replset.runtime.network import split_host_port
+from replset.runtime.net.network import split_host_port
 
 MAX_SEEN = 100
 WEB_SCHEMES = frozenset({"http", "https"})

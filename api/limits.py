@@ -14,8 +14,8 @@ from api.guard import Guard
 from api.read_from import read_from
 from replset.commands.read_preference import ReadPreference
 from replset.errors import OverloadedError
-from replset.runtime.admission import STALLED_S
 from replset.runtime.member import RunningMember
+from replset.runtime.net.admission import STALLED_S
 
 log = logging.getLogger("replset.http")
 

@@ -12,10 +12,10 @@ import uvicorn
 
 from api.connection import HttpConnection
 from replset.ids import HostPort
-from replset.runtime.admission import Admission
-from replset.runtime.connections import ConnectionSlots
-from replset.runtime.listening import ListeningSockets, bound_socket
-from replset.runtime.tls import MemberTls
+from replset.runtime.net.admission import Admission
+from replset.runtime.net.connections import ConnectionSlots
+from replset.runtime.net.listening import ListeningSockets, bound_socket
+from replset.runtime.net.tls import MemberTls
 
 
 class _Server(uvicorn.Server):

@@ -27,20 +27,20 @@ from replset.archive.ports import ArchivePort
 from replset.client import SETTINGS
 from replset.commands.users.audit_trail import AuditTrail
 from replset.errors import ReplError
-from replset.runtime.connections import (
+from replset.runtime.member import MemberPorts, RunningMember
+from replset.runtime.net.connections import (
     HTTP_CONNECTIONS,
     ConnectionSlots,
     backlog_for,
     raise_descriptor_limit,
     share_descriptors,
 )
-from replset.runtime.credentials import Credentials
-from replset.runtime.log_writer import LogWriter, log_to_file, start_log
-from replset.runtime.machine import RealClock, RealSyncThread, RealWorkers
-from replset.runtime.member import MemberPorts, RunningMember
-from replset.runtime.network import RealNetwork, split_host_port
+from replset.runtime.net.credentials import Credentials
+from replset.runtime.net.network import RealNetwork, split_host_port
 from replset.runtime.options import JSON_LOG, MemberOptions, flag_of, resolve_options, variable_of
-from replset.runtime.watchdog import Watchdog
+from replset.runtime.process.log_writer import LogWriter, log_to_file, start_log
+from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
+from replset.runtime.process.watchdog import Watchdog
 from replset.storage.disk import RealDisk
 
 log = logging.getLogger("replset.member")
@@ -215,7 +215,7 @@ def reload_on_hangup(credentials: Credentials, workers: RealWorkers) -> None:
 
 def archive_process(address: str) -> ArchivePort:
     """Return the archive, whose process is not started yet. Its module is imported only for the option."""
-    from replset.runtime.archive_process import ArchiveProcess
+    from replset.runtime.jobs.archive_process import ArchiveProcess
 
     return ArchiveProcess(address)
 

@@ -70,31 +70,31 @@ from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
-from replset.runtime.admission import Admission
-from replset.runtime.archiver import SEGMENT_BYTES, ArchivedEntries, ArchiveOptions, Archiver
 from replset.runtime.background import BackgroundTasks
 from replset.runtime.bootstrap import begin_expected_set
-from replset.runtime.connections import ConnectionSlots
 from replset.runtime.core_effects import CoreEffects
-from replset.runtime.credentials import Credentials
-from replset.runtime.data_replacement import DataReplacement
-from replset.runtime.durability import Durability
-from replset.runtime.durability_mark import DurabilityMark
-from replset.runtime.files import MemberFiles, find_damage, finish_rollback, open_files
-from replset.runtime.flow_control import FlowControl
-from replset.runtime.hand_over import hand_over_primary
-from replset.runtime.housekeeping import Housekeeper
-from replset.runtime.load import Load
-from replset.runtime.machine import LimitedWorkers, TrackedWorkers
+from replset.runtime.disk.data_replacement import DataReplacement
+from replset.runtime.disk.durability import Durability
+from replset.runtime.disk.durability_mark import DurabilityMark
+from replset.runtime.disk.files import MemberFiles, find_damage, finish_rollback, open_files
+from replset.runtime.disk.flow_control import FlowControl
+from replset.runtime.disk.housekeeping import Housekeeper
+from replset.runtime.disk.writer import Writer
+from replset.runtime.jobs.archiver import SEGMENT_BYTES, ArchivedEntries, ArchiveOptions, Archiver
+from replset.runtime.jobs.scrubber import Scrubber
+from replset.runtime.jobs.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
+from replset.runtime.jobs.set_follower import SetFollower
+from replset.runtime.net.admission import Admission
+from replset.runtime.net.connections import ConnectionSlots
+from replset.runtime.net.credentials import Credentials
+from replset.runtime.net.server import WireServer
+from replset.runtime.net.transport import Transport
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions, exposure_warnings
-from replset.runtime.role_hook import RoleHook
-from replset.runtime.scrubber import Scrubber
-from replset.runtime.server import WireServer
-from replset.runtime.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
-from replset.runtime.set_follower import SetFollower
+from replset.runtime.process.load import Load
+from replset.runtime.process.machine import LimitedWorkers, TrackedWorkers
+from replset.runtime.role.hand_over import hand_over_primary
+from replset.runtime.role.hook import RoleHook
 from replset.runtime.shell import Shell
-from replset.runtime.transport import Transport
-from replset.runtime.writer import Writer
 from replset.storage.disk import Disk
 from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store, StoreOptions

@@ -22,7 +22,7 @@ from replset.auth.scram import ClientExchange
 from replset.bson import Binary, encode
 from replset.cli.local_set import HTTP_OFFSET, LocalMember, LocalSetError, wait_until
 from replset.client import TLS_CA_VARIABLE, WireClient
-from replset.runtime.tls import TlsFiles
+from replset.runtime.net.tls import TlsFiles
 from replset.wire.framing import encode_msg
 from tests.certificates import Authority, flags_of
 from tests.integration.conftest import FAST, next_ports

@@ -10,7 +10,7 @@ import pytest
 
 from replset.core.member_state import MemberState
 from replset.oplog_row import entry_hash, next_chain
-from replset.runtime import housekeeping
+from replset.runtime.disk import housekeeping
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.machine import DamagedEntry

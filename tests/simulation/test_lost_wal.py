@@ -10,7 +10,7 @@ import pytest
 from replset.cli.repair import accept_loss
 from replset.core.member_state import MemberState
 from replset.ids import OPTIME_NULL
-from replset.runtime import durability_mark
+from replset.runtime.disk import durability_mark
 from replset.runtime.member import RunningMember
 from replset.storage.member_file import MemberFile
 from tests.simulation.kit.clock import EPOCH_MS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replset.ids import HostPort
-from replset.runtime.transport import Transport
+from replset.runtime.net.transport import Transport
 from tests.simulation.kit.scenarios import scenario_run
 
 WRITES = 40

@@ -17,7 +17,7 @@ from replset.commands.table import PRIVATE
 from replset.errors import LONGEST_MESSAGE
 from replset.ids import HostPort
 from replset.runtime.member import RunningMember
-from replset.runtime.wire_connection import WireConnection
+from replset.runtime.net.wire_connection import WireConnection
 from tests.simulation.kit.cluster import SimCluster
 
 T = TypeVar("T")

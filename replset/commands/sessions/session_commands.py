@@ -2,7 +2,7 @@
 
 A member keeps nothing for a session but its open cursors, its transaction and its record. So a session need not be
 known to be used: startSession only makes an id, and refreshSessions has nothing to do. Records expire by themselves
-(`runtime/session_expiry.py`).
+(`runtime/jobs/session_expiry.py`).
 """
 
 from __future__ import annotations

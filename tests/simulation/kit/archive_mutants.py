@@ -9,7 +9,7 @@ import pytest
 from replset.archive.archive import Archive
 from replset.archive.segments import Segment
 from replset.ids import OpTime
-from replset.runtime.archiver import Archiver
+from replset.runtime.jobs.archiver import Archiver
 from replset.runtime.member import RunningMember
 from replset.storage.store import Store
 from tests.simulation.kit.kinds import ARCHIVE_RUNS

@@ -27,9 +27,9 @@ from replset.errors import CorruptDataError
 from replset.ids import HostPort
 from replset.key_file import Keys
 from replset.replication import rollback
-from replset.runtime import archiver
-from replset.runtime.credentials import Credentials
+from replset.runtime.jobs import archiver
 from replset.runtime.member import MemberPorts, RunningMember
+from replset.runtime.net.credentials import Credentials
 from replset.runtime.options import MemberOptions
 from replset.storage import member_file, store
 from tests.simulation.kit import archives

@@ -16,7 +16,7 @@ from typing import Any
 
 import replset.replication.initial_sync as initial_sync_module
 import replset.replication.rollback as rollback_module
-import replset.runtime.data_replacement as data_replacement
+import replset.runtime.disk.data_replacement as data_replacement
 import replset.runtime.member as member_module
 import replset.storage.copies as copies_module
 import replset.storage.member_file as member_file_module
@@ -29,11 +29,11 @@ from replset.replication.rollback import Rollback
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.core_effects import CoreEffects
-from replset.runtime.durability import Durability
+from replset.runtime.disk.durability import Durability
+from replset.runtime.disk.writer import Writer
 from replset.runtime.member import RunningMember
-from replset.runtime.server import WireServer
+from replset.runtime.net.server import WireServer
 from replset.runtime.shell import Shell
-from replset.runtime.writer import Writer
 from replset.storage.member_file import MemberFile
 from replset.storage.readers import Readers
 from replset.storage.store import Store

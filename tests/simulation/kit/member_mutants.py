@@ -22,7 +22,7 @@ from replset.replication import difference_copy, fetcher, followed, initial_sync
 from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
-from replset.runtime import files
+from replset.runtime.disk import files
 from replset.runtime.member import RunningMember
 from replset.storage import copies, oplog, retention, undo
 from replset.storage.catalog import Collection

@@ -39,7 +39,7 @@ from replset.replication.fetcher import Fetcher
 from replset.replication.protocol import FetchReply
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import FileKind
-from replset.runtime.durability import Durability
+from replset.runtime.disk.durability import Durability
 from replset.storage import retention
 from replset.storage.catalog import Collection
 from replset.storage.store import Store

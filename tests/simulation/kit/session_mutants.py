@@ -11,7 +11,7 @@ from replset.commands.writes.retryable import RetryableWrite
 from replset.ids import Millis
 from replset.replication import applier
 from replset.replication.session_write import SessionWrite
-from replset.runtime.session_expiry import SessionExpiry
+from replset.runtime.jobs.session_expiry import SessionExpiry
 from replset.storage import copies, txn, undo
 from replset.storage.schema import SESSIONS_UUID, collection_table
 from tests.simulation.kit.kinds import ROLLBACK_RUNS

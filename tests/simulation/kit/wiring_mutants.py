@@ -13,9 +13,10 @@ from replset.commands.ports import MemberPort
 from replset.commands.waiters import WaiterList
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.runtime import data_replacement, shell
+from replset.runtime import shell
+from replset.runtime.disk import data_replacement
+from replset.runtime.disk.writer import Writer
 from replset.runtime.member import RunningMember
-from replset.runtime.writer import Writer
 from replset.storage.store import Pin, Store
 from tests.simulation.kit import wiring
 

@@ -29,8 +29,8 @@ from replset.replication.document_check import ScrubStatus
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock
 from replset.replication.rollback_list import RollbackList
-from replset.runtime.admission import Admission
-from replset.runtime.load import Load
+from replset.runtime.net.admission import Admission
+from replset.runtime.process.load import Load
 from replset.storage.disk import RealDisk
 
 ME, OTHER = HostPort("127.0.0.1:27017"), HostPort("127.0.0.1:27018")

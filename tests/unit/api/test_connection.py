@@ -19,7 +19,7 @@ from api.serve import HttpServer
 from replset.cli.local_set import free_ports
 from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
-from replset.runtime.connections import ConnectionSlots
+from replset.runtime.net.connections import ConnectionSlots
 from tests.unit.api.kit import Api
 from tests.unit.runtime.served import on_sockets
 

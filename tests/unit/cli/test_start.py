@@ -22,8 +22,8 @@ from replset.cli.start import refuse
 from replset.client import WireClient
 from replset.config import ReplSetConfig
 from replset.errors import ReplError
-from replset.runtime import log_writer
-from replset.runtime.log_writer import LogWriter
+from replset.runtime.process import log_writer
+from replset.runtime.process.log_writer import LogWriter
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, lock_dbpath

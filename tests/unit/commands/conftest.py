@@ -50,8 +50,8 @@ from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
-from replset.runtime.admission import Admission
-from replset.runtime.flow_control import FlowControl
+from replset.runtime.disk.flow_control import FlowControl
+from replset.runtime.net.admission import Admission
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store, StoreOptions

@@ -32,7 +32,7 @@ from replset.query.match import compile_filter
 from replset.query.sort import compile_sort, sort_by_key
 from replset.query.update import OPERATORS, compile_update
 from replset.replication.write_ops import WriteGroup, do_delete, do_update, update_object
-from replset.runtime.machine import RealClock, short_turns
+from replset.runtime.process.machine import RealClock, short_turns
 from tests.unit.commands.conftest import Client, FakeMember, FakeWorkers, fake_member
 from tests.unit.commands.test_odd_input import EXTRA, NAMED
 

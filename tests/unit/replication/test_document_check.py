@@ -22,8 +22,8 @@ from replset.replication.document_check import DocumentCheck, ScrubStatus, find_
 from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.replication.document_repair import DocumentRepair, RepairedRange, majority_version
 from replset.replication.rollback_manifest import RollbackState, list_manifests
-from replset.runtime import scrubber
-from replset.runtime.scrubber import Scrubber
+from replset.runtime.jobs import scrubber
+from replset.runtime.jobs.scrubber import Scrubber
 from replset.storage import digests
 from replset.storage.retention import remove_old_data
 from tests.unit.replication.kit import WALL_MS, Member, Network

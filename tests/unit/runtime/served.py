@@ -14,11 +14,11 @@ from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, Keys
-from replset.runtime.admission import MAX_BYTES_IN_USE, Admission
-from replset.runtime.connections import ConnectionSlots
-from replset.runtime.listening import ListeningSockets
-from replset.runtime.network import RealNetwork
-from replset.runtime.server import WireServer
+from replset.runtime.net.admission import MAX_BYTES_IN_USE, Admission
+from replset.runtime.net.connections import ConnectionSlots
+from replset.runtime.net.listening import ListeningSockets
+from replset.runtime.net.network import RealNetwork
+from replset.runtime.net.server import WireServer
 from replset.wire.framing import FrameReader, WireMessage, encode_msg
 
 HELLO = {"hello": 1, "$db": "admin"}

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from replset.runtime.connections import RESERVED_SLOTS, ConnectionSlots, raise_descriptor_limit, share_descriptors
+from replset.runtime.net.connections import RESERVED_SLOTS, ConnectionSlots, raise_descriptor_limit, share_descriptors
 
 
 class One:

@@ -9,7 +9,7 @@ import pytest
 from replset.errors import BadValueError
 from replset.ids import HostPort
 from replset.key_file import Handshake, Keys
-from replset.runtime.credentials import Credentials
+from replset.runtime.net.credentials import Credentials
 from replset.runtime.options import MemberOptions
 from tests.certificates import Authority
 

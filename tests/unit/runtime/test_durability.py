@@ -11,7 +11,7 @@ import pytest
 from replset.core.messages import Position
 from replset.errors import StorageError
 from replset.ids import Millis, OpTime
-from replset.runtime.durability import Durability, Sync
+from replset.runtime.disk.durability import Durability, Sync
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import HandWorkers, context_of, on_virtual_time, settle
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from replset.core.lag import LagHistory
 from replset.ids import HostPort, Millis, OpTime
-from replset.runtime.flow_control import LEAST_PER_S, FlowControl
+from replset.runtime.disk.flow_control import LEAST_PER_S, FlowControl
 from tests.unit.commands.conftest import FakeClock
 
 TARGET_MS = 10_000

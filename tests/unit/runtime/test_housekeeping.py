@@ -10,7 +10,7 @@ import pytest
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.runtime.housekeeping import (
+from replset.runtime.disk.housekeeping import (
     BACKLOG_SLICES,
     INTERVAL_S,
     READER_PAUSE_MS,
@@ -105,7 +105,7 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def slices_of_the_fake_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replset.runtime.housekeeping.remove_old_data", lambda store, *_: store.slice())
+    monkeypatch.setattr("replset.runtime.disk.housekeeping.remove_old_data", lambda store, *_: store.slice())
 
 
 def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from replset.runtime import listening
-from replset.runtime.listening import ListeningSockets, bound_socket
+from replset.runtime.net import listening
+from replset.runtime.net.listening import ListeningSockets, bound_socket
 
 CLIENTS = 100
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from replset.ids import HostPort
-from replset.runtime.log_writer import FLUSH_S, LogWriter, open_log_file
+from replset.runtime.process.log_writer import FLUSH_S, LogWriter, open_log_file
 
 Pipe = tuple[int, int]
 

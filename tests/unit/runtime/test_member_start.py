@@ -14,9 +14,9 @@ import pytest
 
 from replset.ids import HostPort
 from replset.replication.ports import Listener
-from replset.runtime.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.options import MemberOptions
+from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.storage.disk import RealDisk
 from replset.storage.store import lock_dbpath
 

@@ -10,7 +10,7 @@ import pytest
 
 from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
-from replset.runtime import wire_connection
+from replset.runtime.net import wire_connection
 from replset.wire.framing import encode_msg
 from tests.unit.runtime.served import HELLO, PATIENCE_S, SERVED, on_sockets, ping, serving
 

@@ -17,9 +17,9 @@ from replset.commands.ports import CommandRequest, Reply
 from replset.errors import NothingSentError
 from replset.ids import HostPort, Millis
 from replset.key_file import Keys
-from replset.runtime.machine import RealClock
-from replset.runtime.network import RealNetwork
-from replset.runtime.transport import Transport
+from replset.runtime.net.network import RealNetwork
+from replset.runtime.net.transport import Transport
+from replset.runtime.process.machine import RealClock
 from tests.unit.commands.conftest import FakeMember, fake_member
 from tests.unit.runtime.served import HELLO, OTHER, Client, Served, on_sockets
 

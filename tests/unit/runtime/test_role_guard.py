@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from replset.cli.local_set import wait_until
-from replset.runtime.role_guard import MODULE
+from replset.runtime.role.guard import MODULE
 
 MakeGuard = Callable[..., "Guard"]
 

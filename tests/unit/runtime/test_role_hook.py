@@ -15,8 +15,8 @@ import pytest
 
 from replset.core.messages import RoleReleased
 from replset.ids import HostPort, Millis
-from replset.runtime.machine import RealClock
-from replset.runtime.role_hook import RoleHook
+from replset.runtime.process.machine import RealClock
+from replset.runtime.role.hook import RoleHook
 
 Calls = Callable[[], list[str]]
 

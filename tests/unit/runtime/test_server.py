@@ -16,7 +16,7 @@ from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import InvariantError
-from replset.runtime.wire_connection import MAX_QUEUED, MAX_QUEUED_BYTES, TURN
+from replset.runtime.net.wire_connection import MAX_QUEUED, MAX_QUEUED_BYTES, TURN
 from replset.wire.checksum import crc32c
 from replset.wire.framing import CHECKSUM_PRESENT, EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, encode_msg
 from tests.unit.runtime.served import (

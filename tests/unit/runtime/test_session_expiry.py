@@ -13,8 +13,8 @@ from replset.bson import Binary, Int64
 from replset.commands.sessions.session_request import session_id
 from replset.ids import OPTIME_NULL, Millis
 from replset.replication.applier import apply_batch
-from replset.runtime import session_expiry
-from replset.runtime.session_expiry import SessionExpiry
+from replset.runtime.jobs import session_expiry
+from replset.runtime.jobs.session_expiry import SessionExpiry
 from replset.storage.catalog import SESSIONS
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions

@@ -15,7 +15,7 @@ import pytest
 from replset.ids import OpTime
 from replset.replication.followed import FollowMode, FollowState, read_state, save_state
 from replset.replication.write_ops import WriteGroup
-from replset.runtime.set_follower import SetFollower
+from replset.runtime.jobs.set_follower import SetFollower
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.simulation.kit.clock import SimClock

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replset.errors import BadValueError
-from replset.runtime.tls import MemberTls, TlsFiles
+from replset.runtime.net.tls import MemberTls, TlsFiles
 from tests.certificates import Authority
 
 HOST = "127.0.0.1"
@@ -119,5 +119,5 @@ def test_wrong_files_change_nothing_when_they_are_read_again(ca: Authority, tmp_
 def test_a_certificate_that_ends_soon_is_a_warning(ca: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     tls = MemberTls(ca.issue(), HOST)
     assert tls.warning() is None
-    monkeypatch.setattr("replset.runtime.tls.time.time", lambda: tls.expires_at - 86_400)
+    monkeypatch.setattr("replset.runtime.net.tls.time.time", lambda: tls.expires_at - 86_400)
     assert "ends at" in (tls.warning() or "")

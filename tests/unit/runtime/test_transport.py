@@ -16,12 +16,12 @@ from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSen
 from replset.ids import HostPort, Millis
 from replset.key_file import Keys
 from replset.replication.ports import Listener
-from replset.runtime.admission import Admission
-from replset.runtime.connections import ConnectionSlots
-from replset.runtime.machine import RealClock
-from replset.runtime.network import RealNetwork
-from replset.runtime.server import WireServer
-from replset.runtime.transport import MAX_IDLE, Transport
+from replset.runtime.net.admission import Admission
+from replset.runtime.net.connections import ConnectionSlots
+from replset.runtime.net.network import RealNetwork
+from replset.runtime.net.server import WireServer
+from replset.runtime.net.transport import MAX_IDLE, Transport
+from replset.runtime.process.machine import RealClock
 from tests.unit.runtime.served import answer_proof
 
 ME = HostPort("127.0.0.1:27998")

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from replset.commands.ports import RecentLog
-from replset.runtime.watchdog import REPORT_EVERY_S, StallReports, Watchdog, place_of
+from replset.runtime.process.watchdog import REPORT_EVERY_S, StallReports, Watchdog, place_of
 
 
 def test_many_stalls_give_one_line_in_ten_minutes_and_a_count() -> None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from replset.runtime.machine import SWITCH_S, LimitedWorkers, RealWorkers, TrackedWorkers
+from replset.runtime.process.machine import SWITCH_S, LimitedWorkers, RealWorkers, TrackedWorkers
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
 

@@ -24,9 +24,9 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
-from replset.runtime import writer
-from replset.runtime.flow_control import FlowControl
-from replset.runtime.writer import Writer
+from replset.runtime.disk import writer
+from replset.runtime.disk.flow_control import FlowControl
+from replset.runtime.disk.writer import Writer
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.simulation.kit.clock import SimClock

@@ -38,7 +38,7 @@ from replset.replication.followed import (
 )
 from replset.replication.index_builder import write_slice
 from replset.replication.write_ops import WriteGroup
-from replset.runtime.writer import Writer
+from replset.runtime.disk.writer import Writer
 
 log = logging.getLogger("replset.follow")
 

@@ -23,7 +23,7 @@ from replset.ids import Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.replication.session_write import expiry_note
 from replset.replication.write_ops import WriteGroup, do_noop
-from replset.runtime.writer import Writer
+from replset.runtime.disk.writer import Writer
 from replset.storage.catalog import SESSIONS
 from replset.storage.sessions import read_record
 from replset.storage.sqlite import rows_of

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from replset.commands.ports import RecentLog
-from replset.runtime.log_format import JsonFormatter, TextFormatter
+from replset.runtime.process.log_format import JsonFormatter, TextFormatter
 
 log = logging.getLogger("replset.log")
 

@@ -12,7 +12,7 @@ from replset.core.node import Node
 from replset.errors import OutOfDiskSpaceError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.context import MemberContext
-from replset.runtime.durability import Durability
+from replset.runtime.disk.durability import Durability
 from replset.storage.member_file import MemberFile
 
 RAISE_EVERY_S = 1

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Self
 
 from replset.key_file import Keys, read_key_file
+from replset.runtime.net.tls import Certifies, MemberTls, TlsFiles, needs_no_certificate
 from replset.runtime.options import MemberOptions
-from replset.runtime.tls import Certifies, MemberTls, TlsFiles, needs_no_certificate
 
 
 class Credentials:

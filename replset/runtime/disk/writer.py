@@ -32,7 +32,7 @@ from replset.replication.context import MemberContext
 from replset.replication.followed import FOLLOW_NS, refuse_clients
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup
-from replset.runtime.flow_control import FlowControl
+from replset.runtime.disk.flow_control import FlowControl
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The process that runs a member's role hook: `python -m replset.runtime.role_guard HOOK SECONDS LOCK` (docs/hooks.md).
+"""The process that runs a member's role hook: `python -m replset.runtime.role.guard HOOK SECONDS LOCK` (docs/hooks.md).
 
 It is a process of its own so that it releases the role when the member hangs, is stopped or killed. The member writes
 lines to it, `NUMBER UNTIL TERM`: it may hold the role until this moment of the machine's monotonic clock, in
@@ -26,7 +26,7 @@ SOON_S: Final = 0.02
 LAST_TRIES: Final = 10
 """How often the release is tried after the member is gone."""
 POST: Final = "--post"
-MODULE: Final = "replset.runtime.role_guard"
+MODULE: Final = "replset.runtime.role.guard"
 
 
 class RoleGuard:

@@ -19,7 +19,7 @@ from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSen
 from replset.ids import HostPort, Millis
 from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.replication.ports import Clock, Network
-from replset.runtime.tls import Certifies, needs_no_certificate
+from replset.runtime.net.tls import Certifies, needs_no_certificate
 from replset.wire.framing import FrameReader, WireMessage, encode_request
 
 MAX_IDLE = 6

@@ -15,10 +15,10 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import Owner, Traffic
 from replset.ids import HostPort
 from replset.replication.ports import Listener, Network
-from replset.runtime.admission import SMALL_BYTES, Admission
-from replset.runtime.connections import ConnectionSlots
-from replset.runtime.tls import Certifies, needs_no_certificate
-from replset.runtime.wire_connection import WireConnection
+from replset.runtime.net.admission import SMALL_BYTES, Admission
+from replset.runtime.net.connections import ConnectionSlots
+from replset.runtime.net.tls import Certifies, needs_no_certificate
+from replset.runtime.net.wire_connection import WireConnection
 
 log = logging.getLogger("replset.server")
 

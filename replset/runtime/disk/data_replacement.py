@@ -8,7 +8,7 @@ from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.initial_sync import InitialSyncMarker, RequiredEntries, newest_entry_to_keep
 from replset.replication.initial_sync_progress import InitialSyncProgress
-from replset.runtime.files import MemberFiles
+from replset.runtime.disk.files import MemberFiles
 from replset.storage.copies import install_copy
 
 

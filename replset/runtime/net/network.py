@@ -10,9 +10,9 @@ import ssl
 from collections.abc import Callable
 
 from replset.ids import HostPort
-from replset.runtime.connections import BACKLOG
-from replset.runtime.listening import HANDSHAKE_S, ListeningSockets, bound_socket
-from replset.runtime.tls import MemberTls
+from replset.runtime.net.connections import BACKLOG
+from replset.runtime.net.listening import HANDSHAKE_S, ListeningSockets, bound_socket
+from replset.runtime.net.tls import MemberTls
 
 
 def split_host_port(address: HostPort) -> tuple[str, int]:

@@ -25,11 +25,11 @@ from replset.errors import (
     ReplError,
     code_name,
 )
-from replset.runtime.admission import SMALL_BYTES, STALLED_S
+from replset.runtime.net.admission import SMALL_BYTES, STALLED_S
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
 if TYPE_CHECKING:
-    from replset.runtime.server import WireServer
+    from replset.runtime.net.server import WireServer
 
 log = logging.getLogger("replset.server")
 

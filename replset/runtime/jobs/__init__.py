@@ -1,0 +1,1 @@
+"""Work in the background, each a task of its own."""

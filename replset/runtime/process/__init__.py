@@ -1,0 +1,1 @@
+"""The process: clock, threads, log, and whether its event loop keeps up."""
