@@ -39,7 +39,7 @@ def spark(background: Background) -> Iterator[SparkSession]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.path.parent == HERE:
             item.add_marker("slow")
             item.add_marker("spark")
     items.sort(key=waits_for_background)
