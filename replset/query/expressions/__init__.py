@@ -57,7 +57,7 @@ def compile_expression(value: Any, names: Iterable[str] = ()) -> Expression:
     """
     begin_evaluation()
     try:
-        return Scope(frozenset(names), OPERATORS).compile(value)
+        return Scope(frozenset(names), OPERATORS).compile(value).checked()
     except RecursionError:
         raise too_deep() from None
 
@@ -69,6 +69,10 @@ def compile_accumulator(spec: Any, names: Iterable[str] = (), field: str = "") -
     """
     begin_evaluation()
     try:
-        return build_accumulator(spec, Scope(frozenset(names), OPERATORS), field)
+        found = build_accumulator(spec, Scope(frozenset(names), OPERATORS), field)
+        if found.count is not None:
+            found.count.checked()
+        found.argument.checked()
+        return found
     except RecursionError:
         raise too_deep() from None

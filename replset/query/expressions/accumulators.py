@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -25,21 +25,20 @@ from replset.query.expressions.accumulator_states import (
     Window,
     as_double,
 )
-from replset.query.expressions.arithmetic import integer
 from replset.query.expressions.frame import (
     Document,
     Expression,
     Operator,
     Scope,
     Variables,
+    apply,
     arguments,
-    combine,
     constant,
     fault,
     need_array,
-    special,
 )
 from replset.query.expressions.objects import merged
+from replset.query.expressions.shared import whole_number
 from replset.query.order import is_number
 from replset.query.pipeline_names import NOT_BUILT_EXPRESSIONS
 from replset.query.sort import compile_sort
@@ -78,7 +77,7 @@ def check_count(value: Any) -> int:
     """Return the number `n` of an accumulator such as $firstN."""
     if not is_number(value):
         raise fault(5787902, f"Value for 'n' must be of integral type, but found {show(value)}")
-    number = integer(value, bits=64)
+    number = whole_number(value)
     if number is None:
         raise fault(5787903, f"Value for 'n' must be of integral type, but found {show(value)}")
     if number <= 0:
@@ -154,7 +153,7 @@ def _ranked(is_bottom: bool, single: bool) -> Build:
         paths = output.paths.union(given["sortBy"])
         make = partial(_make_ranked, is_bottom=is_bottom, single=single)
         count = constant(1) if single else scope.compile(given["n"])
-        return Accumulator(Expression(key_and_value, paths), make, count)
+        return Accumulator(Expression(key_and_value, paths, error=output.error), make, count)
 
     return build
 
@@ -244,19 +243,18 @@ def _operator(name: str, make: Callable[[], State]) -> Operator:
     """Return the operator that accumulates its values, or the items of its one value if that is an array."""
 
     def build(argument: Any, scope: Scope) -> Expression:
-        parts = scope.compile_all(argument if type(argument) is list else [argument])
-        runs = [part.run for part in parts]
+        def accumulated(*values: Any) -> Any:
+            return _result(make(), values[0] if len(values) == 1 and type(values[0]) is list else values)
 
-        def run(root: Document, variables: Variables) -> Any:
-            values = [of(root, variables) for of in runs]
-            state = make()
-            for value in values[0] if len(values) == 1 and type(values[0]) is list else values:
-                state.add(value)
-            return state.result()
+        return apply(accumulated, scope.compile_all(argument if type(argument) is list else [argument]))
 
-        return combine(run, *parts)
+    return Operator(name, build)
 
-    return special(name, build)
+
+def _result(state: State, values: Iterable[Any]) -> Any:
+    for value in values:
+        state.add(value)
+    return state.result()
 
 
 def _operator_with_count(name: str) -> Operator:
@@ -264,17 +262,13 @@ def _operator_with_count(name: str) -> Operator:
 
     def build(argument: Any, scope: Scope) -> Expression:
         accumulator = ACCUMULATORS[name](name, argument, scope)
-        count = accumulator.count or constant(1)
 
-        def run(root: Document, variables: Variables) -> Any:
-            state = accumulator.make(check_count(count.run(root, variables)))
-            for item in need_array(name, accumulator.argument.run(root, variables), 5788200):
-                state.add(item)
-            return state.result()
+        def accumulated(count: Any, array: Any) -> Any:
+            return _result(accumulator.make(check_count(count)), need_array(name, array, 5788200))
 
-        return combine(run, accumulator.argument, count)
+        return apply(accumulated, [accumulator.count or constant(1), accumulator.argument])
 
-    return special(name, build)
+    return Operator(name, build)
 
 
 def _percentile_operator(name: str) -> Operator:
@@ -284,16 +278,12 @@ def _percentile_operator(name: str) -> Operator:
             raise fault(number, f"the argument of {name} must be an object; found {show(argument)}")
         source, ps = _percentile_arguments(name, argument, scope)
 
-        def run(root: Document, variables: Variables) -> Any:
-            value = source.run(root, variables)
-            state = Percentile(ps, name == "$median")
-            for item in value if type(value) is list else [value]:
-                state.add(item)
-            return state.result()
+        def accumulated(value: Any) -> Any:
+            return _result(Percentile(ps, name == "$median"), value if type(value) is list else [value])
 
-        return combine(run, source)
+        return apply(accumulated, [source])
 
-    return special(name, build)
+    return Operator(name, build)
 
 
 OPERATORS: Final = (

@@ -17,6 +17,7 @@ from replset.bson.values import INT64_MAX, INT64_MIN
 from replset.errors import BadValueError, ErrorCode, TypeMismatchError
 from replset.query.arithmetic import DECIMAL128, is_long, to_decimal
 from replset.query.expressions.frame import Operator, fault, plain
+from replset.query.expressions.shared import INT32, whole_number
 from replset.query.order import is_null, is_number, type_name
 
 WIDE: Final = decimal.Context(prec=12_500, Emin=-decimal.MAX_EMAX, Emax=decimal.MAX_EMAX, traps=[])
@@ -37,15 +38,6 @@ def stored(number: int, long: bool) -> Any:
     if not INT64_MIN <= number <= INT64_MAX:
         return float(number)
     return Int64(number) if long or is_long(number) else number
-
-
-def integer(value: Any, bits: int = 32) -> int | None:
-    """Return a number of any type as an int, None if it is not whole or does not fit."""
-    number = value.to_decimal() if type(value) is Decimal128 else value
-    bound = 1 << (bits - 1)
-    if number != number or not -bound <= number < bound or number != int(number):
-        return None
-    return int(number)
 
 
 def _date(ms: Any, name: str) -> DateTime:
@@ -161,7 +153,7 @@ def _mod(a: Any, b: Any) -> Any:
         return to_value(WIDE.remainder(to_decimal(a), divisor))
     if b == 0:
         raise fault(16610, "can't $mod by zero")
-    if type(a) is float or (type(b) is float and integer(b) is None):
+    if type(a) is float or (type(b) is float and whole_number(b, INT32) is None):
         return math.fmod(a, b) if math.isfinite(a) else math.nan
     x, y = int(a), int(b)
     return stored(int(math.copysign(1, x)) * (abs(x) % abs(y)), is_long(a) or is_long(b))
@@ -209,7 +201,7 @@ def _rounded(name: str, rounding: str) -> Operator:
             return None
         if not is_number(value):
             raise fault(51081, f"{name} only supports numeric types, not {type_name(value)}")
-        precision = integer(places) if is_number(places) else None
+        precision = whole_number(places, INT32)
         if precision is None:
             raise fault(51082, f"precision argument to {name} must be a integral value")
         if not -20 <= precision <= 100:

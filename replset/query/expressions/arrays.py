@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from replset.errors import ReplError
 from replset.query.errors import show
-from replset.query.expressions.arithmetic import integer
 from replset.query.expressions.frame import (
     Document,
     Expression,
@@ -15,18 +14,20 @@ from replset.query.expressions.frame import (
     Run,
     Scope,
     Variables,
+    apply,
     arguments,
+    check_argument_count,
     combine,
     constant,
     fault,
     key_of,
     need_array,
     plain,
-    special,
     spend,
     spend_items,
 )
 from replset.query.expressions.logic import variable_name
+from replset.query.expressions.shared import INT32, index_argument, whole_number
 from replset.query.order import MISSING, is_null, is_number, is_true, type_name
 from replset.query.sizes import size_of
 from replset.query.sort import SORT_RUN, compile_item_sort, sort_by_key
@@ -40,7 +41,7 @@ def _int32(value: Any, no_number: int, no_int: int, what: str) -> int:
     """Return the argument as an int of 32 bits. Raises `no_number` or `no_int`."""
     if not is_number(value):
         raise fault(no_number, f"{what} must be a numeric value, but is {type_name(value)}")
-    number = integer(value)
+    number = whole_number(value, INT32)
     if number is None:
         raise fault(no_int, f"{what} must be representable as a 32-bit integer: {show(value)}")
     return number
@@ -71,22 +72,18 @@ def _concat(*arrays: Any) -> Any:
 
 
 def _in(argument: Any, scope: Scope) -> Expression:
-    searched = _IN.build(argument, scope)
-    if searched.is_constant:
-        return searched
-    value, array = scope.compile_all(argument)
-    if not array.is_constant:
-        return searched
-    keys = frozenset(map(key_of, need_array("$in", array.value, 40081)))
-    return combine(lambda root, variables: key_of(value.run(root, variables)) in keys, value, array)
+    values = argument if type(argument) is list else [argument]
+    check_argument_count("$in", len(values), 2, 2)
+    value, array = scope.compile_all(values)
+    if value.is_constant or type(array.value) is not list:
+        return apply(_is_item, [value, array])
+    keys = frozenset(map(key_of, array.value))
+    return apply(lambda found: key_of(found) in keys, [value])
 
 
 def _is_item(value: Any, array: Any) -> bool:
     key = key_of(value)
     return any(_keys_equal(item, key) for item in need_array("$in", array, 40081))
-
-
-_IN: Final = plain("$in", _is_item, 2)
 
 
 def _keys_equal(item: Any, key: bytes) -> bool:
@@ -98,19 +95,10 @@ def _index_of(array: Any, value: Any, start: Any = 0, end: Any = None) -> Any:
     if is_null(array):
         return None
     items = need_array("$indexOfArray", array, 40090)
-    first = _place(start, "starting")
-    last = len(items) if end is None else min(len(items), _place(end, "ending"))
+    first = index_argument("$indexOfArray", "starting", start)
+    last = len(items) if end is None else min(len(items), index_argument("$indexOfArray", "ending", end))
     key = key_of(value)
     return next((place for place in range(first, last) if _keys_equal(items[place], key)), -1)
-
-
-def _place(value: Any, what: str) -> int:
-    number = integer(value) if is_number(value) else None
-    if number is None:
-        raise fault(40096, f"$indexOfArray requires an integral {what} index, found: {show(value)}")
-    if number < 0:
-        raise fault(40097, f"$indexOfArray requires a nonnegative {what} index, found: {number}")
-    return number
 
 
 def _range(start: Any, end: Any, step: Any = 1) -> list[int]:
@@ -222,7 +210,7 @@ def _filter(argument: Any, scope: Scope) -> Expression:
 def _limit(value: Any, default: int) -> int:
     if is_null(value):
         return default
-    number = integer(value) if is_number(value) else None
+    number = whole_number(value, INT32)
     if number is None:
         raise fault(327391, f"$filter: limit must be represented as a 32-bit integral value: {show(value)}")
     if number <= 0:
@@ -258,17 +246,14 @@ def _reduce(argument: Any, scope: Scope) -> Expression:
 def _sort_array(argument: Any, scope: Scope) -> Expression:
     codes = {"input": 2942502, "sortBy": 2942503}
     given = arguments("$sortArray", argument, tuple(codes), no_document=2942500, unknown=2942501, missing=codes)
-    source, items_of = _input_of(given, scope, "$sortArray", 2942504)
     sort_key = _item_sort_key(given["sortBy"])
 
-    def run(root: Document, variables: Variables) -> Any:
-        items = items_of(root, variables)
-        if items is None:
-            return None
+    def ordered(array: Any) -> list[Any]:
+        items = need_array("$sortArray", array, 2942504)
         spend(size_of(items))
         return sort_by_key([(sort_key(item), item) for item in items]) if items else items
 
-    return combine(run, source)
+    return apply(ordered, [scope.compile(given["input"])], null_if_null=True)
 
 
 def _item_sort_key(sort_by: Any) -> Callable[[Any], bytes]:
@@ -376,18 +361,18 @@ OPERATORS: Final = (
     _end("$first", 0),
     _end("$last", -1),
     plain("$concatArrays", _concat, 0, None),
-    special("$in", _in),
+    Operator("$in", _in),
     plain("$indexOfArray", _index_of, 2, 4),
     plain("$isArray", lambda value: type(value) is list),
     plain("$range", _range, 2, 3),
     plain("$reverseArray", _reverse, null_if_null=True),
     plain("$size", lambda array: len(need_array("$size", array, 17124))),
     plain("$slice", _slice, 2, 3, null_if_null=True),
-    special("$map", _map),
-    special("$filter", _filter),
-    special("$reduce", _reduce),
-    special("$sortArray", _sort_array),
-    special("$zip", _zip),
+    Operator("$map", _map),
+    Operator("$filter", _filter),
+    Operator("$reduce", _reduce),
+    Operator("$sortArray", _sort_array),
+    Operator("$zip", _zip),
     plain("$setUnion", _union, 0, None),
     plain("$setIntersection", _intersection, 0, None),
     plain("$setDifference", _difference, 2, null_if_null=True),

@@ -16,7 +16,7 @@ from replset.query.arithmetic import DECIMAL128, to_decimal
 from replset.query.errors import show
 from replset.query.expressions.date_text import iso_text, read_date
 from replset.query.expressions.dates import ms_of
-from replset.query.expressions.frame import Expression, Operator, Scope, fault, plain, special
+from replset.query.expressions.frame import Expression, Operator, Scope, fault, plain
 from replset.query.expressions.shared import INT32, INT64, NO_INPUT, conversion_failure, whole_number, with_fallbacks
 from replset.query.expressions.strings import double_text
 from replset.query.expressions.time_zones import ZULU
@@ -201,7 +201,7 @@ def _short_form(name: str, target: str) -> Operator:
             raise fault(50723, f"{name} requires a single argument, got {len(argument)}")
         return unary.build(argument, scope)
 
-    return special(name, build)
+    return Operator(name, build)
 
 
 # --- single values ------------------------------------------------------------------------------------------------
@@ -275,5 +275,5 @@ OPERATORS: Final = (
     plain("$bitOr", partial(_bitwise, "$bitOr", 0, int.__or__), 0, None, null_if_null=True),
     plain("$bitXor", partial(_bitwise, "$bitXor", 0, int.__xor__), 0, None, null_if_null=True),
     plain("$bitNot", _bit_not, null_if_null=True),
-    special("$rand", _rand),
+    Operator("$rand", _rand),
 )

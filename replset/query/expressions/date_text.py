@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Collection
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from replset.bson import DateTime
@@ -13,15 +13,13 @@ from replset.query.errors import shorten
 from replset.query.expressions.frame import fault, spend
 from replset.query.expressions.shared import conversion_failure
 from replset.query.expressions.time_zones import (
-    DAY,
-    HOUR,
     MINUTE,
-    SECOND,
     ZULU,
     Parts,
     Zone,
     days_of,
-    iso_year_begin,
+    iso_days,
+    local_ms,
     parts_of,
     zone_of,
 )
@@ -54,7 +52,7 @@ def _year(year: int) -> str:
     return f"{year:04}"
 
 
-def check_format(text: str, letters: str) -> None:
+def _check(letters: Collection[str], text: str) -> None:
     """Raise 18535 and 18536 for a format that has other letters behind a percent sign."""
     for found in _SPECIFIER.finditer(text):
         if not found[1]:
@@ -63,8 +61,7 @@ def check_format(text: str, letters: str) -> None:
             raise fault(18536, f"Invalid format character '%{found[1]}' in format string")
 
 
-def check_writing(text: str) -> None:
-    check_format(text, "dGHjLmMSuUVwYzZ%")
+check_writing: Final = partial(_check, _WRITERS)
 
 
 def date_text(text: str, ms: int, zone: Zone) -> str:
@@ -97,6 +94,7 @@ _READERS: Final = {
     "Z": r"(?P<minutes>[+-]\d{1,4})",
     "%": "%",
 }
+check_reading: Final = partial(_check, _READERS)
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH: Final = r"(?P<name>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _TIME: Final = (
@@ -136,10 +134,6 @@ def read_date(text: str, zone: Zone, format_: str | None = None) -> DateTime:
         raise conversion_failure(f"Error parsing date string '{shorten(text)}': {error}") from None
 
 
-def check_reading(text: str) -> None:
-    check_format(text, "".join(_READERS))
-
-
 @lru_cache(maxsize=64)
 def _pattern(format_: str) -> re.Pattern[str]:
     used: set[str] = set()
@@ -165,8 +159,8 @@ def _read(found: dict[str, Any], zone: Zone) -> int:
             raise ValueError("an hour with am or pm is 1 to 12")
         hour = hour % 12 + (12 if given["half"].lower() == "p" else 0)
     ms = int(given.get("fraction", "0")[:3].ljust(3, "0")) if "fraction" in given else _number(given, "L", 0, 999)
-    time = hour * HOUR + _number(given, "M", 0, 59) * MINUTE + _number(given, "S", 0, 59) * SECOND + ms
-    return zone.to_utc(_days(given) * DAY + time)
+    minute, second = _number(given, "M", 0, 59), _number(given, "S", 0, 59)
+    return zone.to_utc(local_ms(_days(given), hour, minute, second, ms))
 
 
 def _zone_in(given: dict[str, str]) -> Zone:
@@ -187,7 +181,7 @@ def _days(given: dict[str, str]) -> int:
     if "name" in given:
         given["m"] = str(_MONTHS.index(given["name"].lower()) + 1)
     if "G" in given and "V" in given:
-        return iso_year_begin(int(given["G"])) + 7 * (_number(given, "V", 1, 53) - 1) + _number(given, "u", 1, 7) - 1
+        return iso_days(int(given["G"]), _number(given, "V", 1, 53), _number(given, "u", 1, 7))
     if "Y" in given and "j" in given:
         return days_of(int(given["Y"]), 1, _number(given, "j", 1, 366))
     if not {"Y", "m", "d"} <= given.keys():

@@ -10,16 +10,7 @@ from replset.bson import DateTime, Int64, ObjectId, Timestamp
 from replset.errors import ErrorCode, FailedToParseError
 from replset.query.errors import show
 from replset.query.expressions.date_text import ISO, check_reading, check_writing, date_text, read_date
-from replset.query.expressions.frame import (
-    Expression,
-    Operator,
-    Scope,
-    arguments,
-    combine,
-    fault,
-    named,
-    special,
-)
+from replset.query.expressions.frame import Expression, Operator, Scope, apply, arguments, combine, fault, named
 from replset.query.expressions.shared import ABSENT, INT64, NO_INPUT, conversion_failure, whole_number, with_fallbacks
 from replset.query.expressions.time_zones import (
     DAY,
@@ -29,7 +20,8 @@ from replset.query.expressions.time_zones import (
     Parts,
     Zone,
     days_of,
-    iso_year_begin,
+    iso_days,
+    local_ms,
     parts_of,
     zone_of,
 )
@@ -107,12 +99,9 @@ def _part(name: str, part: Callable[[Parts], int]) -> Operator:
                     40536, f"{name} accepts exactly one argument if given an array, but was given {len(values)}"
                 )
             given = {"date": values[0]}
-        date, zone = scope.compile(given["date"]), scope.compile(given.get("timezone", _NO_ZONE))
-        return combine(
-            lambda root, variables: compute(date.run(root, variables), zone.run(root, variables)), date, zone
-        )
+        return apply(compute, [scope.compile(given["date"]), scope.compile(given.get("timezone", _NO_ZONE))])
 
-    return special(name, build)
+    return Operator(name, build)
 
 
 # --- all parts ----------------------------------------------------------------------------------------------------
@@ -169,9 +158,8 @@ def _from_parts(argument: Any, scope: Scope) -> Expression:
         timezone = zone.run(root, variables)
         if is_null(timezone):
             return None
-        days = _iso_days(numbers) if is_iso else days_of(numbers["year"], numbers["month"], numbers["day"])
-        time = numbers["hour"] * HOUR + numbers["minute"] * MINUTE + numbers["second"] * SECOND + numbers["millisecond"]
-        return _made(zone_of(timezone).to_utc(days * DAY + time), name)
+        days = (iso_days if is_iso else days_of)(*[numbers[field] for field in (_ISO_PARTS if is_iso else _DAY_PARTS)])
+        return _made(zone_of(timezone).to_utc(local_ms(days, *[numbers[field] for field in _TIME_PARTS])), name)
 
     return combine(run, *parts.values(), zone)
 
@@ -195,18 +183,19 @@ def _part_number(field: str, value: Any) -> int:
     return number
 
 
-def _iso_days(numbers: Mapping[str, int]) -> int:
-    return iso_year_begin(numbers["isoWeekYear"]) + 7 * (numbers["isoWeek"] - 1) + numbers["isoDayOfWeek"] - 1
-
-
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
+def _check_format(name: str, code: int, check: Callable[[str], None], format_: Any) -> None:
+    if format_ is ABSENT or is_null(format_):
+        return
+    if not isinstance(format_, str):
+        raise fault(code, f"{name} requires that 'format' be a string, found: {type_name(format_)}")
+    check(format_)
+
+
 def _to_string(date: Any, format_: Any, timezone: Any) -> object:
-    if format_ is not ABSENT and not is_null(format_):
-        if not isinstance(format_, str):
-            raise fault(18533, f"$dateToString requires that 'format' be a string, found: {type_name(format_)}")
-        check_writing(format_)
+    _check_format("$dateToString", 18533, check_writing, format_)
     zone = None if is_null(timezone) else zone_of(timezone)
     if is_null(date):
         return NO_INPUT
@@ -218,10 +207,7 @@ def _to_string(date: Any, format_: Any, timezone: Any) -> object:
 
 
 def _from_string(text: Any, format_: Any, timezone: Any) -> object:
-    if format_ is not ABSENT and not is_null(format_):
-        if not isinstance(format_, str):
-            raise fault(40684, f"$dateFromString requires that 'format' be a string, found: {type_name(format_)}")
-        check_reading(format_)
+    _check_format("$dateFromString", 40684, check_reading, format_)
     zone = None if is_null(timezone) else zone_of(timezone)
     if is_null(text):
         return NO_INPUT
@@ -363,7 +349,7 @@ _WEEK: Final = {"timezone": _NO_ZONE, "startOfWeek": "sunday"}
 OPERATORS: Final = (
     *(_part(name, part) for name, part in _PARTS.items()),
     named("$dateToParts", _to_parts, ("date",), {"timezone": _NO_ZONE, "iso8601": False}, 40524, 40520, 40522),
-    special("$dateFromParts", _from_parts),
+    Operator("$dateFromParts", _from_parts),
     with_fallbacks(
         "$dateToString",
         _to_string,

@@ -1,8 +1,8 @@
 """Compiles expressions to closures: values, paths, variables, documents, arrays, and the table of operators.
 
 `compile_expression` (in the package) makes an `Expression`, which the caller evaluates on one document after the other.
-An operator is one row made by `plain`, `named` or `special`. Constants are folded, so what is wrong with them is
-raised at once, as in MongoDB.
+An operator is one row, most of them made by `plain` or `named`. Constants are folded, so what is wrong with them is
+raised at once, as in MongoDB; but in branches of $switch that no document can reach.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class Expression:
     paths: the dotted paths of the document that it looks at; WHOLE among them when it may look at all.
     is_constant: whether the value is `value` for every document.
     is_path: whether it only finds what is there.
+    error: what a constant part of it raises.
     """
 
     run: Run
@@ -89,6 +90,13 @@ class Expression:
     is_constant: bool = False
     value: Any = MISSING
     is_path: bool = False
+    error: ReplError | None = None
+
+    def checked(self) -> Expression:
+        """Return the expression itself. Raises its error."""
+        if self.error is not None:
+            raise self.error
+        return self
 
     def evaluate(self, root: Document, variables: Variables) -> Any:
         """Return the value for the document, or MISSING. variables: at least those that were in scope.
@@ -111,7 +119,7 @@ def constant(value: Any) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One row of the table: how the argument of `name` becomes an expression."""
+    """One row of the table: how `build(argument, scope)` makes an expression of the argument of `name`."""
 
     name: str
     build: Callable[[Any, Scope], Expression]
@@ -154,13 +162,27 @@ class Scope:
         return operator
 
 
-def combine(run: Run, *parts: Expression, folds: bool = True) -> Expression:
-    """Return the expression that `run` computes from its parts: a constant if all parts are, and if it `folds`."""
-    if folds and all([part.is_constant for part in parts]):
-        value = run({}, {})
-        if _is_small(value):
-            return constant(value)
-    return Expression(run, frozenset().union(*[part.paths for part in parts]))
+def combine(run: Run, *parts: Expression) -> Expression:
+    """Return the expression that `run` computes from its parts: a constant if all parts are."""
+    error = first_error(parts)
+    if error is None and all([part.is_constant for part in parts]):
+        try:
+            value = run({}, {})
+        except ReplError as raised:
+            error = raised
+        else:
+            if _is_small(value):
+                return constant(value)
+    return Expression(run, frozenset().union(*[part.paths for part in parts]), error=error)
+
+
+def first_error(parts: Iterable[Expression]) -> ReplError | None:
+    return next((part.error for part in parts if part.error is not None), None)
+
+
+def apply(function: Callable[..., Any], parts: Sequence[Expression], null_if_null: bool = False) -> Expression:
+    """Return the expression that a function of the values of all parts is; see `plain`."""
+    return combine(_call(function, [part.run for part in parts], null_if_null), *parts)
 
 
 def _is_small(value: Any) -> bool:
@@ -188,7 +210,7 @@ def has_loops(value: Any) -> bool:
     return type(value) is list and any(map(has_loops, value))
 
 
-# --- the three kinds of rows --------------------------------------------------------------------------------------
+# --- rows of the table --------------------------------------------------------------------------------------------
 
 
 def plain(
@@ -197,21 +219,18 @@ def plain(
     least: int = 1,
     most: int | None = -1,
     null_if_null: bool = False,
-    folds: bool = True,
 ) -> Operator:
     """Return an operator that is a function of its values, which are MISSING where there is none.
 
     least, most: how many arguments; most is as `least` if not given, None for any number.
     null_if_null: the result is null if a value is null, undefined or missing; the function never sees them.
-    folds: False if the same values can give another result.
     """
     limit = least if most == -1 else most
 
     def build(argument: Any, scope: Scope) -> Expression:
         values = argument if type(argument) is list else [argument]
-        _check_count(name, len(values), least, limit)
-        parts = scope.compile_all(values)
-        return combine(_call(function, [part.run for part in parts], null_if_null), *parts, folds=folds)
+        check_argument_count(name, len(values), least, limit)
+        return apply(function, scope.compile_all(values), null_if_null)
 
     return Operator(name, build)
 
@@ -224,8 +243,6 @@ def named(
     no_document: int = ErrorCode.FAILED_TO_PARSE,
     unknown: int = ErrorCode.FAILED_TO_PARSE,
     missing: int | Mapping[str, int] = ErrorCode.FAILED_TO_PARSE,
-    null_if_null: bool = False,
-    folds: bool = True,
 ) -> Operator:
     """Return an operator with named arguments. The function gets the values in the order of `required`, `optional`.
 
@@ -239,13 +256,8 @@ def named(
         parts = []
         for field in (*required, *defaults):
             parts.append(scope.compile(given[field]) if field in given else constant(defaults[field]))
-        return combine(_call(function, [part.run for part in parts], null_if_null), *parts, folds=folds)
+        return apply(function, parts)
 
-    return Operator(name, build)
-
-
-def special(name: str, build: Callable[[Any, Scope], Expression]) -> Operator:
-    """Return an operator that reads its argument by itself: `build(argument, scope)` gives the expression."""
     return Operator(name, build)
 
 
@@ -271,7 +283,7 @@ def arguments(
     return dict(argument)
 
 
-def _check_count(name: str, count: int, least: int, most: int | None) -> None:
+def check_argument_count(name: str, count: int, least: int, most: int | None) -> None:
     if least <= count and (most is None or count <= most):
         return
     if most is not None and least != most:

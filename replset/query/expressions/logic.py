@@ -20,9 +20,9 @@ from replset.query.expressions.frame import (
     combine,
     constant,
     fault,
+    first_error,
     key_of,
     plain,
-    special,
 )
 from replset.query.order import is_null, is_true
 
@@ -55,7 +55,10 @@ def _all_or_any(ends: bool) -> Callable[[Any, Scope], Expression]:
 
     def build(argument: Any, scope: Scope) -> Expression:
         parts = scope.compile_all(argument if type(argument) is list else [argument])
-        runs = [part.run for part in parts]
+        constants = [is_true(part.value) for part in parts if part.is_constant]
+        if ends in constants and first_error(parts) is None:
+            return constant(ends)  # as in MongoDB, whatever the parts before it would raise
+        runs = [part.run for part in parts if not part.is_constant]
 
         def run(root: Document, variables: Variables) -> bool:
             for of in runs:
@@ -108,13 +111,20 @@ def _switch(argument: Any, scope: Scope) -> Expression:
         raise fault(40068, "$switch requires at least one branch.")
     cases: list[tuple[Run, Run]] = []
     codes = {"case": 40064, "then": 40065}
-    parts = []
+    default = scope.compile(given["default"]) if "default" in given else None
+    parts = [] if default is None else [default]
+    is_decided = False
     for branch in branches:
         arguments("a branch of $switch", branch, tuple(codes), no_document=40062, unknown=40063, missing=codes)
         case, then = [scope.compile(branch[name]) for name in codes]
+        if is_decided or (case.is_constant and not is_true(case.value)):
+            continue  # no document comes here, so what its constants raise is nobody's error
+        is_decided = case.is_constant
         parts += [case, then]
         cases.append((case.run, then.run))
-    default = scope.compile(given["default"]) if "default" in given else None
+    if not parts:
+        never = "One cannot execute a switch statement where all the cases evaluate to false without a default."
+        return Expression(constant(None).run, error=fault(40069, never))
 
     def run(root: Document, variables: Variables) -> Any:
         for case, then in cases:
@@ -124,7 +134,7 @@ def _switch(argument: Any, scope: Scope) -> Expression:
             raise fault(40066, "$switch could not find a matching branch for an input, and no default was specified.")
         return default.run(root, variables)
 
-    return combine(run, *parts, *([default] if default else []))
+    return combine(run, *parts)
 
 
 def variable_name(name: object, operator: str) -> str:
@@ -162,13 +172,13 @@ OPERATORS: Final = (
     _comparison("$lt", lambda a, b: a < b),
     _comparison("$lte", lambda a, b: a <= b),
     plain("$cmp", _compare, 2),
-    special("$and", _all_or_any(ends=False)),
-    special("$or", _all_or_any(ends=True)),
+    Operator("$and", _all_or_any(ends=False)),
+    Operator("$or", _all_or_any(ends=True)),
     plain("$not", lambda value: not is_true(value)),
-    special("$cond", _cond),
-    special("$ifNull", _if_null),
-    special("$switch", _switch),
-    special("$let", _let),
-    special("$literal", lambda argument, _scope: constant(argument)),
-    special("$const", lambda argument, _scope: constant(argument)),
+    Operator("$cond", _cond),
+    Operator("$ifNull", _if_null),
+    Operator("$switch", _switch),
+    Operator("$let", _let),
+    Operator("$literal", lambda argument, _scope: constant(argument)),
+    Operator("$const", lambda argument, _scope: constant(argument)),
 )

@@ -9,15 +9,16 @@ from replset.query.errors import show
 from replset.query.expressions.frame import (
     Document,
     Expression,
+    Operator,
     Scope,
     Variables,
+    apply,
     arguments,
     combine,
     constant,
     fault,
     need_array,
     plain,
-    special,
     spend_items,
 )
 from replset.query.order import MISSING, is_null, type_name
@@ -110,13 +111,12 @@ def _get_field(argument: Any, scope: Scope) -> Expression:
     field = _field_name("$getField", given["field"], scope, (5654600, 5654601, 5654602))
     source = scope.compile(given["input"])
 
-    def run(root: Document, variables: Variables) -> Any:
-        value = source.run(root, variables)
+    def read(value: Any) -> Any:
         if isinstance(value, Mapping):
             return value.get(field, MISSING)
         return None if value is not MISSING and is_null(value) else MISSING
 
-    return combine(run, source)
+    return apply(read, [source])
 
 
 def _set_field(argument: Any, scope: Scope) -> Expression:
@@ -154,7 +154,7 @@ OPERATORS: Final = (
     plain("$mergeObjects", _merge_objects, 0, None),
     plain("$objectToArray", _to_array, null_if_null=True),
     plain("$arrayToObject", _to_object, null_if_null=True),
-    special("$getField", _get_field),
-    special("$setField", _set_field),
-    special("$unsetField", _unset_field),
+    Operator("$getField", _get_field),
+    Operator("$setField", _set_field),
+    Operator("$unsetField", _unset_field),
 )

@@ -1,4 +1,4 @@
-"""What the operators on strings, dates and types share."""
+"""What operators of several files share beside the frame: whole numbers, and values to fall back to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
+from replset.query.errors import show
 from replset.query.expressions.frame import (
     Document,
     Expression,
@@ -18,7 +19,9 @@ from replset.query.expressions.frame import (
     arguments,
     combine,
     constant,
+    fault,
 )
+from replset.query.order import type_name
 
 INT32: Final = 1 << 31
 INT64: Final = 1 << 63
@@ -48,6 +51,16 @@ def whole_number(value: Any, limit: int = INT64) -> int | None:
         return None
     number = int(value)
     return number if number == value and -limit <= number < limit else None
+
+
+def index_argument(name: str, what: str, value: object) -> int:
+    """Return the third or fourth argument of $indexOfBytes and its like."""
+    number = whole_number(value, INT32)
+    if number is None:
+        raise fault(40096, f"{name} requires an integral {what} index, found {type_name(value)}: {show(value)}")
+    if number < 0:
+        raise fault(40097, f"{name} requires a nonnegative {what} index, found: {number}")
+    return number
 
 
 def conversion_failure(message: str) -> ReplError:

@@ -12,7 +12,7 @@ from replset.bson import Code, DateTime, Decimal128, Symbol, Timestamp
 from replset.query.errors import show
 from replset.query.expressions.date_text import iso_text
 from replset.query.expressions.frame import fault, named, plain, spend
-from replset.query.expressions.shared import INT32, whole_number
+from replset.query.expressions.shared import INT32, index_argument, whole_number
 from replset.query.order import is_null, is_number, type_name
 
 _BLANKS: Final = "\0 \t\n\v\f\r\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -134,16 +134,6 @@ def _index_of(name: str, codes: tuple[int, int], in_bytes: bool, text: Any, part
     if in_bytes:
         text, part = encoded(text), encoded(part)
     return text.find(part, *bounds)
-
-
-def index_argument(name: str, what: str, value: object) -> int:
-    """Return the third or fourth argument of $indexOfBytes and its like."""
-    number = whole_number(value, INT32)
-    if number is None:
-        raise fault(40096, f"{name} requires an integral {what} index, found {type_name(value)}: {show(value)}")
-    if number < 0:
-        raise fault(40097, f"{name} requires a nonnegative {what} index, found: {number}")
-    return number
 
 
 def _trim(name: str, strip: Callable[[str, str], str], text: Any, chars: Any) -> object:

@@ -154,6 +154,11 @@ def days_of(year: int, month: int, day: int) -> int:
     return era * 146_097 + of_era * 365 + of_era // 4 - of_era // 100 + of_year - 719_468 + day - 1
 
 
+def local_ms(days: int, hour: int, minute: int, second: int, millisecond: int) -> int:
+    """Return a local time. Its parts may be too many or too few, as in days_of."""
+    return days * DAY + hour * HOUR + minute * MINUTE + second * SECOND + millisecond
+
+
 def civil(days: int) -> tuple[int, int, int]:
     """Return year, month and day of a number of days since 1970."""
     era, day_of_era = divmod(days + 719_468, 146_097)
@@ -163,6 +168,11 @@ def civil(days: int) -> tuple[int, int, int]:
     day = of_year - (153 * month_from_march + 2) // 5 + 1
     month = month_from_march + (3 if month_from_march < 10 else -9)
     return of_era + era * 400 + (month <= 2), month, day
+
+
+def iso_days(year: int, week: int, day: int) -> int:
+    """Return the days since 1970 of a day of an ISO year's week."""
+    return iso_year_begin(year) + 7 * (week - 1) + day - 1
 
 
 def iso_year_begin(year: int) -> int:

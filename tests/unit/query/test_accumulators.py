@@ -148,6 +148,7 @@ def test_percentiles_of_many_numbers_are_exact(monkeypatch: pytest.MonkeyPatch) 
     assert state.result() == [least, sorted(numbers)[125], statistics.median(numbers), greatest]
 
 
+BROKEN = {"$divide": [1, 0]}
 REFUSALS: list[tuple[Any, int]] = [
     (1, 40234),
     ({}, 40238),
@@ -188,6 +189,15 @@ def test_refusals(spec: Any, code: int) -> None:
     with pytest.raises(ReplError) as failure:
         result_of(spec, [1])
     assert failure.value.code == code
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"$sum": BROKEN}, {"$maxN": {"n": BROKEN, "input": 1}}, {"$top": {"sortBy": {"k": 1}, "output": BROKEN}}],
+)
+def test_an_error_in_a_constant_needs_no_document(spec: Any) -> None:
+    with pytest.raises(ReplError, match="zero"):
+        compile_accumulator(spec)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -38,6 +39,7 @@ def assert_same(found: Any, wanted: Any) -> None:
         assert encode({"": found}) == encode({"": wanted})
 
 
+BROKEN = {"$divide": [1, 0]}
 CASES: list[tuple[Any, Any]] = [
     (5, 5),
     ("$a", 1),
@@ -82,6 +84,12 @@ CASES: list[tuple[Any, Any]] = [
     ({"$ifNull": ["$n", "$nowhere"]}, MISSING),
     ({"$switch": {"branches": [{"case": "$n", "then": 1}, {"case": "$a", "then": 2}]}}, 2),
     ({"$switch": {"branches": [{"case": "$n", "then": 1}], "default": "$s"}}, "t"),
+    # what can never be reached raises nothing, and a constant that decides is enough
+    ({"$switch": {"branches": [{"case": 0, "then": BROKEN}, {"case": "$a", "then": 2}]}}, 2),
+    ({"$switch": {"branches": [{"case": 1, "then": 2}, {"case": BROKEN, "then": BROKEN}]}}, 2),
+    ({"$switch": {"branches": [{"case": "$n", "then": 1}, {"case": 1, "then": "$s"}], "default": 5}}, "t"),
+    ({"$and": [{"$divide": [1, "$s"]}, 0]}, False),
+    ({"$or": [{"$divide": [1, "$s"]}, 1]}, True),
     # arithmetic: the widest type counts
     ({"$add": []}, 0),
     ({"$add": [1, 2**31 - 1]}, 2**31),
@@ -282,7 +290,13 @@ REFUSALS: list[tuple[Any, int]] = [
     ({"$switch": {"branches": [{"x": 1}]}}, 40063),
     ({"$switch": {"branches": [{"then": 1}]}}, 40064),
     ({"$switch": {"branches": [{"case": 1}]}}, 40065),
-    ({"$switch": {"branches": [{"case": 0, "then": 1}]}}, 40066),
+    ({"$switch": {"branches": [{"case": "$n", "then": 1}]}}, 40066),
+    ({"$switch": {"branches": [{"case": 0, "then": 1}]}}, 40069),
+    ({"$switch": {"branches": [{"case": 0, "then": {"$nonsense": 1}}], "default": 1}}, 168),
+    ({"$switch": {"branches": [{"case": 1, "then": 1}], "default": BROKEN}}, 2),
+    ({"$cond": [1, 2, BROKEN]}, 2),
+    ({"$and": [0, BROKEN]}, 2),
+    ({"$ifNull": [1, BROKEN]}, 2),
     ({"$switch": {"x": 1}}, 40067),
     ({"$switch": {"branches": []}}, 40068),
     ({"$add": ["x", None]}, 14),
@@ -294,7 +308,7 @@ REFUSALS: list[tuple[Any, int]] = [
     ({"$subtract": [DateTime(-(2**63)), DateTime(1)]}, 15),
     ({"$subtract": [DateTime(1), Decimal128("NaN")]}, 15),
     ({"$multiply": ["x"]}, 14),
-    ({"$divide": [1, 0]}, 2),
+    (BROKEN, 2),
     ({"$divide": [1, Decimal128("0")]}, 2),
     ({"$divide": [1, "x"]}, 14),
     ({"$mod": [1, 0.0]}, 16610),
@@ -445,6 +459,28 @@ def test_paths_are_what_an_expression_looks_at() -> None:
 def test_constants_are_folded() -> None:
     folded = compile_expression({"$cond": [{"$eq": [1, 1.0]}, {"a": [1]}, 2]})
     assert (folded.is_constant, folded.value, folded.paths) == (True, {"a": [1]}, frozenset())
+
+
+def test_each_part_is_compiled_once() -> None:
+    def calls(name: str, depth: int) -> int:
+        deep: Any = "$a"
+        for _ in range(depth):
+            deep = {name: ["$s", [deep, 1]]}
+        count = 0
+
+        def on_event(_frame: object, event: str, _argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(on_event)
+        try:
+            with suppress(ReplError):
+                compile_expression(deep)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert [name for name in OPERATORS if calls(name, 12) > 3 * calls(name, 6) + 100] == []
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
