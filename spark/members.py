@@ -94,7 +94,7 @@ def _is_archive(address: str) -> bool:
     from replset.archive.files import open_files
 
     try:
-        return open_files(address).size(ARCHIVE_FILE) is not None
+        return open_files(address).read(ARCHIVE_FILE) is not None
     except ReplError:  # fsspec does not know it: Arrow may
         return False
 

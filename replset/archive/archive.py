@@ -13,7 +13,7 @@ from typing import Self
 from replset.archive.files import ArchiveError, Files, open_files
 from replset.archive.parquet import decode_rows, encode_rows
 from replset.archive.segments import ARCHIVE_FILE, FOLDER, ArchiveInfo, Position, Segment, SegmentName
-from replset.errors import BadValueError, CappedPositionLostError, CorruptDataError
+from replset.errors import BadValueError, CappedPositionLostError, CorruptDataError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow, next_chain
 
@@ -47,14 +47,19 @@ class Archive:
         known_id: of the archive that the set writes to; empty: of none yet. ArchiveError: what is there is another's.
         """
         data = files.read(ARCHIVE_FILE)
-        if data is None:
-            if known_id:
-                raise ArchiveError(f"{files.address} is empty, and the set's archive {known_id} is not")
+        if data is None and known_id:
+            raise ArchiveError(f"{files.address} is empty, and the set's archive {known_id} is not")
+        try:
+            info = None if data is None else ArchiveInfo.parse(data, f"{files.address}/{ARCHIVE_FILE}")
+        except CorruptDataError:
+            if known_id or files.names(FOLDER):
+                raise
+            info = None  # its first write broke off
+        if info is None:
             if files.names(FOLDER):
                 raise ArchiveError(f"{files.address} has segments and no {ARCHIVE_FILE}: it is damaged")
             files.write(ARCHIVE_FILE, wanted.encode())
             return cls(files, wanted)
-        info = ArchiveInfo.parse(data, f"{files.address}/{ARCHIVE_FILE}")
         if info.set_id != wanted.set_id:
             raise ArchiveError(f"{files.address} is the archive of set {info.set_name} with id {info.set_id}")
         if known_id not in ("", info.archive_id):
@@ -68,13 +73,18 @@ class Archive:
             self._names = sorted(name for name in found if name is not None)
         return self._names
 
+    @property
+    def newest_ts(self) -> int:
+        """The ts of the newest entry there is; 0: there is none."""
+        return max((name.last_ts for name in self.names()), default=0)
+
     def segment(self, name: SegmentName) -> Segment:
-        """Read a manifest. CorruptDataError."""
+        """Read a manifest. CorruptDataError; CappedPositionLostError: it was removed meanwhile."""
         if name not in self._segments:
             where = f"{self.files.address}/{name.manifest}"
             data = self.files.read(name.manifest)
             if data is None:
-                raise ArchiveError(f"{where} was removed meanwhile")
+                raise self._missing(name, where)
             segment = Segment.parse(data, where)
             if segment.name != name or segment.set_id != self.info.set_id:
                 raise CorruptDataError(f"{where} describes another segment: {segment.first} of set {segment.set_id}")
@@ -82,13 +92,13 @@ class Archive:
         return self._segments[name]
 
     def rows(self, segment: Segment) -> list[OplogRow]:
-        """Read a whole segment, and check its bytes and every entry. CorruptDataError."""
+        """Read a whole segment, and check its bytes and every entry. Raises as `segment`."""
         if self._read is not None and self._read[0] == segment.name:
             return self._read[1]
         where = f"{self.files.address}/{segment.file}"
         data = self.files.read(segment.file)
         if data is None:
-            raise CorruptDataError(f"{where} is missing")
+            raise self._missing(segment.name, where)
         if len(data) != segment.size or hashlib.sha256(data).hexdigest() != segment.sha256:
             raise CorruptDataError(f"{where} is damaged: its hash differs from the manifest's")
         rows = decode_rows(data, where, segment.previous_chain)
@@ -97,6 +107,12 @@ class Archive:
             raise CorruptDataError(f"{where} does not hold the entries that its manifest names")
         self._read = segment.name, rows
         return rows
+
+    def _missing(self, name: SegmentName, where: str) -> ReplError:
+        """The error where a file is not there."""
+        if name in self.names():
+            return CorruptDataError(f"{where} is missing")
+        return CappedPositionLostError(f"{where} was removed")
 
     def after(self, optime: OpTime) -> Segment | None:
         """The segment with the entry behind this one; None: nothing newer is archived.
@@ -168,10 +184,21 @@ class Archive:
         self.files.write(segment.name.manifest, segment.encode())
         return segment
 
-    def remove(self, segment: Segment) -> None:
-        """Remove a segment, its manifest first."""
-        self.files.remove(segment.name.manifest)
-        self.files.remove(segment.file)
+    def remove_before(self, end_ts: int, *, dry_run: bool = False) -> Iterator[SegmentName]:
+        """Remove all whose entries are older, whole or not, the oldest first; give the name of each.
+
+        A manifest goes before its rows. Behind the newest segment rows may just be about to get theirs.
+        """
+        end_ts = min(end_ts, self.newest_ts + 1)
+        found: dict[SegmentName, list[str]] = {}
+        for file in self.files.names(FOLDER):
+            name = SegmentName.of_file(file)
+            if name is not None and name.last_ts < end_ts:
+                found.setdefault(name, []).append(f"{FOLDER}/{file}")
+        for name, files in sorted(found.items()):
+            yield name
+            for file in () if dry_run else sorted(files, key=name.manifest.__ne__):
+                self.files.remove(file)
 
 
 def check_continues(rows: Sequence[OplogRow], position: Position, where: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from replset.errors import BadValueError, ErrorCode, ReplError
@@ -29,9 +30,6 @@ class Files(Protocol):
 
     def names(self, folder: str) -> list[str]:
         """The names of the files in this folder, sorted; none where it is missing."""
-
-    def size(self, name: str) -> int | None:
-        """The bytes of a file; None: there is none."""
 
     def remove(self, name: str) -> None:
         """Nothing happens when there is no such file."""
@@ -64,20 +62,16 @@ class FolderFiles:
         return self._folder
 
     def read(self, name: str) -> bytes | None:
-        try:
-            with open(self._path(name), "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _failure(self._path(name), error) from error
+        with _reported(self._path(name)), open(self._path(name), "rb") as file:
+            return file.read()
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         """Written beside its place, synced, renamed: a crash leaves the file as it was, and perhaps a `.part`."""
         path = self._path(name)
         part = f"{path}.{os.getpid()}.part"
         folder = os.path.dirname(path)
-        try:
+        with _reported(path, may_be_missing=False):
             try:
                 self._make_folder(folder)
                 with open(part, "wb") as file:
@@ -90,8 +84,6 @@ class FolderFiles:
                 with suppress(OSError):
                     os.unlink(part)
                 raise
-        except OSError as error:
-            raise _failure(path, error) from error
 
     def _make_folder(self, folder: str) -> None:
         if not os.path.isdir(folder):
@@ -101,28 +93,13 @@ class FolderFiles:
                 _sync_folder(folder)
 
     def names(self, folder: str) -> list[str]:
-        try:
+        with _reported(self._path(folder)):
             return sorted(os.listdir(self._path(folder)))
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _failure(self._path(folder), error) from error
-
-    def size(self, name: str) -> int | None:
-        try:
-            return os.stat(self._path(name)).st_size
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _failure(self._path(name), error) from error
+        return []
 
     def remove(self, name: str) -> None:
-        try:
+        with _reported(self._path(name)):
             os.unlink(self._path(name))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _failure(self._path(name), error) from error
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, *name.split("/"))
@@ -137,60 +114,47 @@ def _sync_folder(folder: str) -> None:
 
 
 class RemoteFiles:
-    """What fsspec reaches. Its errors are of any kind. An object store shows a file only when all of it is there."""
+    """What fsspec reaches. An object store shows a file only when all of it is there; what else there is (sftp://) may
+    show the beginning of one after a crash, see write_segment.
+    """
 
     def __init__(self, address: str, system: Any, root: str) -> None:
         self.address = address
         self._system, self._root = system, root.rstrip("/")
 
     def read(self, name: str) -> bytes | None:
-        try:
+        with _reported(self._path(name)):
             return bytes(self._system.cat_file(self._path(name)))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise _failure(self._path(name), error) from error
+        return None
 
     def write(self, name: str, data: bytes) -> None:
         path = self._path(name)
-        try:
+        with _reported(path, may_be_missing=False):
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._system.pipe_file(path, data)
-        except Exception as error:
-            raise _failure(path, error) from error
 
     def names(self, folder: str) -> list[str]:
-        try:
+        with _reported(self._path(folder)):
             self._system.invalidate_cache()
             return sorted(path.rpartition("/")[2] for path in self._system.ls(self._path(folder), detail=False))
-        except FileNotFoundError:
-            return []
-        except Exception as error:
-            raise _failure(self._path(folder), error) from error
-
-    def size(self, name: str) -> int | None:
-        try:
-            self._system.invalidate_cache()
-            return int(self._system.size(self._path(name)))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise _failure(self._path(name), error) from error
+        return []
 
     def remove(self, name: str) -> None:
-        try:
+        with _reported(self._path(name)):
             self._system.rm_file(self._path(name))
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise _failure(self._path(name), error) from error
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
 
-def _failure(path: str, error: Exception) -> ArchiveError:
-    return ArchiveError(f"archive: {path}: {_text(error)}")
+@contextmanager
+def _reported(path: str, *, may_be_missing: bool = True) -> Iterator[None]:
+    """Raise an ArchiveError of any error, fsspec's are of any kind. A file that may be missing is none."""
+    try:
+        yield
+    except Exception as error:
+        if not (may_be_missing and isinstance(error, FileNotFoundError)):
+            raise ArchiveError(f"archive: {path}: {_text(error)}") from error
 
 
 def _text(error: Exception) -> str:

@@ -82,9 +82,11 @@ def bring_to(
     with closing(Store.open(disk, dbpath, options)) as store:
         if point is not None and point.end_ts <= store.last_applied.ts:
             _go_back(store, point)
+        elif point is not None and point.optime == store.last_applied:
+            pass
         elif archive is not None:
             _go_on(store, archive, point, on_entries)
-        elif point is not None and (point.optime is None or point.optime != store.last_applied):
+        elif point is not None:
             raise BadValueError(f"the backup ends at {store.last_applied}, before {point.text}: give --archive")
         _check_reached(store, point)
         return _hashes(store)
@@ -108,7 +110,7 @@ def _go_back(store: Store, point: PointInTime) -> None:
 def _go_on(store: Store, archive: Archive, point: PointInTime | None, on_entries: Callable[[int], None]) -> None:
     position = Position(store.last_applied, store.chain)
     if point is not None:
-        newest = archive.names()[-1].last_ts if archive.names() else 0
+        newest = archive.newest_ts
         if newest < point.end_ts - (1 if point.optime is not None else 0):
             raise BadValueError(f"the archive does not reach {point.text}: its newest entry is {_shown(newest)}")
     for page in archive.pages(position):

@@ -12,14 +12,13 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
-from replset.errors import CorruptDataError
+from replset.errors import BadValueError, CorruptDataError
 from replset.ids import OpTime, pack_ts
 
 ARCHIVE_FILE = "archive.json"
 FOLDER = "segments"
 FORMAT = 1
-LONGEST_MANIFEST = 1 << 16
-_NAME = re.compile(r"(\d{10})\.(\d{10})-(\d{10})\.(\d{10})\.json")
+_NAME = re.compile(r"(\d{10})\.(\d{10})-(\d{10})\.(\d{10})\..+")
 
 
 class Position(NamedTuple):
@@ -46,6 +45,12 @@ class SegmentName(NamedTuple):
     @classmethod
     def parse(cls, file: str) -> Self | None:
         """Read the name of a manifest within its folder; None: it is another file."""
+        name = cls.of_file(file)
+        return name if name is not None and f"{FOLDER}/{file}" == name.manifest else None
+
+    @classmethod
+    def of_file(cls, file: str) -> Self | None:
+        """The segment to which a file of this name belongs; None: to none."""
         found = _NAME.fullmatch(file)
         if found is None:
             return None
@@ -145,7 +150,7 @@ def _checked(data: bytes, where: str) -> dict[str, Any]:
     if checksum != _checksum(fields):
         raise CorruptDataError(f"{where} is damaged: its checksum differs")
     if fields.pop("format") != FORMAT:
-        raise CorruptDataError(f"{where} is of a newer version: format {number}, known {FORMAT}")
+        raise BadValueError(f"{where} is of a newer version: format {number}, known {FORMAT}")
     return fields
 
 

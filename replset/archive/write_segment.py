@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
 import apsw
 
 from replset.archive.archive import Archive
 from replset.archive.files import ArchiveError, Files
 from replset.archive.ports import WriteJob, Written
-from replset.archive.segments import ArchiveInfo, Position, Segment
+from replset.archive.segments import ArchiveInfo, Position, Segment, SegmentName
+from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL
 from replset.oplog_row import CHAIN_START, OplogRow, next_chain
 from replset.storage import oplog
 from replset.storage.txn import read_meta
+
+log = logging.getLogger("replset.archive")
 
 _MOST_ROWS = 200_000
 
@@ -28,7 +33,7 @@ def write_segment(files: Files, connection: apsw.Connection, job: WriteJob) -> W
         return Written(archive_id, found, is_gap=False)
     connection.execute("BEGIN")
     try:
-        before, rows = _next_rows(connection, job)
+        before, rows = _next_rows(files, connection, job)
     finally:
         connection.execute("ROLLBACK")
     if not rows:
@@ -43,27 +48,47 @@ def _there_already(archive: Archive, connection: apsw.Connection, after: Positio
     ArchiveError: it ends with an entry that this oplog does not have, so its history is not the set's.
     """
     names = archive.names()
-    if after is None:
-        found = archive.segment(names[-1]) if names else None
-    else:
-        segments = (archive.segment(name) for name in names if name.last_ts > after.optime.ts)
-        found = next((segment for segment in segments if segment.before == after), None)
+    newer = reversed(names) if after is None else (name for name in names if name.last_ts > after.optime.ts)
+    segments = (_whole(archive, connection, name, after) for name in newer)
+    found = next((segment for segment in segments if segment is not None), None)
     if found is None:
         return None
     row = oplog.row_at(connection, found.end.optime)
     if row is None and found.end.optime.ts < _oldest_ts(connection):
         return found  # it cannot be compared any more: the next segment begins behind a gap
     if row is None or row.chain != found.chain:
-        raise ArchiveError(
-            f"{archive.files.address} ends with {found.last}, which is not in this member's oplog: after a forced"
-            " reconfiguration or a restore the set needs a new archive"
-        )
-    if archive.files.size(found.file) != found.size:
-        raise ArchiveError(f"{archive.files.address}/{found.file} is missing or cut off: see replset archive check")
+        raise _other_history(archive.files, found.last)
     return found
 
 
-def _next_rows(connection: apsw.Connection, job: WriteJob) -> tuple[Position | None, list[OplogRow]]:
+def _whole(archive: Archive, connection: apsw.Connection, name: SegmentName, after: Position | None) -> Segment | None:
+    """The segment of this name; None if it does not continue `after`, or is damaged and this oplog has all of it.
+
+    Such a one is not a segment any more: its write broke off, or a disk lost it, and it is written again.
+    """
+    try:
+        segment = archive.segment(name)
+        if after is not None and segment.before != after:
+            return None
+        archive.rows(segment)
+    except CorruptDataError as error:
+        if not all(_has_ts(connection, ts) for ts in name):
+            raise
+        log.warning("%s; it is written again", error.message)
+        archive.files.remove(name.manifest)
+        return None
+    return segment
+
+
+def _other_history(files: Files, last: object) -> ArchiveError:
+    return ArchiveError(
+        f"{files.address} goes up to {last}, which is not in this member's history, after a forced reconfiguration or a"
+        " restore say. Keep it, since it holds what was lost; run replSetForgetArchive on the primary, and start the"
+        " members with --archive and another address"
+    )
+
+
+def _next_rows(files: Files, connection: apsw.Connection, job: WriteJob) -> tuple[Position | None, list[OplogRow]]:
     """The rows behind job.after, and the entry that the first of them follows; None where that is gone."""
     trimmed_through = read_meta(connection, "trimmed_through") or 0
     before = job.after
@@ -72,7 +97,7 @@ def _next_rows(connection: apsw.Connection, job: WriteJob) -> tuple[Position | N
     elif before.optime.ts < int(str(trimmed_through)) and oplog.row_at(connection, before.optime) is None:
         before = None
     elif not _is_here(connection, before):
-        raise ArchiveError(f"the archive goes up to {before.optime}, which is not in this member's history")
+        raise _other_history(files, before.optime)
     after_ts = 0 if before is None else before.optime.ts
     rows = oplog.rows_after(connection, after_ts, limit=_MOST_ROWS, max_bytes=job.max_bytes)
     rows = [row for row in rows if row.ts <= job.through.ts]
@@ -88,6 +113,11 @@ def _is_here(connection: apsw.Connection, position: Position) -> bool:
     if oldest is None or oldest.ts < position.optime.ts:
         return False
     return next_chain(position.chain, oldest.hash) == oldest.chain
+
+
+def _has_ts(connection: apsw.Connection, ts: int) -> bool:
+    row = oplog.row_at_or_before(connection, ts)
+    return row is not None and row.ts == ts
 
 
 def _oldest_ts(connection: apsw.Connection) -> int:

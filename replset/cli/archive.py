@@ -11,6 +11,7 @@ from replset.archive.point_in_time import PointInTime
 from replset.archive.segments import FOLDER, Position, Segment
 from replset.bson import to_ejson
 from replset.errors import ReplError
+from replset.ids import OPTIME_NULL
 from replset.long_work import LongWork
 
 app = typer.Typer(help="Look after the archive of the oplog.", no_args_is_help=True)
@@ -33,6 +34,8 @@ def list_segments(url: Url, json: AsJson = False) -> None:
         return
     gap_before = {before: after for after, before in _gaps(segments)}
     typer.echo(f"archive {archive.info.archive_id} of set {archive.info.set_name} ({archive.info.set_id})")
+    if segments and segments[0].previous != str(OPTIME_NULL):
+        typer.echo(f"  nothing before {segments[0].first}: it was removed, or never archived")
     for one in segments:
         if one.first in gap_before:
             typer.echo(f"  gap: nothing between {gap_before[one.first]} and {one.first}")
@@ -104,10 +107,8 @@ def remove(
     """Remove the segments whose entries are all older, the oldest first."""
     archive = Archive.open(url)
     end_ts = PointInTime.parse(before).end_ts
-    old = [name for name in archive.names() if name.last_ts < end_ts]
-    for name in old:
-        segment = archive.segment(name)
-        typer.echo(f"{'would remove' if dry_run else 'removed'} {segment.first} to {segment.last}")
-        if not dry_run:
-            archive.remove(segment)
-    typer.echo(f"{len(old)} of {len(archive.names())} segments" if dry_run else f"{len(old)} segments removed")
+    count = 0
+    for name in archive.remove_before(end_ts, dry_run=dry_run):
+        count += 1
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {name.stem}")
+    typer.echo(f"{count} of {len(archive.names())} segments" if dry_run else f"{count} segments removed")

@@ -105,6 +105,8 @@ def test_the_archive_survives_its_writers_and_gives_back_a_moment(tmp_path: Path
         removed = program("archive", "remove", address, "--before", str(moment))
         assert removed.returncode == 0, removed.stderr
         assert "segments removed" in removed.stdout
+        left = program("archive", "list", address).stdout
+        assert f"nothing before {first(address)}: it was removed" in left
 
 
 def inserted(member: LocalMember, collection: str, since: OpTime) -> list[object]:

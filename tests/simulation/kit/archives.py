@@ -48,11 +48,6 @@ class MemoryFiles:
         self._may_fail()
         return sorted(name.rpartition("/")[2] for name in self.content if name.startswith(f"{folder}/"))
 
-    def size(self, name: str) -> int | None:
-        self._may_fail()
-        data = self.content.get(name)
-        return None if data is None else len(data)
-
     def remove(self, name: str) -> None:
         self.content.pop(name, None)
 

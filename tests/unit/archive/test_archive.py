@@ -51,9 +51,9 @@ def write(driver: Driver, files: Files, asked: WriteJob) -> Written:
     return driver.store.query(lambda connection: write_segment(files, connection, asked))
 
 
-def write_all(driver: Driver, files: Files, max_bytes: int = 1_500) -> list[Segment]:
-    """All segments of what is committed, one after the other as a member does."""
-    after, archive_id, segments = None, "", []
+def write_all(driver: Driver, files: Files, max_bytes: int = 1_500, after: Position | None = None) -> list[Segment]:
+    """All segments of what is committed behind `after`, one after the other as a member does."""
+    archive_id, segments = "", list[Segment]()
     while True:
         written = write(driver, files, job(driver, after, archive_id, max_bytes))
         if written.segment is None:
@@ -64,6 +64,12 @@ def write_all(driver: Driver, files: Files, max_bytes: int = 1_500) -> list[Segm
 
 def rows_of(driver: Driver) -> list[OplogRow]:
     return driver.store.query(lambda connection: oplog.rows_after(connection, 0, limit=10_000, max_bytes=1 << 30))
+
+
+def trim(driver: Driver, through: OpTime) -> None:
+    with driver.store.maintenance() as txn:
+        txn.connection.execute("DELETE FROM oplog WHERE ts <= ?", (through.ts,))
+        write_meta(txn.connection, "trimmed_through", through.ts)
 
 
 def archived(files: Files) -> list[OplogRow]:
@@ -94,34 +100,73 @@ class Crash(Exception):
 
 
 class CrashingFiles(FolderFiles):
-    """Dies before or after the write of that number."""
+    """Dies before or after the write of that number, or leaves half of the file, as file systems without rename do."""
 
-    def __init__(self, folder: str, at: int, *, after: bool) -> None:
+    def __init__(self, folder: str, at: int, when: str) -> None:
         super().__init__(folder)
-        self._at, self._after = at, after
+        self._at, self._when = at, when
 
     def write(self, name: str, data: bytes) -> None:
         self._at -= 1
-        if self._at == 0 and not self._after:
-            raise Crash
-        super().write(name, data)
+        if self._at == 0 and self._when != "before":
+            super().write(name, data if self._when == "after" else data[: len(data) // 2])
         if self._at == 0:
             raise Crash
+        super().write(name, data)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("when", ["before", "within", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_a_crash_at_each_write_leaves_an_archive_that_goes_on(
-    driver: Driver, files: FolderFiles, at: int, after: bool
+    driver: Driver, files: FolderFiles, at: int, when: str
 ) -> None:
     """Writes are: archive.json, then of each segment the rows and the manifest."""
     with pytest.raises(Crash):
-        write_all(driver, CrashingFiles(files.address, at, after=after))
+        write_all(driver, CrashingFiles(files.address, at, when))
     write_all(driver, files)  # another member, which knows nothing of it
     archive = Archive.open("it", files)
     assert archived(files) == rows_of(driver)
     names = archive.names()
     assert all(first.last_ts < second.first_ts for first, second in itertools.pairwise(names))
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def change_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["lost record", "not noted"])
+@pytest.mark.parametrize("damage", [zeros, cut_off, Path.unlink])
+@pytest.mark.parametrize("kind", ["rows", "manifest"])
+def test_what_a_disk_lost_of_the_newest_segment_is_written_again(
+    driver: Driver, files: FolderFiles, kind: str, damage: Callable[[Path], None], is_known: bool
+) -> None:
+    *_, before, last = write_all(driver, files)
+    damage(Path(files.address) / (last.file if kind == "rows" else last.name.manifest))
+    write_all(driver, files, after=before.end if is_known else None)
+    assert archived(files) == rows_of(driver)
+
+
+def test_a_segment_that_cannot_be_written_again_stays(driver: Driver, files: FolderFiles) -> None:
+    last = write_all(driver, files)[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replset.archive.segments.FORMAT", 2)
+        newer = last.encode()
+    for data, error, reason in ((newer, BadValueError, "newer version"), (b"{", CorruptDataError, "describes no")):
+        files.write(last.name.manifest, data)
+        with pytest.raises(error, match=reason):
+            write_all(driver, files)
+        assert files.read(last.name.manifest) == data
+        trim(driver, OpTime.parse(last.first))
 
 
 def test_segments_of_two_writers_may_overlap(driver: Driver, files: FolderFiles) -> None:
@@ -160,9 +205,7 @@ def test_an_oplog_that_begins_right_behind_the_archive_continues_it(driver: Driv
     for name in Archive.open("it", files).names()[len(segments) :]:
         files.remove(name.manifest)
     last = segments[-1].end
-    with driver.store.maintenance() as txn:
-        txn.connection.execute("DELETE FROM oplog WHERE ts <= ?", (last.optime.ts,))
-        write_meta(txn.connection, "trimmed_through", last.optime.ts)
+    trim(driver, last.optime)
     written = write(driver, files, job(driver, last))
     assert written.segment is not None
     assert (written.is_gap, written.segment.before) == (False, last)
@@ -197,17 +240,7 @@ def test_another_set_or_archive_is_refused(driver: Driver, files: FolderFiles) -
         Archive.open("there", empty)
 
 
-def cut_rows(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def change_rows(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("damage", [cut_rows, change_rows, Path.unlink])
+@pytest.mark.parametrize("damage", [cut_off, change_a_bit, Path.unlink])
 def test_damaged_rows_are_refused(driver: Driver, files: FolderFiles, damage: Callable[[Path], None]) -> None:
     first = write(driver, files, job(driver)).segment
     assert first is not None
@@ -233,20 +266,52 @@ def test_names_sort_by_time_and_others_are_no_segments() -> None:
     assert SegmentName.parse(".part") is None
 
 
-def test_an_address_of_fsspec(driver: Driver) -> None:
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_an_address_of_fsspec(driver: Driver, tmp_path: Path, kind: str) -> None:
+    """local: a folder by way of fsspec, which neither renames nor syncs."""
     pytest.importorskip("fsspec")
-    files = open_files("memory://archive-test/rs0")
+    address = f"{kind}://{tmp_path}/rs0"
+    files = open_files(address)
     assert files.names("segments") == []
-    write_all(driver, files)
+    segments = write_all(driver, files)
     assert archived(files) == rows_of(driver)
-    archive = Archive.open("memory://archive-test/rs0")
-    first = archive.segment(archive.names()[0])
-    assert files.size(first.file) == first.size
-    archive.remove(first)
-    assert archive.names()[0] > first.name
-    assert files.read(first.file) is None
+    assert files.read("nothing") is None
+    files.remove("nothing")
+    archive = Archive.open(address)
+    assert list(archive.remove_before(segments[1].name.first_ts)) == [segments[0].name]
+    assert archive.names() == [segment.name for segment in segments[1:]]
+    assert files.read(segments[0].file) is None
+    files.write(segments[-1].name.manifest, segments[-1].encode()[:100])
+    write_all(driver, files, after=segments[-2].end)
+    assert Archive.open(address).segment(segments[-1].name).last == segments[-1].last
     with pytest.raises(BadValueError, match="nosuch"):
         open_files("nosuch://x")
+
+
+def test_a_reader_is_told_what_was_removed(driver: Driver, files: FolderFiles) -> None:
+    """It knows the list of segments and their manifests from before."""
+    segments = write_all(driver, files)
+    reader, at = Archive.open("it", files), OpTime.parse(segments[0].first)
+    assert reader.rows_after(at, 10, 1 << 20)
+    other = Archive.open("it", files)
+    orphan, late = (f"segments/{segments[number].name.stem}.ffff.parquet" for number in (0, -1))
+    files.write(orphan, b"")
+    files.write(late, b"")
+    assert list(other.remove_before(segments[1].name.first_ts, dry_run=True)) == [segments[0].name]
+    assert files.read(orphan) == b""
+    assert list(other.remove_before(segments[1].name.first_ts)) == [segments[0].name]
+    assert (files.read(orphan), files.read(late)) == (None, b"")
+    reader._read = None
+    with pytest.raises(CappedPositionLostError, match="was removed"):
+        reader.rows_after(at, 10, 1 << 20)
+
+
+def test_a_damaged_segment_can_be_removed(driver: Driver, files: FolderFiles) -> None:
+    segments = write_all(driver, files)
+    files.write(segments[0].name.manifest, b"{}")
+    Path(files.address, "segments", "00").mkdir()
+    assert list(Archive.open("it", files).remove_before(1 << 62)) == [segment.name for segment in segments]
+    assert files.names("segments") == ["00"]
 
 
 def test_a_folder_that_cannot_be_written_says_so(driver: Driver, tmp_path: Path) -> None:
