@@ -106,7 +106,6 @@ class Batch(ABC):
         if self.term not in (0, group.term):
             raise NotWritablePrimaryError(primary=None)
         self.term = group.term
-        refuse_view(group.txn.catalog.by_ns.get(self.ns))
         if self.retry is not None and not self.retry.begin(group):
             return False
         self.blocked_by = None
@@ -120,7 +119,12 @@ class Batch(ABC):
         retry = self.retry
         if retry is not None and retry.answer is not None:
             return True
-        self.run(group)
+        try:
+            refuse_view(group.txn.catalog.by_ns.get(self.ns))
+        except ReplError as error:
+            self._fail_all(error)
+        else:
+            self.run(group)
         is_done = self.stopped or self.index >= self.size
         if is_done and retry is not None and retry.is_keyed and self.keeps_answer:
             errors = {"writeErrors": self.errors} if self.errors else {}
@@ -169,6 +173,13 @@ class Batch(ABC):
         self.index += 1
         if self.ordered:
             self.stopped = True
+
+    def _fail_all(self, error: ReplError) -> None:
+        """Fail the next statements, as many as a group takes; what an earlier attempt executed is answered."""
+        last = min(self.size, self.index + GROUP_STATEMENTS)
+        while self.index < last and not self.stopped:
+            if not self.was_executed():
+                self.failed(error)
 
     def validator_of(self, coll: Collection | None) -> Validator | None:
         """What documents that this command writes into the collection must satisfy."""
