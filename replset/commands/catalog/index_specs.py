@@ -29,6 +29,7 @@ _KEY_BYTES_MAX: Final = 2048
 _EXPIRE_MAX: Final = (1 << 31) - 1
 _OF_ID_INDEX = frozenset({"key", "name", "v", "ns", "collation"})
 _FLAGS = ("unique", "sparse", "hidden", "background")
+_SHOWN_FALSE = frozenset({"sparse", "background"})  # false is kept, as given
 _KNOWN = _OF_ID_INDEX | {
     *_FLAGS,
     "bits",
@@ -86,7 +87,10 @@ def parse_index(index: RawDocument, place: str, ignore_unknown: bool) -> RawDocu
             raise NotBuiltError(f"BSON field '{place}.{option}' is not built yet")
     fields.check_collation(index, place)
     spec: dict[str, object] = {"v": version, "key": pattern, "name": name}
-    spec |= {flag: True for flag in _FLAGS if _flag(index, flag)}
+    for flag in _FLAGS:
+        is_set = _flag(index, flag)
+        if is_set or (flag in _SHOWN_FALSE and not fields.is_absent(index, flag)):
+            spec[flag] = is_set
     spec |= _partial_filter(index, spec)
     spec |= _expiry(index, pattern)
     return RawDocument(encode(spec))
@@ -214,7 +218,7 @@ def _partial_filter(index: RawDocument, spec: Mapping[str, object]) -> dict[str,
     query = index.get(name)
     if not isinstance(query, dict):
         raise TypeMismatchError(f"The field '{name}' must be an object, but got {show(query)}")
-    if "sparse" in spec:
+    if spec.get("sparse"):
         raise CannotCreateIndexError('cannot mix "partialFilterExpression" and "sparse" options')
     compile_filter(query)
     _check_partial(query)

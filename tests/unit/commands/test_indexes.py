@@ -57,6 +57,14 @@ def test_an_index_of_an_empty_collection_is_one_entry(client: Client, member: Fa
     assert is_sound(member)
 
 
+def test_which_flags_are_listed_when_they_are_false(client: Client) -> None:
+    flags = {"unique": False, "hidden": False, "sparse": False, "background": 0}
+    create(client, {**A, **flags, "partialFilterExpression": {"a": 1}})
+    kept = {"sparse": False, "background": False, "partialFilterExpression": {"a": 1}}
+    assert listed(client) == [{"v": 2, **A, **kept}]
+    assert create(client, {**A, "partialFilterExpression": {"a": 1}})["numIndexesAfter"] == 2
+
+
 def test_documents_are_indexed_by_a_build(client: Client, member: FakeMember) -> None:
     insert(client, *[{"_id": n, "a": n % 10} for n in range(100)])
     assert create(client, A)["numIndexesAfter"] == 2
