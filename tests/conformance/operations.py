@@ -78,6 +78,8 @@ def _converted(entities: Entities, operation: str, raw: Mapping[str, Any]) -> di
                 converted[name] = value
             case "bypassDocumentValidation" if operation.startswith("findOneAnd"):
                 converted[name] = value
+            case "dropTarget":
+                converted[name] = value
             case _:
                 converted[name if keeps_names and name in _CAMEL_CASE else snake(name)] = value
     return converted
