@@ -10,15 +10,14 @@ SEARCH_INDEX_COMMANDS: Final = frozenset(
     {"createSearchIndexes", "dropSearchIndex", "listSearchIndexes", "updateSearchIndex"}
 )
 _NOT_BUILT = (
-    "authenticate cloneCollectionAsCapped compact connPoolStats convertToCapped createRole dataSize"
-    " dropAllRolesFromDatabase dropAllUsersFromDatabase dropConnections dropRole filemd5 fsync fsyncUnlock"
-    " getAuditConfig"
-    " getClusterParameter getDiagnosticData grantPrivilegesToRole grantRolesToRole"
-    " invalidateUserCache lockInfo mapReduce planCacheClear planCacheClearFilters planCacheListFilters"
-    " planCacheSetFilter revokePrivilegesFromRole revokeRolesFromRole"
-    " setAuditConfig setClusterParameter"
-    " setFeatureCompatibilityVersion setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole"
-    " validateDBMetadata waitForFailPoint whatsmysid"
+    "analyzeShardKey authenticate cloneCollectionAsCapped compact configureQueryAnalyzer connPoolStats"
+    " convertToCapped createRole dataSize dbCheck dropAllRolesFromDatabase dropAllUsersFromDatabase"
+    " dropConnections dropRole features filemd5 fsync fsyncUnlock getAuditConfig getClusterParameter"
+    " getDiagnosticData grantPrivilegesToRole grantRolesToRole invalidateUserCache lockInfo logRotate mapReduce"
+    " planCacheClear planCacheClearFilters planCacheListFilters planCacheSetFilter revokePrivilegesFromRole"
+    " revokeRolesFromRole setAuditConfig setClusterParameter setFeatureCompatibilityVersion setIndexCommitQuorum"
+    " setUserWriteBlockMode shardingState shutdown splitVector updateRole validateDBMetadata waitForFailPoint"
+    " whatsmysid"
 )
 NOT_BUILT: Final = frozenset(_NOT_BUILT.split())
 

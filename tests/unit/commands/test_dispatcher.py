@@ -55,6 +55,7 @@ def test_every_reply_tells_the_time(client: Client) -> None:
         ({"nonsense": 1}, 59),
         ({"find ": "c"}, 59),
         ({"mapReduce": "c"}, 238),
+        ({"shutdown": 1}, 238),
         ({"createSearchIndexes": "c"}, 31082),
         ({"ping": 1, "nonsense": 1}, 40415),
         ({"ping": 1, "maxTimeMS": "x"}, 14),
