@@ -138,3 +138,12 @@ def leave_broken_pipe() -> None:
 def console() -> Console:
     """Return a console as wide as the terminal. In a file or a pipe no line is folded at 80 columns."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)
+
+
+def duration(ms: int) -> str:
+    """Return a duration in its two largest units."""
+    seconds = max(0, ms) // 1000
+    for size, name, smaller, smaller_name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size} {name} {seconds % size // smaller} {smaller_name}"
+    return f"{seconds} s"

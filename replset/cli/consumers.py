@@ -17,7 +17,7 @@ from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.errors import BadValueError, ErrorCode, ReplError
-from replset.terminal import console
+from replset.terminal import console, duration
 
 app = typer.Typer(help="Named consumers, which follow the set's changes.", no_args_is_help=True)
 
@@ -41,12 +41,15 @@ def list_consumers(
     if as_json:
         typer.echo(to_ejson({"consumers": reply["consumers"]}))
         return
+    if not reply["consumers"]:
+        typer.echo("there are no consumers; `replset consumers create NAME` makes one")
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("consumer", "follows", "mode", "behind", "history", "reader"):
         table.add_column(column, no_wrap=True)
     for row in reply["consumers"]:
         left_s = row.get("fallsOffInSecs")
-        kept = "LOST" if row.get("isLost") else "-" if left_s is None else f"{left_s} s left"
+        kept = "LOST" if row.get("isLost") else "-" if left_s is None else f"goes in {duration(left_s * 1000)}"
         reader = row["holder"] or (f"{row['outstanding']} events given" if row.get("outstanding") else "-")
         values = (row["name"], row["ns"] or "all databases", row["mode"], f"{row['lagSecs']} s", kept, reader)
         table.add_row(*(escape(str(value)) for value in values))

@@ -13,7 +13,7 @@ from rich.text import Text
 from replset.bson import DateTime, to_ejson
 from replset.cli.why import clock, reason_of
 from replset.optime import optime_or_none
-from replset.terminal import console
+from replset.terminal import console, duration
 
 STYLE = {
     "DOWN": "bold red",
@@ -79,7 +79,7 @@ def _leadership(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[
     since = _millis(row.get("electionDate"))
     text = f"primary: {row['name']}"
     if since:
-        text += f" since {clock(row['electionDate'])} ({_duration(_millis(reply.get('date')) - since)})"
+        text += f" since {clock(row['electionDate'])} ({duration(_millis(reply.get('date')) - since)})"
     reason = known.get("electionCandidateMetrics", {}).get("lastElectionReason")
     yield Text(f"{text}: {reason_of(str(reason))}" if reason else text, "bold green")
 
@@ -142,7 +142,7 @@ def _majority_writes(known: Mapping[str, Any]) -> Text:
     if not known.get("blocking"):
         return Text(f"commit point {committed}; a majority write needs {needs}")
     since = known.get("blockingSince")
-    age = f" for {_duration(_millis(known.get('date')) - _millis(since))}, since {clock(since)}" if since else ""
+    age = f" for {duration(_millis(known.get('date')) - _millis(since))}, since {clock(since)}" if since else ""
     return Text(f"MAJORITY WRITES WAIT{age}: {known['blocking']}; commit point {committed}", "bold red")
 
 
@@ -167,7 +167,7 @@ def _consumers(known: Mapping[str, Any]) -> Iterator[Text]:
         if row.get("isLost"):
             yield Text(f"{text}; THE HISTORY THAT IT NEEDS IS GONE", "bold red")
         elif left_s is not None and left_s < SOON_S:
-            yield Text(f"{text}; its history goes in {_duration(left_s * 1000)}", "yellow" if row["lagSecs"] else "")
+            yield Text(f"{text}; its history goes in {duration(left_s * 1000)}", "yellow" if row["lagSecs"] else "")
         else:
             yield Text(text)
 
@@ -176,16 +176,7 @@ def _millis(value: object) -> int:
     return value.ms if isinstance(value, DateTime) else 0
 
 
-def _duration(ms: int) -> str:
-    """Return a duration in its two largest units."""
-    seconds = max(0, ms) // 1000
-    for size, name, smaller, smaller_name in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            return f"{seconds // size} {name} {seconds % size // smaller} {smaller_name}"
-    return f"{seconds} s"
-
-
 def _age(now: object, then: object) -> str:
     if not _millis(then):
         return "never"
-    return _duration(_millis(now) - _millis(then))
+    return duration(_millis(now) - _millis(then))
