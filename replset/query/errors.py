@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from replset.bson import InvalidBSONError, ObjectId, to_ejson
-from replset.errors import BadValueError, ErrorCode, FailedToParseError, NotBuiltError, ReplError, TypeMismatchError
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    FailedToParseError,
+    NotBuiltError,
+    ReplError,
+    TypeMismatchError,
+    UnknownFieldError,
+)
 
 __all__ = [
     "BadValueError",
@@ -17,6 +25,7 @@ __all__ = [
     "PathNotViableError",
     "ProjectionError",
     "TypeMismatchError",
+    "check_fields",
     "not_built",
     "shell_text",
     "shorten",
@@ -63,6 +72,13 @@ class ProjectionError(ReplError):
 def not_built(name: str) -> NotBuiltError:
     """Return the error for a feature that MongoDB has and this product does not have (238)."""
     return NotBuiltError(f"{name} is not built yet")
+
+
+def check_fields(spec: Mapping[str, object], known: Container[str], place: str) -> None:
+    """Raise 40415 for a field that the argument of a stage does not have. place: the stage, or a field below it."""
+    for name in spec:
+        if name not in known:
+            raise UnknownFieldError(f"BSON field '{place}.{name:.80}' is an unknown field.")
 
 
 def show(value: object) -> str:

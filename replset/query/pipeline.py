@@ -14,6 +14,7 @@ from replset.errors import ErrorCode, ReplError, TypeMismatchError
 from replset.query.errors import not_built
 from replset.query.pipeline_names import NOT_BUILT_STAGES
 from replset.query.pipeline_rewrite import rewrite
+from replset.query.stages import sources
 from replset.query.stages.basic import (
     CountStage,
     LimitStage,
@@ -36,14 +37,6 @@ from replset.query.stages.fields import (
 from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.sources import (
-    CollStatsStage,
-    CurrentOpStage,
-    DocumentsStage,
-    IndexStatsStage,
-    ListLocalSessionsStage,
-    ListSessionsStage,
-)
 from replset.query.stages.stage import Scope, Stage
 from replset.query.stages.unwind import UnwindStage
 from replset.query.stages.window import compile_fill, compile_window
@@ -73,19 +66,19 @@ STAGES: Final[dict[str, StageRow]] = {
     "$bucketAuto": StageRow(BucketAutoStage),
     "$changeStream": StageRow(ChangeStreamStage, is_first=True, not_inside=_INNER),
     "$changeStreamSplitLargeEvent": StageRow(SplitStage, not_inside=_INNER),
-    "$collStats": StageRow(CollStatsStage, is_first=True, not_inside=_FACET),
+    "$collStats": StageRow(sources.CollStatsStage, is_first=True, not_inside=_FACET),
     "$count": StageRow(CountStage),
-    "$currentOp": StageRow(CurrentOpStage, is_first=True, not_inside=_FACET),
+    "$currentOp": StageRow(sources.CurrentOpStage, is_first=True, not_inside=_FACET),
     "$densify": StageRow(DensifyStage),
-    "$documents": StageRow(DocumentsStage, is_first=True, not_inside=_FACET),
+    "$documents": StageRow(sources.DocumentsStage, is_first=True, not_inside=_FACET),
     "$facet": StageRow(compile_facet, not_inside=_FACET),
     "$fill": StageRow(compile_fill),
     "$group": StageRow(compile_group),
     "$graphLookup": StageRow(GraphLookupStage),
-    "$indexStats": StageRow(IndexStatsStage, is_first=True, not_inside=_FACET),
+    "$indexStats": StageRow(sources.IndexStatsStage, is_first=True, not_inside=_FACET),
     "$limit": StageRow(LimitStage),
-    "$listLocalSessions": StageRow(ListLocalSessionsStage, is_first=True, not_inside=_INNER),
-    "$listSessions": StageRow(ListSessionsStage, is_first=True, not_inside=_INNER),
+    "$listLocalSessions": StageRow(sources.ListLocalSessionsStage, is_first=True, not_inside=_INNER),
+    "$listSessions": StageRow(sources.ListSessionsStage, is_first=True, not_inside=_INNER),
     "$lookup": StageRow(LookupStage),
     "$match": StageRow(MatchStage),
     "$merge": StageRow(MergeStage, is_last=True, not_inside=_INNER),

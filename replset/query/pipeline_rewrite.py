@@ -1,7 +1,8 @@
 """Rewrites a pipeline so that less work is left for its later stages, with the same result.
 
 Conditions of a $match move in front of stages that leave their fields alone, down to the beginning, where they choose
-an index. A $sort learns how many documents the stages behind it want.
+an index. A $limit and a $skip move in front of stages that make one document of each, and a $sort learns how many
+documents they let through. A $lookup takes over the $unwind of its array.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from replset.query.expressions import WHOLE, compile_expression
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
 from replset.query.stages.fields import FieldsStage, ReplaceRootStage
 from replset.query.stages.group import GroupStage
-from replset.query.stages.joins import RANDOM, names_any
+from replset.query.stages.joins import RANDOM, JoinStage, names_any
 from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.unwind import UnwindStage
 
 _COMPARISONS = frozenset({"$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin"})
 
@@ -24,12 +26,24 @@ def rewrite(stages: Sequence[Stage], scope: Scope) -> list[Stage]:
     for stage in stages:
         if type(stage) is MatchStage:
             _put_match(result, stage, scope)
+        elif isinstance(stage, LimitStage | SkipStage):
+            place = len(result)
+            while place and _makes_one_of_each(result[place - 1]):
+                place -= 1
+            result.insert(place, stage)
         else:
-            result.append(stage)
+            before = result[-1] if result else None
+            if not (isinstance(stage, UnwindStage) and isinstance(before, JoinStage) and before.unwound_by(stage)):
+                result.append(stage)
     for number, stage in enumerate(result):
         if isinstance(stage, SortStage):
             stage.limit = _wanted(result[number + 1 :])
     return result
+
+
+def _makes_one_of_each(stage: Stage) -> bool:
+    is_join = isinstance(stage, JoinStage) and stage.unwind is None
+    return is_join or isinstance(stage, FieldsStage | ReplaceRootStage)
 
 
 def _wanted(stages: Iterable[Stage]) -> int:
@@ -40,7 +54,7 @@ def _wanted(stages: Iterable[Stage]) -> int:
             return skipped + stage.count
         if isinstance(stage, SkipStage):
             skipped += stage.count
-        elif not isinstance(stage, FieldsStage | ReplaceRootStage):
+        else:
             break
     return 0
 

@@ -65,10 +65,11 @@ async def aggregate(ctx: CommandContext) -> Reply:
     if "writeConcern" in body:
         raise InvalidOptionsError("aggregate takes a writeConcern only with $out or $merge")
     part = split_pipeline(stages)
-    if part.counts_all and _is_counted_as_a_whole(ctx):
+    counter = part.counter
+    if counter is not None and _is_counted_as_a_whole(ctx):
         count = await _count(run)
         cursor = await run.over(DocumentsCursor(_namespace(ctx), []), part.rest)
-        part.rest[0].take_count(count)
+        counter.take_count(count)
     else:
         cursor = await run.open(_collection(ctx), stages)
     return await first_batch(ctx, cursor, batch_size, run.at)

@@ -14,10 +14,10 @@ from replset.commands.reads.scan import pause
 from replset.errors import NotBuiltError
 from replset.query.row import Row
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.stage import ReadingStage, Stage
+from replset.query.stages.stage import ChainStage, SourceStage, Stage
 
 
-class Tally(Stage):
+class Tally(ChainStage):
     """Counts the documents that pass."""
 
     count = 0
@@ -38,8 +38,7 @@ async def explain_pipeline(
     stages = stages[: len(stages) - len(output)]
     shown: list[Mapping[str, object]] = []
     query: list[Stage] = []
-    is_source = bool(stages) and isinstance(stages[0], ReadingStage) and stages[0].is_source
-    if not is_source:
+    if not (stages and isinstance(stages[0], SourceStage)):
         collection, stages = await run.through_views(collection, stages)
         part = split_pipeline(stages)
         found = await make_query(

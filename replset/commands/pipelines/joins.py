@@ -14,17 +14,18 @@ from typing import Any, Final, TypeVar
 from replset.bson import MAX_BSON_SIZE, Int64, RawDocument, decode, encode, encode_key
 from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, DocumentsCursor, Pause
 from replset.commands.evaluation import evaluate, run_in_thread
-from replset.commands.pipelines.segments import PipelineRun
+from replset.commands.pipelines.segments import PipelineRun, checked
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, pause
-from replset.errors import ErrorCode, ReplError
+from replset.errors import ReplError
 from replset.query.expressions import fault
 from replset.query.order import MISSING
 from replset.query.pipeline import compile_pipeline
 from replset.query.sorter import MAX_BYTES
 from replset.query.stages.basic import MatchStage
 from replset.query.stages.facet import ReadingFacetStage
-from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage, values_on, with_value
+from replset.query.stages.joins import GraphLookupStage, JoinStage, LookupStage, UnionWithStage, values_on
 from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.unwind import UnwindStage, with_value
 
 T = TypeVar("T")
 KNOWN_BYTES: Final = 16 << 20
@@ -123,47 +124,98 @@ class UnionCursor(RowCursor):
 
 
 class JoinCursor(RowCursor):
-    """The documents of another cursor, each with an array of documents of another collection."""
+    """The documents of another cursor, each with an array of documents of another collection.
+
+    Where an $unwind takes the array apart, with one of them after the other.
+    """
 
     most_bytes = MAX_BSON_SIZE
     """Of one read."""
 
-    def __init__(self, run: PipelineRun, stage: LookupStage | GraphLookupStage, source: Cursor) -> None:
+    def __init__(self, run: PipelineRun, stage: JoinStage, source: Cursor) -> None:
         super().__init__(run, source)
         self._as = stage.name
+        self._unwind = stage.unwind
+        self._local: dict[str, Any] = {}
+        """With an $unwind: the document of which the array is taken apart."""
+        self._local_bytes = 0
+        self._items: list[bytes] = []
+        """What is still to come of its array, the next one last."""
+        self._number = -1
+        """Of the next item; -1 where there is no document."""
         self._collection = stage.source
         self._view: Sequence[Stage] | None = None
         """The stages of the view that is joined, once they are known; none for a collection."""
         self._within = run.inner({})
         self._inner: Cursor | None = None
+        """Of the pipeline that is read; with an $unwind it stays open as long as an array goes on."""
 
     async def _next(self, pause: Pause) -> bytes | None:
-        raw = await self._next_of_source(pause)
+        if self._unwind is not None:
+            return await self._next_item(pause, self._unwind)
+        raw = await self._next_local(pause)
         if raw is None:
             return None
-        if self._view is None:
-            name = self._collection
-            self._collection, self._view = await self._within.through_views(name) if name else ("", ())
         found = await self._found(pause, raw)
         size = sum(map(len, found))
         if size > MAX_BSON_SIZE:
             raise self.too_large()
+        items = [RawDocument(one) for one in found]
+        return await self._made(size + len(raw), lambda: encode(with_value(decode(raw), self._as, items)))
 
-        def work() -> bytes:
-            return encode(with_value(decode(raw), self._as, [RawDocument(one) for one in found]))
+    async def _next_local(self, pause: Pause) -> bytes | None:
+        raw = await self._next_of_source(pause)
+        if raw is not None and self._view is None:
+            name = self._collection
+            self._collection, self._view = await self._within.through_views(name) if name else ("", ())
+        return raw
 
-        joined = work() if size + len(raw) < SLICE_BYTES else await run_in_thread(self._run.ctx.member, work)
+    async def _next_item(self, pause: Pause, unwind: UnwindStage) -> bytes | None:
+        """Return the next document with one item of its array in the place of the array, None behind the last."""
+        while not self._items:
+            if self._inner is not None:
+                self._items = (await self._next_batch(pause, self._inner))[::-1]
+            elif self._number == 0 and unwind.keeps_empty:
+                return await self._unwound(unwind, MISSING, 0)
+            else:
+                raw = await self._next_local(pause)
+                if raw is None:
+                    return None
+                self._local, self._local_bytes = await self._evaluate(dict, raw), len(raw)
+                self._number = 0
+                self._items = list(await self._found(pause, raw))[::-1]
+        raw = self._items.pop()
+        return await self._unwound(unwind, RawDocument(raw), len(raw))
+
+    async def _unwound(self, unwind: UnwindStage, item: object, size: int) -> bytes:
+        """Return the document with an item of so many bytes."""
+        number, self._number = self._number, self._number + 1
+        index = None if item is MISSING else number
+        return await self._made(self._local_bytes + size, lambda: encode(unwind.with_item(self._local, item, index)))
+
+    async def _made(self, size: int, work: Callable[[], bytes]) -> bytes:
+        """Return the document that `work` makes of so many bytes."""
+        made = work() if size < SLICE_BYTES else await run_in_thread(self._run.ctx.member, work)
         self.check_alive()
-        if len(joined) > MAX_BSON_SIZE:
-            raise ReplError(
-                f"a pipeline made a document of {len(joined)} bytes; {MAX_BSON_SIZE} are the most",
-                code=ErrorCode.DOCUMENT_TOO_LARGE,
-            )
-        return joined
+        return checked(made)
+
+    async def _next_batch(self, pause: Pause, inner: Cursor) -> list[bytes]:
+        """Return the next documents of the open pipeline, and close it behind the last."""
+        rows = await inner.batch(pause, None, None)
+        self.check_alive()
+        self.count_memory(sum(map(len, rows)))
+        if inner.finished:
+            inner.close()
+            self._inner = None
+        return rows
 
     @abstractmethod
     async def _found(self, pause: Pause, raw: bytes) -> Sequence[bytes]:
-        """Return the documents that belong to this one."""
+        """Return the documents that belong to this one; with an $unwind the first of them, while `_inner` is open."""
+
+    async def _behind_view(self, run: PipelineRun, stages: Sequence[Stage]) -> Sequence[Stage]:
+        """Return the stages of a pipeline over what is joined, behind those of the view that it may be."""
+        return await run.rewritten([*self._view, *stages]) if self._view else stages
 
     def too_large(self) -> ReplError:
         return fault(
@@ -248,8 +300,13 @@ class LookupCursor(JoinCursor):
         matched = [] if values is None else [_match(stage.filter_of(values))]
         own = stage.stages or []
         begin = 0 if stage.source else 1  # a pipeline without a collection begins with documents of its own
-        found = await self._read(run, pause, [*own[:begin], *(self._view or ()), *matched, *own[begin:]]) or []
-        if stage.is_constant:
+        stages = await self._behind_view(run, [*own[:begin], *matched, *own[begin:]])
+        if stage.unwind is None:
+            found = await self._read(run, pause, stages) or []
+        else:
+            self._inner = inner = await run.open(self._collection, stages)
+            found = await self._next_batch(pause, inner)
+        if stage.is_constant and self._inner is None:
             self._keep(key, found)
         return found
 
@@ -273,7 +330,7 @@ class LookupCursor(JoinCursor):
             return
         run = self._within.inner({})
         run.weight += seen.size
-        stages = [*(self._view or ()), _match(stage.filter_of(every))]
+        stages = await self._behind_view(run, [_match(stage.filter_of(every))])
         found = await self._read(run, pause, stages, KNOWN_BYTES // 4)
         if found is None:
             self._reads_ahead = False
@@ -313,7 +370,8 @@ class GraphLookupCursor(JoinCursor):
             run = self._within.inner({})
             run.weight += asked.size
             following: list[object] = []
-            rows = await self._read(run, pause, [*(self._view or ()), _match(stage.filter_of(values))]) or []
+            stages = await self._behind_view(run, [_match(stage.filter_of(values))])
+            rows = await self._read(run, pause, stages) or []
             while rows:
                 step = partial(self._step, depth)
                 steps, looked_at = await evaluate(self._run.ctx.member, self._within.weight, rows, step)

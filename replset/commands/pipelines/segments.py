@@ -24,9 +24,10 @@ from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED
 from replset.errors import CatalogChangedError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.query.pipeline import compile_pipeline
+from replset.query.pipeline_rewrite import rewrite
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
 from replset.query.stages.fields import ProjectStage
-from replset.query.stages.stage import Chain, ReadingStage, Run, Stage
+from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, Scope, SourceStage, Stage
 from replset.query.views import MAX_DEPTH, too_deep
 
 _SMALL_END = 1 << 20
@@ -45,10 +46,10 @@ class QueryPart:
     rest: list[Stage] = field(default_factory=list)
 
     @property
-    def counts_all(self) -> bool:
-        """Whether all that is asked of the collection is how many documents it has."""
-        is_everything = not (self.filter or self.skip or self.limit)
-        return is_everything and bool(self.rest) and self.rest[0].only_counts
+    def counter(self) -> ChainStage | None:
+        """The stage that only counts all documents of the collection, if the pipeline begins with one."""
+        first = self.rest[0] if self.rest and not (self.filter or self.skip or self.limit) else None
+        return first if isinstance(first, ChainStage) and first.only_counts else None
 
 
 def split_pipeline(stages: Sequence[Stage]) -> QueryPart:
@@ -59,7 +60,7 @@ def split_pipeline(stages: Sequence[Stage]) -> QueryPart:
     part = QueryPart()
     filters: list[dict[str, object]] = []
     order: tuple[type[Stage], ...] = (MatchStage, SortStage, SkipStage, LimitStage, ProjectStage)
-    place = wanted = 0
+    place = 0
     last = len(stages) - 1
     for number, stage in enumerate(stages):
         kind = type(stage)
@@ -71,15 +72,13 @@ def split_pipeline(stages: Sequence[Stage]) -> QueryPart:
         if isinstance(stage, MatchStage):
             filters.append(stage.filter)
         elif isinstance(stage, SortStage):
-            part.sort, wanted = stage.spec, stage.limit
+            part.sort = stage.spec
         elif isinstance(stage, SkipStage):
             part.skip = stage.count
         elif isinstance(stage, LimitStage):
             part.limit = stage.count
         elif isinstance(stage, ProjectStage):
             part.projection = stage.spec
-    if wanted and not part.limit:
-        part.limit = max(1, wanted - part.skip)
     part.filter = filters[0] if len(filters) == 1 else {"$and": filters} if filters else {}
     return part
 
@@ -120,17 +119,21 @@ class PipelineRun:
             raise too_deep()
         if not views:
             return collection, stages
-        weight = weight_of(len(encode({"": elements})), elements)
-        found = await compiled(self.ctx.member, weight, lambda: compile_pipeline(elements))
-        self.weight += weight
-        return name, [*found, *stages]
+        self.weight += weight_of(len(encode({"": elements})), elements)
+        found = await compiled(self.ctx.member, self.weight, lambda: compile_pipeline(elements))
+        return name, await self.rewritten([*found, *stages])
+
+    async def rewritten(self, stages: Sequence[Stage]) -> list[Stage]:
+        """Return the stages of several pipelines, one behind the other, rewritten as one."""
+        scope = Scope(compile_pipeline, frozenset(self.run.variables))
+        return await compiled(self.ctx.member, self.weight, lambda: rewrite(stages, scope))
 
     async def open(self, collection: str, stages: Sequence[Stage]) -> Cursor:
         """Open the cursor of a pipeline over a collection of the command's database.
 
         The stages must not be in another run at the same time.
         """
-        if stages and isinstance(stages[0], ReadingStage) and stages[0].is_source:
+        if stages and isinstance(stages[0], SourceStage):
             cursor = await self.openers[type(stages[0])](self, stages[0], None)
             return await self.over(cursor, stages[1:])
         ns = namespace(self.ctx.database, collection)
@@ -186,6 +189,16 @@ class PipelineRun:
 
 Opener = Callable[[PipelineRun, Any, Cursor | None], Awaitable[Cursor]]
 """Makes the cursor of a stage that reads, over the cursor before it; None for a stage that begins a pipeline."""
+
+
+def checked(raw: bytes) -> bytes:
+    """Return a document that a pipeline made. 10334 if it is too large."""
+    if len(raw) > MAX_BSON_SIZE:
+        raise ReplError(
+            f"a pipeline made a document of {len(raw)} bytes; {MAX_BSON_SIZE} are the most",
+            code=ErrorCode.DOCUMENT_TOO_LARGE,
+        )
+    return raw
 
 
 class ChainCursor(Cursor):
@@ -267,12 +280,7 @@ class ChainCursor(Cursor):
             size = 0
             for raw in results:
                 if raw is not None:
-                    if len(raw) > MAX_BSON_SIZE:
-                        raise ReplError(
-                            f"a pipeline made a document of {len(raw)} bytes; {MAX_BSON_SIZE} are the most",
-                            code=ErrorCode.DOCUMENT_TOO_LARGE,
-                        )
-                    found.append(raw)
+                    found.append(checked(raw))
                     size += len(raw)
                 if size > SLICE_BYTES or time_slice.is_over():
                     return found, False

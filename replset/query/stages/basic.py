@@ -15,10 +15,10 @@ from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.sort import compile_sort
 from replset.query.sorter import Sorter
-from replset.query.stages.stage import Run, Scope, Stage
+from replset.query.stages.stage import ChainStage, Run, Scope
 
 
-class MatchStage(Stage):
+class MatchStage(ChainStage):
     """Passes on the documents that match."""
 
     is_simple = True
@@ -40,7 +40,7 @@ class MatchStage(Stage):
         return (row,) if self._matcher.matches(row.document) else ()
 
 
-class SkipStage(Stage):
+class SkipStage(ChainStage):
     """Passes over the first documents."""
 
     is_simple = True
@@ -58,7 +58,7 @@ class SkipStage(Stage):
         return (row,)
 
 
-class LimitStage(Stage):
+class LimitStage(ChainStage):
     """Passes on only the first documents."""
 
     is_simple = True
@@ -76,10 +76,8 @@ class LimitStage(Stage):
         return self._left == 0
 
     def take(self, row: Row) -> Iterable[Row]:
-        if self._left == 0:
-            return ()
         self._left -= 1
-        return (row,)
+        return (row,) if self._left else [row]
 
 
 def whole(name: str, value: Any, code: ErrorCode) -> int:
@@ -99,7 +97,27 @@ def whole(name: str, value: Any, code: ErrorCode) -> int:
     raise ReplError(f"invalid argument to {name} stage: {reason}", code=code)
 
 
-class SortStage(Stage):
+class SortingStage(ChainStage):
+    """Keeps what it takes in a sorter, of which `start` makes a new one."""
+
+    _sorter: Sorter
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._sorter.memory_bytes
+
+    @property
+    def used_disk(self) -> bool:
+        return self._sorter.spilled_runs > 0
+
+    def end(self) -> Iterable[Row | None]:
+        return map(Row, self._sorter.rows())
+
+    def close(self) -> None:
+        self._sorter.close()
+
+
+class SortStage(SortingStage):
     """Sorts what it takes. limit: how many documents the stages behind it want, 0 for all."""
 
     is_simple = True
@@ -122,26 +140,12 @@ class SortStage(Stage):
     def start(self, run: Run) -> None:
         self._sorter = Sorter(run.spill, "Sort", self.limit)
 
-    @property
-    def memory_bytes(self) -> int:
-        return self._sorter.memory_bytes
-
     def take(self, row: Row) -> Iterable[Row]:
         self._sorter.add(self._sort(row.document), row.raw)
         return ()
 
-    @property
-    def used_disk(self) -> bool:
-        return self._sorter.spilled_runs > 0
 
-    def end(self) -> Iterable[Row]:
-        return map(Row, self._sorter.rows())
-
-    def close(self) -> None:
-        self._sorter.close()
-
-
-class SampleStage(Stage):
+class SampleStage(SortingStage):
     """Passes on some documents, in random order."""
 
     is_simple = True
@@ -167,22 +171,12 @@ class SampleStage(Stage):
         self._rng = run.rng
         self._sorter = Sorter(run.spill, "$sample", self.size)
 
-    @property
-    def memory_bytes(self) -> int:
-        return self._sorter.memory_bytes
-
     def take(self, row: Row) -> Iterable[Row]:
         self._sorter.add(self._rng.getrandbits(64).to_bytes(8, "big"), row.raw)
         return ()
 
-    def end(self) -> Iterable[Row]:
-        return map(Row, self._sorter.rows())
 
-    def close(self) -> None:
-        self._sorter.close()
-
-
-class CountStage(Stage):
+class CountStage(ChainStage):
     """Counts what it takes. As in MongoDB there is no document for none."""
 
     is_simple = True

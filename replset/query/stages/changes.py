@@ -12,14 +12,13 @@ from replset.errors import (
     IllegalOperationError,
     ReplError,
     TypeMismatchError,
-    UnknownFieldError,
 )
 from replset.ids import pack_ts
 from replset.query.change_tokens import Kind, Token, in_front_of
-from replset.query.errors import not_built
+from replset.query.errors import check_fields, not_built
 from replset.query.expressions import fault
 from replset.query.order import type_name
-from replset.query.stages.stage import ReadingStage, Scope
+from replset.query.stages.stage import ReadingStage, Scope, SourceStage
 
 ALLOWED_BEHIND: Final = frozenset(
     {"$match", "$project", "$addFields", "$set", "$unset", "$replaceRoot", "$replaceWith", "$redact"}
@@ -31,17 +30,13 @@ _PLACES: Final = ("resumeAfter", "startAfter", "startAtOperationTime")
 _FLAGS: Final = ("allChangesForCluster", "showExpandedEvents", "showSystemEvents", "showRawUpdateDescription")
 
 
-class ChangeStreamStage(ReadingStage):
+class ChangeStreamStage(SourceStage):
     """`start`: where the stream goes on, None for now. is_resumed: `start` is a token that the client had before."""
-
-    is_source = True
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, Mapping):
             raise fault(50808, f"$changeStream stage expects a document as argument, not {type_name(spec)}")
-        for name in spec:
-            if name not in ("fullDocument", "fullDocumentBeforeChange", *_PLACES, *_FLAGS):
-                raise UnknownFieldError(f"BSON field '$changeStream.{name:.80}' is an unknown field.")
+        check_fields(spec, ("fullDocument", "fullDocumentBeforeChange", *_PLACES, *_FLAGS), "$changeStream")
         flags = {name: _boolean(spec, name) for name in _FLAGS}
         for name in ("showSystemEvents", "showRawUpdateDescription"):
             if flags[name]:

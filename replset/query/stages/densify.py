@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from replset.bson import DateTime, encode_key
-from replset.errors import FailedToParseError, TypeMismatchError, UnknownFieldError
+from replset.errors import FailedToParseError, TypeMismatchError
 from replset.query.arithmetic import add, multiply
-from replset.query.errors import show
+from replset.query.errors import check_fields, show
 from replset.query.expressions import fault
 from replset.query.expressions.dates import UNITS, shifted
 from replset.query.expressions.time_zones import ZULU
@@ -16,21 +16,20 @@ from replset.query.order import MISSING, is_null, is_number, type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.sorter import Sorter
-from replset.query.stages.stage import Run, Scope, Stage
+from replset.query.stages.basic import SortingStage
+from replset.query.stages.stage import Run, Scope
 from replset.query.stages.unwind import inner_value, with_value
 
 MAX_ADDED: Final = 500_000
 
 
-class DensifyStage(Stage):
+class DensifyStage(SortingStage):
     """Sorts the documents by partition and field. Of each partition it adds what is missing."""
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, Mapping):
             raise FailedToParseError(f"The $densify stage specification must be an object, found {type_name(spec)}")
-        for name in spec:
-            if name not in ("field", "partitionByFields", "range"):
-                raise UnknownFieldError(f"BSON field '$densify.{name:.80}' is an unknown field.")
+        check_fields(spec, ("field", "partitionByFields", "range"), "$densify")
         if type(spec.get("field")) is not str:
             raise TypeMismatchError("BSON field '$densify.field' must be a string")
         self._path = field_path(spec["field"])
@@ -46,9 +45,7 @@ class DensifyStage(Stage):
         """Set the step and the bounds: (None, None) for "full" and "partition"."""
         if not isinstance(value, Mapping):
             raise TypeMismatchError("BSON field '$densify.range' must be an object")
-        for name in value:
-            if name not in ("step", "bounds", "unit"):
-                raise UnknownFieldError(f"BSON field '$densify.range.{name:.80}' is an unknown field.")
+        check_fields(value, ("step", "bounds", "unit"), "$densify.range")
         step: Any = value.get("step")
         self._step = step
         self._unit: Any = value.get("unit")
@@ -113,10 +110,6 @@ class DensifyStage(Stage):
         self._seen: tuple[bytes, Any, bytes, Any] | None = None
         """Key and value of the least and the greatest that was taken."""
         self._added = 0
-
-    @property
-    def memory_bytes(self) -> int:
-        return self._sorter.memory_bytes
 
     def take(self, row: Row) -> Iterable[Row]:
         value = inner_value(row.document, self._path)
@@ -188,9 +181,6 @@ class DensifyStage(Stage):
             if self._added > MAX_ADDED:
                 raise fault(5897900, f"Generated over {MAX_ADDED} documents in $densify, which is the limit")
             yield Row(document=with_value(grid.base, self._path, value))
-
-    def close(self) -> None:
-        self._sorter.close()
 
 
 class _Grid:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
-from replset.errors import ErrorCode, ReplError, UnknownFieldError
-from replset.query.errors import show
+from replset.errors import ErrorCode, ReplError
+from replset.query.errors import check_fields, show
 from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
-from replset.query.stages.stage import Run, Scope, Stage
+from replset.query.stages.stage import ChainStage, Run, Scope, Stage
 
 
-class FieldsStage(Stage):
+class FieldsStage(ChainStage):
     """Makes one document of each by a projection."""
 
     is_simple = is_growing = True
@@ -88,7 +88,7 @@ class UnsetStage(FieldsStage):
         super().__init__(projection, (name.partition(".")[0] for name in names))
 
 
-class ReplaceRootStage(Stage):
+class ReplaceRootStage(ChainStage):
     """Puts the value of an expression in the place of the document."""
 
     is_simple = is_growing = True
@@ -117,9 +117,7 @@ def compile_replace_root(spec: object, scope: Scope) -> Stage:
     """Return the stage of `{newRoot: expression}`."""
     if not isinstance(spec, Mapping):
         raise fault(40229, f"expected an object as specification for $replaceRoot stage, got {type_name(spec)}")
-    for name in spec:
-        if name != "newRoot":
-            raise UnknownFieldError(f"BSON field '$replaceRoot.{name:.80}' is an unknown field.")
+    check_fields(spec, ("newRoot",), "$replaceRoot")
     if "newRoot" not in spec:
         raise ReplError(
             "BSON field '$replaceRoot.newRoot' is missing but a required field", code=ErrorCode.MISSING_FIELD
@@ -131,7 +129,7 @@ def compile_replace_with(spec: object, scope: Scope) -> Stage:
     return ReplaceRootStage(spec, "'replacement document' ", scope)
 
 
-class RedactStage(Stage):
+class RedactStage(ChainStage):
     """Keeps, prunes or looks into each document within a document, as an expression says for it."""
 
     is_simple = True

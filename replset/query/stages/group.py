@@ -18,8 +18,8 @@ from replset.query.expressions.accumulator_states import State, Sum
 from replset.query.order import MISSING, is_number, type_name
 from replset.query.row import Row
 from replset.query.sorter import MAX_BYTES, Place, Sorter, SpillFile, open_spill
-from replset.query.stages.basic import SortStage
-from replset.query.stages.stage import Run, Scope, Stage
+from replset.query.stages.basic import SortingStage, SortStage
+from replset.query.stages.stage import ChainStage, Run, Scope, Stage
 
 _GROUP_BYTES: Final = 200
 """What Python takes for a group beside its key and its states."""
@@ -182,7 +182,7 @@ class _Part:
         return chain(chain.from_iterable(map(self._file.read, self._places)), self._block)
 
 
-class GroupStage(Stage):
+class GroupStage(ChainStage):
     """Makes one document of each group."""
 
     is_simple = is_growing = True
@@ -344,7 +344,7 @@ def _boundaries(value: object, scope: Scope) -> tuple[list[Any], list[bytes]]:
     return values, keys
 
 
-class BucketAutoStage(Stage):
+class BucketAutoStage(SortingStage):
     """Makes so many groups of neighbouring values, all of about the same size."""
 
     is_simple = is_growing = True
@@ -380,10 +380,6 @@ class BucketAutoStage(Stage):
         self._sorter = Sorter(run.spill, "$bucketAuto")
         self._count = 0
 
-    @property
-    def memory_bytes(self) -> int:
-        return self._sorter.memory_bytes
-
     def _value(self, row: Row) -> Any:
         value = self._group_by.evaluate(row.document, self._variables)
         return None if value is MISSING else value
@@ -415,6 +411,3 @@ class BucketAutoStage(Stage):
             yield None
         if number:
             yield Row(document=self._spec.document({"min": least, "max": greatest}, states))
-
-    def close(self) -> None:
-        self._sorter.close()

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from replset.bson import Regex, Undefined, decode, encode_key
-from replset.errors import FailedToParseError, UnknownFieldError
+from replset.errors import FailedToParseError
+from replset.query.errors import check_fields
 from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.expressions.logic import variable_name
 from replset.query.match import compile_filter
 from replset.query.order import MISSING, is_number
 from replset.query.paths import field_path, split_path, values_at
 from replset.query.stages.stage import ReadingStage, Scope, Stage
+from replset.query.stages.unwind import UnwindStage
 
 Document = dict[str, Any]
 _LOOKUP_TEXTS: Final = frozenset({"as", "localField", "foreignField"})
@@ -23,11 +25,34 @@ _GRAPH_TEXTS: Final = frozenset({"from", "as", "connectFromField", "connectToFie
 RANDOM: Final = frozenset({"$sample", "$rand", "$sampleRate"})
 
 
-class LookupStage(ReadingStage):
+class JoinStage(ReadingStage):
+    """Adds to each document an array with documents of another collection.
+
+    source: that collection; empty: the pipeline begins with documents of its own. name: of the array. unwind: the stage
+    behind it that takes this array apart; then each document comes by itself, and no array is made.
+    """
+
+    source: str
+    name: tuple[str, ...]
+    unwind: UnwindStage | None = None
+
+    def keeps(self, names: frozenset[str]) -> bool:
+        return self.name[0] not in names and (self.unwind is None or self.unwind.keeps(names))
+
+    def unwound_by(self, stage: UnwindStage) -> bool:
+        """Take over the $unwind behind it, if it is of this array. Return whether it is."""
+        if self.unwind is not None or stage.path != self.name:
+            return False
+        self.unwind = stage
+        ((name, spec),), (unwinding,) = self.shown.items(), stage.shown.values()
+        self.shown = {name: {**spec, "unwinding": unwinding}}
+        return True
+
+
+class LookupStage(JoinStage):
     """Adds to each document an array with those of another collection that belong to it.
 
-    source: that collection; empty: the pipeline begins with documents of its own. stages: of the pipeline, None
-    without one. is_constant: the array depends on `localField` and `let` alone.
+    stages: of the pipeline, None without one. is_constant: the array depends on `localField` and `let` alone.
     """
 
     def __init__(self, spec: object, scope: Scope) -> None:
@@ -99,21 +124,19 @@ def _check_fields_and_pipeline(spec: Mapping[str, Any], has_local: bool, has_for
 
 
 class UnionWithStage(ReadingStage):
-    """Adds the documents of another collection behind its own. source, stages: as in LookupStage."""
+    """Adds the documents of another collection behind its own. source: as in JoinStage. stages: of its pipeline."""
 
     def __init__(self, spec: object, scope: Scope) -> None:
         if isinstance(spec, str):
             spec = {"coll": spec}
         if not isinstance(spec, Mapping):
             raise FailedToParseError("the $unionWith stage specification must be an object or string")
-        for name in spec:
-            if name not in ("coll", "pipeline"):
-                raise UnknownFieldError(f"BSON field '$unionWith.{name:.80}' is an unknown field.")
+        check_fields(spec, ("coll", "pipeline"), "$unionWith")
         self.source = _source(spec, "$unionWith", "coll")
         self.stages = scope.pipeline(spec["pipeline"], "$unionWith") if "pipeline" in spec else []
 
 
-class GraphLookupStage(ReadingStage):
+class GraphLookupStage(JoinStage):
     """Adds to each document those that can be reached from it, link after link, in another collection."""
 
     def __init__(self, spec: object, scope: Scope) -> None:
@@ -130,7 +153,7 @@ class GraphLookupStage(ReadingStage):
                 "$graphLookup requires 'from', 'as', 'startWith', 'connectFromField', and 'connectToField' to be"
                 " specified.",
             )
-        self.source: str = spec["from"]
+        self.source = spec["from"]
         self.name = field_path(spec["as"])
         self.start_with = compile_expression(spec["startWith"], scope.names)
         self.connect_from = field_path(spec["connectFromField"])
@@ -220,12 +243,3 @@ def equals_any(path: str, values: list[object]) -> Document:
     if any(isinstance(value, Regex) for value in values):
         return {"$or": [{path: {"$eq": value}} for value in values]}
     return {path: {"$in": values}} if len(values) > 1 else {path: {"$eq": values[0]}}
-
-
-def with_value(document: Document, path: tuple[str, ...], value: object) -> Document:
-    """Return the document with the value at a path. What stands in the way is replaced by documents."""
-    name, *rest = path
-    if rest:
-        inner = document.get(name)
-        value = with_value(inner if isinstance(inner, dict) else {}, tuple(rest), value)
-    return {**document, name: value}

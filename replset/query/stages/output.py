@@ -12,9 +12,8 @@ from replset.errors import (
     InvalidOptionsError,
     ReplError,
     TypeMismatchError,
-    UnknownFieldError,
 )
-from replset.query.errors import not_built
+from replset.query.errors import check_fields, not_built
 from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.order import MISSING
 from replset.query.paths import field_path
@@ -51,9 +50,7 @@ class MergeStage(ReadingStage):
             spec = {"into": spec}
         if not isinstance(spec, Mapping):
             raise fault(51182, "$merge only supports a string or object argument")
-        for name in spec:
-            if name not in ("into", "on", "let", "whenMatched", "whenNotMatched"):
-                raise UnknownFieldError(f"BSON field '$merge.{name:.80}' is an unknown field.")
+        check_fields(spec, ("into", "on", "let", "whenMatched", "whenNotMatched"), "$merge")
         if "into" not in spec:
             raise ReplError("BSON field '$merge.into' is missing but a required field", code=ErrorCode.MISSING_FIELD)
         if not isinstance(spec["into"], str | Mapping):
@@ -120,9 +117,8 @@ class MergeStage(ReadingStage):
 def _target(spec: str | Mapping[str, Any], stage: str) -> tuple[str, str]:
     if isinstance(spec, str):
         return "", spec
+    check_fields(spec, ("db", "coll"), stage)
     for name, value in spec.items():
-        if name not in ("db", "coll"):
-            raise UnknownFieldError(f"BSON field '{stage}.{name:.80}' is an unknown field.")
         if not isinstance(value, str):
             raise TypeMismatchError(f"BSON field '{stage}.{name}' is the wrong type, expected type 'string'")
     if "coll" not in spec:

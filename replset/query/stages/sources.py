@@ -6,29 +6,27 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from replset.bson import Decimal128
-from replset.errors import BadValueError, ErrorCode, FailedToParseError, TypeMismatchError, UnknownFieldError
-from replset.query.errors import not_built
+from replset.errors import BadValueError, ErrorCode, FailedToParseError, TypeMismatchError
+from replset.query.errors import check_fields, not_built
 from replset.query.expressions import compile_expression, fault
 from replset.query.order import is_number, type_name
 from replset.query.stages.basic import whole
-from replset.query.stages.stage import ReadingStage, Scope
+from replset.query.stages.stage import Scope, SourceStage
 
 
-class CollStatsStage(ReadingStage):
+class CollStatsStage(SourceStage):
     """Makes one document about the collection; `count`, `latencyStats` and `storageStats` are built.
 
     scale: of storageStats, 0 without them.
     """
 
-    is_source = True
     _PARTS: ClassVar = frozenset({"count", "latencyStats", "storageStats", "queryExecStats", "operationStats"})
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, Mapping):
             raise TypeMismatchError("$collStats must take a nested object")
+        check_fields(spec, self._PARTS, "$collStats")
         for name, value in spec.items():
-            if name not in self._PARTS:
-                raise UnknownFieldError(f"BSON field '$collStats.{name:.80}' is an unknown field.")
             if not isinstance(value, Mapping):
                 raise TypeMismatchError(f"$collStats.{name} must be an object")
             if name not in ("count", "latencyStats", "storageStats"):
@@ -48,10 +46,9 @@ def _scale(value: Any) -> int:
     return whole("$collStats", value, ErrorCode.BAD_VALUE) or 1
 
 
-class CurrentOpStage(ReadingStage):
+class CurrentOpStage(SourceStage):
     """Makes a document for each operation that runs. The caller makes the documents."""
 
-    is_source = True
     _OPTIONS: ClassVar = frozenset(
         {"allUsers", "idleConnections", "idleCursors", "idleSessions", "localOps", "truncateOps", "backtrace"}
     )
@@ -68,28 +65,23 @@ class CurrentOpStage(ReadingStage):
         self.idle_cursors = bool(spec.get("idleCursors"))
 
 
-class IndexStatsStage(ReadingStage):
+class IndexStatsStage(SourceStage):
     """Makes a document for each index of the collection: how often it was used."""
-
-    is_source = True
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if spec != {}:
             raise fault(28803, "The $indexStats stage specification must be an empty object")
 
 
-class ListLocalSessionsStage(ReadingStage):
+class ListLocalSessionsStage(SourceStage):
     """Makes a document for each session in use on this member. users: name and database of those that are asked for."""
 
-    is_source = True
     _NAME: ClassVar = "$listLocalSessions"
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, Mapping):
             raise TypeMismatchError(f"{self._NAME} options must be specified in an object")
-        for name in spec:
-            if name not in ("allUsers", "users"):
-                raise UnknownFieldError(f"BSON field '{self._NAME}.{name:.80}' is an unknown field.")
+        check_fields(spec, ("allUsers", "users"), self._NAME)
         self.all_users = spec.get("allUsers", False)
         users = spec.get("users", [])
         if type(self.all_users) is not bool or type(users) is not list:
@@ -109,10 +101,8 @@ class ListSessionsStage(ListLocalSessionsStage):
     _NAME: ClassVar = "$listSessions"
 
 
-class DocumentsStage(ReadingStage):
+class DocumentsStage(SourceStage):
     """Makes documents of an expression, without a collection."""
-
-    is_source = True
 
     def __init__(self, spec: object, scope: Scope) -> None:
         self._expression = compile_expression(spec, scope.names)

@@ -1,7 +1,7 @@
 """What a stage of a pipeline is, and the chain of stages that documents pass through.
 
-A stage gives the documents that come of one that it takes (`take`), and at the end those that it kept until then
-(`end`). The caller feeds the chain, so it decides what runs on the event loop and what in the thread.
+A stage of a chain gives the documents that come of one that it takes (`take`), and at the end those that it kept until
+then (`end`). The caller feeds the chain, so it decides what runs on the event loop and what in the thread.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from replset.errors import ErrorCode, ReplError
+from replset.ids import invariant
 from replset.query.row import Row
 from replset.query.sorter import Spill
 
@@ -63,21 +64,11 @@ class Stage:
     """
 
     shown: Mapping[str, Any] = MappingProxyType({})
-
-    is_simple: bool = False
-    """The cost of one document is at most the bytes of the stage times those of the document."""
-    is_growing: bool = False
-    """What it gives can be larger than what it takes: it can name a field many times."""
     run: Run
 
     def start(self, run: Run) -> None:
         """Forget what was taken."""
         self.run = run
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the stage keeps until the end."""
-        return 0
 
     @property
     def used_disk(self) -> bool:
@@ -87,6 +78,31 @@ class Stage:
     def keeps(self, names: frozenset[str]) -> bool:
         """Whether a filter on these top-level fields gives the same in front of the stage as behind it."""
         return False
+
+
+class ReadingStage(Stage):
+    """A stage that must read or write collections: its argument alone. commands/pipelines/segments.py runs it.
+
+    A pipeline is cut at such stages.
+    """
+
+
+class SourceStage(ReadingStage):
+    """A stage that begins a pipeline with documents of its own."""
+
+
+class ChainStage(Stage):
+    """A stage that needs nothing but the documents that it takes."""
+
+    is_simple: bool = False
+    """The cost of one document is at most the bytes of the stage times those of the document."""
+    is_growing: bool = False
+    """What it gives can be larger than what it takes: it can name a field many times."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the stage keeps until the end."""
+        return 0
 
     @property
     def only_counts(self) -> bool:
@@ -98,7 +114,7 @@ class Stage:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more documents."""
+        """Whether it takes no more documents. A `take` that makes it so returns anything but a tuple of one."""
         return False
 
     def take(self, row: Row) -> Iterable[Row]:
@@ -116,23 +132,16 @@ class Stage:
         """Free what the run has kept, temporary files too. Nothing happens the second time."""
 
 
-class ReadingStage(Stage):
-    """A stage that must read or write collections: its argument alone. commands/pipelines/segments.py runs it.
+class Chain:
+    """Stages one behind the other, in one run. Its results come lazily: a small document can make many large ones.
 
-    It is no part of a chain. A pipeline is cut at such stages. is_source: it needs no documents before it.
+    is_full: no more document changes the result.
     """
 
-    is_source: ClassVar[bool] = False
-
-    def take(self, row: Row) -> Iterable[Row]:
-        raise NotImplementedError
-
-
-class Chain:
-    """Stages one behind the other, in one run. Its results come lazily: a small document can make many large ones."""
-
     def __init__(self, stages: Sequence[Stage], run: Run | None = None) -> None:
-        self.stages = stages
+        self.stages = [stage for stage in stages if isinstance(stage, ChainStage)]
+        invariant(len(self.stages) == len(stages), "a chain has no stage that reads collections")
+        self.is_full = False
         run = run or Run()
         for stage in stages:
             stage.start(run)
@@ -140,11 +149,6 @@ class Chain:
     @property
     def memory_bytes(self) -> int:
         return sum(stage.memory_bytes for stage in self.stages)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more document changes the result."""
-        return any(stage.is_full for stage in self.stages)
 
     @property
     def is_simple(self) -> bool:
@@ -155,6 +159,8 @@ class Chain:
     def feed(self, documents: Iterable[bytes]) -> Iterator[bytes | None]:
         """Feed documents. Yield what comes out at the other end, None now and then: others may have a turn."""
         for raw in documents:
+            if self.is_full:
+                return
             for row in self.take(Row(raw)):
                 yield None if row is None else row.raw
 
@@ -190,7 +196,8 @@ class Chain:
                 number += 1
                 found = stage.take(row)
                 if type(found) is not tuple or len(found) != 1:
-                    if stage.is_full:
+                    if stage.is_full:  # what would come in front of it is not even made
+                        self.is_full = True
                         waiting.clear()
                     waiting.append((iter(found), number))
                     break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from replset.bson import Int64
@@ -10,10 +10,10 @@ from replset.query.expressions import fault
 from replset.query.order import MISSING, is_null, type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
-from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.stage import ChainStage, Scope
 
 
-class UnwindStage(Stage):
+class UnwindStage(ChainStage):
     """Makes one document for each item of an array."""
 
     def __init__(self, spec: object, _scope: Scope) -> None:
@@ -24,7 +24,7 @@ class UnwindStage(Stage):
                 15981,
                 f"expected either a string or an object as specification for $unwind stage, got {type_name(spec)}",
             )
-        self._keeps_empty, self._index, path = False, None, None
+        self.keeps_empty, self._index, path = False, None, None
         for name, value in spec.items():
             match name:
                 case "path":
@@ -34,7 +34,7 @@ class UnwindStage(Stage):
                 case "preserveNullAndEmptyArrays":
                     if type(value) is not bool:
                         raise fault(28809, "expected a boolean for the preserveNullAndEmptyArrays option to $unwind")
-                    self._keeps_empty = value
+                    self.keeps_empty = value
                 case "includeArrayIndex":
                     if type(value) is not str or not value:
                         raise fault(28810, "expected a non-empty string for the includeArrayIndex option to $unwind")
@@ -58,24 +58,20 @@ class UnwindStage(Stage):
         document = row.document
         value = inner_value(document, self.path)
         if type(value) is list and value:
-            return self._items(document, value)
-        if not (type(value) is list or is_null(value)):
-            return (self._numbered(row, None),)
-        if not self._keeps_empty:
-            return ()
-        if type(value) is list:
-            row = Row(document=with_value(document, self.path, MISSING))
-        return (self._numbered(row, None),)
+            return (Row(document=self.with_item(document, item, number)) for number, item in enumerate(value))
+        if type(value) is list or is_null(value):
+            if not self.keeps_empty:
+                return ()
+        elif self._index is None:
+            return (row,)
+        return (Row(document=self.with_item(document, MISSING if type(value) is list else value, None)),)
 
-    def _items(self, document: dict[str, Any], items: list[Any]) -> Iterator[Row]:
-        for number, item in enumerate(items):
-            yield self._numbered(Row(document=with_value(document, self.path, item)), number)
-
-    def _numbered(self, row: Row, number: int | None) -> Row:
-        """Return the document with the index of its item."""
+    def with_item(self, document: Mapping[str, Any], item: Any, number: int | None) -> dict[str, Any]:
+        """Return the document with an item in the place of the array, MISSING for none; number: its index, if any."""
+        made = with_value(document, self.path, item)
         if self._index is None:
-            return row
-        return Row(document=with_value(row.document, self._index, None if number is None else Int64(number)))
+            return made
+        return with_value(made, self._index, None if number is None else Int64(number))
 
 
 def inner_value(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:

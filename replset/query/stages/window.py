@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from replset.bson import encode_key
-from replset.errors import ErrorCode, FailedToParseError, ReplError, TypeMismatchError, UnknownFieldError
-from replset.query.errors import show
+from replset.errors import ErrorCode, FailedToParseError, ReplError, TypeMismatchError
+from replset.query.errors import check_fields, show
 from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.order import MISSING, type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import MAX_BYTES, Sorter
+from replset.query.stages.basic import SortingStage
 from replset.query.stages.fields import AddFieldsStage
 from replset.query.stages.stage import Run, Scope, Stage
 from replset.query.stages.unwind import with_value
@@ -22,7 +23,7 @@ from replset.query.stages.window_functions import Compute, Documents, Order, Par
 _FIELDS: Final = frozenset({"partitionBy", "sortBy", "output"})
 
 
-class WindowStage(Stage):
+class WindowStage(SortingStage):
     """Sorts the documents by partition, and computes the fields of one partition after the other."""
 
     def __init__(
@@ -35,15 +36,11 @@ class WindowStage(Stage):
 
     def start(self, run: Run) -> None:
         self.run = run
-        self.sorter = Sorter(run.spill, "$setWindowFields")
-
-    @property
-    def memory_bytes(self) -> int:
-        return self.sorter.memory_bytes
+        self._sorter = Sorter(run.spill, "$setWindowFields")
 
     def take(self, row: Row) -> Iterable[Row]:
         key = self._partition_of(row)
-        self.sorter.add(key if self.sort is None else key + self.sort(row.document), row.raw)
+        self._sorter.add(key if self.sort is None else key + self.sort(row.document), row.raw)
         return ()
 
     def _partition_of(self, row: Row) -> bytes:
@@ -56,7 +53,7 @@ class WindowStage(Stage):
         key: bytes | None = None
         rows: list[bytes] = []
         size = 0
-        for raw in self.sorter.rows():
+        for raw in self._sorter.rows():
             following = self._partition_of(Row(raw))
             if rows and following != key:
                 yield from self._rows_of(rows)
@@ -80,17 +77,12 @@ class WindowStage(Stage):
                 found = with_value(found, path, value)
             yield Row(document=found)
 
-    def close(self) -> None:
-        self.sorter.close()
-
 
 def compile_window(spec: object, scope: Scope) -> Stage:
     """Return the stage of `{partitionBy, sortBy, output}`."""
     if not isinstance(spec, Mapping):
         raise FailedToParseError(f"the $setWindowFields stage specification must be an object, found {type_name(spec)}")
-    for name in spec:
-        if name not in _FIELDS:
-            raise UnknownFieldError(f"BSON field '$setWindowFields.{name:.80}' is an unknown field.")
+    check_fields(spec, _FIELDS, "$setWindowFields")
     if "output" not in spec:
         raise ReplError(
             "BSON field '$setWindowFields.output' is missing but a required field", code=ErrorCode.MISSING_FIELD
@@ -115,9 +107,7 @@ def compile_fill(spec: object, scope: Scope) -> list[Stage]:
     """Return the stages of `{partitionBy or partitionByFields, sortBy, output}`: a window stage, and $addFields."""
     if not isinstance(spec, Mapping):
         raise FailedToParseError(f"Argument to $fill stage must be an object, but found type: {type_name(spec)}")
-    for name in spec:
-        if name not in _FIELDS | {"partitionByFields"}:
-            raise UnknownFieldError(f"BSON field '$fill.{name:.80}' is an unknown field.")
+    check_fields(spec, _FIELDS | {"partitionByFields"}, "$fill")
     if not isinstance(spec.get("output"), Mapping) or not spec["output"]:
         raise fault(6050203, "$fill needs the object 'output' with at least one field")
     if "partitionBy" in spec and "partitionByFields" in spec:
@@ -137,8 +127,7 @@ def compile_fill(spec: object, scope: Scope) -> list[Stage]:
             raise fault(6050200, "Each fill output specification must be an object with exactly one field")
         if "value" in how and "method" in how:
             raise fault(6050201, "Each fill output specification must have one of 'method' or 'value', not both")
-        if not how.keys() <= {"value", "method"}:
-            raise UnknownFieldError(f"BSON field '$fill.{next(iter(how)):.80}' is an unknown field.")
+        check_fields(how, ("value", "method"), "$fill.output")
         if "value" in how:
             values[name] = {"$ifNull": [f"${name}", how["value"]]}
         elif how["method"] not in ("linear", "locf"):

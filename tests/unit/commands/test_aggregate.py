@@ -76,7 +76,7 @@ SPLITS: list[tuple[list[dict[str, Any]], dict[str, Any], int]] = [
     ([{"$skip": 1}, {"$match": {"a": 1}}], {"skip": 1}, 1),
     ([{"$project": {"n": 1}}, {"$match": {"a": 1}}], {}, 2),
     ([{"$project": {"n": 1}}, {"$match": {"n": 1}}], {"filter": {"n": 1}, "projection": {"n": 1}}, 0),
-    ([{"$sort": {"n": 1}}, {"$set": {"x": 1}}, {"$limit": 3}], {"sort": {"n": 1}, "limit": 3}, 2),
+    ([{"$sort": {"n": 1}}, {"$set": {"x": 1}}, {"$limit": 3}], {"sort": {"n": 1}, "limit": 3}, 1),
     ([{"$sort": {"n": 1}}, {"$sort": {"a": 1}}], {"sort": {"n": 1}}, 1),
     ([{"$match": {}}, {"$group": {"_id": 1}}, {"$match": {"a": 1}}], {}, 2),
 ]

@@ -230,4 +230,4 @@ def test_a_pipeline_over_a_view_and_joins(filled: Client) -> None:
     lookup = {"$lookup": {"from": "c", "localField": "a", "foreignField": "a", "as": "same"}}
     reply = filled.ok({"explain": {"aggregate": "v", "pipeline": [lookup, {"$unwind": "$same"}]}})
     assert stages(reply["stages"][0]["$cursor"]["queryPlanner"]["winningPlan"]) == ["FETCH", "IXSCAN a_1"]
-    assert [stage["nReturned"] for stage in reply["stages"][1:]] == [4, 16]
+    assert [stage["nReturned"] for stage in reply["stages"][1:]] == [16]

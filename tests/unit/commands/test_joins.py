@@ -71,6 +71,9 @@ def test_lookup_joins_like_the_naive_join(client: Client, seed: int, monkeypatch
     found = run(client, "c", lookup(), batch_size=rng.choice([None, 1, 7]))
     by_id = [{**one, "x": sorted(one["x"], key=lambda doc: doc["_id"])} for one in found]
     assert by_id == [{**one, "x": joined(one, foreign)} for one in local]
+    unwind = {"path": "$x", "preserveNullAndEmptyArrays": seed % 3 > 0, "includeArrayIndex": "i"}
+    one_by_one = run(client, "c", lookup(), {"$unwind": unwind}, batch_size=rng.choice([None, 1, 7]))
+    assert one_by_one == run(client, "c", lookup(), {"$redact": "$$KEEP"}, {"$unwind": unwind})
 
 
 def test_lookup_paths(client: Client) -> None:
@@ -194,7 +197,13 @@ def test_views_can_be_joined_and_can_join(client: Client) -> None:
     insert(client, "f", [{"_id": i, "b": i} for i in range(4)])
     client.ok({"create": "big", "viewOn": "f", "pipeline": [{"$match": {"b": {"$gte": 2}}}]})
     client.ok({"create": "both", "viewOn": "c", "pipeline": [lookup(**{"from": "big"})]})
+    client.ok({"createIndexes": "f", "indexes": [{"key": {"b": 1}, "name": "b_1"}]})
     assert [len(one["x"]) for one in run(client, "both")] == [0, 0, 1, 1]
+    client.ok({"create": "more", "viewOn": "f", "pipeline": [{"$set": {"n": "$b"}}]})
+    assert [one["x"][0]["n"] for one in run(client, "c", lookup(**{"from": "more"}))] == [0, 1, 2, 3]
+    assert run(client, "more", {"$match": {"b": 3}}) == [{"_id": 3, "b": 3, "n": 3}]
+    (used,) = (row["accesses"]["ops"] for row in run(client, "f", {"$indexStats": {}}) if row["name"] == "b_1")
+    assert used == 3  # by the index, although a view lies in between
     assert client.ok({"count": "both", "query": {"x": []}})["n"] == 2
     assert run(client, "c", {"$unionWith": "big"}, {"$count": "n"}) == [{"n": 6}]
     graph = {"from": "big", "startWith": "$a", "connectFromField": "none", "connectToField": "b", "as": "x"}
@@ -249,6 +258,8 @@ def test_an_array_over_16_mib(client: Client) -> None:
         insert(client, "f", [{"_id": number, "b": 1, "s": "x" * (4 << 20)}])
     command = {"aggregate": "c", "pipeline": [lookup()], "cursor": {}}
     assert client.code(command) == 4568
+    found = run(client, "c", lookup(), {"$unwind": {"path": "$x", "includeArrayIndex": "i"}}, {"$unset": "x.s"})
+    assert found == [{"_id": 1, "a": 1, "x": {"_id": i, "b": 1}, "i": i} for i in range(5)]
     client.ok({"update": "c", "updates": [{"q": {}, "u": {"$set": {"s": "x" * (12 << 20)}}}]})
     client.ok({"delete": "f", "deletes": [{"q": {"_id": {"$gt": 1}}, "limit": 0}]})
     assert client.code(command) == 10334

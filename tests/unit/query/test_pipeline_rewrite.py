@@ -13,6 +13,8 @@ from replset.query.stages.basic import MatchStage, SortStage
 from tests.unit.query.test_stages import Doc, run
 
 A: Doc = {"$match": {"a": 1}}
+JOIN: Doc = {"$lookup": {"from": "f", "localField": "b", "foreignField": "b", "as": "x.y"}}
+UNWIND: Doc = {"$unwind": {"path": "$x.y", "includeArrayIndex": "i"}}
 # a pipeline ending in matches: the filters in the order of the stages, None for any other stage
 MOVES: list[tuple[list[Doc], list[Doc | None]]] = [
     ([{"$sort": {"b": 1}}, A], [{"a": 1}, None]),
@@ -40,6 +42,9 @@ MOVES: list[tuple[list[Doc], list[Doc | None]]] = [
     ([{"$group": {"_id": "$a.b"}}, {"$match": {"_id": 1}}], [None, {"_id": 1}]),
     ([{"$group": {"_id": "$a", "n": {"$sum": 1}}}, {"$match": {"n": 1}}], [None, {"n": 1}]),
     ([{"$set": {"b": 1}}, {"$sort": {"b": 1}}, A], [{"a": 1}, None, None]),
+    ([JOIN, A], [{"a": 1}, None]),
+    ([JOIN, {"$match": {"x.z": 1}}], [None, {"x.z": 1}]),
+    ([JOIN, UNWIND, A, {"$match": {"i": 1}}], [{"a": 1}, None, {"i": 1}]),
 ]
 
 
@@ -63,6 +68,21 @@ def test_a_sort_knows_how_many_are_wanted(behind: list[Doc], limit: int) -> None
     sort = compile_pipeline([{"$sort": {"a": 1}}, *behind])[0]
     assert isinstance(sort, SortStage)
     assert sort.limit == limit
+
+
+SET, FEW = {"$set": {"b": 1}}, {"$limit": 2}
+ORDERS: list[tuple[list[Doc], list[Doc]]] = [
+    ([SET, JOIN, FEW, {"$replaceWith": "$b"}, {"$skip": 1}], [FEW, {"$skip": 1}, SET, JOIN, {"$replaceWith": "$b"}]),
+    ([{"$unwind": "$b"}, SET, FEW], [{"$unwind": "$b"}, FEW, SET]),
+    ([JOIN, {"$unwind": "$x"}, FEW], [JOIN, {"$unwind": "$x"}, FEW]),
+    ([JOIN, UNWIND, FEW], [{"$lookup": {**JOIN["$lookup"], "unwinding": UNWIND["$unwind"]}}, FEW]),
+    ([JOIN, SET, UNWIND], [JOIN, SET, UNWIND]),
+]
+
+
+@pytest.mark.parametrize(("stages", "wanted"), ORDERS, ids=[str(stages)[:80] for stages, _ in ORDERS])
+def test_what_limits_pass_and_joins_take_over(stages: list[Doc], wanted: list[Doc]) -> None:
+    assert [stage.shown for stage in compile_pipeline(stages)] == wanted
 
 
 STAGES: list[Doc] = [

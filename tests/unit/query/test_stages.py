@@ -124,6 +124,7 @@ RESULTS: list[tuple[list[Any], list[Doc], list[Doc]]] = [
     ([{"$bucketAuto": {"groupBy": "$a", "buckets": 5}}], [], []),
     # $facet
     ([{"$match": {"a": 9}}, {"$facet": {"n": [{"$sort": {"a": 1}}]}}], [{"a": 1}], [{"n": []}]),
+    ([{"$facet": {"all": []}}], [{"a": 1}, {}], [{"all": [{"a": 1}, {}]}]),
     (
         [{"$facet": {"n": [{"$sort": {"a": -1}}, {"$limit": 1}]}}, {"$unwind": "$n"}],
         [{"a": 1}, {"a": 2}],
@@ -196,6 +197,8 @@ REFUSED: list[tuple[Any, int]] = [
     ({"$sample": {}}, 28749),
     ({"$facet": {}}, 40169),
     ({"$facet": {"a": 1}}, 40170),
+    ({"$facet": {"a": [5]}}, 40171),
+    ({"$facet": {"a": [{}]}}, 40323),
     ({"$facet": {"a.b": []}}, 16412),
     ({"$facet": {"$a": []}}, 16410),
     ({"$facet": {"a": [{"$facet": {"b": []}}]}}, 40600),
@@ -223,6 +226,25 @@ def test_a_document_that_fails(stage: Any, document: Doc, code: int) -> None:
     with pytest.raises(ReplError) as failure:
         run([stage], [document])
     assert failure.value.code == code
+
+
+FAILING: Doc = {"$match": {"$expr": {"$divide": [1, "$a"]}}}
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [FAILING, {"$limit": 1}],
+        [{"$unwind": "$all"}, FAILING, {"$limit": 1}, {"$unwind": "$all"}],
+        [{"$facet": {"x": [FAILING, {"$limit": 1}], "y": [{"$limit": 1}, FAILING]}}],
+    ],
+    ids=str,
+)
+def test_nothing_is_made_that_no_limit_lets_through(stages: list[Doc]) -> None:
+    chain = Chain(compile_pipeline(stages))
+    documents = [{"a": 1, "all": [1, 2]}, {"a": 0, "all": 1}]
+    assert len([raw for raw in [*chain.feed(map(encode, documents)), *chain.end()] if raw]) == 1
+    assert chain.is_full
 
 
 def test_a_stage_runs_again() -> None:
@@ -273,6 +295,7 @@ def test_what_goes_to_the_disk_is_the_same(stage: Doc, monkeypatch: pytest.Monke
     for document in documents:
         found += chain.feed([encode(document)])
         assert chain.memory_bytes < 11_000
+    assert chain.stages[0].used_disk
     found += chain.end()
     results = [decode(raw) for raw in found if raw is not None]
     if "$group" in stage:
