@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import pytest
 
@@ -18,9 +21,6 @@ from tests.simulation.kit.kinds import WHOLE, Kind
 Break = Callable[[pytest.MonkeyPatch], None]
 MOVED_WITHIN = 40
 ROOT = Path(__file__).parents[3]
-BROKEN_RULE = "REPLSET_BROKEN_RULE"
-"""The environment variable that names for `broken.py` the rule to break in a run of a test."""
-_TESTS_FAILED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,22 @@ class Mutant:
         return False
 
     def is_caught_by_test(self) -> bool:
-        """Whether the test fails with it, in a process of its own: not for want of the test, nor in collecting it."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", BROKEN_PLUGIN, self.test]
-        environment = {**os.environ, BROKEN_RULE: self.name, "PYTHONPATH": str(ROOT)}
-        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        last = run.stdout.rstrip().rpartition("\n")[2]
-        return run.returncode == _TESTS_FAILED and " failed" in last and " error" not in last
+        """Whether the test itself fails with it, in a process of its own, and not what prepares it."""
+        server = _tests_with_broken_rules()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(f"{self.name}\n")
+        server.stdin.flush()
+        answer = server.stdout.readline()
+        assert answer, "tests.simulation.kit.broken has ended"
+        return answer == "failed\n"
 
 
-BROKEN_PLUGIN = "tests.simulation.kit.broken"
+@functools.cache
+def _tests_with_broken_rules() -> subprocess.Popen[str]:
+    """`broken.py`, which ends with this process at the latest."""
+    command = [sys.executable, "-m", "tests.simulation.kit.broken"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True)
+    atexit.register(server.communicate)
+    return server

@@ -283,6 +283,7 @@ def test_another_chain_at_my_newest_entry_is_corruption(members: tuple[Member, M
         assert isinstance(batch, list)
         prev["chain"] = Int64(int(prev["chain"]) ^ 1)
         reply["endChain"] = Int64(chain_after(batch, int(prev["chain"])))
+        mine.network.before_call = lambda command: mine.network.down.add(SOURCE)  # who goes on fails
 
     mine.network.before_reply = damage
     before = mine.store.last_applied
@@ -577,7 +578,7 @@ def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> 
 
     async def test() -> None:
         mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == old)
+        await until(lambda: mine.store.last_applied >= old)
         await asyncio.sleep(0.05)
         assert mine.store.last_applied == old
         assert mine.fetcher.last_fetched == young
