@@ -105,7 +105,7 @@ async def run_write(
 
 
 def _redirect(member: RunningMember, primary: HostPort, request: HttpRequest) -> HttpError:
-    address = member.http_address_of(primary)
+    address = member.node.http_address_of(primary)
     if not address:
         return failure(ErrorCode.NOT_WRITABLE_PRIMARY, f"the primary is {primary}; its HTTP address is not known yet")
     rest = urlencode([(name, value) for name, value in parse_qsl(request.query) if name != "forward"])

@@ -46,7 +46,7 @@ def advised_elsewhere(member: RunningMember, given: object) -> dict[str, str]:
 
 def read_from(member: RunningMember, preference: ReadPreference) -> dict[str, str]:
     """Return the header, {} where no other member can answer."""
-    addresses = [member.http_address_of(host) for host in other_readers(member, preference)]
+    addresses = [member.node.http_address_of(host) for host in other_readers(member, preference)]
     known = [address for address in addresses if address]
     return {READ_FROM: ", ".join(known)} if known else {}
 

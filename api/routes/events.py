@@ -92,7 +92,7 @@ class EventStream(Response):
     async def _wait_for_event(self, disconnected: asyncio.Future[None]) -> tuple[bytes, bool]:
         """Return the next event, and True if it is the last one."""
         member = self._member
-        change = asyncio.ensure_future(member.wait_topology_change(member.topology_counter, EVERY_MS))
+        change = asyncio.ensure_future(member.topology.wait(member.topology.counter, EVERY_MS))
         try:
             await asyncio.wait((change, disconnected), return_when=asyncio.FIRST_COMPLETED)
         finally:

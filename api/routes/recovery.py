@@ -158,7 +158,7 @@ def _primary(member: RunningMember) -> HostPort:
 
 async def _find_manifest_path(member: RunningMember, http: HttpRequest, rollback: str) -> Path:
     """The manifest of a rollback on this member. Reserves the memory that reading it takes."""
-    folder = Path(member.rollback_folder)
+    folder = Path(member.rollbacks.folder)
     try:
         manifest = await member.workers.run(lambda: find_manifest(folder, rollback))
     except ReplError as error:

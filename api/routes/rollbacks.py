@@ -46,12 +46,12 @@ def router(member: RunningMember) -> APIRouter:
         reply = check_reply(await run_command(member, command, "admin", http.sender))
         found = decode_reply(reply)
         for row in found["rollbacks"]:
-            row["httpAddress"] = member.http_address_of(HostPort(str(row["member"])))
+            row["httpAddress"] = member.node.http_address_of(HostPort(str(row["member"])))
         return await to_response(member, http, HttpAnswer(found, times=times_of(reply)))
 
     @routes.get("/{rollback}", summary="One manifest.", responses=answers(200, 404, 405, 503))
     async def rollback(rollback: str, request: Request) -> Response:
-        manifest = await member.workers.run(lambda: find_manifest(Path(member.rollback_folder), rollback))
+        manifest = await member.workers.run(lambda: find_manifest(Path(member.rollbacks.folder), rollback))
         return await to_response(member, HttpRequest(request.scope), HttpAnswer(manifest.document()))
 
     @routes.get(
@@ -68,7 +68,7 @@ def router(member: RunningMember) -> APIRouter:
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = DEFAULT_ROWS,
     ) -> Response:
-        folder = Path(member.rollback_folder)
+        folder = Path(member.rollbacks.folder)
 
         def read() -> LostPage:
             manifest = find_manifest(folder, rollback)
@@ -93,7 +93,7 @@ def router(member: RunningMember) -> APIRouter:
     async def ack(rollback: str, request: Request) -> Response:
         http = HttpRequest(request.scope)
         by = await _acknowledged_by(http, request)
-        folder = Path(member.rollback_folder)
+        folder = Path(member.rollbacks.folder)
         await member.workers.run(lambda: _check_settled(folder, rollback))
         is_new = await member.rollbacks.acknowledge(rollback, wall_ms=member.clock.wall_ms(), by=by)
         when = await member.workers.run(lambda: acknowledged(folder, rollback))
@@ -108,7 +108,7 @@ def router(member: RunningMember) -> APIRouter:
         },
     )
     async def rollback_file(rollback: str, file: str) -> Response:
-        folder = Path(member.rollback_folder)
+        folder = Path(member.rollbacks.folder)
         manifest = await member.workers.run(lambda: find_manifest(folder, rollback))
         if file not in {row.name for row in manifest.files} or not await member.workers.run((folder / file).is_file):
             raise failure(ErrorCode.NAMESPACE_NOT_FOUND, f"rollback {rollback} has no file {file[:255]!r}", status=404)

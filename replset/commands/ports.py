@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from replset.auth.login import Login
 from replset.auth.users import SaslConversation
-from replset.bson import ObjectId, RawDocument
+from replset.bson import RawDocument
 from replset.commands.fail_points import FailPoints
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.snapshot_server import SnapshotServer
+from replset.commands.topology import Topology
 from replset.commands.waiters import WaiterList
 from replset.core.messages import ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import Node
@@ -390,18 +391,7 @@ class MemberPort(Protocol):
         ...
 
     @property
-    def process_id(self) -> ObjectId:
-        """topologyVersion.processId: made at start."""
-        ...
-
-    @property
-    def topology_counter(self) -> int:
-        """topologyVersion.counter: grows with each change of state, configuration, primary or writability."""
-        ...
-
-    async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
-        """Return when `topology_counter` is not `counter` any more, or after `timeout_ms`."""
-        ...
+    def topology(self) -> Topology: ...
 
     @property
     def history(self) -> History:
@@ -430,8 +420,4 @@ class MemberPort(Protocol):
 
     async def resize_oplog(self, limits: OplogLimits) -> None:
         """Save and apply new limits of this member's oplog. StorageError."""
-        ...
-
-    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
-        """replSetTestClock."""
         ...

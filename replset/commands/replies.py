@@ -43,10 +43,6 @@ def election_id(term: int) -> ObjectId:
     return ObjectId(b"\x7f\xff\xff\xff" + term.to_bytes(8, "big"))
 
 
-def topology_version(member: MemberPort) -> dict[str, object]:
-    return {"processId": member.process_id, "counter": Int64(member.topology_counter)}
-
-
 def finish(reply: dict[str, object], operation_ts: int) -> dict[str, object]:
     """Add ok, $clusterTime and operationTime. operation_ts 0: there is no oplog yet, and the times are left out."""
     reply.setdefault("ok", 1.0)
@@ -81,7 +77,7 @@ def add_topology_version(reply: dict[str, object], code: object, member: MemberP
     shutdown begins, not for a shutdown error that a fail point made up.
     """
     if code in ROLE_CODES or (code in SHUTDOWN_CODES and member.shutting_down):
-        reply["topologyVersion"] = topology_version(member)
+        reply["topologyVersion"] = member.topology.document()
 
 
 def replace_labels(reply: dict[str, object], labels: list[str]) -> None:

@@ -335,6 +335,14 @@ def stored_default(store: Store) -> WriteConcern | None:
     return replace(parse_write_concern(raw, lambda: MAJORITY), provenance="customDefault")
 
 
+def has_stored_default(store: Store) -> bool:
+    """Whether there is such a default; False while the data is being replaced."""
+    try:
+        return stored_default(store) is not None
+    except ReplError:
+        return False
+
+
 def _stored_document(store: Store) -> RawDocument | None:
     settings = store.collection(SETTINGS_NS)
     raw = None if settings is None else store.get(settings, DEFAULTS_KEY)

@@ -37,7 +37,7 @@ class RollbackList:
     def __init__(self, disk: Disk, dbpath: str, workers: Workers, *, undecided: Callable[[], str] = lambda: "") -> None:
         """undecided: the id of what an initial sync under way has exported; its copy may hold all of that."""
         self._disk = disk
-        self._folder = os.path.join(dbpath, FOLDER)
+        self.folder = os.path.join(dbpath, FOLDER)
         self._workers = workers
         self._undecided = undecided
         self._abandoned: set[str] = set()
@@ -60,9 +60,9 @@ class RollbackList:
 
     def _note(self, rollback_id: str, wall_ms: int, by: str) -> bool:
         try:
-            return acknowledge(self._disk, self._folder, rollback_id, wall_ms=wall_ms, by=by)
+            return acknowledge(self._disk, self.folder, rollback_id, wall_ms=wall_ms, by=by)
         except OSError as error:
-            raise storage_error(error, self._folder) from error
+            raise storage_error(error, self.folder) from error
 
     def _count(self) -> int:
         names = self._names()
@@ -73,9 +73,9 @@ class RollbackList:
 
     def _names(self) -> list[str]:
         try:
-            return self._disk.list_folder(self._folder) if self._disk.exists(self._folder) else []
+            return self._disk.list_folder(self.folder) if self._disk.exists(self.folder) else []
         except OSError as error:
-            raise storage_error(error, self._folder) from error
+            raise storage_error(error, self.folder) from error
 
     def _is_abandoned(self, name: str) -> bool:
         """A settled manifest is read only once, because nothing changes it."""
@@ -91,7 +91,7 @@ class RollbackList:
         return name in self._abandoned
 
     def _read(self, name: str) -> Manifest:
-        return Manifest.parse(self._disk.read_file(os.path.join(self._folder, name)), name)
+        return Manifest.parse(self._disk.read_file(os.path.join(self.folder, name)), name)
 
     async def listed(self) -> list[dict[str, object]]:
         """Every manifest as a document, oldest first, with `acknowledged`: the time, or None.
@@ -108,7 +108,7 @@ class RollbackList:
                 row = self._read(name).document()
             except (CorruptDataError, OSError) as error:
                 row = {"id": stem, "error": str(error)}
-            found.append({**row, "acknowledged": acknowledged(self._folder, stem)})
+            found.append({**row, "acknowledged": acknowledged(self.folder, stem)})
         return sorted(found, key=lambda row: id_order(str(row["id"])))
 
     async def with_entry(self, optime: OpTime) -> list[Manifest]:
@@ -135,7 +135,7 @@ class RollbackList:
         path = next((file.name for file in manifest.files if file.kind is FileKind.OPLOG), None)
         if path is None or optime in (manifest.first, manifest.last):
             return path is not None
-        chunks = read_chunks(self._disk, os.path.join(self._folder, path))
+        chunks = read_chunks(self._disk, os.path.join(self.folder, path))
         return any(OplogEntry(raw).optime == optime for raw in _documents(chunks, path))
 
 

@@ -9,30 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal, Self, TypeVar
 
 from replset.archive.ports import ArchivePort
-from replset.bson import ObjectId, RawDocument, encode
+from replset.bson import ObjectId
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.histogram import Histogram
-from replset.commands.members.archive_lease import ArchiveStatus
 from replset.commands.members.byte_rate import ByteRate
-from replset.commands.members.messages import request_document
 from replset.commands.members.snapshot_server import SnapshotServer
-from replset.commands.ports import RecentLog, Traffic
+from replset.commands.ports import RecentLog
 from replset.commands.sessions.transactions import TransactionTable
 from replset.commands.streams.consumer_directory import ConsumerDirectory
 from replset.commands.streams.history import History
+from replset.commands.topology import Topology
 from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.users.user_directory import UserDirectory
 from replset.commands.waiters import Notifier, WaiterList
-from replset.commands.write_concern import end_waits_in_vain, stored_default
+from replset.commands.write_concern import end_waits_in_vain, has_stored_default
 from replset.core.effects import NO_VOTE
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -50,91 +47,56 @@ from replset.core.messages import (
 )
 from replset.core.node import Node
 from replset.core.state import NodeState
-from replset.errors import NotPrimaryOrSecondaryError, ReplError, ShutdownInProgressError
+from replset.errors import NotPrimaryOrSecondaryError, ShutdownInProgressError
 from replset.ids import HostPort, Millis, OpTime
-from replset.replication.context import Identity, MemberContext
-from replset.replication.copy_transfer import InitialSyncOptions
-from replset.replication.document_check import DocumentCheck, ScrubStatus
+from replset.replication.document_check import DocumentCheck
 from replset.replication.document_repair import DocumentRepair
-from replset.replication.fetcher import Fetcher, FetchOptions
+from replset.replication.fetcher import Fetcher
 from replset.replication.followed import FollowProgress
-from replset.replication.index_builder import IndexBuilder, IndexBuildOptions
+from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync import InitialSync
-from replset.replication.initial_sync_progress import InitialSyncProgress
-from replset.replication.ports import Clock, MemberClient, Network, SetMemberClient, SyncThread, Workers
-from replset.replication.progress import ProgressReporter
+from replset.replication.ports import MemberClient, SetMemberClient
 from replset.replication.protocol import Awaited
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
-from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
-from replset.replication.write_queue import WriteQueue
 from replset.runtime.background import BackgroundTasks
 from replset.runtime.bootstrap import begin_expected_set
 from replset.runtime.core_effects import CoreEffects
 from replset.runtime.disk.data_replacement import DataReplacement
 from replset.runtime.disk.durability import Durability
 from replset.runtime.disk.durability_mark import DurabilityMark
-from replset.runtime.disk.files import MemberFiles, find_damage, finish_rollback, open_files
+from replset.runtime.disk.files import OpenData, open_data
 from replset.runtime.disk.flow_control import FlowControl
 from replset.runtime.disk.housekeeping import Housekeeper
 from replset.runtime.disk.writer import Writer
-from replset.runtime.jobs.archiver import SEGMENT_BYTES, ArchivedEntries, ArchiveOptions, Archiver
+from replset.runtime.jobs.archiver import ArchivedEntries, ArchiveOptions, Archiver
 from replset.runtime.jobs.scrubber import Scrubber
-from replset.runtime.jobs.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
+from replset.runtime.jobs.session_expiry import SessionExpiry
 from replset.runtime.jobs.set_follower import SetFollower
 from replset.runtime.net.admission import Admission
 from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.credentials import Credentials
 from replset.runtime.net.server import WireServer
 from replset.runtime.net.transport import Transport
-from replset.runtime.options import MONGODB_LAYOUT, MemberOptions, exposure_warnings
+from replset.runtime.options import MemberOptions, command_line, exposure_warnings
+from replset.runtime.ports import MemberPorts, StepSizes
+from replset.runtime.positions import Positions
 from replset.runtime.process.load import Load
 from replset.runtime.process.machine import LimitedWorkers, TrackedWorkers
 from replset.runtime.role.hand_over import hand_over_primary
 from replset.runtime.role.hook import RoleHook
 from replset.runtime.shell import Shell
-from replset.storage.disk import Disk
 from replset.storage.member_file import JournalLine, OplogLimits
-from replset.storage.store import Store, StoreOptions
+from replset.storage.store import Store
 
 log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
 REFRESH_EVERY_S = 10
 WATCH_EVERY_S = 1
-AWAITED_MS = 1_000
-"""How long a wait for positions or for the commit point is remembered: others then tell them without delay."""
 CLIENT_THREADS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class MemberPorts:
-    """Holds everything outside of one member; the simulator has its own implementations."""
-
-    network: Network
-    disk: Disk
-    clock: Clock
-    workers: Workers
-    rng: random.Random
-    sync_thread: SyncThread
-    archive: ArchivePort | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepSizes:
-    """Limits the work of one step. The simulator makes the limits small, so that a short run has several steps.
-
-    session_timeout_ms: after which a session that writes nothing is forgotten.
-    """
-
-    store: StoreOptions = field(default_factory=StoreOptions)
-    fetch: FetchOptions = field(default_factory=FetchOptions)
-    initial_sync: InitialSyncOptions = field(default_factory=InitialSyncOptions)
-    session_timeout_ms: Millis = SESSION_TIMEOUT_MS
-    index_build: IndexBuildOptions = field(default_factory=IndexBuildOptions)
-    archive_segment_bytes: int = SEGMENT_BYTES
 
 
 class RunningMember:
@@ -159,55 +121,37 @@ class RunningMember:
         steps = steps or StepSizes()
         process_id = ObjectId.generate(ports.clock.wall_ms() // 1000, ports.rng)
         with ExitStack() as opened:
-            files, store = open_files(opened, options, ports.disk, ports.rng, steps.store)
-            context = MemberContext(
-                disk=ports.disk,
-                dbpath=files.dbpath,
-                clock=ports.clock,
-                workers=TrackedWorkers(ports.workers),
-                store=store,
-                write_queue=WriteQueue(),
-                identity=Identity(options.repl_set, options.host, options.rollback_layout == MONGODB_LAYOUT),
-                on_report=_ignore,
-                on_undone=_ignore,
-                on_broken=_ignore,
-            )
-            rollback_is_finished = await finish_rollback(context)
-            damage = await context.workers.run(lambda: find_damage(store))
+            data = await open_data(opened, options, ports.disk, ports.clock, ports.workers, ports.rng, steps.store)
             member = cls(
                 options,
                 ports,
-                files,
-                context,
+                data,
                 credentials=credentials or Credentials(),
                 wire_slots=ConnectionSlots(options.max_connections, "wire") if wire_slots is None else wire_slots,
                 audit=AuditTrail(None, ports.clock.wall_ms) if audit is None else audit,
                 steps=steps,
                 process_id=process_id,
-                rolling_back=not rollback_is_finished,
             )
             await member.rollbacks.refresh()
             member._clear_leftovers()
             await member._server.start(options.listen)
             opened.pop_all()
-        member._begin(damage)
+        member._begin(data.damage)
         return member
 
     def __init__(
         self,
         options: MemberOptions,
         ports: MemberPorts,
-        files: MemberFiles,
-        context: MemberContext,
+        data: OpenData,
         *,
         credentials: Credentials,
         wire_slots: ConnectionSlots,
         audit: AuditTrail,
         steps: StepSizes,
         process_id: ObjectId,
-        rolling_back: bool,
     ) -> None:
-        """For `start`. context: of the open files. rolling_back: a rollback waits for space on the disk."""
+        """For `start`."""
         # What others read of this member
         self.options = options
         self.keys = credentials.keys
@@ -215,8 +159,7 @@ class RunningMember:
         self.reload_credentials = credentials.reload
         self.audit = audit
         self.warnings = [*exposure_warnings(options), *credentials.warnings()]
-        for warning in self.warnings:
-            log.warning("%s", warning)
+        self.command_line = command_line(options)
         self.host = options.host
         self.http_address = options.http_address
         self.set_name = options.repl_set
@@ -226,9 +169,8 @@ class RunningMember:
         self.fail_points = FailPoints(ports.rng)
         self.workers = LimitedWorkers(ports.workers, CLIENT_THREADS)
         self.evaluations = LimitedWorkers(ports.workers, 1)
-        self.process_id = process_id
+        self.topology = Topology(process_id, ports.clock)
         self.started_at = ports.clock.now()
-        self.topology_counter = 0
         self.shutting_down = False
         self.recent_log = RecentLog()
         self.http_slots: ConnectionSlots | None = None
@@ -240,26 +182,24 @@ class RunningMember:
         # Its own state
         self._is_started = False
         self._is_stopping = False
-        self._awaited_at = {"applied": -AWAITED_MS, "durable": -AWAITED_MS, "commit point": -AWAITED_MS}
-        self._rolling_back = rolling_back
+        self._rolling_back = data.rolling_back
         self._changes = Notifier(lambda: self.history.on_change())
-        self._topology = Notifier()
         self.write_waiters = WaiterList()
         self._tasks = BackgroundTasks(self._break)
 
         # Storage and the core
-        self._files = files
-        self._member_file = files.member_file
+        self._files = data.files
+        self._member_file = data.files.member_file
         self._threads = TrackedWorkers(ports.workers)
         self.context = replace(
-            context,
+            data.context,
             workers=self._threads,
             on_report=self._on_report,
             on_undone=self._on_undone,
             on_broken=self._break,
         )
         self.rollbacks = RollbackList(
-            ports.disk, files.dbpath, self._threads, undecided=lambda: self.initial_sync.exported
+            ports.disk, self._files.dbpath, self._threads, undecided=lambda: self.initial_sync.exported
         )
         self.durability = Durability(
             self.context,
@@ -282,11 +222,11 @@ class RunningMember:
                 initial_sync_pending=self._member_file.initial_sync_pending,
                 rollback_id=lambda: self.store.rollback_id,
                 unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
-                rolling_back=rolling_back,
+                rolling_back=data.rolling_back,
                 oplog_only=self.store.oplog_only,
                 durability_mark=self._member_file.durability_mark,
                 wall_ms=self.clock.wall_ms,
-                default_write_concern_set=self._default_is_set,
+                default_write_concern_set=lambda: has_stored_default(self.store),
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
                 expected=options.expected,
                 is_overloaded=lambda: self.load.is_high,
@@ -302,7 +242,6 @@ class RunningMember:
                 self._member_file.durability_mark,
             )
         self._mark = DurabilityMark(self.context, self.node, self._member_file, self.durability)
-        self._replacement = DataReplacement(self.context, files, self.node)
 
         # What serves clients
         self.history: History = History(self)
@@ -328,9 +267,9 @@ class RunningMember:
         )
         self.ttl = TtlMonitor(self.context, leads_in=lambda: self._set_follower.term, write=self._writer.write)
         self.byte_rates: dict[int, ByteRate] = {}
-        self.snapshots = SnapshotServer(self.context, self.node, self.rng, needed=self._needed_by_consumers)
+        self.snapshots = SnapshotServer(self.context, self.node, self.rng, needed=lambda: self.consumers.needed())
         self.users = UserDirectory(self, required=options.auth)
-        self.consumers = ConsumerDirectory(self)
+        self.consumers: ConsumerDirectory = ConsumerDirectory(self)
         self.dispatcher = Dispatcher(self)
         self._session_expiry = SessionExpiry(
             self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms
@@ -355,6 +294,7 @@ class RunningMember:
             certifies=credentials.certifies,
             needs_login=options.auth,
         )
+        self.traffic = self._server.traffic
 
         # Replication
         set_peer = SetMemberClient(self.peer, lambda: self.node.set_id)
@@ -364,8 +304,8 @@ class RunningMember:
             node=self.node,
             on_applied=self._on_committed,
             last_durable=lambda: self.durability.last_durable,
-            progress=self._position_document,
-            awaits_commit_point=lambda: self._is_awaited("commit point"),
+            progress=lambda: self._positions.document(),
+            awaits_commit_point=lambda: self._positions.is_awaited("commit point"),
             is_paused=lambda: self.fail_points.stops_replication,
             options=steps.fetch,
         )
@@ -375,15 +315,30 @@ class RunningMember:
         self.archiver = None if ports.archive is None else self._make_archiver(ports.archive, set_peer, steps)
         self._scrubber = Scrubber(self.context, self.document_check, self._scrub_source, options.scrub_mb_per_sec)
         self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._mark.lower)
+        replacement = DataReplacement(
+            self.context,
+            self._files,
+            self.node,
+            self._mark,
+            self.durability,
+            busy=self._housekeeper.busy,
+            close_readers=self._close_readers,
+            on_installed=self._on_data_replaced,
+        )
         self.initial_sync: InitialSync = InitialSync(
             self.context,
             peer=set_peer,
-            required=self._replacement.required,
-            set_marker=self._replacement.set_marker,
-            claim=self._replacement.claim,
-            install=self._install_copy,
+            required=replacement.required,
+            set_marker=replacement.set_marker,
+            claim=replacement.claim,
+            install=lambda copy: replacement.install(copy, self.initial_sync.progress),
             options=steps.initial_sync,
         )
+
+        self.rollback_progress = self._rollback.progress
+        self.initial_sync_progress = self.initial_sync.progress
+        self.scrub = self._scrubber.status
+        self.archive_status = None if self.archiver is None else self.archiver.status
 
         # What runs the core
         self._effects: CoreEffects = CoreEffects(
@@ -402,17 +357,13 @@ class RunningMember:
             write_waiters=self.write_waiters,
             changes=self._changes,
             on_topology_changed=self._on_topology_changed,
-            report_position=self._report_position,
+            report_position=lambda: self._positions.report(),
         )
         self.shell = Shell(self.node, self._effects, self.clock, self._threads, self._break)
-        self._progress = ProgressReporter(
-            clock=self.clock,
-            source=lambda: self.node.sync_source,
-            request=self.node.progress_request,
-            exchange=self._effects.send_request,
-            interval_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
-            report=self.shell.feed,
+        self._positions: Positions = Positions(
+            self.node, self.clock, self._fetcher, self._effects.send_request, self.shell.feed
         )
+        self.on_awaited = self._positions.on_awaited
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -425,7 +376,7 @@ class RunningMember:
         if damage:
             self.on_damage(damage)
         for work in (
-            self._progress.run(),
+            self._positions.run(),
             self._housekeeper.run(),
             self._session_expiry.run(),
             self.index_builder.run(),
@@ -481,8 +432,7 @@ class RunningMember:
             await self._role_hook.close()
         await self._threads.wait()
         await self.durability.close()
-        await self.snapshots.close()
-        self.dispatcher.cursors.close_all()
+        await self._close_readers()
         await self._server.close()
         await self.peer.close()
         self.context.write_queue.close()
@@ -497,6 +447,10 @@ class RunningMember:
         if not self.broken.done() and not self._is_stopping:
             log.error("this member must stop: %s", error, exc_info=error)
             self.broken.set_result(f"{type(error).__name__}: {error}")
+
+    async def _close_readers(self) -> None:
+        await self.snapshots.close()
+        self.dispatcher.cursors.close_all()
 
     async def _refresh(self) -> None:
         """Every ten seconds count rollbacks, which others acknowledge, and drop forgotten cursors and copies."""
@@ -513,35 +467,8 @@ class RunningMember:
             end_waits_in_vain(self)
             self.flow_control.adjust(self.node.flow_control_target_ms())
 
-    async def _install_copy(self, copy: str) -> None:
-        """Put a fetched copy in the place of the data, with nothing else at work on it.
-
-        A full disk is waited for, since there is no way back once the store is closed. Any other failure stops the
-        member.
-        """
-        self._mark.suspended = True
-        async with self.durability.paused(), self._housekeeper.busy:
-            await self.snapshots.close()
-            self.dispatcher.cursors.close_all()
-            try:
-                await self._replacement.install(copy, self.initial_sync.progress)
-            except (ReplError, OSError) as error:
-                self._break(error)
-                raise
-            self.durability.on_store_opened()
-            self._mark.suspended = False
-        self._on_moved()
-        self._changes.notify()
-
     async def election_journal(self, limit: int) -> list[JournalLine]:
         return await self.context.workers.run(lambda: self._member_file.journal(limit))
-
-    def _default_is_set(self) -> bool:
-        """Whether the set has a default write concern of its own; False while the data is being replaced."""
-        try:
-            return stored_default(self.store) is not None
-        except ReplError:
-            return False
 
     # --- callbacks of the parts ----------------------------------------------------------------------------------
 
@@ -560,19 +487,7 @@ class RunningMember:
         self.shell.feed(LocalPosition(self.durability.position()))
         self.write_waiters.release()
         self._fetcher.on_moved()
-        self._report_position()
-
-    def _report_position(self) -> None:
-        """Report the positions of this member, and of those that fetch from it, where no fetch is about to do so."""
-        if self.node.sync_source is None or self._fetcher.is_settling:
-            return
-        if self._fetcher.is_awaited:
-            self._progress.notify()
-        else:
-            self._progress.notify_soon()
-
-    def _needed_by_consumers(self) -> OpTime | None:
-        return self.consumers.needed()
+        self._positions.report()
 
     def _oldest_needed(self) -> OpTime | None:
         """The oldest entry that another member, a consumer or the archive needs."""
@@ -584,6 +499,10 @@ class RunningMember:
         """Close all cursors after a rollback. They would read entries and documents that the rollback removed."""
         self.dispatcher.cursors.close_all()
         self.durability.on_undone()
+        self._on_moved()
+        self._changes.notify()
+
+    def _on_data_replaced(self) -> None:
         self._on_moved()
         self._changes.notify()
 
@@ -609,15 +528,10 @@ class RunningMember:
         self.history.older = ArchivedEntries(archive, self.context, archiver.status)
         return archiver
 
-    @property
-    def archive_status(self) -> ArchiveStatus | None:
-        return None if self.archiver is None else self.archiver.status
-
     def _on_topology_changed(self) -> None:
         if self._role_hook is not None and self._is_started:
             self._role_hook.update(self.node)
-        self.topology_counter += 1
-        self._topology.notify()
+        self.topology.on_changed()
 
     def on_damage(self, detail: str) -> None:
         log.error("%s", detail)
@@ -633,42 +547,12 @@ class RunningMember:
         return self.context.store
 
     @property
-    def command_line(self) -> tuple[Sequence[str], dict[str, object]]:
-        parsed: dict[str, object] = {
-            "net": {"bindIp": self.options.bind_ip, "port": self.options.port},
-            "replication": {"replSet": self.set_name},
-            "storage": {"dbPath": self.context.dbpath},
-        }
-        if self.options.auth:
-            parsed["security"] = {"authorization": "enabled"}
-        if self.test_commands:
-            parsed["setParameter"] = {"enableTestCommands": "1"}
-        argv = ["replset", "start", "--replSet", self.set_name, "--dbpath", self.context.dbpath]
-        return [*argv, "--port", str(self.options.port)], parsed
-
-    @property
     def connection_count(self) -> int:
         return self._server.connection_count
 
     @property
     def most_connections(self) -> int:
         return self._server.slots.most
-
-    @property
-    def traffic(self) -> Traffic:
-        return self._server.traffic
-
-    @property
-    def rollback_progress(self) -> RollbackProgress:
-        return self._rollback.progress
-
-    @property
-    def initial_sync_progress(self) -> InitialSyncProgress:
-        return self.initial_sync.progress
-
-    @property
-    def scrub(self) -> ScrubStatus:
-        return self._scrubber.status
 
     def _scrub_source(self) -> HostPort | None:
         """The primary, while this member is a secondary: each secondary compares its documents with it."""
@@ -689,37 +573,13 @@ class RunningMember:
     async def wait_for_change(self, timeout_ms: int | None) -> bool:
         return await self._changes.wait(timeout_ms)
 
-    async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
-        deadline = self.clock.now() + timeout_ms
-        while self.topology_counter == counter:
-            left = deadline - self.clock.now()
-            if left <= 0 or not await self._topology.wait(left):
-                return
-
     @property
     def awaited(self) -> Awaited:
-        config = self.node.config
-        if self._is_awaited("applied") or (config and not config.write_concern_majority_journal_default):
-            return "applied"
-        if self._is_awaited("durable"):
-            return "durable"
-        return "" if self.node.writable else self._fetcher.awaited
-
-    def on_awaited(self, what: Literal["applied", "durable", "commit point"]) -> None:
-        self._awaited_at[what] = self.clock.now()
-        if what == "commit point":
-            self._progress.notify()
-
-    def _is_awaited(self, what: str) -> bool:
-        return self.clock.now() - self._awaited_at[what] < AWAITED_MS
+        return self._positions.awaited
 
     def on_fetch_progress(self, progress: ProgressRequest) -> None:
         if self._is_started:
             self.shell.feed(FetchProgress(progress))
-
-    def _position_document(self) -> RawDocument | None:
-        progress = self.node.progress_request()
-        return None if progress is None else RawDocument(encode(request_document(progress)))
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
         self.peer.cut(hosts, direction)
@@ -731,14 +591,7 @@ class RunningMember:
         await self._threads.run(lambda: self._member_file.save_oplog_limits(limits))
         self.store.options = self._files.with_limits(self.store.options)
 
-    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
-        self.clock.set_wall_ahead(ahead_ms)
-
     # --- for the HTTP API ----------------------------------------------------------------------------------------
-
-    @property
-    def rollback_folder(self) -> str:
-        return os.path.join(self.context.dbpath, "rollback")
 
     @property
     def group_sizes(self) -> Histogram:
@@ -760,10 +613,3 @@ class RunningMember:
             return await self._threads.run(lambda: disk.free_bytes(dbpath))
         except OSError:
             return math.nan
-
-    def http_address_of(self, host: HostPort) -> str | None:
-        return self.node.http_address_of(host)
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing. The context has this for callback until the member exists: nobody else uses the files yet."""

@@ -88,7 +88,7 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
         if behind == 1:
             scenario.heal_all_and_judge()
         else:  # what the damaged member alone held is exported, each document as it was written
-            disk, folder = cluster.machines[old].disk, member(cluster, old).rollback_folder
+            disk, folder = cluster.machines[old].disk, member(cluster, old).rollbacks.folder
             files = {name: disk.read_file(os.path.join(folder, name)) for name in disk.list_folder(folder)}
             documents = b"".join(data for name, data in files.items() if not name.startswith("local.oplog"))
             assert all(f"token-{number}-".encode() in documents for number in (2, 3, 4, 5))

@@ -9,7 +9,7 @@ from replset.commands import fields
 from replset.commands.admin.diagnostics import MAX_WIRE_VERSION
 from replset.commands.command import Command, CommandContext, remember_client
 from replset.commands.ports import MemberPort, Reply
-from replset.commands.replies import election_id, topology_version
+from replset.commands.replies import election_id
 from replset.commands.sessions.session_request import SESSION_MINUTES
 from replset.commands.users.login import start_with_hello
 from replset.config import Member, ReplSetConfig
@@ -27,7 +27,7 @@ async def hello(ctx: CommandContext) -> Reply:
     if member.shutting_down:
         raise ShutdownInProgressError("the member is shutting down")
     reply: dict[str, object] = {"helloOk": True} if ctx.body.get("helloOk") is True else {}
-    reply["topologyVersion"] = topology_version(member)
+    reply["topologyVersion"] = member.topology.document()
     reply |= set_fields(member, legacy=ctx.name != "hello")
     reply |= {
         "maxBsonObjectSize": MAX_BSON_SIZE,
@@ -68,15 +68,15 @@ async def _await_change(ctx: CommandContext) -> None:
     process, counter = _parse_topology_version(known)
     if timeout_ms < 0:
         raise ReplError("maxAwaitTimeMS must be a non-negative integer", code=ErrorCode.HELLO_AWAIT_TIME_NEGATIVE)
-    if process != member.process_id:
+    if process != member.topology.process_id:
         return
-    if counter > member.topology_counter:
+    if counter > member.topology.counter:
         raise ReplError(
-            f"topologyVersion.counter {counter} is newer than mine, {member.topology_counter}",
+            f"topologyVersion.counter {counter} is newer than mine, {member.topology.counter}",
             code=ErrorCode.HELLO_COUNTER_AHEAD,
         )
-    if counter == member.topology_counter:
-        await member.wait_topology_change(counter, timeout_ms)
+    if counter == member.topology.counter:
+        await member.topology.wait(counter, timeout_ms)
 
 
 def _parse_topology_version(known: RawDocument) -> tuple[ObjectId, int]:

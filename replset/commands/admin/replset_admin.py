@@ -289,7 +289,7 @@ async def test_clock(ctx: CommandContext) -> Reply:
     ahead_ms = fields.whole(ctx.body, "aheadMillis", ctx.name, 0)
     if abs(ahead_ms) > MAX_AHEAD_MS:
         raise BadValueError(f"aheadMillis must be from -{MAX_AHEAD_MS} to {MAX_AHEAD_MS}, not {ahead_ms}")
-    ctx.member.set_wall_clock_ahead(ahead_ms)
+    ctx.member.clock.set_wall_ahead(ahead_ms)
     return {}
 
 

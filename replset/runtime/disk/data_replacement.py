@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 from replset.core.node import Node
+from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.initial_sync import InitialSyncMarker, RequiredEntries, newest_entry_to_keep
 from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.runtime.disk.durability import Durability
+from replset.runtime.disk.durability_mark import DurabilityMark
 from replset.runtime.disk.files import MemberFiles
 from replset.storage.copies import install_copy
 
@@ -15,10 +21,27 @@ from replset.storage.copies import install_copy
 class DataReplacement:
     """Keeps the marker of an initial sync in member.db and puts a finished copy in the place of the data."""
 
-    def __init__(self, context: MemberContext, files: MemberFiles, node: Node) -> None:
+    def __init__(
+        self,
+        context: MemberContext,
+        files: MemberFiles,
+        node: Node,
+        mark: DurabilityMark,
+        durability: Durability,
+        *,
+        busy: asyncio.Lock,
+        close_readers: Callable[[], Awaitable[None]],
+        on_installed: Callable[[], None],
+    ) -> None:
+        """busy: taken while the store is replaced, as by all that works on it in the background."""
         self._context = context
         self._files = files
         self._node = node
+        self._mark = mark
+        self._durability = durability
+        self._busy = busy
+        self._close_readers = close_readers
+        self._on_installed = on_installed
 
     def required(self) -> RequiredEntries:
         """Return what a copy must hold, with what an earlier attempt saved in member.db."""
@@ -44,10 +67,28 @@ class DataReplacement:
         return await self._context.workers.run(lambda: self._files.member_file.claim_copy(newest))
 
     async def install(self, copy: str, progress: InitialSyncProgress) -> None:
+        """Put a fetched copy in the place of the data, with nothing else at work on it.
+
+        A full disk is waited for, since there is no way back once the store is closed. Any other failure stops the
+        member.
+        """
+        self._mark.suspended = True
+        async with self._durability.paused(), self._busy:
+            await self._close_readers()
+            try:
+                await self._swap(copy, progress)
+            except (ReplError, OSError) as error:
+                self._context.on_broken(error)
+                raise
+            self._durability.on_store_opened()
+            self._mark.suspended = False
+        self._on_installed()
+
+    async def _swap(self, copy: str, progress: InitialSyncProgress) -> None:
         """Close the store, put the copy in its place, clear the marker and open the store again, in this order.
 
         A crash between two steps leaves either the marker, and the next start begins a new initial sync, or a complete
-        copy. ReplError and OSError: a step failed for another reason than a full disk; the member must stop.
+        copy.
         """
         context, file = self._context, self._files.member_file
         rollback_id = max(context.store.rollback_id, file.rollback_id_floor)

@@ -8,9 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from replset.errors import DamagedEntryError, InvalidReplicaSetConfigError, ReplError, StorageError
-from replset.replication.context import MemberContext
+from replset.replication.context import Identity, MemberContext
+from replset.replication.ports import Clock, Workers
 from replset.replication.rollback import finish_rollbacks
-from replset.runtime.options import MemberOptions
+from replset.replication.write_queue import WriteQueue
+from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
+from replset.runtime.process.machine import TrackedWorkers
 from replset.storage.disk import Disk, Lock
 from replset.storage.file_names import RESTORE_FILE
 from replset.storage.member_file import MemberFile
@@ -50,6 +53,51 @@ class MemberFiles:
         """Close member.db and give the folder back. The store is closed before."""
         self.member_file.close()
         self.lock.release()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenData:
+    """What a member begins with. context: without its callbacks, since nobody else uses the files yet.
+
+    rolling_back: a rollback that a crash interrupted waits for space on the disk. damage: see `find_damage`.
+    """
+
+    files: MemberFiles
+    context: MemberContext
+    rolling_back: bool
+    damage: str
+
+
+async def open_data(
+    opened: ExitStack,
+    options: MemberOptions,
+    disk: Disk,
+    clock: Clock,
+    workers: Workers,
+    rng: random.Random,
+    defaults: StoreOptions,
+) -> OpenData:
+    """Open the files, finish what a crash interrupted, and look at the newest entries; `opened` closes the files."""
+    files, store = open_files(opened, options, disk, rng, defaults)
+    context = MemberContext(
+        disk=disk,
+        dbpath=files.dbpath,
+        clock=clock,
+        workers=TrackedWorkers(workers),
+        store=store,
+        write_queue=WriteQueue(),
+        identity=Identity(options.repl_set, options.host, options.rollback_layout == MONGODB_LAYOUT),
+        on_report=_ignore,
+        on_undone=_ignore,
+        on_broken=_ignore,
+    )
+    rollback_is_finished = await finish_rollback(context)
+    damage = await context.workers.run(lambda: find_damage(store))
+    return OpenData(files, context, not rollback_is_finished, damage)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
 
 def open_files(

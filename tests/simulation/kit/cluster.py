@@ -28,9 +28,10 @@ from replset.ids import HostPort
 from replset.key_file import Keys
 from replset.replication import rollback
 from replset.runtime.jobs import archiver
-from replset.runtime.member import MemberPorts, RunningMember
+from replset.runtime.member import RunningMember
 from replset.runtime.net.credentials import Credentials
 from replset.runtime.options import MemberOptions
+from replset.runtime.ports import MemberPorts
 from replset.storage import member_file, store
 from tests.simulation.kit import archives
 from tests.simulation.kit.archives import SimArchive

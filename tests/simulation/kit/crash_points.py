@@ -17,6 +17,7 @@ from typing import Any
 import replset.replication.initial_sync as initial_sync_module
 import replset.replication.rollback as rollback_module
 import replset.runtime.disk.data_replacement as data_replacement
+import replset.runtime.disk.files as files
 import replset.runtime.member as member_module
 import replset.storage.copies as copies_module
 import replset.storage.member_file as member_file_module
@@ -125,7 +126,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.FIRST_START, "member.db has its schema", member_file_module, "ensure_schema", after=True),
     C(P.FIRST_START, "the incarnation is written", MemberFile, "_put", after=True, when=_has_incarnation),
     C(P.FIRST_START, "replset.db has its schema", store_module, "ensure_schema", after=True),
-    C(P.FIRST_START, "both databases are open", member_module, "open_files", after=True),
+    C(P.FIRST_START, "both databases are open", files, "open_files", after=True),
     C(P.FIRST_START, "it listens", WireServer, "start", after=True),
     C(P.FIRST_START, "the configuration came and is saved", MemberFile, "save_config", after=True),
     # A dbpath whose member died in the middle of a rollback.

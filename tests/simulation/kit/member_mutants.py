@@ -23,7 +23,7 @@ from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.disk import files
-from replset.runtime.member import RunningMember
+from replset.runtime.positions import Positions
 from replset.storage import copies, oplog, retention, undo
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
@@ -254,8 +254,8 @@ def wal_never_synced(patch: pytest.MonkeyPatch) -> None:
 def fetch_vouches_for_unsynced(patch: pytest.MonkeyPatch) -> None:
     """The position on a fetch says of what is applied that it is synced."""
 
-    def document(member: RunningMember) -> RawDocument | None:
-        progress = member.node.progress_request()
+    def document(positions: Positions) -> RawDocument | None:
+        progress = positions._node.progress_request()
         if progress is None:
             return None
         rows = [
@@ -264,7 +264,7 @@ def fetch_vouches_for_unsynced(patch: pytest.MonkeyPatch) -> None:
         ]
         return RawDocument(encode(request_document(replace(progress, progress=tuple(rows)))))
 
-    patch.setattr(RunningMember, "_position_document", document)
+    patch.setattr(Positions, "document", document)
 
 
 def chain_not_compared(patch: pytest.MonkeyPatch) -> None:

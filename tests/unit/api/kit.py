@@ -109,6 +109,10 @@ class FakeNode:
         self.self_id = MemberId(0)
         self.lag: int | None = 0
         self.status_value: Status | None = None
+        self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
+
+    def http_address_of(self, host: HostPort) -> str | None:
+        return self.http_addresses.get(host)
 
     def lag_ms(self) -> int | None:
         return self.lag
@@ -155,7 +159,7 @@ class FakeMember:
         self.workers = InlineWorkers()
         self.started_at = Millis(0)
         self.shutting_down = False
-        self.topology_counter = 0
+        self.topology: Any = SimpleNamespace(counter=0)
         self.connection_count = 7
         self.admission = Admission()
         self.load = Load()
@@ -171,19 +175,14 @@ class FakeMember:
         self.write_waiters = WaiterList()
         self.archive_status = None
         self.initial_sync_progress = InitialSyncProgress()
-        self.rollback_folder = rollback_folder
         self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
         self.scrub = ScrubStatus()
-        self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
 
     def queue_depths(self) -> dict[str, int]:
         return {"clients": 3}
 
     async def free_bytes(self) -> float:
         return 1e9
-
-    def http_address_of(self, host: HostPort) -> str | None:
-        return self.http_addresses.get(host)
 
     def become_secondary(self, primary: HostPort | None = OTHER) -> None:
         self.node.state, self.node.writable, self.node.primary_host = MemberState.SECONDARY, False, primary

@@ -83,7 +83,7 @@ def api_with_events(changes: int = 1) -> Api:
         await asyncio.sleep(0)
         api.member.shutting_down = next(left, None) is None
 
-    api.member.wait_topology_change = wait
+    api.member.topology.wait = wait
     return api
 
 
@@ -145,7 +145,7 @@ def test_so_many_streams_are_open_at_once_and_one_that_ends_makes_room(
     async def wait(counter: int, timeout_ms: int) -> None:
         await changed.wait()
 
-    api.member.wait_topology_change = wait
+    api.member.topology.wait = wait
 
     async def main() -> list[int]:
         statuses: list[int] = []

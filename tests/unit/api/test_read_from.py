@@ -22,7 +22,7 @@ def api() -> Api:
     """Its member is a secondary, OTHER the primary and THIRD a secondary."""
     made = Api()
     made.member.become_secondary()
-    made.member.http_addresses[THIRD] = "127.0.0.1:28019"
+    made.member.node.http_addresses[THIRD] = "127.0.0.1:28019"
     rows = (row(0), row(1, host=OTHER, **PRIMARY), row(2, host=THIRD))
     made.member.node.status_value = cast("Status", SimpleNamespace(members=rows))
     return made

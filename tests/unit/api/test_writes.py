@@ -210,7 +210,7 @@ def test_without_forwarding_the_primary_is_named(api: Api) -> None:
 
 def test_without_forwarding_to_a_primary_whose_address_is_not_known_yet(api: Api) -> None:
     api.member.become_secondary()
-    api.member.http_addresses.clear()
+    api.member.node.http_addresses.clear()
     refused(insert(api, "?forward=false"), 503, 10107, OTHER)
 
 

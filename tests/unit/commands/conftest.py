@@ -26,6 +26,7 @@ from replset.commands.sessions.transactions import TransactionTable
 from replset.commands.streams.consumer_directory import ConsumerDirectory
 from replset.commands.streams.history import History
 from replset.commands.table import PRIVATE
+from replset.commands.topology import Topology
 from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.users.user_directory import UserDirectory
 from replset.commands.waiters import WaiterList
@@ -146,6 +147,17 @@ class FakeNode:
         return self.status_value
 
 
+class FakeTopology(Topology):
+    """Nothing changes, and a wait takes no time."""
+
+    def __init__(self, process_id: ObjectId, clock: FakeClock) -> None:
+        super().__init__(process_id, clock)
+        self.counter, self.fake_clock = 6, clock
+
+    async def wait(self, counter: int, timeout_ms: int) -> None:
+        self.fake_clock.advance(Millis(timeout_ms))
+
+
 @dataclass
 class FakeMember:
     """Everything commits at once; concerns are met unless `concern_failure` is set."""
@@ -178,8 +190,7 @@ class FakeMember:
     awaited_members: str = ""
     initial_sync_progress: InitialSyncProgress = field(default_factory=InitialSyncProgress)
     rollback_progress: RollbackProgress = field(default_factory=RollbackProgress)
-    process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))
-    topology_counter: int = 6
+    topology: FakeTopology = field(init=False)
     concern_failure: WriteConcernFailure | None = None
     core_answer: ReplyBody = field(default_factory=Done)
     asked: list[RequestBody] = field(default_factory=list)
@@ -207,6 +218,7 @@ class FakeMember:
     scrub: ScrubStatus = field(default_factory=ScrubStatus)
 
     def __post_init__(self) -> None:
+        self.topology = FakeTopology(ObjectId("0123456789abcdef01234567"), self.clock)
         self.transactions = TransactionTable(self)
         self.history = History(self)
         self.consumers = ConsumerDirectory(self)
@@ -246,9 +258,6 @@ class FakeMember:
         self.asked.append(body)
         return self.core_answer
 
-    async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
-        self.clock.advance(Millis(timeout_ms))
-
     def on_awaited(self, what: str) -> None:
         self.waits.append(what)
 
@@ -283,9 +292,6 @@ class FakeMember:
     @property
     def rollbacks(self) -> RollbackList:
         return RollbackList(self.store.disk, self.store.dbpath, self.workers)
-
-    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
-        self.clock.set_wall_ahead(ahead_ms)
 
 
 class EagerBuilder(IndexBuilder):

@@ -193,7 +193,7 @@ def test_a_secondary_refuses_and_tells_its_topology_version(client: Client) -> N
     client.member.node.writable = False
     reply = client.run({"insert": "c", "documents": [{}]})
     assert (reply["code"], reply["codeName"]) == (10107, "NotWritablePrimary")
-    assert reply["topologyVersion"] == {"processId": client.member.process_id, "counter": 6}
+    assert reply["topologyVersion"] == {"processId": client.member.topology.process_id, "counter": 6}
 
 
 def test_a_large_insert_takes_several_groups(client: Client, member: FakeMember) -> None:

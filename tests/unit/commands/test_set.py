@@ -101,7 +101,7 @@ def test_hello_of_a_primary(client: Client) -> None:
     assert (reply["setName"], reply["setVersion"], reply["me"]) == ("rs0", 3, "localhost:27017")
     assert (reply["isWritablePrimary"], reply["secondary"], reply["primary"]) == (True, False, "localhost:27017")
     assert reply["electionId"] == ObjectId("7fffffff0000000000000001")
-    assert reply["topologyVersion"] == {"processId": client.member.process_id, "counter": 6}
+    assert reply["topologyVersion"] == {"processId": client.member.topology.process_id, "counter": 6}
     assert (reply["minWireVersion"], reply["maxWireVersion"], reply["helloOk"]) == (0, 21, True)
     assert (reply["maxBsonObjectSize"], reply["maxMessageSizeBytes"]) == (16_777_216, 48_000_000)
     assert reply["lastWrite"]["opTime"]["ts"] == client.entries()[-1]["ts"]
@@ -160,7 +160,7 @@ def test_hello_without_a_place_in_a_set(client: Client, member: FakeMember, conf
 
 def test_hello_waits_for_a_change_only_when_nothing_is_new(client: Client, member: FakeMember) -> None:
     began = member.clock.now()
-    known = {"processId": member.process_id, "counter": Int64(6)}
+    known = {"processId": member.topology.process_id, "counter": Int64(6)}
     client.ok({"hello": 1, "topologyVersion": known, "maxAwaitTimeMS": 500})
     assert member.clock.now() - began == 500
     client.ok({"hello": 1, "topologyVersion": {**known, "counter": Int64(5)}, "maxAwaitTimeMS": 500})

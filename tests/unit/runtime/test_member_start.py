@@ -14,8 +14,9 @@ import pytest
 
 from replset.ids import HostPort
 from replset.replication.ports import Listener
-from replset.runtime.member import MemberPorts, RunningMember
+from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
+from replset.runtime.ports import MemberPorts
 from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.storage.disk import RealDisk
 from replset.storage.store import lock_dbpath
