@@ -30,7 +30,7 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
     """
     try:
         command = typer.main.get_command(app)
-        _add_connection_options(command)
+        _add_connection_options(command, _connection_parameters())
         status = command(args=list(arguments), prog_name=program, standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
@@ -101,16 +101,22 @@ def _connection_options(
     """Hold the options of all commands that connect to members. They go to clients by the environment."""
 
 
-def _add_connection_options(command: Any) -> None:
-    """Add them to every subcommand that connects to members."""
+def _connection_parameters() -> list[Any]:
+    """Build the options; all commands share them, since to build them for each takes longer than many a command."""
+    options: list[Any] = list(typer.main.get_command(_connection).params)
+    for option in options:
+        option.expose_value = False
+    return options
+
+
+def _add_connection_options(command: Any, options: list[Any]) -> None:
+    """Add the options to every subcommand that connects to members."""
     for name, each in getattr(command, "commands", {}).items():
         if name in WITHOUT_MEMBERS:
             continue
-        _add_connection_options(each)
+        _add_connection_options(each, options)
         if not hasattr(each, "commands"):
-            for option in typer.main.get_command(_connection).params:
-                option.expose_value = False
-                each.params.append(option)
+            each.params.extend(options)
 
 
 def refuse(program: str, reason: str) -> int:

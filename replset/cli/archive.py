@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from replset.archive.archive import Archive, check_continues
-from replset.archive.point_in_time import PointInTime
 from replset.archive.segments import FOLDER, Position, Segment
 from replset.bson import to_ejson
 from replset.errors import ReplError
@@ -105,6 +104,8 @@ def remove(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
 ) -> None:
     """Remove the segments whose entries are all older, the oldest first."""
+    from replset.archive.point_in_time import PointInTime  # imports the storage
+
     archive = Archive.open(url)
     end_ts = PointInTime.parse(before).end_ts
     count = 0

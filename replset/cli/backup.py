@@ -8,21 +8,23 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from replset.archive.archive import Archive
-from replset.archive.point_in_time import PointInTime, Restored, bring_to
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.client import HttpClient
 from replset.config import ReplSetConfig
 from replset.errors import BadValueError, CorruptDataError, HostUnreachableError, OutOfDiskSpaceError, ReplError
 from replset.long_work import LongWork
-from replset.storage.backup import MANIFEST_FILE, SPARE_BYTES, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.storage.disk import RealDisk, file_sha256
 from replset.storage.file_names import DATABASE_FILE
+
+if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run
+    from replset.archive.point_in_time import Restored
+    from replset.storage.backup import BackupManifest, NewSet
 
 COPY_WITHIN_S = 3600.0
 """How long a member may take to make the copy, before the first byte comes."""
@@ -55,6 +57,8 @@ def receive_backup(source: IO[bytes] | http.client.HTTPResponse, folder: Path, w
 
     After an error the folder is empty.
     """
+    from replset.storage.backup import MANIFEST_FILE, SPARE_BYTES, BackupManifest
+
     folder.mkdir(parents=True, exist_ok=True)
     database, part = folder / DATABASE_FILE, folder / f"{MANIFEST_FILE}.part"
     disk = RealDisk()
@@ -119,6 +123,9 @@ def restore(
     ] = None,
 ) -> None:
     """Make a member's data folder of a backup. It takes part in its set again, or begins a set of its own."""
+    from replset.archive.point_in_time import PointInTime, bring_to
+    from replset.storage.backup import read_manifest, restore_backup
+
     if at is not None and new_set is None:
         raise BadValueError("--at is for --new-set: in its own set a member would fetch all that came later")
     point = None if at is None else PointInTime.parse(at)
@@ -167,5 +174,7 @@ def archive_of(manifest: BackupManifest, address: str) -> Archive:
 
 def make_new_set(name: str, host: str) -> NewSet:
     """Check name and address as a configuration does."""
+    from replset.storage.backup import NewSet
+
     config = ReplSetConfig.parse({"_id": name, "version": 1, "members": [{"_id": 0, "host": host}]})
     return NewSet(config.set_name, config.members[0].host)

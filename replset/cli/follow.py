@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replset.bson import RawDocument, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
-from replset.commands.streams.follow_source import SourceSet
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
 from replset.optime import parse_optime
-from replset.replication.followed import is_followed
+
+if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run
+    from replset.commands.streams.follow_source import SourceSet
 
 DRAIN_S, PAUSE_S = 60, 0.1
 
@@ -83,6 +84,8 @@ def print_status(host: str) -> None:
 
 def change_roles(host: str) -> None:
     """Stop the source's writes, wait until everything is here, take writes here, let the source follow."""
+    from replset.commands.streams.follow_source import SourceSet
+
     reply = _status(host)
     if reply["mode"] != "following":
         raise BadValueError(f"{host}: its set follows nobody")
@@ -137,6 +140,9 @@ def _newest_entry(source: SourceSet, closed: OpTime) -> OpTime:
 
 def list_missing(host: str, source: str) -> None:
     """Print the entries that the source has beyond the last one that came here; exit status 1 if there are some."""
+    from replset.commands.streams.follow_source import SourceSet
+    from replset.replication.followed import is_followed
+
     reply = _status(host)
     if reply["mode"] == "none":
         raise BadValueError(f"{host}: its set followed nobody")

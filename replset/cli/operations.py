@@ -12,7 +12,6 @@ import typer
 from replset.cli import calls
 from replset.cli.check import is_namespace, repair_documents
 from replset.cli.host_option import AnyHost, Host
-from replset.cli.repair import repair as repair_dbpath
 from replset.errors import BadValueError, ReplError
 
 DEFAULT_CATCH_UP_S = 10
@@ -167,6 +166,8 @@ def repair(
         return repair_documents(what, host, trusted, as_json=json)
     if trusted is not None or json:
         raise BadValueError(f"--from and --json go with `replset repair DB.COLLECTION`; {what!r} is no collection")
+    from replset.cli.repair import repair as repair_dbpath  # with the storage, which no other command here needs
+
     for line in repair_dbpath(Path(what), term, accept_data_loss):
         typer.echo(line)
     return 0

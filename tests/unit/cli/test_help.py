@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from replset.cli.main import main
@@ -46,3 +49,11 @@ def test_wrong_usage_is_one_line_and_status_2(arguments: list[str], words: str, 
 def test_without_a_command_the_help_says_what_there_is(capsys: Capture) -> None:
     assert main([]) == 2
     assert "add-arbiter" in "".join(capsys.readouterr())
+
+
+def test_subcommands_start_without_the_storage_and_the_query_language() -> None:
+    """These take as long to import as all the rest; the few subcommands that need them import them when they run."""
+    names = ("replset.query", "replset.storage.store", "replset.replication", "asyncio")
+    code = f"import sys, replset.cli.administer; print([name for name in sys.modules if name.startswith({names!r})])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
