@@ -75,6 +75,7 @@ class ChangeStreamCursor(Cursor):
         deadline = now() + (AWAIT_MS if await_ms is None else await_ms) / 1000
         documents: list[bytes] = []
         size = 0
+        must_pause = False
         while limit is None or len(documents) < limit:
             self.check_alive()
             if self._waiting:
@@ -85,13 +86,17 @@ class ChangeStreamCursor(Cursor):
                     deadline = min(deadline, now() + MORE_MS / 1000)
                 self._passed, raw = self._waiting.popleft()
                 documents.append(raw)
-            elif self._is_over:
+                continue
+            # What is committed meanwhile comes with the next batch: an event must not wait for those behind it.
+            is_at_end = self._reader.is_at_end(self._at)
+            if self._is_over or (is_at_end and (documents or is_first or not await self._wait(deadline))):
                 break
-            elif await self._read():
-                if now() >= deadline and not self._waiting:
+            if must_pause:
+                if now() >= deadline:
                     break
                 await pause()
-            elif documents or is_first or not await self._wait(deadline):
+            must_pause = await self._read()
+            if not (must_pause or is_at_end):
                 break
         if not self._waiting:
             self._passed = max(self._passed, self._at)

@@ -166,12 +166,13 @@ class EventSource:
         found: list[FoundEvent] = []
         while True:
             told, reached = await self._reader.read(at, limit=most - len(found), max_bytes=MOST_BYTES - size)
-            is_end = reached == at
+            before = at
             more, at = await self._chosen(told, reached)
             if more and not found:
                 until = Millis(clock.now() + GATHER_MS)
             found += more
             size += sum(len(event.document) for event in more)
+            is_end = at == before or self._reader.is_at_end(at)
             if is_end or len(found) == most or size >= MOST_BYTES or clock.now() >= until:
                 return found, str(at)
             await asyncio.sleep(0)

@@ -107,6 +107,10 @@ class EventReader:
         self._reached = reached
         return told, reached
 
+    def is_at_end(self, at: Token) -> bool:
+        """Whether nothing behind `at` is committed yet."""
+        return at.read_after.ts >= self._member.history.committed.ts
+
     async def _next_events(
         self, after: Token, limit: int, max_bytes: int
     ) -> tuple[list[_Found], Token, ChangeEvent | None]:

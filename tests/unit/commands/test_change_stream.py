@@ -130,6 +130,19 @@ def test_every_batch_says_where_the_stream_is(items: Client) -> None:
     assert stream.token["_data"] >= third["_id"]["_data"]
 
 
+def test_an_event_does_not_wait_for_those_behind_it(items: Client, member: FakeMember) -> None:
+    stream = Stream(items)
+    cursor = items.dispatcher.cursors.take(stream.cursor["id"], "test.items")
+    insert(items, 1)
+    commit(member)
+
+    async def pause() -> None:
+        raise AssertionError("the event waits while others work, for what they may commit")
+
+    (event,) = items.loop.run_until_complete(cursor.batch(pause, None, 1_000))
+    assert decode(event)["documentKey"] == {"_id": 1}
+
+
 def test_a_batch_of_none_gives_the_place_alone(items: Client) -> None:
     insert(items, 1)
     commit(items.member)
