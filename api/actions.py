@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from struct import Struct
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from api.commands import Reply, decode_reply
 from api.content import DocumentList, times_of
@@ -284,13 +284,16 @@ def inserted_many(reply: Reply, command: ActionCommand) -> dict[str, Any]:
 
 def read_cursor(reply: Reply, batch: str) -> tuple[Int64, DocumentList]:
     """Return the cursor's id and the documents of a reply. batch: `firstBatch` or `nextBatch`."""
+    cursor: Any = RawDocument(reply.get_raw("cursor") or b"") if isinstance(reply, RawDocument) else reply.get("cursor")
+    return Int64(cursor.get("id")), documents_in(cursor, batch)
+
+
+def documents_in(reply: Reply, name: str) -> DocumentList:
+    """Return the documents of an array in a reply, as they are."""
     if isinstance(reply, RawDocument):
-        raw = RawDocument(reply.get_raw("cursor") or b"")
-        array = raw.get_raw(batch) or b""
-        return cast("Int64", raw.get("id")), DocumentList(RawDocument(array[at:end]) for _, _, at, end in walk(array))
-    cursor: Any = reply.get("cursor")
-    rows = (row if isinstance(row, RawDocument) else RawDocument(encode(row)) for row in cursor[batch])
-    return Int64(cursor["id"]), DocumentList(rows)
+        array = reply.get_raw(name) or b""
+        return DocumentList(RawDocument(array[at:end]) for _, _, at, end in walk(array))
+    return DocumentList(row if isinstance(row, RawDocument) else RawDocument(encode(row)) for row in reply[name])
 
 
 def found_one(reply: Reply, _command: ActionCommand) -> dict[str, Any]:

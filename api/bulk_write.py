@@ -12,6 +12,7 @@ from typing import Any
 
 from api.actions import ActionCommand, ActionType, FieldKind, Fields, NewId, check_fields, number_of, wrong_type
 from api.commands import Reply, check_reply, decode_reply, run_write
+from api.content import parts_of
 from api.errors import HttpError, failure, unknown_outcome
 from api.exchange import HttpRequest
 from api.idempotency import KeyedWrite
@@ -94,16 +95,7 @@ def _operation(place: int, row: object) -> tuple[str, Fields]:
     raw = row.get_raw(names[0])
     if raw is None or row.type_of(names[0]) != 3:
         raise wrong_type(f"{where}.{names[0]}", row.get(names[0]), FieldKind.DOCUMENT)
-    return names[0], _fields_of(RawDocument(raw))
-
-
-def _fields_of(document: RawDocument) -> Fields:
-    """Return the fields, of which documents stay as they are."""
-    fields: Fields = {}
-    for name, value in document.items():
-        raw = document.get_raw(name) if document.type_of(name) == 3 else None
-        fields[name] = value if raw is None else RawDocument(raw)
-    return fields
+    return names[0], parts_of(raw)
 
 
 def _add(bulk: BulkWrite, name: str, command: ActionCommand, place: int, is_ordered: bool) -> None:

@@ -62,6 +62,14 @@ class DocumentParts(dict[str, Any]):
     """
 
 
+def parts_of(raw: bytes) -> DocumentParts:
+    """Return the fields of a document, of which documents stay as they are."""
+    return DocumentParts(
+        (name, RawDocument(raw[start:end]) if kind == 3 else read_value(raw, kind, start, end))
+        for name, kind, start, end in walk(raw)
+    )
+
+
 class DocumentList(list[Any]):
     """RawDocuments or DocumentParts in one field of an answer. They are encoded one by one."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 
 from api.content import LARGE_BYTES
 from api.errors import HttpError
@@ -24,14 +25,15 @@ def wants_lines(request: HttpRequest) -> bool:
 
 def lines_of(documents: Sequence[RawDocument]) -> bytes:
     """Return one line for each document; a document that is nested too deep for JSON is shown as binary data."""
-    return "".join([_json(document) + "\n" for document in documents]).encode()
+    return b"".join([line_of(document) + b"\n" for document in documents])
 
 
-def _json(document: RawDocument) -> str:
+def line_of(document: RawDocument) -> bytes:
+    """Return the line of one document, without its end."""
     try:
-        return to_ejson(document, False)
+        return to_ejson(document, False).encode()
     except InvalidBSONError:
-        return to_ejson(Binary(document.raw), False)
+        return to_ejson(Binary(document.raw), False).encode()
 
 
 async def send_lines(
@@ -53,7 +55,7 @@ async def send_lines(
         head += [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         while batch is not None and not disconnected.done():
-            body = await _encoded(member, batch)
+            body = await encoded(member, batch, partial(lines_of, batch))
             await send({"type": "http.response.body", "body": body, "more_body": True})
             batch = await anext(batches, None)
         await send({"type": "http.response.body", "body": b""})
@@ -66,7 +68,8 @@ async def send_lines(
         await batches.aclose()
 
 
-async def _encoded(member: RunningMember, batch: Sequence[RawDocument]) -> bytes:
-    if sum(len(document.raw) for document in batch) > LARGE_BYTES:
-        return await member.workers.run(lambda: lines_of(batch))
-    return lines_of(batch)
+async def encoded(member: RunningMember, documents: Sequence[RawDocument], encode: Callable[[], bytes]) -> bytes:
+    """Return what `encode` makes of the documents, in a worker thread if they are large."""
+    if sum(len(document.raw) for document in documents) > LARGE_BYTES:
+        return await member.workers.run(encode)
+    return encode()

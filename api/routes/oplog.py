@@ -7,12 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.content import DocumentList, DocumentParts, Form
+from api.content import DocumentList, DocumentParts, Form, parts_of
 from api.errors import failure
 from api.exchange import HttpAnswer, HttpRequest, to_response
 from api.openapi import answers
-from replset.bson import Binary, Int64, RawDocument, encode, walk
-from replset.bson.decoding import read_value
+from replset.bson import Binary, Int64, RawDocument, encode
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
@@ -23,7 +22,6 @@ DEFAULT_ROWS = 100
 MAX_ROWS = 10_000
 MAX_ROWS_BYTES = 8 << 20
 NEXT = "x-replset-next"
-DOCUMENT = 3
 
 
 def router(member: RunningMember) -> APIRouter:
@@ -112,9 +110,4 @@ def row_fields(row: OplogRow) -> dict[str, object]:
 
 def row_parts(row: OplogRow) -> DocumentParts:
     """Return the same fields for JSON, where the document of an insert may have the full 200 levels of nesting."""
-    entry = row.entry
-    fields = {
-        name: RawDocument(entry[start:end]) if kind == DOCUMENT else read_value(entry, kind, start, end)
-        for name, kind, start, end in walk(entry)
-    }
-    return DocumentParts(row_fields(row) | {"entry": DocumentParts(fields)})
+    return DocumentParts(row_fields(row) | {"entry": parts_of(row.entry)})

@@ -5,8 +5,8 @@ A request runs the commands that a driver would: aggregate with $changeStream, a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -14,25 +14,19 @@ from fastapi import APIRouter, Request, Response
 
 from api.actions import read_cursor
 from api.commands import Reply, check_reply, run_command
-from api.content import LARGE_BYTES, DocumentList
-from api.errors import HttpError, failure, http_error
-from api.exchange import HttpRequest, Receive, Scope, Send, read_options
-from api.lines import NDJSON, lines_of, wants_lines
+from api.errors import HttpError, failure
+from api.event_stream import EVENT_STREAM, EventStream, change_events
+from api.exchange import HttpRequest, read_options
+from api.lines import NDJSON, encoded, lines_of, wants_lines
 from api.openapi import answers, body
 from api.read_from import add_read_from
-from api.streaming import wait_for_disconnect
-from replset.bson import Int64, RawDocument, Timestamp, to_ejson
-from replset.errors import ErrorCode, OverloadedError
+from replset.bson import Int64, Timestamp, to_ejson
+from replset.errors import ErrorCode
 from replset.ids import OpTime
 from replset.runtime.member import RunningMember
 
-EVENT_STREAM: Final = "text/event-stream"
 STREAMS_MAX: Final = 128
 """Streams of one member at once."""
-STREAM_S: Final = 900.0
-"""A stream ends after this time. Its client opens another one, and its login is checked again."""
-WAIT_MS: Final = 5_000
-"""A stream without events tells its token so often."""
 TEXT: Final = {"type": "string"}
 TOKEN: Final = {"type": "string", "description": "a token, as `id` of an event"}
 FIELDS: Final[dict[str, dict[str, Any]]] = {
@@ -57,25 +51,16 @@ DESCRIPTION: Final = (
 
 def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["data"])
-    streams: WeakSet[WatchStream] = WeakSet()  # one that is never sent leaves by itself
+    streams: WeakSet[EventStream] = WeakSet()
     responses = {
         **answers(400, 403, 405, 413, 415, 503),
         200: {"description": "events", "content": {kind: {"schema": TEXT} for kind in (EVENT_STREAM, NDJSON)}},
     }
 
     async def open_stream(request: Request, options: dict[str, Any]) -> Response:
-        if len(streams) >= STREAMS_MAX:
-            raise http_error(OverloadedError(f"{len(streams)} change streams are open here: close one"))
         http = HttpRequest(request.scope)
         http.refuse_idempotency_key()
-        stream = WatchStream(member, streams, http, options)
-        streams.add(stream)
-        try:
-            await stream.open()
-        except BaseException:
-            streams.discard(stream)
-            raise
-        return stream
+        return await WatchStream(member, http, options).opened(streams, STREAMS_MAX)
 
     @routes.get(
         "/watch",
@@ -156,26 +141,27 @@ def _text(options: dict[str, Any], name: str) -> str:
     return value
 
 
-class WatchStream(Response):
-    """Sends what one change stream gives, until the client leaves. streams: those that are open."""
+class WatchStream(EventStream):
+    """Sends what one change stream gives."""
 
-    def __init__(
-        self, member: RunningMember, streams: WeakSet[WatchStream], http: HttpRequest, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, member: RunningMember, http: HttpRequest, options: Mapping[str, Any]) -> None:
         super().__init__()
         self._member = member
-        self._streams = streams
         self._http = http
         self._command, self._database = watch_command(options, http.header(b"last-event-id"))
         self._as_lines = wants_lines(http)
+        if self._as_lines:
+            self.content_type = NDJSON
         self._cursor = Int64(0)
         self._collection = ""
-        self._next = b""
 
-    async def open(self) -> None:
-        """Open the cursor, and have the first batch ready. HttpError: it is refused."""
+    async def read(self, wait_ms: int) -> bytes:
+        """Open the cursor, and later read on."""
+        if self._cursor:
+            more = {"getMore": self._cursor, "collection": self._collection, "maxTimeMS": wait_ms}
+            return await self._shown(await self._run(more), "nextBatch")
         try:
-            await self._take(await self._run(self._command), "firstBatch")
+            return await self._shown(await self._run(self._command), "firstBatch")
         except HttpError as error:
             add_read_from(self._member, error, self._command["$readPreference"])
             raise
@@ -183,66 +169,26 @@ class WatchStream(Response):
     async def _run(self, command: Mapping[str, Any]) -> Reply:
         return check_reply(await run_command(self._member, command, self._database, self._http.sender))
 
-    async def _take(self, reply: Reply, batch: str) -> None:
+    async def _shown(self, reply: Reply, batch: str) -> bytes:
         self._cursor, documents = read_cursor(reply, batch)
+        self.is_over = not self._cursor
         cursor: Any = reply.get("cursor")
         self._collection = str(cursor["ns"]).partition(".")[2]
         token = str(cursor["postBatchResumeToken"]["_data"])
-        if sum(len(document.raw) for document in documents) > LARGE_BYTES:
-            self._next = await self._member.workers.run(lambda: self._shown(documents, token))
-        else:
-            self._next = self._shown(documents, token)
+        if documents:
+            make = lines_of if self._as_lines else change_events
+            return await encoded(self._member, documents, partial(make, documents))
+        return _line({"resumeToken": token}) if self._as_lines else b"id: %s\n: nothing new\n\n" % token.encode()
 
-    def _shown(self, documents: DocumentList, token: str) -> bytes:
-        if self._as_lines:
-            return lines_of(documents) if documents else _line({"resumeToken": token})
-        found = [_event("change", line, _token_of(raw)) for raw in documents for line in [lines_of([raw])]]
-        return b"".join(found) if found else b"id: %s\n: nothing new\n\n" % token.encode()
+    def error_part(self, error: HttpError) -> bytes:
+        self._cursor = Int64(0)
+        return _line({"error": error.body}) if self._as_lines else super().error_part(error)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ends_at = asyncio.get_running_loop().time() + STREAM_S
-        disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
-        kind = NDJSON if self._as_lines else EVENT_STREAM
-        headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-store")]
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while not disconnected.done():
-                is_last = not self._cursor or asyncio.get_running_loop().time() >= ends_at
-                await send({"type": "http.response.body", "body": self._next, "more_body": not is_last})
-                if is_last:
-                    return
-                reading = asyncio.ensure_future(self._read_on())
-                await asyncio.wait((reading, disconnected), return_when=asyncio.FIRST_COMPLETED)
-                reading.cancel()
-        finally:
-            disconnected.cancel()
-            self._streams.discard(self)
-            await self._close()
-
-    async def _read_on(self) -> None:
-        more = {"getMore": self._cursor, "collection": self._collection, "maxTimeMS": WAIT_MS}
-        try:
-            await self._take(await self._run(more), "nextBatch")
-        except HttpError as error:
-            self._cursor = Int64(0)
-            self._next = _line({"error": error.body}) if self._as_lines else _event("error", _line(error.body))
-
-    async def _close(self) -> None:
+    async def close(self) -> None:
         if self._cursor:
             kill = {"killCursors": self._collection, "cursors": [self._cursor]}
             await run_command(self._member, kill, self._database, self._http.sender)
 
 
-def _token_of(event: RawDocument) -> str:
-    token: Any = event.get("_id")
-    return str(token["_data"])
-
-
 def _line(document: Mapping[str, Any]) -> bytes:
     return (to_ejson(document, False) + "\n").encode()
-
-
-def _event(name: str, line: bytes, event_id: str = "") -> bytes:
-    """Return one server-sent event. line: its JSON, with a line break at its end alone."""
-    head = b"id: %s\n" % event_id.encode() if event_id else b""
-    return b"%sevent: %s\ndata: %s\n" % (head, name.encode(), line)

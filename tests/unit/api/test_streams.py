@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from api.routes import consumers, watch
+from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest
 from tests.unit.api.kit import Api
 
@@ -40,3 +41,46 @@ def test_streams_that_are_being_opened_count(api: Api, path: str, monkeypatch: p
             return [*both, (await client.get(path)).status_code]
 
     assert asyncio.run(main()) == [400, 503, 400]
+
+
+def nested(levels: int) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for _ in range(levels):
+        document = {"a": document}
+    return document
+
+
+DEEP = {"_id": {"_data": "82"}, "fullDocument": RawDocument(encode(nested(199)))}
+
+
+def test_a_read_gives_an_event_as_deep_as_any_document(api: Api) -> None:
+    for is_forwarded in (False, True):
+        reply: dict[str, Any] = {"ok": 1.0, "generation": 5, "events": [RawDocument(encode(DEEP))]}
+        api.dispatcher.answers["replSetConsumerRead"] = encode(reply) if is_forwarded else reply
+        answer = api.post("/v1/consumers/mailer/read", {"reader": "a"})
+        assert answer.status_code == 200
+        (event,) = answer.json()["events"]
+        assert event["_id"] == {"_data": "82"}
+        assert event["fullDocument"]["a"]["a"]
+
+
+def test_an_event_that_is_too_deep_for_json_is_sent_as_binary_data(api: Api) -> None:
+    reply = {"ok": 1.0, "generation": 5, "active": True, "events": [RawDocument(encode(DEEP))]}
+    answers = iter([reply, dict(REFUSAL)])
+    api.dispatcher.answers["replSetConsumerRead"] = lambda _: next(answers)
+    text = api.get("/v1/consumers/mailer/events?reader=a").text
+    assert [line for line in text.splitlines() if not line.startswith("data")] == [
+        *("event: reader", "", "id: 5-82", "event: change", "", "event: error", "")
+    ]
+    assert '"$binary"' in text
+
+
+def test_a_fault_ends_a_stream_and_sends_nothing_again(api: Api) -> None:
+    def answer(_command: dict[str, Any]) -> dict[str, Any]:
+        if len(api.dispatcher.requests) > 1:
+            raise RuntimeError("a fault")
+        return {"ok": 1.0, "generation": 5, "active": True, "events": []}
+
+    api.dispatcher.answers["replSetConsumerRead"] = answer
+    with pytest.raises(RuntimeError, match="a fault"):
+        api.get("/v1/consumers/mailer/events?reader=a")
