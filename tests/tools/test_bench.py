@@ -77,3 +77,13 @@ def test_a_failover_and_hand_overs_are_measured() -> None:
     assert run.returncode in (0, 1), run.stderr  # 1: a figure missed its limit, on a busy machine
     for row in ("kill -9 to the next majority write", "stepdown, last write", "SIGTERM, last write", "initiate"):
         assert row in run.stdout
+
+
+@pytest.mark.slow
+def test_events_of_streams_and_consumers_are_measured() -> None:
+    command = [sys.executable, "-m", "tools.bench", "changes", "--members=1", "--seconds=0.3", "--connections=2"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in run.stdout.splitlines()}
+    assert [rows[streams].count("-") for streams in ("0", "1", "100")] == [1, 0, 0], "events came"
+    assert all(float(rows[mode][0].replace(",", "")) > 0 for mode in ("exclusive", "shared"))

@@ -10,15 +10,15 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.bench import bson, endure, failover, peers, pipelines, spark, storage, sweeps
+from tools.bench import bson, changes, endure, failover, peers, pipelines, spark, storage, sweeps
 from tools.bench.floors import apsw_rows_per_s, running_echo
 from tools.bench.generator import NoCompilerError, build
 from tools.bench.subjects import ROWS, Subject, running_replset
 from tools.bench.throughput import Bench, Point, plain, say
 
 ALONE = {"bson": bson.run, "storage": storage.run}
-FAILOVER, PIPELINES = "failover", "pipelines"
-NAMES = [*ALONE, *ROWS, *sweeps.SWEEPS, *endure.BENCHES, FAILOVER, PIPELINES, *spark.BENCHES]
+CHANGES, FAILOVER, PIPELINES = "changes", "failover", "pipelines"
+NAMES = [*ALONE, *ROWS, *sweeps.SWEEPS, *endure.BENCHES, CHANGES, FAILOVER, PIPELINES, *spark.BENCHES]
 LONG_S = 10.0
 ROUND_S = 3.0
 
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of: {', '.join(NAMES)}; none: all but sweeps, crowd, soak, failover, pipelines",
+        help=f"of: {', '.join(NAMES)}; none: all but sweeps, crowd, soak, changes, failover, pipelines",
     )
     made.add_argument(
         "--seconds", type=float, help=f"of each load: {ROUND_S:g}; of crowd and soak: {LONG_S:g}; of memory: 600"
@@ -71,6 +71,10 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
                 many = (options.connections or [{"crowd": endure.CLIENTS, "soak": 64}[name]])[0]
                 failed = max(failed, endure.run(name, Path(folder), options.seconds or LONG_S, many))
+    if CHANGES in wanted:
+        with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
+            many = (options.connections or [changes.WRITERS])[0]
+            failed = max(failed, changes.run(Path(folder), options.seconds or LONG_S, many, options.members))
     if FAILOVER in wanted:
         with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
             failed = max(failed, failover.run(Path(folder), options.kills, options.members))

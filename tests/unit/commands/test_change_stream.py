@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from replset.bson import Int64, Timestamp, decode, encode
-from replset.commands.cursors import MAX_BATCH_BYTES
 from replset.commands.streams import change_stream
 from replset.commands.streams.event_reader import EventOptions, EventReader
 from replset.core.member_state import MemberState
@@ -19,7 +19,7 @@ from replset.query.stages.changes import split_event
 from replset.storage.txn import write_meta
 from tests.unit.commands.conftest import Client, FakeMember
 
-LARGE = 9 << 20
+LARGE, MOST = 9 << 10, 16 << 10
 
 
 class Stream:
@@ -289,7 +289,7 @@ def test_images_within_one_transaction(items: Client) -> None:
 
 
 def test_images_are_kept_a_few_at_a_time(items: Client, member: FakeMember) -> None:
-    text = "x" * (3 << 20)
+    text, page_bytes = "x" * (3 << 10), 4 << 10
     items.ok({"insert": "items", "documents": [{"_id": 9, "text": text}]})
     options = EventOptions(Scope("test", "items"), full_document="updateLookup", before_change="whenAvailable")
     commit(member)
@@ -298,15 +298,17 @@ def test_images_are_kept_a_few_at_a_time(items: Client, member: FakeMember) -> N
     for number in range(6):
         update(items, {"$set": {"n": number}}, 9)
     commit(member)
-    while told := (page := items.loop.run_until_complete(reader.read(at)))[0]:
+    while told := (page := items.loop.run_until_complete(reader.read(at, max_bytes=page_bytes)))[0]:
         at = page[1]
-        assert sum(len(event.raw) for event in told) < 2 * (6 << 20)
+        assert sum(len(event.raw) for event in told) < 3 * page_bytes
         found += [decode(event.raw)["updateDescription"]["updatedFields"]["n"] for event in told]
     assert found == list(range(6))
 
 
-def test_stages_fill_no_more_than_a_batch(items: Client, member: FakeMember) -> None:
-    stage = {"$addFields": {"text": {"$literal": "x" * (1 << 20)}}}
+def test_stages_fill_no_more_than_a_batch(items: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 16 << 10
+    monkeypatch.setattr(change_stream, "MAX_BATCH_BYTES", most)
+    stage = {"$addFields": {"text": {"$literal": "x" * (most // 16)}}}
     stream = Stream(items, "items", stage)
     insert(items, *range(100, 164))
     found: list[int] = []
@@ -314,7 +316,7 @@ def test_stages_fill_no_more_than_a_batch(items: Client, member: FakeMember) -> 
         found += [event["documentKey"]["_id"] for event in stream.more()]
         (cursor,) = items.dispatcher.cursors._open.values()
         assert isinstance(cursor, change_stream.ChangeStreamCursor)
-        assert sum(len(raw) for _, raw in cursor._waiting) < 2 * MAX_BATCH_BYTES
+        assert sum(len(raw) for _, raw in cursor._waiting) < 2 * most
     assert found == list(range(100, 164))
 
 
@@ -362,7 +364,9 @@ def test_stages_over_several_events_are_refused(items: Client, stage: dict[str, 
     assert refusal(items, "items", stage) == 20
 
 
-def test_large_events_are_cut_and_resumed_within(items: Client) -> None:
+def test_large_events_are_cut_and_resumed_within(items: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_stream, "split_event", partial(split_event, most=MOST))
+    monkeypatch.setattr(change_stream, "MAX_INTERNAL_SIZE", MOST)
     items.ok({"update": "items", "updates": [{"q": {"_id": 0}, "u": {"_id": 0, "pad": "x" * LARGE}}]})
     options = {"fullDocumentBeforeChange": "required"}
     stream = Stream(items, "items", {"$changeStreamSplitLargeEvent": {}}, **options)
