@@ -130,6 +130,7 @@ class ErrorCode(IntEnum):
     CHANGE_STREAM_FATAL = 280, "ChangeStreamFatalError"
     CHANGE_STREAM_HISTORY_LOST = 286, "ChangeStreamHistoryLost"
     TRANSACTION_EXCEEDED_LIFETIME = 290, "TransactionExceededLifetimeLimitSeconds"
+    NO_QUERY_EXECUTION_PLANS = 291, "NoQueryExecutionPlans"
     SORT_EXCEEDED_MEMORY_LIMIT = 292, "QueryExceededMemoryLimitNoDiskUseAllowed"
     CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet"
     API_VERSION_ERROR = 322, "APIVersionError"
@@ -217,6 +218,10 @@ class ErrorCode(IntEnum):
     INVALID_REGEX_OPTION = 51108
     USER_EXISTS = 51003
     REGEX_TIME_LIMIT = 51156
+    MIN_MAX_NEEDS_HINT = 51173
+    MIN_MAX_OF_ANOTHER_INDEX = 51174
+    MIN_NOT_BEFORE_MAX = 51175
+    MIN_MAX_FIELDS_DIFFER = 51176
     HELLO_EXHAUST_WITHOUT_TIME = 51756
     EMPTY_SUB_PROJECTION = 51270
     PROJECT_EMPTY = 51272

@@ -34,10 +34,13 @@ CAUSES: tuple[Cause, ...] = (
         ("collection-management/modifyCollection-errorResponse: *",),
     ),
     Cause("A collation other than simple is not built yet; refused with 238.", ("crud/*-collation: *",)),
+    Cause(
+        "Clustered collections are not built yet; refused with 238.", ("collection-management/clustered-indexes: *",)
+    ),
     Cause("Time series are not built yet; refused with 238.", ("collection-management/timeseries-collection: *",)),
     Cause(
-        "find's `min`, `max`, `returnKey` and `showRecordId` are not built yet; refused with 238.",
-        ("command-monitoring/find: A successful find with options", "command-monitoring/find: * showRecordId *"),
+        "find's `returnKey` and `showRecordId` are not built yet; refused with 238.",
+        ("command-monitoring/find: * showRecordId *",),
     ),
     Cause(
         "$where is not built; refused with 238.",

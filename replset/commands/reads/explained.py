@@ -12,7 +12,7 @@ from replset.commands.namespaces import namespace
 from replset.commands.pipelines.views import refuse_view
 from replset.commands.read_concern import read_concern_of
 from replset.commands.reads.filters import Filter
-from replset.commands.reads.hint import Hint
+from replset.commands.reads.hint import Hint, Limits
 from replset.commands.reads.plan import (
     ID_FIELDS,
     ID_INDEX,
@@ -150,6 +150,8 @@ def _stages(wanted: Explained, chosen: Chosen | None, counts: _Counts | None) ->
     if chosen is None:
         return {"stage": "EOF", **returned}
     stage = _search(chosen.plan, wanted.found, counts)
+    if wanted.hint is not None and wanted.hint.limits is not None:
+        stage["inputStage"]["indexBounds"] = _limits(wanted.hint.limits)
     if not chosen.is_sorted and wanted.sort is not None:
         more = {"limitAmount": wanted.skip + wanted.limit} if wanted.limit else {}
         pattern = dict(wanted.sort.fields)
@@ -191,6 +193,12 @@ def _search(plan: Plan, found: Filter, counts: _Counts | None) -> Stage:
         case AnyOf(parts=parts):
             inner = {"stage": "OR", "inputStages": [_part(part) for part in parts]}
     return {"stage": "FETCH", **filter_, **documents, "inputStage": {**inner, **keys}}
+
+
+def _limits(limits: Limits) -> dict[str, object]:
+    low, high = ({path: cut.value for path, cut in cuts.items()} for cuts in limits)
+    start = {"startKey": low, "startKeyInclusive": True} if low else {}
+    return start | ({"endKey": high, "endKeyInclusive": False} if high else {})
 
 
 def _part(part: ById | ByIndex) -> Stage:

@@ -38,7 +38,7 @@ from replset.commands.read_concern import (
 )
 from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.reads.find_by_id import find_by_id
-from replset.commands.reads.hint import Hint, hint_of
+from replset.commands.reads.hint import Hint, bad_hint, hint_of, limits_of
 from replset.commands.reads.oplog_cursor import OplogCursor
 from replset.commands.reads.plan import choose_plan, natural_direction
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection, pause
@@ -78,6 +78,8 @@ _FIELDS = frozenset(
         "batchSize",
         "singleBatch",
         "hint",
+        "min",
+        "max",
         "tailable",
         "awaitData",
         "noCursorTimeout",
@@ -111,8 +113,13 @@ async def parse_find(ctx: CommandContext) -> Query:
     """Raises for what is unknown, of the wrong type, out of range or not built."""
     body, name = ctx.body, ctx.name
     fields.check_collation(body, name)
-    filter_, projection, sort = await read_statement(
-        ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
+    (filter_, projection, sort), limits = await read_statement(
+        ctx.member,
+        body,
+        lambda: (
+            [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")],
+            limits_of(body, name),
+        ),
     )
     await_data = fields.boolean(body, "awaitData", name)
     tailable = fields.boolean(body, "tailable", name)
@@ -122,6 +129,8 @@ async def parse_find(ctx: CommandContext) -> Query:
     skip, limit = fields.whole(body, "skip", name, least=0), fields.whole(body, "limit", name, least=0)
     variables = await variables_of(ctx)
     query = await make_query(ctx, filter_, projection, sort, skip, limit, variables)
+    if limits is not None:
+        query.hint = (query.hint or Hint())._replace(limits=limits)
     query.single_batch = fields.boolean(body, "singleBatch", name)
     query.tailable, query.await_data = tailable, await_data
     query.keep_forever = fields.boolean(body, "noCursorTimeout", name)
@@ -354,6 +363,9 @@ async def open_cursor(
     name = collection_of(ctx) if collection is None else collection
     ns = namespace(ctx.database, name)
     concern = read_concern_of(ctx)
+    limits = None if query.hint is None else query.hint.limits
+    if limits is not None and (query.tailable or ns in (OPLOG, REPLSET_CONFIG)):
+        raise bad_hint()
     if ns == OPLOG:
         refuse_linearizable(concern, ns)
         if query.sort is not None and not query.sort.natural:

@@ -12,8 +12,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from replset.commands.reads.filters import Filter
-from replset.commands.reads.hint import Hint, bad_hint
-from replset.query.bounds import EVERYTHING, FULL, FilterBounds, Intervals, PathBounds, bounds_of, contains, intersect
+from replset.commands.reads.hint import Hint, Limits, bad_hint
+from replset.errors import ErrorCode, ReplError
+from replset.query.bounds import (
+    EVERYTHING,
+    FULL,
+    Cut,
+    FilterBounds,
+    Intervals,
+    PathBounds,
+    bounds_of,
+    contains,
+    intersect,
+)
 from replset.query.order import identical
 from replset.query.sort import Sort
 from replset.storage.catalog import Collection
@@ -124,6 +135,8 @@ def choose_plan(
     """
     if in_transaction and coll.indexes:
         coll = replace(coll, indexes=tuple(replace(index, multikey_fields=-1) for index in coll.indexes))
+    if hint is not None and hint.limits is not None:
+        return _between(coll, hint, hint.limits, sort)
     keys = found.keys
     natural = natural_direction(sort, hint)
     if natural:
@@ -180,6 +193,42 @@ def _hinted(coll: Collection, hint: Hint) -> tuple[Index | None]:
         if hint.name == index.name or (hint.key is not None and identical_keys(hint.key, index.key_pattern)):
             return (index,)
     raise bad_hint()
+
+
+def _between(coll: Collection, hint: Hint, limits: Limits, sort: Sort | None) -> Chosen:
+    """What the hinted index has between the limits, whatever the filter says of its fields.
+
+    ReplError: 51173 without an index, 291 for natural order, 51174 and 51175 for limits that the index cannot have.
+    """
+    if natural_direction(sort, hint):
+        raise ReplError("min and max are incompatible with $natural", code=ErrorCode.NO_QUERY_EXECUTION_PLANS)
+    if hint.name is None and hint.key is None:
+        raise ReplError(
+            "When using min()/max() a hint of which index to use must be provided", code=ErrorCode.MIN_MAX_NEEDS_HINT
+        )
+    (index,) = _hinted(coll, hint)
+    fields = ID_FIELDS if index is None else index.fields
+    low, high = (_place_of(fields, cuts) for cuts in limits)
+    if limits.low and limits.high and low >= high:
+        raise ReplError(
+            "The value provided for min() does not come before the value provided for max()",
+            code=ErrorCode.MIN_NOT_BEFORE_MAX,
+        )
+    part = Range(low, high if limits.high else TO_THE_END)
+    whole: list[Intervals] = [FULL] * len(fields)
+    is_multikey = index is not None and index.multikey  # a document comes at the first of its keys between the limits
+    direction = 0 if sort is None or is_multikey else _direction(fields, 0, whole, sort.fields)
+    is_sorted = sort is None or direction != 0
+    if index is None:
+        return Chosen(ById((part,), FULL, direction < 0), is_sorted)
+    return Chosen(ByIndex(index, (part,), tuple(whole), direction < 0), is_sorted)
+
+
+def _place_of(fields: Fields, cuts: dict[str, Cut]) -> bytes:
+    if cuts and list(cuts) != [path for path, _ in fields]:
+        raise ReplError("The index chosen is not compatible with min/max", code=ErrorCode.MIN_MAX_OF_ANOTHER_INDEX)
+    ways = [way for _, way in fields]
+    return b"".join((cut if way > 0 else cut.reverse).prefix for cut, way in zip(cuts.values(), ways, strict=False))
 
 
 def identical_keys(one: dict[str, object], other: dict[str, object]) -> bool:
