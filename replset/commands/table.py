@@ -21,7 +21,7 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.members import archive_lease, document_checks, member_commands
 from replset.commands.pipelines import aggregate, view_reads
 from replset.commands.ports import Reply
-from replset.commands.reads import count_distinct, explain, find
+from replset.commands.reads import count_distinct, explain, find, get_more
 from replset.commands.sessions import session_commands, transactions
 from replset.commands.streams import consumer_commands, follow
 from replset.commands.users import login, user_commands
@@ -39,6 +39,7 @@ FAMILIES = (
     find.COMMANDS,
     find_and_modify.COMMANDS,
     follow.COMMANDS,
+    get_more.COMMANDS,
     delete.COMMANDS,
     diagnostics.COMMANDS,
     document_checks.COMMANDS,

@@ -54,14 +54,13 @@ def open_spill(spill: Spill | None, what: str) -> SpillFile:
 class Sorter:
     """Keeps documents with the keys of a sort. The sort is stable.
 
-    limit: how many documents are wanted, 0 for all. spill: None without allowDiskUse. max_bytes: in memory.
+    limit: how many documents are wanted, 0 for all. spill: None without allowDiskUse.
     """
 
-    def __init__(self, spill: Spill | None, what: str, limit: int = 0, max_bytes: int | None = None) -> None:
+    def __init__(self, spill: Spill | None, what: str, limit: int = 0) -> None:
         self._spill = spill
         self._what = what
         self._limit = limit
-        self._max_bytes = MAX_BYTES if max_bytes is None else max_bytes
         self._pairs: list[tuple[bytes, bytes]] = []
         self._file: SpillFile | None = None
         self._runs: list[Place] = []
@@ -74,11 +73,11 @@ class Sorter:
         self.memory_bytes += len(key) + len(raw) + PAIR_BYTES
         if self._limit and len(self._pairs) > 2 * self._limit + 1000:
             self._cut()
-        if self.memory_bytes > self._max_bytes:
+        if self.memory_bytes > MAX_BYTES:
             if self._limit and len(self._pairs) > self._limit:
                 self._cut()
             # A cut must free so much that the next one is far.
-            if self.memory_bytes > self._max_bytes * 3 // 4:
+            if self.memory_bytes > MAX_BYTES * 3 // 4:
                 self._write_run()
 
     def _cut(self) -> None:

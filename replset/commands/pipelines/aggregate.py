@@ -25,7 +25,8 @@ from replset.commands.ports import Reply
 from replset.commands.read_concern import read_concern_of
 from replset.commands.reads.count_distinct import count_in_worker
 from replset.commands.reads.explained import VERBOSITY
-from replset.commands.reads.find import REPLSET_CONFIG, allows_disk_use, first_batch
+from replset.commands.reads.find import REPLSET_CONFIG, spill_of
+from replset.commands.reads.get_more import first_batch
 from replset.commands.reads.scan import open_collection
 from replset.commands.streams.change_stream import open_change_stream
 from replset.commands.unbuilt import unknown_command
@@ -46,7 +47,6 @@ from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.stage import Run, Scope, Stage
 from replset.query.views import collections_named
 from replset.storage.snapshot import Snapshot
-from replset.storage.spill import SpillFile
 
 
 async def aggregate(ctx: CommandContext) -> Reply:
@@ -124,8 +124,7 @@ def _collection(ctx: CommandContext) -> str:
 
 def run_of(ctx: CommandContext, weight: int, variables: Mapping[str, Any]) -> PipelineRun:
     """Return what opens the cursors of the command."""
-    spill = partial(SpillFile, ctx.member.store) if allows_disk_use(ctx) else None
-    return PipelineRun(ctx, weight, Run(variables, spill=spill, rng=ctx.member.rng), OPENERS)
+    return PipelineRun(ctx, weight, Run(variables, spill=spill_of(ctx), rng=ctx.member.rng), OPENERS)
 
 
 def _batch_size(body: RawDocument, name: str) -> int:

@@ -20,6 +20,7 @@ from replset.commands.pipelines.views import collection_here
 from replset.commands.ports import Reply
 from replset.commands.read_concern import confirm_linearizable
 from replset.commands.reads import count_distinct, find
+from replset.commands.reads.get_more import first_batch
 from replset.commands.reads.scan import SLICE_DECODED, pause
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
@@ -87,7 +88,7 @@ async def find_on_view(ctx: CommandContext) -> Reply:
     cursor, at = await _open(ctx, await _find_elements(ctx, query))
     cursor.keep_forever = query.keep_forever
     batch_size = fields.whole(ctx.body, "batchSize", ctx.name, FIRST_BATCH, least=0)
-    return await find.first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
+    return await first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
 
 
 def _not_supported(what: str) -> ReplError:

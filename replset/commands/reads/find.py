@@ -1,4 +1,4 @@
-"""find, getMore and killCursors on collections. The oplog's own cursors are in oplog_cursor.py."""
+"""find on collections, and the cursor of a query. The oplog's own cursors are in oplog_cursor.py."""
 
 from __future__ import annotations
 
@@ -9,63 +9,35 @@ from itertools import islice
 from typing import Any
 
 from replset.auth.roles import Action
-from replset.bson import Int64, RawDocument, decode, encode
+from replset.bson import decode, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.cursors import (
-    FIRST_BATCH,
-    MAX_BATCH_BYTES,
-    NOBODY,
-    Cursor,
-    CursorTable,
-    DocumentsCursor,
-    Opener,
-    Pause,
-)
+from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, DocumentsCursor, Pause
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, read_statement, run_in_thread, weight_of
-from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.let import let_of, variables_of
-from replset.commands.namespaces import OPLOG, collection_field, collection_of, cursor_namespace, namespace
-from replset.commands.operations import SHOWN_BYTES
+from replset.commands.namespaces import OPLOG, collection_of, namespace
 from replset.commands.ports import MemberPort, Reply
-from replset.commands.read_concern import (
-    LINEARIZABLE,
-    ReadConcern,
-    confirm_linearizable,
-    read_concern_of,
-    read_point,
-    refuse_linearizable,
-)
+from replset.commands.read_concern import ReadConcern, read_concern_of, refuse_linearizable
 from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.reads.find_by_id import find_by_id
+from replset.commands.reads.get_more import first_batch
 from replset.commands.reads.hint import Hint, bad_hint, hint_of, limits_of
 from replset.commands.reads.oplog_cursor import OplogCursor
 from replset.commands.reads.plan import choose_plan, natural_direction
-from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection, pause
+from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection
 from replset.commands.reads.tailing import CappedCursor, Wanted
-from replset.commands.stable_api import NO_API, api_parameters
-from replset.errors import (
-    BadValueError,
-    ErrorCode,
-    InvalidOptionsError,
-    NotBuiltError,
-    NotPrimaryOrSecondaryError,
-    ReplError,
-    StorageError,
-)
-from replset.ids import Millis, OpTime
-from replset.optime import timestamp
+from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NotBuiltError, StorageError
+from replset.ids import OpTime
 from replset.query.find_projection import compile_find_projection
 from replset.query.projection import Projection
 from replset.query.sort import Sort, compile_sort
-from replset.query.sorter import Sorter
+from replset.query.sorter import Sorter, Spill
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
 from replset.storage.spill import SpillFile
 from replset.storage.store import Pin
 
 REPLSET_CONFIG = "local.system.replset"
-SORT_BYTES = 100 << 20
 _SMALL_SORT = 2 << 20
 """Bytes that the event loop sorts."""
 _FIELDS = frozenset(
@@ -106,7 +78,7 @@ class Query:
     tailable: bool = False
     await_data: bool = False
     keep_forever: bool = False
-    allow_disk_use: bool = True
+    spill: Spill | None = None
 
 
 async def parse_find(ctx: CommandContext) -> Query:
@@ -163,14 +135,12 @@ async def make_query(
     found, shown, order = await compiled(ctx.member, weight, compile_)
     is_sorted = order is not None and not order.natural
     weight = weight if filter_ or projection or is_sorted else 0
-    query = Query(filter_, found, shown, order, hint, weight, skip, limit)
-    query.allow_disk_use = allows_disk_use(ctx)
-    return query
+    return Query(filter_, found, shown, order, hint, weight, skip, limit, spill=spill_of(ctx))
 
 
-def allows_disk_use(ctx: CommandContext) -> bool:
-    """Whether the command may write what does not fit in memory to temporary files, as it may unless it says no."""
-    return fields.boolean(ctx.body, "allowDiskUse", ctx.name, True)
+def spill_of(ctx: CommandContext) -> Spill | None:
+    """Return what opens temporary files. None if the command says allowDiskUse: false."""
+    return partial(SpillFile, ctx.member.store) if fields.boolean(ctx.body, "allowDiskUse", ctx.name, True) else None
 
 
 class FindCursor(Cursor):
@@ -196,12 +166,7 @@ class FindCursor(Cursor):
         plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
         self._scan = Scan(member, coll, at, plan, self._shown_if_matched, query.weight, own)
         self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
-        self._sorter = Sorter(
-            partial(SpillFile, member.store) if query.allow_disk_use else None,
-            "Sort",
-            query.skip + query.limit if query.limit else 0,
-            SORT_BYTES,
-        )
+        self._sorter = Sorter(query.spill, "Sort", query.skip + query.limit if query.limit else 0)
         self._ordered: Iterator[bytes] | None = None
         """Of a sorted find: what is still to be shown."""
         self._is_ordered_out = False
@@ -283,7 +248,7 @@ class FindCursor(Cursor):
     def _shown_if_matched(self, raw: bytes) -> bytes | None:
         matcher, projection = self._query.compiled.matcher, self._query.projection
         if matcher is None:
-            return raw if projection is None else encode(projection(decode(raw)))
+            return self._shown(raw)
         document = decode(raw)
         if not matcher.matches(document):
             return None
@@ -436,130 +401,6 @@ def _wanted(query: Query) -> Wanted:
     )
 
 
-async def first_batch(
-    ctx: CommandContext, cursor: Cursor, batch_size: int, at: OpTime | None, *, is_only: bool = False
-) -> Reply:
-    """Answer with the cursor's first batch, and keep the cursor if there is more to come and it is not the only one."""
-    try:
-        documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
-    except BaseException:
-        cursor.close()
-        raise
-    if is_only:
-        cursor.close()
-    cursor_id = 0
-    if cursor.finished:
-        cursor.close()
-    else:
-        cursor.opener = _opener(ctx)
-        cursor.left_ms = _left_ms(ctx)
-        cursor.command = ctx.body if len(ctx.body.raw) <= SHOWN_BYTES else None
-        cursor_id = ctx.cursors.add(cursor, ctx.connection.owner)
-        if ctx.transaction is not None:
-            ctx.transaction.on_end.append(partial(ctx.cursors.end, cursor_id, cursor))
-    return _cursor_reply(cursor_id, cursor, "firstBatch", documents, at)
-
-
-async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
-    """The next batch, proven if the read is linearizable."""
-    documents = await cursor.batch(partial(pause, ctx), limit, await_ms)
-    if ctx.linearizable_term is not None:
-        await confirm_linearizable(ctx)
-        cursor.check_alive()
-        cursor.linearizable = True
-    return documents
-
-
-def _opener(ctx: CommandContext) -> Opener:
-    session, api, user = ctx.session, api_parameters(ctx.body, ctx.name), _user_of(ctx)
-    if session is None:
-        return NOBODY if api == NO_API and not user else Opener(api=api, user=user)
-    return Opener(session.key, session.txn_number, api, user)
-
-
-def _user_of(ctx: CommandContext) -> str:
-    """Who sends the command; empty without a login."""
-    login = ctx.sender.login
-    return "" if login is None else str(login)
-
-
-def _left_ms(ctx: CommandContext) -> int | None:
-    """What is left of maxTimeMS; None: no limit."""
-    return None if ctx.deadline is None else max(0, ctx.deadline - ctx.member.clock.now())
-
-
-def _cursor_reply(
-    cursor_id: int, cursor: Cursor, batch: str, documents: list[bytes], at: OpTime | None
-) -> dict[str, object]:
-    shown: dict[str, object] = {batch: [RawDocument(raw) for raw in documents]}
-    if cursor.resume_token is not None:
-        shown["postBatchResumeToken"] = cursor.resume_token
-    if cursor.snapshot_at is not None:
-        shown["atClusterTime"] = timestamp(cursor.snapshot_at.ts)
-    reply: dict[str, object] = {"cursor": shown | {"id": Int64(cursor_id), "ns": cursor.ns}}
-    if at is not None:
-        reply["operationTime"] = timestamp(at.ts)
-    return reply
-
-
-async def get_more(ctx: CommandContext) -> Reply:
-    """The next batch of a cursor, within what is left of find's maxTimeMS.
-
-    Its own maxTimeMS is how long an awaitData cursor waits for the first document; on others it is refused (2).
-    """
-    body, name = ctx.body, ctx.name
-    if body.type_of(name) != 18:
-        raise fields.wrong_type(name, name, body.type_of(name), "long")
-    cursor_id = fields.whole(body, name, name)
-    ns = cursor_namespace(ctx.database, fields.text(body, "collection", name))
-    ctx.is_change_stream = ctx.cursors.is_change_stream(cursor_id)
-    batch_size = fields.whole(body, "batchSize", name, least=0)
-    await_ms = fields.whole(body, "maxTimeMS", name, least=0) or None
-    state = ctx.member.node.state
-    if not state.is_readable:
-        raise NotPrimaryOrSecondaryError(f"node is not in primary or secondary state: {state.name}")
-    cursor = ctx.cursors.take(cursor_id, ns)
-    try:
-        cursor.opener.check_same(_opener(ctx), cursor_id)
-        if "maxTimeMS" in body and not cursor.await_data:
-            raise BadValueError("cannot set maxTimeMS on getMore command for a non-awaitData cursor")
-    except ReplError:
-        ctx.cursors.give_back(cursor_id, cursor)
-        raise
-    ctx.opened_by = cursor.command
-    waits = cursor.left_ms is None or cursor.await_data
-    ctx.deadline = None if waits else Millis(ctx.member.clock.now() + (cursor.left_ms or 0))
-    try:
-        if ctx.member.fail_points.active:
-            fail_get_more(ctx)
-            check_max_time(ctx)
-        if cursor.linearizable:
-            await read_point(ctx, LINEARIZABLE)
-        documents = await _confirmed_batch(ctx, cursor, batch_size or None, await_ms)
-        cursor.left_ms = _left_ms(ctx)
-    except BaseException:
-        cursor.close()
-        ctx.cursors.give_back(cursor_id, cursor)
-        raise
-    is_open = ctx.cursors.give_back(cursor_id, cursor)
-    return _cursor_reply(cursor_id if is_open else 0, cursor, "nextBatch", documents, None)
-
-
-async def kill_cursors(ctx: CommandContext) -> Reply:
-    """Close cursors."""
-    ns = cursor_namespace(ctx.database, collection_field(ctx.body, ctx.name))
-    ids = [fields.as_whole(value, "cursors", ctx.name) for value in fields.values(ctx.body, "cursors", ctx.name)]
-    killed, missing = ctx.cursors.kill(ids, ns, _user_of(ctx))
-    return {
-        "cursorsKilled": [Int64(cursor_id) for cursor_id in killed],
-        "cursorsNotFound": [Int64(cursor_id) for cursor_id in missing],
-        "cursorsAlive": [],
-        "cursorsUnknown": [],
-    }
-
-
 COMMANDS: tuple[Command, ...] = (
     Command("find", find, _FIELDS, where=Where.READABLE, read_concern=True, needs=Action.FIND),
-    Command("getMore", get_more, frozenset({"collection", "batchSize", "lastKnownCommittedOpTime"}), needs=Action.FIND),
-    Command("killCursors", kill_cursors, frozenset({"cursors"}), needs=Action.LOGIN),
 )

@@ -19,7 +19,7 @@ from replset.bson import decode
 from replset.commands import read_concern
 from replset.commands.command import CommandContext
 from replset.commands.read_concern import ReadConcern
-from replset.commands.reads import find, scan
+from replset.commands.reads import get_more, scan
 from replset.commands.waiters import WaiterList
 from replset.core import leader, node
 from replset.core.effects import Effect, LastVote, Persist
@@ -290,7 +290,7 @@ def linearizable_read_unproven(patch: pytest.MonkeyPatch) -> None:
     async def confirm(_ctx: object) -> None:
         pass
 
-    patch.setattr(find, "confirm_linearizable", confirm)
+    patch.setattr(get_more, "confirm_linearizable", confirm)
 
 
 def cluster_time_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_refusals(client: Client, command: dict[str, object], code: int) -> None
 def test_sorting_more_than_fits_uses_the_disk(
     client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replset.commands.reads.find.SORT_BYTES", 1000)
+    monkeypatch.setattr("replset.query.sorter.MAX_BYTES", 1000)
     assert client.code({"find": "c", "sort": {"a": 1}, "allowDiskUse": False}) == 292
     for more in ({}, {"skip": 3}, {"limit": 4}):
         found = client.ok({"find": "c", "sort": {"a": 1, "_id": -1}, "batchSize": 1000, **more})["cursor"]["firstBatch"]

@@ -125,7 +125,7 @@ def test_a_get_more_shows_what_opened_its_cursor(client: Client, monkeypatch: py
         seen.extend(describe(operation, client.member.clock.now()) for operation in ctx.operations.running.values())
 
     client.ok({"configureFailPoint": "maxTimeNeverTimeOut", "mode": "alwaysOn"}, "admin")
-    monkeypatch.setattr("replset.commands.reads.find.fail_get_more", look)
+    monkeypatch.setattr("replset.commands.reads.get_more.fail_get_more", look)
     client.ok({"getMore": Int64(cursor_id), "collection": "c"})
     (row,) = seen
     assert (row["op"], row["ns"]) == ("getmore", "test.c")

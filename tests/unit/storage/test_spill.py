@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from replset.errors import OutOfDiskSpaceError, StorageError
+from replset.query import sorter as sorter_module
 from replset.query.sorter import Sorter
 from replset.storage import spill
 from replset.storage.disk import RealDisk
@@ -93,10 +94,11 @@ def test_a_start_removes_what_a_crash_left(store: Store) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 50, 400])
-def test_sorting_in_runs(store: Store, limit: int) -> None:
+def test_sorting_in_runs(store: Store, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorter_module, "MAX_BYTES", 20_000)
     rng = random.Random(limit)
     pairs = [(bytes([rng.randrange(20)]), b"%d" % number) for number in range(3000)]
-    sorter = Sorter(lambda: SpillFile(store), "Sort", limit, max_bytes=20_000)
+    sorter = Sorter(lambda: SpillFile(store), "Sort", limit)
     for key, raw in pairs:
         sorter.add(key, raw)
     assert (sorter.spilled_runs > 3) == (limit in (0, 400)), "fewer fit in memory"
@@ -105,10 +107,11 @@ def test_sorting_in_runs(store: Store, limit: int) -> None:
     assert spill_files(store) == []
 
 
-def test_few_wanted_documents_of_many_large_ones_stay_in_memory() -> None:
+def test_few_wanted_documents_of_many_large_ones_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorter_module, "MAX_BYTES", 20_000)
     rng = random.Random(2)
     keys = [rng.randbytes(4) for _ in range(300)]
-    sorter = Sorter(None, "Sort", limit=5, max_bytes=20_000)
+    sorter = Sorter(None, "Sort", limit=5)
     for key in keys:
         sorter.add(key, key * 250)
     assert [raw[:4] for raw in sorter.rows()] == sorted(keys)[:5]
