@@ -78,6 +78,11 @@ class Archive:
         """The ts of the newest entry there is; 0: there is none."""
         return max((name.last_ts for name in self.names()), default=0)
 
+    def oldest(self) -> Segment | None:
+        """The oldest segment there is."""
+        names = self.names()
+        return self.segment(names[0]) if names else None
+
     def segment(self, name: SegmentName) -> Segment:
         """Read a manifest. CorruptDataError; CappedPositionLostError: it was removed meanwhile."""
         if name not in self._segments:

@@ -25,7 +25,7 @@ class ReadJob:
 
 @dataclass(frozen=True, slots=True)
 class OldestJob:
-    """Asks for the oldest entry."""
+    """Asks for the oldest segment."""
 
 
 @dataclass(frozen=True, slots=True)

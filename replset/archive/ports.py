@@ -54,8 +54,8 @@ class ArchivePort(Protocol):
         """
         ...
 
-    async def oldest(self) -> OpTime:
-        """The oldest entry there is; OPTIME_NULL: none."""
+    async def oldest(self) -> Segment | None:
+        """The oldest segment there is."""
         ...
 
     async def close(self) -> None: ...

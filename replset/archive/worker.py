@@ -21,7 +21,6 @@ from replset.archive.messages import HEADER, Failure, ReadJob, frame, unframe
 from replset.archive.ports import WriteJob
 from replset.archive.write_segment import write_segment
 from replset.errors import ErrorCode, ReplError
-from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.disk import RealDisk
 from replset.storage.file_names import DATABASE_FILE
 from replset.storage.sqlite import BUSY_MS
@@ -58,8 +57,7 @@ class Worker:
             self._archive = Archive.open(self._address, self._files)
         if isinstance(job, ReadJob):
             return self._archive.rows_after(job.after, job.limit, job.max_bytes)
-        names = self._archive.names()
-        return OpTime.parse(self._archive.segment(names[0]).first) if names else OPTIME_NULL
+        return self._archive.oldest()
 
 
 def _read_jobs(source: BinaryIO, jobs: queue.Queue[object]) -> None:

@@ -219,7 +219,7 @@ def _archive(member: MemberPort) -> tuple[Remark, ...]:
     if archive is None or not archive.error:
         return ()
     what = f"{member.host} cannot archive its oplog: {archive.error}"
-    return (Remark(what, "make the archive reachable again before the oplog has reached --oplog-lagging-mb"),)
+    return (Remark(what, "mend that before the oplog has reached --oplog-lagging-mb: then entries go unarchived"),)
 
 
 def _about_oplog(row: MemberStatus, member: MemberPort) -> Remark | None:

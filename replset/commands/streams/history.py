@@ -90,22 +90,20 @@ class History:
         self, position: OpTime, *, limit: int = PAGE_ENTRIES, max_bytes: int = PAGE_BYTES
     ) -> list[OplogRow]:
         """Committed entries with a greater timestamp than `position`, oldest first: up to `limit`, or `max_bytes`, but
-        at least one; none at the end. OPTIME_NULL: from the oldest there is.
+        at least one; none at the end. OPTIME_NULL: from the first that there ever was.
 
         ChangeStreamHistoryLostError (286): entries behind `position` are gone. DamagedEntryError: the next one is not
         what was written; this member reports it and goes out of service.
         """
         member = self._member
-        if position != OPTIME_NULL and position.ts >= member.store.trimmed_through:
+        if position.ts >= member.store.trimmed_through:
             return self._live(position, limit, max_bytes)
         older = self.older
         if older is not None and older.oldest is not None and position.ts >= older.missing_through:
             rows = await older.after(position, limit=limit, max_bytes=max_bytes)
             if rows:
                 return self._only_committed(rows)
-        if position != OPTIME_NULL and position.ts < member.store.trimmed_through:
-            raise self._lost(position)
-        return self._live(position, limit, max_bytes)
+        raise self._lost(position)
 
     def _live(self, position: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
         member = self._member

@@ -12,6 +12,7 @@ from typing import Any
 from replset.archive.files import ArchiveError
 from replset.archive.messages import HEADER, Failure, OldestJob, ReadJob, frame, unframe
 from replset.archive.ports import WriteJob, Written
+from replset.archive.segments import Segment
 from replset.archive.worker import MODULE
 from replset.errors import CappedPositionLostError, ErrorCode
 from replset.ids import OpTime
@@ -42,8 +43,8 @@ class ArchiveProcess:
         rows: list[OplogRow] = await self._ask(ReadJob(after, limit, max_bytes))
         return rows
 
-    async def oldest(self) -> OpTime:
-        oldest: OpTime = await self._ask(OldestJob())
+    async def oldest(self) -> Segment | None:
+        oldest: Segment | None = await self._ask(OldestJob())
         return oldest
 
     async def close(self) -> None:

@@ -47,6 +47,8 @@ NOOPS_WAIT: Final = 12
 """How many times as long a stretch waits that holds nothing but no-ops."""
 PRIMARY_WAITS: Final = 2
 """How many times as long the primary waits, so that a secondary does the work if there is one with the option."""
+OTHERS_FIRST_MS: Final = 5_000
+"""How long a member that cannot write waits after its lease, so that another one gets it."""
 GAP_WAITS_MS: Final = 120_000
 """How long a member waits that cannot continue the archive, for one that can."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -113,8 +115,8 @@ class Archiver:
             while True:
                 await asyncio.sleep(self._options.interval_s)
                 try:
-                    await self._round()
-                    self.status.error = ""
+                    if await self._round():
+                        self.status.error = ""
                 except ArchiveError as error:
                     if error.message != self.status.error:
                         log.error("the oplog cannot be archived now: %s", error.message)
@@ -124,20 +126,26 @@ class Archiver:
         finally:
             await self._archive.close()
 
-    async def _round(self) -> None:
-        """Take the lease when something is to be archived, and write segments until nothing is."""
+    async def _round(self) -> bool:
+        """Take the lease when something is to be archived, and write segments until nothing is.
+
+        False: this member failed last, and leaves the next lease to another one that may reach the archive.
+        """
         store = self._context.store
         if store.oplog_only or self._node.state not in (MemberState.PRIMARY, MemberState.SECONDARY):
-            return
+            return True
         self.status.record = read_record(store, str(self._node.set_id))
         self._look_for_gap(store)
         if self._node.secondary_delay_ms() or not await self._is_due(store):
-            return
+            return True
         record: ArchiveRecord | None = self.status.record
         if not self._has_lease:
+            if self.status.error and self._context.clock.wall_ms() < self._own_lease_until_ms + OTHERS_FIRST_MS:
+                return False
             record = await self._claim(Claim(self._context.identity.member))
         while record is not None and await self._is_due(store):
             record = await self._write_segment(record)
+        return True
 
     def _look_for_gap(self, store: Store) -> None:
         """Say loudly that this member gave up what is not archived. Another one may still have it."""
@@ -180,10 +188,14 @@ class Archiver:
         return waiting.size > 0 and age_ms >= waits * self._options.age_ms * (1 if waiting.has_content else NOOPS_WAIT)
 
     @property
-    def _has_lease(self) -> bool:
+    def _own_lease_until_ms(self) -> int:
+        """0: another member has it."""
         record = self.status.record
-        is_holder = record.holder == self._context.identity.member
-        return is_holder and record.until_ms > self._context.clock.wall_ms() + LEASE_MS // 2
+        return record.until_ms if record.holder == self._context.identity.member else 0
+
+    @property
+    def _has_lease(self) -> bool:
+        return self._own_lease_until_ms > self._context.clock.wall_ms() + LEASE_MS // 2
 
     async def _claim(self, claim: Claim) -> ArchiveRecord | None:
         """Ask the primary for the lease, and note progress; None: another member has it. ReplError: no answer."""
@@ -244,30 +256,37 @@ class ArchivedEntries:
         self._archive = archive
         self._context = context
         self._status = status
+        self._left = ArchiveStart(OPTIME_NULL, OPTIME_NULL)
+        """Where the archive was found to begin, after more was removed than the record knows."""
+
+    @property
+    def _start(self) -> ArchiveStart:
+        return max(self._status.record.start or self._left, self._left, key=lambda start: start.after.ts)
 
     @property
     def oldest(self) -> OpTime | None:
         """None as well while there is a gap between the archive and this member's oplog."""
-        record = self._status.record
+        record, start = self._status.record, self._start
         if record.start is None or record.through is None:
             return None
         is_joined = record.through.optime.ts >= self._context.store.trimmed_through
-        return record.start.oldest if is_joined else None
+        return start.oldest if is_joined and start.after.ts < record.through.optime.ts else None
 
     @property
     def missing_through(self) -> int:
-        start = self._status.record.start
-        return 0 if start is None else start.after.ts
+        return self._start.after.ts
 
     async def after(self, position: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
-        start = self._status.record.start
-        if start is not None and position.ts < start.after.ts:
-            position = start.after
         try:
-            return await self._archive.read(position, limit, max_bytes)
-        except CappedPositionLostError as error:  # it was removed, and the record does not know
+            rows = await self._archive.read(position, limit, max_bytes)
+        except CappedPositionLostError as error:
             log.info("%s", error.message)
-            return []
+            rows = []
+        through = self._status.record.through
+        if not rows and through is not None and position.ts < through.optime.ts:
+            segment = await self._archive.oldest()
+            self._left = ArchiveStart(through.optime, through.optime) if segment is None else _start_of(segment)
+        return rows
 
 
 def _measure(store: Store, known: _Waiting, until_ts: int, enough: int) -> _Waiting:

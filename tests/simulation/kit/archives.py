@@ -8,7 +8,7 @@ import random
 from replset.archive.archive import Archive
 from replset.archive.files import ArchiveError
 from replset.archive.ports import WriteJob, Written
-from replset.archive.segments import Position
+from replset.archive.segments import Position, Segment
 from replset.archive.write_segment import write_segment
 from replset.commands.members.archive_lease import read_record
 from replset.errors import ReplError
@@ -58,6 +58,8 @@ class SimArchive:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.files = MemoryFiles(rng)
+        self.broken = ""
+        """The machine that does not reach it."""
 
     def port(self, machine: Machine) -> ArchiveOfMachine:
         return ArchiveOfMachine(self, machine)
@@ -113,8 +115,8 @@ class ArchiveOfMachine:
         slow = self._archive.files.fails and rng.random() < 0.1
         await asyncio.sleep(rng.uniform(2, 8) if slow else rng.uniform(0.01, 0.2))
         running = self._machine.running
-        if running is None:
-            raise ArchiveError("it is starting")
+        if running is None or self._machine.name == self._archive.broken:
+            raise ArchiveError("it is starting, or does not reach the archive")
         files = self._archive.files
         written = running.store.query(lambda connection: write_segment(files, connection, job))
         await asyncio.sleep(rng.uniform(0.0, 0.2))
@@ -126,9 +128,8 @@ class ArchiveOfMachine:
         await asyncio.sleep(self._archive.rng.uniform(0.01, 0.2))
         return Archive.open("it", self._archive.files).rows_after(after, limit, max_bytes)
 
-    async def oldest(self) -> OpTime:
-        archive = Archive.open("it", self._archive.files)
-        return OpTime.parse(archive.segment(archive.names()[0]).first) if archive.names() else OPTIME_NULL
+    async def oldest(self) -> Segment | None:
+        return Archive.open("it", self._archive.files).oldest()
 
     async def close(self) -> None:
         return

@@ -123,6 +123,9 @@ def test_a_crash_at_each_write_leaves_an_archive_that_goes_on(
     """Writes are: archive.json, then of each segment the rows and the manifest."""
     with pytest.raises(Crash):
         write_all(driver, CrashingFiles(files.address, at, when))
+    if when != "within" and (at, when) != (1, "before"):
+        seen = archived(files)
+        assert seen == rows_of(driver)[: len(seen)]
     write_all(driver, files)  # another member, which knows nothing of it
     archive = Archive.open("it", files)
     assert archived(files) == rows_of(driver)

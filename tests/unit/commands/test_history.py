@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from replset.archive.archive import Archive
+from replset.archive.files import FolderFiles
+from replset.archive.ports import ArchivePort
+from replset.archive.segments import ArchiveInfo, Position, Segment
+from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, ArchiveStatus
 from replset.errors import ChangeStreamHistoryLostError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
 from replset.query.change_events import Scope
 from replset.replication.write_ops import do_noop
+from replset.runtime.jobs.archiver import ArchivedEntries
 from replset.storage.txn import write_meta
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -65,24 +73,42 @@ def test_an_older_place_than_the_oldest_entry_is_lost(client: Client, member: Fa
     assert "_data" in lost.value.details["oldestToken"]  # type: ignore[operator]
 
 
-def test_an_archive_goes_on_behind_the_oldest_entry(client: Client, member: FakeMember) -> None:
-    insert(client, "items", 1, 2, 3)
+class OwnArchive:
+    """The ArchivePort without a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.archive = Archive.of_set(FolderFiles(str(folder)), ArchiveInfo("rs0", "", "a1"), "")
+
+    async def read(self, after: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
+        return self.archive.rows_after(after, limit, max_bytes)
+
+    async def oldest(self) -> Segment | None:
+        return self.archive.oldest()
+
+
+def test_an_archive_goes_on_behind_the_oldest_entry(client: Client, member: FakeMember, tmp_path: Path) -> None:
+    """It has an entry in each segment, from the second one on. What is removed of it is named."""
+    insert(client, "items", 1, 2, 3, 4, 5)
     commit(member)
-    rows = read(client)
+    rows, port = read(client), OwnArchive(tmp_path)
+    ends = [Position(row.optime, row.chain) for row in rows]
+    for before, row in zip(ends, rows[1:5], strict=False):
+        port.archive.add([row], before, member="", written="")
+    trim(member, rows[4].optime)
+    record = ArchiveRecord(through=ends[4], start=ArchiveStart(rows[1].optime, rows[0].optime))
+    context: Any = member
+    member.history.older = ArchivedEntries(cast(ArchivePort, port), context, ArchiveStatus(record))
+    assert member.history.oldest() == rows[1].optime
+    assert [read(client, row.optime) for row in rows[:5]] == [[row] for row in rows[1:6]]
 
-    class Archive:
-        oldest = rows[0].optime
-        missing_through = 0
-
-        async def after(self, position: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
-            return [row for row in rows[:2] if row.ts > position.ts][:limit]
-
-    trim(member, rows[1].optime)
-    member.history.older = Archive()
-    assert member.history.oldest() == rows[0].optime
-    assert read(client) == rows[:2]
-    assert read(client, rows[0].optime) == rows[1:2]
-    assert read(client, rows[1].optime) == rows[2:]
+    for behind, left, end_ts in ((rows[0], rows[3], rows[3].ts), (rows[2], rows[5], 1 << 62)):
+        assert list(port.archive.remove_before(end_ts))
+        port.archive._read = None  # the rows that it read last
+        for position in behind.optime, OPTIME_NULL:
+            with pytest.raises(ChangeStreamHistoryLostError, match=f"the oldest one is {re.escape(str(left.optime))}"):
+                read(client, position)
+        assert member.history.oldest() == left.optime
+        assert read(client, OpTime(left.term, left.ts - 1)) == [left]
 
 
 @pytest.fixture
