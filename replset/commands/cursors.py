@@ -1,8 +1,8 @@
 """Keeps the open cursors of clients. A cursor keeps a position and, for a majority read, a pin on its read point.
 
-A cursor ends when it is exhausted or killed, after ten minutes without a getMore, and with the last connection of its
-client. A rollback or an initial sync closes all cursors, because the documents that they would read next may not exist
-any more. The memory for sorted documents is limited for all cursors together.
+A cursor ends when it is exhausted or killed, after ten minutes without a getMore, and a minute after the last
+connection of its client. A rollback or an initial sync closes all cursors, because the documents that they would read
+next may not exist any more. The memory for sorted documents is limited for all cursors together.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class CursorTable:
             )
 
     def client_left(self, owner: Owner) -> None:
-        """Close the cursors of a client whose last connection has ended."""
+        """Close the cursors of a client that has no connection any more."""
         for cursor_id, cursor in list(self._open.items()):
             if cursor.owner == owner:
                 cursor.killed = True

@@ -24,6 +24,9 @@ log = logging.getLogger("replset.server")
 
 QUIESCE_S = 5.0
 """A member that stops waits so long for the commands that clients have sent already."""
+LEFT_S = 60.0
+"""A client whose last connection has ended finds its cursors again for so long: a driver closes all connections when
+one heartbeat fails, and goes on reading over new ones."""
 
 
 class WireServer:
@@ -50,6 +53,8 @@ class WireServer:
         self.certifies = certifies
         self.needs_login = needs_login
         self._cursors = cursors
+        self._left: dict[Owner, asyncio.TimerHandle] = {}
+        """Clients without a connection, until their cursors end."""
         self.dispatcher = dispatcher
         self.drops_inbound = drops_inbound
         self.drops_outbound = drops_outbound
@@ -97,10 +102,17 @@ class WireServer:
         self._listening = await self._network.serve(address, lambda: WireConnection(self))
 
     def client_left(self, owner: Owner) -> None:
-        """Close the client's cursors if this was its last connection."""
-        cursors = self._cursors
-        if cursors is None or not cursors.has_of(owner):
+        """Close the client's cursors after a while if this was its last connection and it does not come back."""
+        if self._cursors is None or not self._cursors.has_of(owner):
             return
+        timer = self._left.pop(owner, None)
+        if timer is not None:
+            timer.cancel()
+        wait_s = LEFT_S if owner[1] else 0  # without metadata nobody is known again
+        self._left[owner] = asyncio.get_running_loop().call_later(wait_s, self._end_cursors_of, owner, self._cursors)
+
+    def _end_cursors_of(self, owner: Owner, cursors: CursorTable) -> None:
+        del self._left[owner]
         if not any(connection.owner == owner for connection in self.connections):
             cursors.client_left(owner)
 
@@ -123,4 +135,6 @@ class WireServer:
         if self._listening is not None:
             self._listening.close()
         tasks = [connection.end() for connection in list(self.connections)]
+        for timer in self._left.values():
+            timer.cancel()
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)

@@ -8,6 +8,7 @@ import logging
 import struct
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import InvariantError
+from replset.runtime.net import server
 from replset.runtime.net.wire_connection import MAX_QUEUED, MAX_QUEUED_BYTES, TURN
 from replset.wire.checksum import crc32c
 from replset.wire.framing import CHECKSUM_PRESENT, EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, encode_msg
@@ -719,7 +721,8 @@ class Cursors:
 
 
 @on_sockets
-async def test_cursors_end_with_the_last_connection_of_their_client() -> None:
+async def test_cursors_end_with_the_last_connection_of_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LEFT_S", 0.1)
     async with serving() as served:
         cursors = served.server._cursors = Cursors()
         driver = RawDocument(encode({"driver": "x"}))
@@ -733,13 +736,22 @@ async def test_cursors_end_with_the_last_connection_of_their_client() -> None:
         await first.ask(HELLO)
         await second.ask(HELLO)
         await nameless.ask(ping(1))
-        for client, gone in ((first, 0), (second, 1), (nameless, 2)):
+
+        async def leave(client: Any, gone: int) -> None:
             client.writer.close()
             async with asyncio.timeout(PATIENCE_S):
-                while len(cursors.left) < gone or served.server.connection_count > 2 - gone:  # noqa: ASYNC110
+                while len(cursors.left) < gone:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            assert len(cursors.left) == gone
-        assert cursors.left[0] == ("127.0.0.1", driver.raw)
+
+        await leave(first, 0)
+        await leave(second, 0)
+        again = await served.client()
+        await again.ask(HELLO)
+        await leave(nameless, 1)
+        await asyncio.sleep(0.15)
+        assert [metadata for _, metadata in cursors.left] == [b""], "the driver came back in time"
+        await leave(again, 2)
+        assert cursors.left[1] == ("127.0.0.1", driver.raw)
 
 
 # --- many documents in one message ------------------------------------------------------------------------------------
