@@ -71,6 +71,38 @@ const things = {
     const [row] = await c.aggregate([{ $match: { _id: { $lte: 3 } } }, { $group: { _id: null, sum: { $sum: '$n' } } }]).toArray();
     assert.equal(row.sum, 16);
   },
+  'an update by a pipeline': async () =>
+    assert.equal((await c.updateOne({ _id: 3 }, [{ $set: { m: { $add: ['$n', 1] } } }])).modifiedCount, 1),
+  'a view': async () => {
+    const view = await db.createCollection('view', { viewOn: 'c', pipeline: [{ $match: { m: 4 } }] });
+    assert.deepEqual(await view.distinct('_id'), [3]);
+    await assert.rejects(view.insertOne({ m: 4 }), refusedWith(166));
+    await assert.rejects(view.insertMany([{}, {}], { ordered: false }), (error) => error.writeErrors.length === 2);
+    assert.equal(await view.drop(), true);
+  },
+  '$lookup, $out and $merge': async () => {
+    const join = { $lookup: { from: 'c', localField: 'n', foreignField: 'n', as: 'same' } };
+    await c.aggregate([join, { $out: 'joined' }]).toArray();
+    await c.aggregate([join, { $merge: 'joined' }]).toArray();
+    assert.equal((await db.collection('joined').findOne({ _id: 3 })).same[0]._id, 3);
+    await db.collection('joined').drop();
+  },
+  'a change stream, resumed': async () => {
+    const first = c.watch([{ $match: { operationType: 'update' } }], { fullDocument: 'updateLookup' });
+    await first.tryNext();
+    await c.updateOne({ _id: 3 }, { $set: { watched: 1 } });
+    assert.equal((await first.next()).fullDocument.watched, 1);
+    const resumeAfter = first.resumeToken;
+    await first.close();
+    await c.updateOne({ _id: 3 }, { $set: { watched: 2 } });
+    const second = c.watch([], { resumeAfter });
+    assert.equal((await second.next()).updateDescription.updatedFields.watched, 2);
+    await second.close();
+  },
+  'min and max': async () => {
+    const between = c.find().hint({ _id: 1 }).min({ _id: 2 }).max({ _id: 3 });
+    assert.deepEqual((await between.toArray()).map((one) => one._id), [2]);
+  },
   createIndex: async () => assert.equal(await c.createIndex({ n: 1 }), 'n_1'),
   'a unique index': async () => {
     await c.createIndex({ u: 1 }, { unique: true, sparse: true });
