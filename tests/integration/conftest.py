@@ -19,8 +19,11 @@ _blocks = itertools.count()
 
 
 def next_ports(count: int) -> list[int]:
-    """Free ports that no other test process looks at: each worker of pytest-xdist has a range of its own."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    """Free ports that no other test process looks at: each worker of pytest-xdist has a range of its own.
+
+    A process beside the workers has the fourth range: `./dev test` runs the tests of Spark beside three workers.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw3").removeprefix("gw"))
     return free_ports(count, 20_000 + worker * 3_000 + next(_blocks) * 20 % 900)
 
 

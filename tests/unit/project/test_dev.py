@@ -82,6 +82,37 @@ def test_it_takes_the_first_python_that_fits(bare: tuple[Path, Path]) -> None:
     assert (script.parent / "asked").read_text().splitlines()[-1] == "-m venv .venv"
 
 
+@pytest.mark.parametrize(
+    ("parallel", "spark", "arguments", "status"),
+    [
+        (0, 0, (), 0),
+        (1, 0, (), 1),
+        (0, 1, (), 1),
+        (0, 5, (), 1),
+        (0, 5, ("tests/unit",), 0),
+        (5, 0, ("tests/spark",), 0),
+        (5, 5, ("tests/none",), 1),
+    ],
+)
+def test_the_suite_fails_when_either_part_does(
+    bare: tuple[Path, Path], parallel: int, spark: int, arguments: tuple[str, ...], status: int
+) -> None:
+    """5 is pytest's status when it selected nothing."""
+    script, programs = bare
+    for name in ("cat", "tail", "tee"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    tools = script.parent / ".venv/bin"
+    tools.mkdir(parents=True)
+    (tools.parent / ".installed-test").touch()
+    runs = f'case "$*" in *"-m spark"*) echo Spark; exit {spark};; *" -n "*) echo others; exit {parallel};; esac'
+    for name in ("python", "ruff", "mypy"):
+        (tools / name).write_text(f"#!/bin/sh\n{runs}\n")
+        (tools / name).chmod(0o755)
+    done = run(script, "test", *arguments, path=str(programs))
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout == "others\nSpark\nin parallel, beside: others\n"
+
+
 def test_ci_runs_just_the_tests() -> None:
     lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
     assert lines[-1] == "exec ./dev test"
