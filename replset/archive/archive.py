@@ -133,8 +133,8 @@ class Archive:
         holding = [name for name in newer if name.first_ts <= optime.ts]
         name = max(holding, key=lambda one: one.last_ts) if holding else newer[0]
         segment = self.segment(name)
-        before = segment.before
-        if not holding and optime != OPTIME_NULL and (before is None or before.optime.ts > optime.ts):
+        before_ts = name.first_ts - 1 if segment.before is None else segment.before.optime.ts
+        if not holding and optime != OPTIME_NULL and before_ts > optime.ts:
             raise CappedPositionLostError(f"the archive has no entries between {optime} and {segment.first}")
         return segment
 

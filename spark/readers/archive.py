@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -20,11 +21,23 @@ import pyarrow.parquet as pq
 from replset.archive.archive import Archive
 from replset.archive.files import Files, open_files
 from replset.archive.segments import Segment
-from replset.errors import ReplError
+from replset.errors import CappedPositionLostError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import next_chain
 from spark.columns import arrow_schema
-from spark.oplog import ALL, Bounds, EntryFilter, Oplog, OplogError, Span, one_line
+from spark.oplog import (
+    ALL,
+    Bounds,
+    EntryFilter,
+    GrowingOplog,
+    Oplog,
+    OplogError,
+    ReadPosition,
+    Span,
+    one_line,
+    rolled_back_error,
+    trimmed_error,
+)
 from spark.readers.pieces import Piece, cut, rows_within, within
 
 _BATCH_ROWS = 16_384
@@ -87,6 +100,46 @@ class ArchivedOplog:
         if now.live is not None and span.end_ts > end_ts:
             yield from now.live.read(Span(max(span.first_ts, end_ts), span.end_ts), columns, only)
 
+    def follow(self, after: ReadPosition, limit: int) -> ReadPosition:
+        """A batch ends with a segment, or in the live oplog."""
+        for segment in self._behind(after):
+            after, limit = ReadPosition(*segment.end), limit - segment.rows
+            if limit <= 0:
+                return after
+        live = self._growing()
+        is_ahead = live is not None and live.bounds().newest.ts > after.optime.ts
+        return live.follow(after, limit) if live is not None and is_ahead else after
+
+    def between(self, after: ReadPosition, end: ReadPosition) -> ArchivedOplog:
+        segments = takewhile(lambda segment: segment.name.first_ts <= end.optime.ts, self._behind(after))
+        clipped = ((max(part.first_ts, after.optime.ts + 1), part) for part in _parts(list(segments))[0])
+        parts = tuple(Part(part.segment, first, min(part.end_ts, end.optime.ts + 1)) for first, part in clipped)
+        reached = ReadPosition(*parts[-1].segment.end) if parts else after
+        live = self._growing() if reached.optime.ts < end.optime.ts else None
+        bounds = Bounds(OpTime(after.optime.term, after.optime.ts + 1), end.optime, chain=end.chain)
+        return replace(self, pinned=Pinned(parts, None if live is None else live.between(reached, end), bounds))
+
+    def _behind(self, after: ReadPosition) -> Iterator[Segment]:
+        """The segments that hold the entries behind this one, and follow it."""
+        with self._errors():
+            try:
+                archive = Archive.open(self.address)
+                segment = archive.after(after.optime)
+                if segment is not None and after.chain is not None and not _follows(archive, segment, after):
+                    raise rolled_back_error(self.name, after.optime)
+                while segment is not None:
+                    yield segment
+                    segment = archive.after(segment.end.optime)
+            except CappedPositionLostError as error:
+                raise trimmed_error(self.name, self.bounds().trimmed_through) from error
+
+    def _growing(self) -> GrowingOplog | None:
+        if self.live is not None and not isinstance(self.live, GrowingOplog):
+            raise OplogError(
+                self.name, f"{self.live.name} does not grow; give the archive alone, or a member behind it"
+            )
+        return self.live
+
     def _pieces(self) -> list[Piece]:
         now = self._now()
         pieces = [part.piece for part in now.parts]
@@ -139,6 +192,15 @@ class ArchivedOplog:
             raise OplogError(self.name, error.message) from error
         except (OSError, pa.ArrowException) as error:
             raise OplogError(self.name, f"{self.address}: {one_line(error)}") from error
+
+
+def _follows(archive: Archive, segment: Segment, after: ReadPosition) -> bool:
+    """Whether the segment holds this entry, or begins right behind it."""
+    if segment.name.first_ts > after.optime.ts:
+        entries = [] if segment.before is None else [tuple(segment.before)]
+    else:
+        entries = [(row.optime, row.chain) for row in archive.rows(segment)]
+    return tuple(after) in entries
 
 
 def _parts(segments: Sequence[Segment]) -> tuple[list[Part], int]:

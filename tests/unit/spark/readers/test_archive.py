@@ -16,7 +16,17 @@ from replset.storage import oplog
 from replset.storage.store import StoreOptions
 from spark.columns import COLUMNS
 from spark.members import open_members
-from spark.oplog import EVERYTHING, EntryFilter, OplogError, Span
+from spark.oplog import (
+    EVERYTHING,
+    START,
+    EntryFilter,
+    GrowingOplog,
+    OplogError,
+    OplogRolledBackError,
+    OplogTrimmedError,
+    ReadPosition,
+    Span,
+)
 from tests.unit.storage.conftest import Driver
 
 INFO = ArchiveInfo("rs0", "f" * 24, "a1")
@@ -84,3 +94,44 @@ def test_another_history_and_damage_are_refused(driver: Driver, tmp_path: Path) 
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(OplogError, match="its hash differs"):
         read(address)
+
+
+def test_a_stream_goes_on_from_the_archive_to_the_member(driver: Driver, tmp_path: Path) -> None:
+    """In batches of segments, and behind them in batches of entries; each entry one time."""
+    rows = rows_of(driver)
+    address = archived(tmp_path / "a", rows, (0, 20), (15, 33), (33, 40))
+
+    def follow(text: str, limit: int, at: ReadPosition = START) -> list[int]:
+        (found,) = open_members([text])
+        assert isinstance(found, GrowingOplog)
+        batches = []
+        while (end := found.follow(at, limit)) != at:
+            within = found.between(at, end)
+            parts = within.split(EVERYTHING, 3)
+            batches.append(
+                [row for part in parts for batch in within.read(part, ["ts"]) for row in batch["ts"].to_pylist()]
+            )
+            assert abs(within.count(EVERYTHING) - len(batches[-1])) < 3
+            at = end
+        assert [ts for batch in batches for ts in batch] == [
+            row.ts for row in rows if at.optime.ts >= row.ts > begin.ts
+        ]
+        return [len(batch) for batch in batches]
+
+    begin = OPTIME_NULL
+    assert follow(address, 10) == [20, 13, 7]
+    assert follow(f"{address}#{driver.folder}", 10) == [20, 13, 7 + 3, 10, 8]
+    begin = rows[25].optime
+    assert follow(f"{address}#{driver.folder}", 100, ReadPosition(begin, rows[25].chain)) == [35]
+    for at in (25, 32):
+        with pytest.raises(OplogRolledBackError, match="in another history"):
+            follow(address, 10, ReadPosition(rows[at].optime, 1))
+    for name in Archive.open(address).names()[:1]:
+        assert list(Archive.open(address).remove_before(name.last_ts + 1)) == [name]
+    with pytest.raises(OplogTrimmedError) as lost:
+        follow(address, 10, ReadPosition(rows[3].optime, None))
+    assert lost.value.through == rows[14].ts
+    dump = tmp_path / "d.bson"
+    dump.write_bytes(rows[0].entry)
+    with pytest.raises(OplogError, match="does not grow"):
+        follow(f"{address}#{dump}", 100, ReadPosition(rows[20].optime, None))
