@@ -2,7 +2,7 @@
 
 A cursor ends when it is exhausted or killed, after ten minutes without a getMore, and a minute after the last
 connection of its client. A rollback or an initial sync closes all cursors, because the documents that they would read
-next may not exist any more. The memory for sorted documents is limited for all cursors together.
+next may not exist any more. The memory for documents that cursors keep is limited for all of them together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BATCH_BYTES = MAX_BSON_SIZE
 IDLE_MS = 10 * 60_000
 SWEEP_MS = 60_000
 MAX_MEMORY_BYTES = 64 << 20
-"""Limit on the sorted documents of all cursors together. One cursor alone always fits."""
+"""Limit on the documents that all cursors together keep. One cursor alone always fits."""
 MAX_OPEN = 10_000
 """Limit on the cursors of all clients. One more cursor ends the one that is idle longest."""
 RECENTLY_USED_MS = 10_000
@@ -86,7 +86,7 @@ class Cursor(ABC):
         self.killed = False
         self.busy = False
         self.memory_bytes = 0
-        """What its sorted documents take; `CursorTable.set_memory` changes it."""
+        """What it keeps of documents between two batches; `CursorTable.set_memory` changes it."""
         self.table: CursorTable | None = None
         """Where these bytes are counted."""
         self.owner: Owner | None = None
@@ -159,11 +159,16 @@ class CursorTable:
     def set_memory(self, cursor: Cursor, size: int) -> None:
         """Count `size` bytes for the cursor from now on. OverloadedError (462) if all cursors would take too much."""
         more = size - cursor.memory_bytes
-        if more > 0 and self._memory_bytes > cursor.memory_bytes and self._memory_bytes + more > MAX_MEMORY_BYTES:
+        if not self.has_room(cursor, size):
             self._free_memory(cursor, more)
         cursor.table, cursor.memory_bytes = self, size
         self._memory_bytes += more
         self._memory.add(more)
+
+    def has_room(self, cursor: Cursor, size: int) -> bool:
+        """Whether the cursor may have so much without an end of others."""
+        others = self._memory_bytes - cursor.memory_bytes
+        return size <= cursor.memory_bytes or not others or others + size <= MAX_MEMORY_BYTES
 
     def _free_memory(self, cursor: Cursor, more: int) -> None:
         """End cursors that take memory and are idle, the longest idle first."""
@@ -181,7 +186,7 @@ class CursorTable:
         if self._memory_bytes > cursor.memory_bytes and self._memory_bytes + more > MAX_MEMORY_BYTES:
             raise OverloadedError(
                 f"this member is overloaded: open cursors hold {self._memory_bytes >> 20} of"
-                f" {MAX_MEMORY_BYTES >> 20} MiB of sorted documents; try again"
+                f" {MAX_MEMORY_BYTES >> 20} MiB of documents; try again"
             )
 
     def client_left(self, owner: Owner) -> None:

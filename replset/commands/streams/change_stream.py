@@ -20,10 +20,9 @@ from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, Pause
 from replset.commands.evaluation import UNBOUNDED, evaluate
 from replset.commands.namespaces import INTERNAL_DATABASES, collection_field, namespace
 from replset.commands.pipelines.views import refuse_view
-from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_concern_of, read_point
 from replset.commands.slow_operations import WORK
-from replset.commands.streams.event_reader import EventOptions, EventReader, ToldEvent
+from replset.commands.streams.event_reader import PAGE_EVENTS, EventOptions, EventReader, ToldEvent
 from replset.commands.users.authorization import authorize
 from replset.errors import ErrorCode, InvalidNamespaceError, InvalidOptionsError, ReplError
 from replset.ids import OpTime
@@ -34,6 +33,8 @@ from replset.query.stages.changes import ChangeStreamStage, SplitStage, split_ev
 from replset.query.stages.stage import Chain, Run, Stage
 
 AWAIT_MS: Final = 1_000
+KEPT_BYTES: Final = 1 << 20
+"""What a stream keeps between two batches at most; more is read again. Parts of one event stay together."""
 MORE_MS: Final = 5
 """How long a batch goes on to read for more, once it has an event."""
 SHOWN_AT_ONCE: Final = 8
@@ -51,9 +52,11 @@ class ChangeStreamCursor(Cursor):
     """Gives events behind a token, forever or until what it follows is gone."""
 
     def __init__(
-        self, ns: str, member: MemberPort, options: EventOptions, start: Token, stages: Sequence[Stage], weight: int
+        self, ns: str, ctx: CommandContext, options: EventOptions, start: Token, stages: Sequence[Stage], weight: int
     ) -> None:
         super().__init__(ns)
+        member = ctx.member
+        self._table = ctx.cursors
         self.await_data = True
         self.is_change_stream = True
         self._member = member
@@ -62,8 +65,8 @@ class ChangeStreamCursor(Cursor):
         shown = stages[:-1] if self._splits else stages
         self._chain = Chain(shown, Run(rng=member.rng)) if shown else None
         self._weight = 0 if self._chain is None else weight if self._chain.is_simple else UNBOUNDED
-        self._at = start._replace(kind=Kind.BEFORE, fragment=0) if start.fragment else start
-        """Behind it the next read begins: in front of an event that was answered in part."""
+        self._at = _read_from(start)
+        """Behind it the next read begins."""
         self._passed = start
         """Up to here everything was answered, or does not concern the client."""
         self._waiting: deque[tuple[Token, bytes]] = deque()
@@ -95,18 +98,31 @@ class ChangeStreamCursor(Cursor):
                 if now() >= deadline:
                     break
                 await pause()
-            must_pause = await self._read()
+            must_pause = await self._read(PAGE_EVENTS if limit is None else limit - len(documents))
             if not (must_pause or is_at_end):
                 break
         if not self._waiting:
             self._passed = max(self._passed, self._at)
             self.finished = self._is_over
+        self._count_kept()
         self.resume_token = self._passed.document()
         return documents
 
-    async def _read(self) -> bool:
+    def _count_kept(self) -> None:
+        """Count what is kept until the next batch. What is large, or has no room, is read again then."""
+        size = self._reader.kept_bytes + sum(len(raw) for _, raw in self._waiting)
+        is_within = bool(self._waiting) and self._waiting[0][0].fragment > 1
+        if (size > KEPT_BYTES and not is_within) or not self._table.has_room(self, size):
+            self._waiting.clear()
+            self._reader.drop_page()
+            self._at, self._is_over, size = _read_from(self._passed), False, 0
+        if size != self.memory_bytes:
+            self._table.set_memory(self, size)
+
+    async def _read(self, wanted: int) -> bool:
         """Read on. False: there is nothing more yet."""
-        told, reached = await self._reader.read(self._at)
+        limit = min(wanted, PAGE_EVENTS) if self._chain is None else PAGE_EVENTS
+        told, reached = await self._reader.read(self._at, limit=limit)
         before, self._at = self._at, await self._show(told, reached)
         self.check_alive()
         return self._at != before
@@ -160,6 +176,11 @@ class ChangeStreamCursor(Cursor):
             self._waiting.append((event.token, raw))
 
 
+def _read_from(token: Token) -> Token:
+    """Where to read on behind the token: in front of an event that was answered in part."""
+    return token._replace(kind=Kind.BEFORE, fragment=0) if token.fragment else token
+
+
 def _check_token(event: ToldEvent, shown: bytes) -> None:
     """Raise 280 if the stages took the token away or changed it: nobody could resume behind this event."""
     before, after = RawDocument(event.raw).get_raw("_id"), RawDocument(shown)
@@ -203,7 +224,7 @@ async def open_change_stream(ctx: CommandContext, stages: Sequence[Stage], weigh
         )
     elif stage.is_resumed or start.ts <= ctx.member.history.committed.ts:
         await ctx.member.history.after(start.read_after, limit=1)  # 286 at once if that is gone
-    return ChangeStreamCursor(ns, ctx.member, options, start, stages[1:], weight), point
+    return ChangeStreamCursor(ns, ctx, options, start, stages[1:], weight), point
 
 
 def _read_concern(ctx: CommandContext) -> ReadConcern:

@@ -69,7 +69,7 @@ class ToldEvent(NamedTuple):
 
 
 class EventReader:
-    """Reads events behind a token. Nothing is kept for it on the member but the page that it reads just now."""
+    """Reads events behind a token. Nothing is kept for it on the member but the rest of a page of entries."""
 
     def __init__(self, member: MemberPort, options: EventOptions) -> None:
         self._member = member
@@ -106,6 +106,15 @@ class EventReader:
             told.append(ToldEvent(reached, encode(document), None, is_last=True))
         self._reached = reached
         return told, reached
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the entries that are left of the page."""
+        return sum(len(row.entry) for row in self._rows)
+
+    def drop_page(self) -> None:
+        """Free it. The next read reads it again."""
+        self._rows.clear()
 
     def is_at_end(self, at: Token) -> bool:
         """Whether nothing behind `at` is committed yet."""

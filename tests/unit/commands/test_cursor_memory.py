@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from replset.bson import RawDocument, encode
 from replset.commands import cursors
 from replset.commands.cursors import IDLE_MS, RECENTLY_USED_MS
 from replset.commands.ports import ConnectionContext
-from replset.ids import Millis
+from replset.commands.streams.change_stream import KEPT_BYTES
+from replset.ids import Millis, OpTime
 from tests.unit.commands.conftest import Client, FakeMember
 
 SORTED = {"find": "c", "sort": {"n": 1}, "batchSize": 2}
@@ -111,3 +114,25 @@ def test_open_cursors_are_bounded_in_number(client: Client, monkeypatch: pytest.
     assert len(client.dispatcher.cursors) == 5
     codes = [client.run({"getMore": cursor, "collection": "c", "batchSize": 1}).get("code", 0) for cursor in opened]
     assert sorted(codes) == [0, 0, 0, 0, 0, 43]
+
+
+def test_what_a_change_stream_keeps_is_little_and_counts(client: Client, member: FakeMember) -> None:
+    member.node.commit_point = OpTime(99, 1 << 60)
+    stream: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {"batchSize": 0}}
+    more = {"getMore": client.ok(stream)["cursor"]["id"], "collection": "c", "batchSize": 1}
+
+    def ids(number: int) -> list[int]:
+        return [client.ok(more)["cursor"]["nextBatch"][0]["documentKey"]["_id"] for _ in range(number)]
+
+    client.ok({"insert": "c"}, documents=[{"_id": i, "x": "x" * 1000} for i in range(1000, 1020)])
+    assert ids(2) == [1000, 1001]
+    assert 15_000 < member.admission.in_use < 40_000
+    assert ids(18) == list(range(1002, 1020))
+    assert member.admission.in_use < 2_000, "the last entry"
+    large = 400_000
+    client.ok({"insert": "c"}, documents=[{"_id": i, "x": "x" * large} for i in range(2000, 2006)])
+    for number in range(2000, 2006):
+        assert ids(1) == [number]
+        assert member.admission.in_use <= KEPT_BYTES
+    client.dispatcher.cursors.close_all()
+    assert member.admission.in_use == 0
