@@ -39,7 +39,8 @@ class Consumer:
     shared one, tokens beyond the position that are acknowledged too. holder: of the other modes, the reader that may
     acknowledge. generation: grows when the holder or the position is set; an acknowledgement names the one that it
     read in. It begins with the time of its making (`first_generation`).
-    ack_timeout_ms: a reader that is silent for so long is taken for gone.
+    ack_timeout_ms: a reader that is silent for so long is taken for gone. delay_ms: of an exclusive or failover one
+    whose events were given back: so long nothing is given, counted by the primary from when it first looks.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Consumer:
     holder: str = ""
     generation: int = 1
     ack_timeout_ms: int = 30_000
+    delay_ms: int = 0
 
     @property
     def at(self) -> OpTime:
@@ -74,6 +76,7 @@ class Consumer:
             "position": self.position,
             "optime": str(self.at),
             "acked": list(self.acked),
+            "delayMS": self.delay_ms,
         }
 
     @classmethod
@@ -92,6 +95,7 @@ class Consumer:
             holder=str(document["holder"]),
             generation=_whole(document["generation"]),
             ack_timeout_ms=_whole(document["ackTimeoutMS"]),
+            delay_ms=_whole(document.get("delayMS")),
         )
 
     def has_same_options(self, other: Consumer) -> bool:
@@ -107,7 +111,7 @@ class Consumer:
 
     def moved_to(self, position: str) -> Consumer:
         """From another place on; what was read before counts no more."""
-        return replace(self, position=position, acked=(), holder="", generation=self.generation + 1)
+        return replace(self, position=position, acked=(), holder="", generation=self.generation + 1, delay_ms=0)
 
     def acknowledged_through(self, generation: int, token: str) -> Consumer:
         """With all events up to `token` acknowledged. It never goes back: an acknowledgement may come twice, or late.
@@ -118,6 +122,11 @@ class Consumer:
         if token <= self.position:
             return self
         return replace(self, position=token, acked=tuple(one for one in self.acked if one > token))
+
+    def given_back(self, generation: int, delay_ms: int) -> Consumer:
+        """With what was read not given again before so long. ConsumerMovedError: of an earlier generation."""
+        self.check_generation(generation)
+        return replace(self, delay_ms=delay_ms)
 
     def acknowledged(self, generation: int, tokens: Iterable[str]) -> Consumer:
         """With these single events of a shared consumer acknowledged. ConsumerMovedError; BadValueError: too many are

@@ -16,7 +16,15 @@ from replset.commands.reads.filters import filter_of
 from replset.commands.streams.consumer_directory import lag_document, not_found
 from replset.commands.streams.consumer_reads import read, reader_of, save, save_by, state_of, token_of
 from replset.commands.users.authorization import authorize, is_allowed
-from replset.consumers.consumer import CONSUMERS_NS, LONGEST_NAME, MOST_CONSUMERS, Consumer, Mode, first_generation
+from replset.consumers.consumer import (
+    CONSUMERS_NS,
+    LONGEST_NAME,
+    MOST_CONSUMERS,
+    MOST_OUTSTANDING,
+    Consumer,
+    Mode,
+    first_generation,
+)
 from replset.errors import (
     BadValueError,
     ChangeStreamHistoryLostError,
@@ -163,10 +171,16 @@ async def acknowledge(ctx: CommandContext) -> Reply:
     generation, state = _generation(ctx), state_of(ctx.member)
     if consumer.mode is not Mode.SHARED:
         token = _past(ctx, ctx.body.get("token"), "token")
-        consumer = await save(ctx, consumer.name, lambda now: now.acknowledged_through(generation, token))
+        now = ctx.member.clock.now()
+        delay_ms = consumer.delay_ms if state.delayed_until(consumer, now) > now else 0
+
+        def acknowledged_through(now: Consumer) -> Consumer:
+            return now.acknowledged_through(generation, token).given_back(generation, delay_ms)
+
+        consumer = await save(ctx, consumer.name, acknowledged_through)
         state.leases.renew(consumer, ctx.member.clock.now())
         return {"position": consumer.position}
-    tokens = [_past(ctx, value, "tokens") for value in fields.values(ctx.body, "tokens", ctx.name)]
+    tokens = [_past(ctx, value, "tokens") for value in _tokens(ctx)]
     window = state.window(consumer)
 
     def acknowledged(now: Consumer) -> Consumer:
@@ -195,12 +209,12 @@ async def give_back(ctx: CommandContext) -> Reply:
         window = state.window(consumer)
         if leaves:
             return {"n": window.give_back(window.held_by(reader_of(ctx)), until)}
-        tokens = [str(token_of(value)) for value in fields.values(ctx.body, "tokens", ctx.name)]
-        return {"n": window.give_back(tokens, until)}
+        return {"n": window.give_back([str(token_of(value)) for value in _tokens(ctx)], until)}
+    if consumer.delay_ms != delay_ms:
+        consumer = await save(ctx, consumer.name, lambda now: now.given_back(generation, delay_ms))
+    state.delays[consumer.name] = until
     if leaves:
         state.leases.end(consumer, now)
-    if delay_ms:
-        state.delay(consumer, until)
     return {}
 
 
@@ -210,6 +224,14 @@ def _past(ctx: CommandContext, value: object, name: str) -> str:
     if token.ts > committed.ts:
         raise BadValueError(f"{name}: {token} is later than the newest committed entry, {committed}: it was never read")
     return str(token)
+
+
+def _tokens(ctx: CommandContext) -> list[object]:
+    """The tokens of single events: no reader has more of them."""
+    found = fields.values(ctx.body, "tokens", ctx.name)
+    if len(found) > MOST_OUTSTANDING:
+        raise BadValueError(f"tokens: {len(found)} of them; at most {MOST_OUTSTANDING} events are with readers at once")
+    return found
 
 
 def _generation(ctx: CommandContext) -> int:

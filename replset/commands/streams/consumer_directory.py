@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class PrimaryState:
     """What the primary of one term remembers of its consumers' readers.
 
-    leases: see there. windows: of shared consumers. delayed: before when an exclusive or failover consumer gives
-    nothing, by name and generation. saved: when a position was last saved without an acknowledgement. passed: up to
+    leases: see there. windows: of shared consumers. delays: before when an exclusive or failover consumer gives
+    nothing, by name. saved: when a position was last saved without an acknowledgement. passed: up to
     which token there is nothing to acknowledge, in which generation.
     """
 
@@ -39,7 +39,7 @@ class PrimaryState:
         self.leases = Leases()
         self.windows: dict[str, SharedWindow] = {}
         self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.delayed: dict[tuple[str, int], Millis] = {}
+        self.delays: dict[str, Millis] = {}
         self.saved: dict[str, Millis] = {}
         self.passed: dict[str, tuple[int, str]] = {}
 
@@ -56,16 +56,16 @@ class PrimaryState:
         generation, token = self.passed.get(consumer.name, (0, ""))
         return token if generation == consumer.generation else ""
 
-    def delay(self, consumer: Consumer, until: Millis) -> None:
-        """Give nothing before `until`."""
-        for name, generation in list(self.delayed):
-            if name == consumer.name:
-                del self.delayed[name, generation]
-        self.delayed[consumer.name, consumer.generation] = until
+    def delayed_until(self, consumer: Consumer, now: Millis) -> Millis:
+        """Before when nothing is given. What another primary was told counts anew here, from now on."""
+        if not consumer.delay_ms:
+            self.delays.pop(consumer.name, None)
+            return now
+        return self.delays.setdefault(consumer.name, Millis(now + consumer.delay_ms))
 
     def forget(self, name: str) -> None:
         """Drop what is known of a consumer that is gone."""
-        for known in (self.windows, self.locks, self.saved, self.passed):
+        for known in (self.windows, self.locks, self.delays, self.saved, self.passed):
             known.pop(name, None)
 
 

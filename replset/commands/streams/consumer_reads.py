@@ -214,13 +214,13 @@ async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Co
     while True:
         now = member.clock.now()
         wait_until = request.until
-        delayed = state.delayed.get((consumer.name, consumer.generation), Millis(0))
+        delayed = state.delayed_until(consumer, now)
         if delayed > now:
             wait_until = min(wait_until, delayed)
         else:
             events, after = await source.after(after, request.most, wait_until)
         now = member.clock.now()
-        check_same(ctx, consumer)
+        consumer = same(ctx, consumer)
         state.leases.renew(consumer, now)
         if events or now >= request.until:
             break
@@ -229,7 +229,7 @@ async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Co
             await asyncio.sleep(left_ms / 1000)
         else:
             after = await source.wait(after, max(1, left_ms))
-        check_same(ctx, consumer)
+        consumer = same(ctx, consumer)
     if not events and begin == position:
         consumer = await _pass(ctx, state, consumer, after)
     return {
@@ -275,10 +275,12 @@ def _taken(generation: int, reader: str, consumer: Consumer) -> Consumer:
     return consumer.taken_by(reader)
 
 
-def check_same(ctx: CommandContext, consumer: Consumer) -> None:
-    """Raise an error once the consumer is gone or another's, or this member leads no more."""
+def same(ctx: CommandContext, consumer: Consumer) -> Consumer:
+    """The consumer as it is now. An error once it is gone or another's, or this member leads no more."""
     state_of(ctx.member)
-    ctx.member.consumers.find(consumer.name).check_generation(consumer.generation)
+    found = ctx.member.consumers.find(consumer.name)
+    found.check_generation(consumer.generation)
+    return found
 
 
 async def _pass(ctx: CommandContext, state: PrimaryState, consumer: Consumer, token: str) -> Consumer:
@@ -298,7 +300,7 @@ async def _read_shared(ctx: CommandContext, request: ReadRequest, consumer: Cons
     member, state = ctx.member, state_of(ctx.member)
     while True:
         async with state.locks[consumer.name]:
-            check_same(ctx, consumer)
+            same(ctx, consumer)
             window = state.window(consumer)
             given = await _give(member, request, consumer, source, state)
         now = member.clock.now()
@@ -307,7 +309,7 @@ async def _read_shared(ctx: CommandContext, request: ReadRequest, consumer: Cons
         due = window.next_due(now)
         until = min(request.until, request.until if due is None else due, Millis(now + LOOK_MS))
         await source.wait(window.through, max(1, until - now))
-        check_same(ctx, consumer)
+        same(ctx, consumer)
     if not given and state.windows.get(consumer.name) is window:
         consumer = await _pass(ctx, state, consumer, window.acknowledge(()))
     return {

@@ -10,6 +10,7 @@ from replset.bson import DateTime, Int64, Timestamp
 from replset.commands.streams import consumer_reads
 from replset.commands.streams.consumer_directory import CommittedFloor
 from replset.commands.write_concern import WriteConcernFailure
+from replset.consumers.consumer import MOST_OUTSTANDING
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.oplog_row import OplogRow
@@ -206,11 +207,30 @@ def test_what_is_given_back_comes_again_later(client: Client, member: FakeMember
     assert ids(read(client)) == [1]
 
 
+def test_a_delay_outlives_the_primary_and_the_reader(client: Client, member: FakeMember) -> None:
+    create(client)
+    insert(client, 1, 2)
+    found = read(client)
+    admin(client, "Nack", generation=found["generation"], delayMS=1_000, leave=True, reader="a")
+    assert ids(read(client, "b")) == []
+    member.node.term += 1
+    assert ids(read(client, "b")) == [], "the next primary waits, too, from when it first looks"
+    member.clock.advance(Millis(999))
+    assert ids(read(client, "b")) == []
+    member.clock.advance(Millis(1))
+    found = read(client, "b")
+    ack(client, found, token=tokens(found)[0])
+    member.node.term += 1
+    assert ids(read(client, "b")) == [2], "it is over"
+
+
 def test_a_shared_consumer_gives_each_event_to_one_reader(client: Client, member: FakeMember) -> None:
     create(client, mode="shared")
     insert(client, 1, 2, 3, 4)
     mine, theirs = read(client, "a", maxEvents=2), read(client, "b", maxEvents=1)
     assert (ids(mine), ids(theirs), theirs["outstanding"]) == ([1, 2], [3], 3)
+    many = ["no token"] * (MOST_OUTSTANDING + 1)
+    assert refused(client, "Ack", generation=mine["generation"], tokens=many) == ErrorCode.BAD_VALUE
     ack(client, theirs, tokens=tokens(theirs))
     ack(client, mine, tokens=tokens(mine)[:1])
     assert admin(client, "Nack", generation=mine["generation"], tokens=tokens(mine), delayMS=500)["n"] == 1
