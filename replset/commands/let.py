@@ -9,6 +9,7 @@ from replset.bson import DateTime, RawDocument
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
+from replset.commands.ports import MemberPort
 from replset.optime import timestamp
 from replset.query.variables import let_values
 
@@ -27,13 +28,15 @@ def let_weight(body: RawDocument) -> int:
     return 0 if raw is None else weight_of(len(raw), let_of(body))
 
 
+def system_variables(member: MemberPort) -> dict[str, Any]:
+    """Return the variables that the member itself gives to expressions, as of now."""
+    return {"NOW": DateTime(member.clock.wall_ms()), "CLUSTER_TIME": timestamp(member.store.last_applied.ts)}
+
+
 async def variables_of(ctx: CommandContext) -> dict[str, Any]:
     """Return the variables of the command: NOW and CLUSTER_TIME, the same for the whole command, and those of `let`."""
     body, member = ctx.body, ctx.member
-    system: dict[str, Any] = {
-        "NOW": DateTime(member.clock.wall_ms()),
-        "CLUSTER_TIME": timestamp(member.store.last_applied.ts),
-    }
+    system = system_variables(member)
     if fields.is_absent(body, "let"):
         return system
     let = await read_statement(member, body, lambda: fields.decoded(body, "let", ctx.name))

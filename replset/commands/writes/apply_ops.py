@@ -239,7 +239,7 @@ class ApplyOps:
         key, after = prepare(changed(before, one), self.ctx.member, keep_timestamps=True)
         was = None if before is None else decode(before)
         o = None if was is None else update_object(was, decode(after), after)
-        validator = validator_of(coll) if self.validates else None
+        validator = validator_of(coll, self.ctx.member) if self.validates else None
         if validator is not None and after != before:
             validator.check(decode(after), was)
         return Made(key, after, o)

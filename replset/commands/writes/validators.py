@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from replset.bson import RawDocument, decode
 from replset.commands.evaluation import UNBOUNDED, weight_of
+from replset.commands.let import system_variables
+from replset.commands.ports import MemberPort
 from replset.errors import DocumentValidationError
 from replset.query.conditions import is_operators
 from replset.query.errors import show
+from replset.query.expressions import compile_expression
 from replset.query.match import compile_filter
 from replset.query.order import MISSING
 from replset.query.paths import split_path, values_at
@@ -23,14 +27,15 @@ _SCHEMA_COST = 16
 
 
 class Validator:
-    """A compiled validator. weight: see evaluation.py."""
+    """A compiled validator. variables: of its expressions, as of the newest write. weight: see evaluation.py."""
 
     def __init__(self, options: RawDocument) -> None:
         """options: of the collection. Raises what compile_filter raises."""
         self._options = options.raw
         raw = options.get_raw("validator") or b""
         self._query = decode(raw)
-        self._matcher = compile_filter(self._query)
+        self.variables: dict[str, Any] = {}
+        self._matcher = compile_filter(self._query, self.variables)
         self._level = options.get("validationLevel", "strict")
         self._warns = options.get("validationAction") == "warn"
         if "$jsonSchema" in self._query:
@@ -60,7 +65,7 @@ class Validator:
         )
 
     def _details(self, document: Mapping[str, object]) -> Document:
-        clauses = [(index, _clause(*pair, document)) for index, pair in enumerate(self._query.items())]
+        clauses = [(index, self._clause(*pair, document)) for index, pair in enumerate(self._query.items())]
         failed = [(index, details) for index, details in clauses if details is not None]
         if len(self._query) == 1 and failed:
             return failed[0][1]
@@ -69,17 +74,26 @@ class Validator:
             "clausesNotSatisfied": [{"index": index, "details": details} for index, details in failed],
         }
 
+    def _clause(self, name: str, wanted: object, document: Mapping[str, object]) -> Document | None:
+        """What a document does not satisfy of one field of the validator; None when it satisfies it."""
+        if compile_filter({name: wanted}, self.variables).matches(document):
+            return None
+        if name == "$jsonSchema":
+            from replset.query.json_schema import Schema  # few collections need it
 
-def _clause(name: str, wanted: object, document: Mapping[str, object]) -> Document | None:
-    """What a document does not satisfy of one field of the validator; None when it satisfies it."""
-    if compile_filter({name: wanted}).matches(document):
-        return None
-    if name == "$jsonSchema":
-        from replset.query.json_schema import Schema  # few collections need it
+            return Schema(wanted).details(document)
+        specified: Document = {"operatorName": name, "specifiedAs": {name: wanted}}
+        if name == "$expr":
+            result = compile_expression(wanted, self.variables).evaluate(document, self.variables)
+            shown = {} if result is MISSING else {"expressionResult": result}
+            return specified | {"reason": "expression did not match"} | shown
+        if name.startswith("$"):
+            return specified | {"reason": "child expressions did not match"}
+        return _failed_operator(name, wanted, document)
 
-        return Schema(wanted).details(document)
-    if name.startswith("$"):
-        return {"operatorName": name, "specifiedAs": {name: wanted}, "reason": "child expressions did not match"}
+
+def _failed_operator(name: str, wanted: object, document: Mapping[str, object]) -> Document:
+    """The first condition on a field that a document does not satisfy."""
     operators = wanted if is_operators(wanted) else {"$eq": wanted}
     operator = next(
         (one for one in operators if not compile_filter({name: {one: operators[one]}}).matches(document)), "$eq"
@@ -97,6 +111,13 @@ def _compiled(options: bytes) -> Validator:
     return Validator(RawDocument(options))
 
 
-def validator_of(coll: Collection | None) -> Validator | None:
-    """The validator that a write to the collection has to heed, None when there is none. Raises as `Validator`."""
-    return None if coll is None or not coll.has_validator else _compiled(coll.options.raw)
+def validator_of(coll: Collection | None, member: MemberPort) -> Validator | None:
+    """The validator that a write to the collection has to heed, None when there is none. Raises as `Validator`.
+
+    It is ready for a write of this moment. Another write may use it too: $$NOW then is that one's, a little later.
+    """
+    if coll is None or not coll.has_validator:
+        return None
+    validator = _compiled(coll.options.raw)
+    validator.variables.update(system_variables(member))
+    return validator

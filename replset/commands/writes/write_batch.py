@@ -183,7 +183,7 @@ class Batch(ABC):
 
     def validator_of(self, coll: Collection | None) -> Validator | None:
         """What documents that this command writes into the collection must satisfy."""
-        return validator_of(coll) if self.validates else None
+        return validator_of(coll, self.ctx.member) if self.validates else None
 
     def collection(self, group: WriteGroup) -> Collection:
         """The collection, created now if it is not there."""

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Decimal128, Int64
+from replset.bson import DateTime, Decimal128, Int64
 from replset.commands.writes import validators
 from replset.errors import MaxTimeMSExpiredError
+from replset.ids import Millis
 from replset.query.json_schema import Schema
 from replset.query.match import Matcher
 from replset.query.time_limit import time_limit
 from tests.unit.commands.conftest import Client, FakeMember
 
 Document = dict[str, Any]
+CHANGING = {"$expr": {"$and": [{"$gte": ["$a", 5]}, "$$NOW", "$$CLUSTER_TIME"]}}
 SCHEMA = {"$jsonSchema": {"required": ["a"], "properties": {"a": {"bsonType": "int", "minimum": 5}}}}
 
 
@@ -26,7 +28,9 @@ def error_of(reply: Document) -> Document:
     return dict(error)
 
 
-@pytest.mark.parametrize("validator", [{"a": {"$gte": 5}}, SCHEMA, {"a": {"$gte": 5}, "b": {"$exists": False}}])
+@pytest.mark.parametrize(
+    "validator", [{"a": {"$gte": 5}}, SCHEMA, {"a": {"$gte": 5}, "b": {"$exists": False}}, CHANGING]
+)
 def test_every_way_of_writing_is_validated(client: Client, validator: Document) -> None:
     client.ok({"create": "c", "validator": validator})
     bad, good = {"_id": 1, "a": 1}, {"_id": 2, "a": 7}
@@ -49,6 +53,14 @@ def test_every_way_of_writing_is_validated(client: Client, validator: Document) 
     update = {"q": {}, "u": {"$set": {"a": 3}}, "multi": True}
     client.ok({"update": "c", "updates": [update], "bypassDocumentValidation": True})
     assert client.ok({"count": "c", "query": {"a": 3}})["n"] == 2
+
+
+def test_now_is_the_time_of_the_write(client: Client, member: FakeMember) -> None:
+    client.ok({"create": "c", "validator": {"$expr": {"$lt": ["$a", "$$NOW"]}}})
+    insert = {"insert": "c", "documents": [{"a": DateTime(member.clock.wall_ms() + 1000)}]}
+    assert error_of(client.ok(insert))["code"] == 121
+    member.clock.advance(Millis(2000))
+    assert client.ok(insert)["n"] == 1
 
 
 def test_levels_and_actions(client: Client) -> None:
@@ -93,6 +105,16 @@ def test_large_documents_are_validated_in_the_thread(client: Client) -> None:
             {"a": 5},
             {},
             {"operatorName": "$eq", "specifiedAs": {"a": 5}, "reason": "field was missing"},
+        ),
+        (
+            {"$expr": {"$cond": [{"$gt": ["$a", "$$NOW"]}, None, "$a"]}},
+            {"a": DateTime(1 << 62)},
+            {
+                "operatorName": "$expr",
+                "specifiedAs": {"$expr": {"$cond": [{"$gt": ["$a", "$$NOW"]}, None, "$a"]}},
+                "reason": "expression did not match",
+                "expressionResult": None,
+            },
         ),
         (
             SCHEMA,
@@ -269,9 +291,9 @@ def test_a_large_validator_is_compiled_in_the_thread(
         finally:
             place[0] = "loop"
 
-    def compile_filter(query: Document) -> Matcher:
+    def compile_filter(query: Document, variables: Document) -> Matcher:
         compiled.append(place[0])
-        return compile_(query)
+        return compile_(query, variables)
 
     monkeypatch.setattr(member.evaluations, "run", in_thread)
     monkeypatch.setattr(validators, "compile_filter", compile_filter)
