@@ -406,10 +406,8 @@ def evaluate(expression: Any, document: Doc, variables: Doc | None = None) -> An
 def _special(name: str, argument: Any, of: Callable[..., Any]) -> Any:
     if name == "$literal":
         return argument
-    if name == "$and":
-        return all(true(of(inner)) for inner in argument)
-    if name == "$or":
-        return any(true(of(inner)) for inner in argument)
+    if name in ("$and", "$or"):
+        return _decided(argument, name == "$or", of)
     if name == "$cond":
         return of(argument[1]) if true(of(argument[0])) else of(argument[2])
     if name == "$ifNull":
@@ -419,8 +417,8 @@ def _special(name: str, argument: Any, of: Callable[..., Any]) -> Any:
                 return value
         return of(argument[-1])
     if name == "$switch":
-        found = [branch["then"] for branch in argument["branches"] if true(of(branch["case"]))]
-        return of(found[0] if found else argument["default"])
+        found = (branch["then"] for branch in argument["branches"] if true(of(branch["case"])))
+        return of(next(found, argument["default"]))
     if name == "$let":
         return of(argument["in"], **{name: of(inner) for name, inner in argument["vars"].items()})
     items = of(argument["input"])
@@ -556,3 +554,19 @@ STAGES: dict[str, Callable[[Any, list[Doc]], list[Doc]]] = {
     "$unset": lambda name, documents: [{n: v for n, v in one.items() if n != name} for one in documents],
     "$count": lambda name, documents: [{name: len(documents)}] if documents else [],
 }
+
+
+def _decided(parts: list[Any], ends: bool, of: Callable[..., Any]) -> bool:
+    """Return what $and or $or gives. Unsure where a constant could decide behind a part that is refused."""
+    refused = False
+    for part in parts:
+        try:
+            if true(of(part)) is ends:
+                if refused:
+                    raise Unsure
+                return ends
+        except Refused:
+            refused = True
+    if refused:
+        raise Refused
+    return not ends
