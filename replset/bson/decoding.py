@@ -7,7 +7,7 @@ of array items are read and dropped, whatever they are, as MongoDB does. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
 from typing import Final, TypeAlias
 
@@ -353,6 +353,48 @@ def read_value(data: bytes, kind: int, pos: int, last: int) -> object:
         return _TABLE[kind](data, pos, last, 1)[0]
     except UnicodeDecodeError as error:
         raise bad_text(data, pos, error) from None
+
+
+def names_by_bytes(*sets: Iterable[str] | None) -> Mapping[bytes, str] | None:
+    """Return the names of all sets as decode_fields takes them; None if a set is None, which stands for all names."""
+    found: dict[bytes, str] = {}
+    for names in sets:
+        if names is None:
+            return None
+        found.update((name.encode(), name) for name in names)
+    return found
+
+
+def decode_fields(data: bytes, names: Mapping[bytes, str] | None) -> dict[str, object]:
+    """Decode the fields of the top level with these names alone, by their bytes; None: all of them.
+
+    InvalidBSONError as decode(), but the values of other fields are not looked at.
+    """
+    if names is None:
+        return decode(data)
+    last = outer_end(data)
+    pos = 4
+    fields: dict[str, object] = {}
+    find = data.find
+    fixed_size = FIXED_SIZE
+    try:
+        while pos < last:
+            kind = data[pos]
+            end = find(0, pos + 1, last)
+            if end < 0:
+                raise unreadable_element(kind, pos)
+            name = names.get(data[pos + 1 : end])
+            start = end + 1
+            size = fixed_size[kind]
+            if name is not None and kind in _TABLE:
+                fields[name], pos = _TABLE[kind](data, start, last, 1)
+            elif size >= 0 and start + size <= last:
+                pos = start + size
+            else:
+                pos = value_end(data, kind, start, last, pos)
+    except UnicodeDecodeError as error:
+        raise bad_text(data, pos, error) from None
+    return fields
 
 
 # What walk() and validate() need: bytes of a value of fixed size, or -1; and for values that begin with their

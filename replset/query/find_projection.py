@@ -25,18 +25,18 @@ def compile_find_projection(
     projection = compile_projection(spec, variables)
     if projection is None:
         return None
-    project: Projection = projection
-    parts = [] if path is None else path.split(".")
+    project = projection.make
+    if path is None:
+        return Projection(lambda doc, _: project(doc, variables), projection.fields)
+    parts = path.split(".")
 
-    def shown(doc: Document, variables: Mapping[str, Any] = variables) -> Document:
-        if not parts:
-            return project(doc, variables)
+    def shown(doc: Document, _variables: Mapping[str, Any]) -> Document:
         position = None if matcher is None else matcher.position(doc)
         if position is None:
             raise fault(51246, "Executor error: positional operator '.$' couldn't find a matching element in the array")
         return project(_with_item(doc, parts, position), variables)
 
-    return shown
+    return Projection(shown)
 
 
 def _positional_path(spec: Mapping[str, object]) -> str | None:

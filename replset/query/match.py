@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from replset.bson import Regex, Undefined
+from replset.bson.decoding import decode_fields, names_by_bytes
 from replset.query.conditions import (
     NOT_BUILT,
     Condition,
@@ -22,7 +23,7 @@ from replset.query.conditions import (
     value_predicate,
 )
 from replset.query.errors import BadValueError, not_built, show
-from replset.query.expressions import compile_expression
+from replset.query.expressions import WHOLE, compile_expression, top_fields
 from replset.query.order import MISSING, Predicate, is_number, is_true
 from replset.query.paths import split_path, values_at
 from replset.query.time_limit import check_time
@@ -41,12 +42,15 @@ class Matcher:
 
     id_equality: the value that `_id` must equal, MISSING when the filter names none. id_in: a list of which `_id` must
     equal one value, None when the filter names none. Both only limit the search; `matches` still decides.
+    fields: the top-level fields that the filter reads, None for all.
     """
 
-    __slots__ = ("_test", "filter", "id_equality", "id_in")
+    __slots__ = ("_names", "_test", "fields", "filter", "id_equality", "id_in")
 
-    def __init__(self, test: Test, query: Document) -> None:
+    def __init__(self, test: Test, query: Document, fields: frozenset[str] | None) -> None:
         self._test = test
+        self._names = names_by_bytes(fields)
+        self.fields = fields
         self.filter = query
         self.id_equality: object = MISSING
         self.id_in: list[object] | None = None
@@ -56,6 +60,10 @@ class Matcher:
     def matches(self, doc: Document) -> bool:
         return self._test(doc, None)
 
+    def matches_raw(self, raw: bytes) -> bool:
+        """Whether the document with these bytes matches. Only the fields that the filter reads are decoded."""
+        return self._test(decode_fields(raw, self._names), None)
+
     def position(self, doc: Document) -> int | None:
         """Return the index of the array item by which `doc` matches, for the positional `$`, None if there is none."""
         found: Found = []
@@ -64,10 +72,14 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The variables of $expr. names: those that it may use. values: looked up when it is evaluated."""
+    """The variables of $expr. names: those that it may use. values: looked up when it is evaluated.
+
+    paths: gets what the filter reads, as `Expression.paths`.
+    """
 
     names: frozenset[str]
     values: Mapping[str, Any]
+    paths: set[str] = field(default_factory=set)
 
 
 NO_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -84,7 +96,8 @@ def compile_filter(
     and TypeMismatch where MongoDB does. The message names the operator or the place.
     """
     scope = _Scope(frozenset(variables if names is None else names), variables)
-    return Matcher(_all_tests(_tests(query, scope)), query)
+    test = _all_tests(_tests(query, scope))
+    return Matcher(test, query, top_fields(scope.paths))
 
 
 def compile_item_filter(query: Document) -> Predicate:
@@ -111,6 +124,8 @@ def _tests(query: Document, scope: _Scope | None) -> list[Test]:
         if not name.startswith("$"):
             conditions = parse(value, name, compile_item_filter) if is_operators(value) else [literal(value)]
             tests += [path_test(condition, name) for condition in conditions]
+            if scope is not None:
+                scope.paths.add(name)
             continue
         match name:
             case "$and":
@@ -130,6 +145,8 @@ def _tests(query: Document, scope: _Scope | None) -> list[Test]:
                 from replset.query.json_schema import Schema  # few filters need it
 
                 tests.append(_schema_test(Schema(value)))
+                if scope is not None:
+                    scope.paths.add(WHOLE)
             case "$expr":
                 if scope is None:
                     raise BadValueError("$expr can only be applied to the top-level document")
@@ -152,6 +169,7 @@ def _schema_test(schema: Schema) -> Test:
 
 def _expression_test(value: object, scope: _Scope) -> Test:
     expression, variables = compile_expression(value, scope.names), scope.values
+    scope.paths.update(expression.paths)
     return lambda doc, found: is_true(expression.evaluate(doc, variables))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from replset.query.expressions import WHOLE, compile_expression
+from replset.query.match import compile_filter
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
 from replset.query.stages.fields import FieldsStage, ReplaceRootStage
 from replset.query.stages.group import GroupStage
@@ -87,7 +87,7 @@ def _conditions(filter_: Mapping[str, object]) -> list[dict[str, object]]:
 
 def _place(stages: list[Stage], condition: dict[str, object], scope: Scope) -> tuple[int, dict[str, object]]:
     """Return in front of which stage the condition may stand, and the condition there."""
-    names = _names_of(condition, scope)
+    names = compile_filter(condition, names=scope.names).fields
     found, moved = len(stages), condition
     if names is None or names_any(condition, RANDOM):
         return found, moved
@@ -108,25 +108,3 @@ def _compares(value: object) -> bool:
     if isinstance(value, Mapping):
         return bool(value) and value.keys() <= _COMPARISONS
     return type(value) in (str, int, float, bool, type(None))
-
-
-def _names_of(condition: Mapping[str, object], scope: Scope) -> frozenset[str] | None:
-    """Return the top-level fields that a condition is about; None: nobody knows."""
-    names: set[str] = set()
-    for name, value in condition.items():
-        if not name.startswith("$"):
-            names.add(name.partition(".")[0])
-        elif name in ("$and", "$or", "$nor") and type(value) is list:
-            for inner in value:
-                of = _names_of(inner, scope)
-                if of is None:
-                    return None
-                names |= of
-        elif name == "$expr":
-            paths = compile_expression(value, scope.names).paths
-            if WHOLE in paths:
-                return None
-            names |= {path.partition(".")[0] for path in paths}
-        else:
-            return None
-    return frozenset(names)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
 from replset.query.conditions import item_finder
 from replset.query.errors import BadValueError, ProjectionError, not_built, show
-from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.expressions import Expression, compile_expression, fault, top_fields
 from replset.query.match import compile_item_filter
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.paths import field_path
@@ -21,10 +21,16 @@ Document = dict[str, object]
 NO_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class Projection(Protocol):
-    """Makes the projected document. variables: those of the names that it was compiled with."""
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Makes the projected document. fields: the top-level fields that it shows or reads, None for all."""
 
-    def __call__(self, doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document: ...
+    make: Callable[[Document, Mapping[str, Any]], Document]
+    fields: frozenset[str] | None = None
+
+    def __call__(self, doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document:
+        """variables: those of the names that it was compiled with."""
+        return self.make(doc, variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +103,15 @@ def compile_projection(
     select = _include if is_inclusion else _exclude
     computed = _computed(tree)
 
-    def project(doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document:
+    def project(doc: Document, variables: Mapping[str, Any]) -> Document:
         result = select(doc, tree)
         if computed:
             _compute(result, computed, doc, variables)
             size_of(result)
         return _add_elem_matches(result, doc, elem_matches) if elem_matches else result
 
-    return project
+    read = [leaf.paths for leaf in leaves.values() if isinstance(leaf, Expression)]
+    return Projection(project, top_fields({"_id", *leaves}.union(*read)) if is_inclusion else None)
 
 
 def is_computed(spec: Mapping[str, object]) -> bool:
@@ -131,13 +138,13 @@ def compile_added_fields(spec: Mapping[str, object], names: Iterable[str] = ()) 
     if not tree:
         raise _added_fault(40177, "specification must have at least one field")
 
-    def add(doc: Document, variables: Mapping[str, Any] = NO_VARIABLES) -> Document:
+    def add(doc: Document, variables: Mapping[str, Any]) -> Document:
         result = dict(doc)
         _compute(result, tree, doc, variables)
         size_of(result)
         return result
 
-    return add, frozenset().union(*(leaf.paths for leaf in leaves.values()))
+    return Projection(add), frozenset().union(*(leaf.paths for leaf in leaves.values()))
 
 
 def _added_fault(code: int, message: str) -> ReplError:

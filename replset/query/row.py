@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from replset.bson import decode, encode
+from replset.bson import encode
+from replset.bson.decoding import decode_fields
 
 
 class Row:
-    """One document. Give its bytes, its content, or both."""
+    """One document. Give its bytes or its content.
 
-    __slots__ = ("_document", "_raw")
+    fields: the top-level fields that stages look at, by their bytes; `document` has no others. None: all.
+    """
 
-    def __init__(self, raw: bytes | None = None, document: dict[str, Any] | None = None) -> None:
+    __slots__ = ("_document", "_fields", "_raw")
+
+    def __init__(
+        self,
+        raw: bytes | None = None,
+        document: dict[str, Any] | None = None,
+        fields: Mapping[bytes, str] | None = None,
+    ) -> None:
         self._raw = raw
         self._document = document
+        self._fields = fields
 
     @property
     def document(self) -> dict[str, Any]:
         if self._document is None:
-            self._document = decode(self._raw or b"")
+            self._document = decode_fields(self._raw or b"", self._fields)
         return self._document
 
     @property

@@ -56,7 +56,7 @@ async def count(ctx: CommandContext) -> Reply:
             total += matched
             return limit > 0 and total >= skip + limit
 
-        scan = Scan(ctx.member, coll, at, plan, lambda raw: found.matches(decode(raw)) or None, weight)
+        scan = Scan(ctx.member, coll, at, plan, lambda raw: found.matches_raw(raw) or None, weight)
         await _walk(ctx, scan, on_slice)
     await confirm_linearizable(ctx)
     total = max(0, total - skip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from replset.bson import RawDocument, decode
+from replset.bson import RawDocument
 from replset.commands.admin.diagnostics import SERVER_VERSION
 from replset.commands.command import CommandContext
 from replset.commands.namespaces import namespace
@@ -120,7 +120,7 @@ async def _execute(
     enough = wanted.skip + wanted.limit if wanted.limit and chosen.is_sorted else None
 
     def is_match(raw: bytes) -> bool | None:
-        return True if found.matcher is None or found.matches(decode(raw)) else None
+        return found.matches_raw(raw) or None
 
     began = ctx.member.clock.now()
     scan = Scan(ctx.member, coll, at, chosen.plan, is_match, max(wanted.weight, 1))

@@ -29,6 +29,9 @@ class Filter:
     def matches(self, document: dict[str, object]) -> bool:
         return self.matcher is None or self.matcher.matches(document)
 
+    def matches_raw(self, raw: bytes) -> bool:
+        return self.matcher is None or self.matcher.matches_raw(raw)
+
     @cached_property
     def bounds(self) -> FilterBounds:
         """Found when they are first asked for. That takes about as long as to compile the filter."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from replset.auth.roles import Action
 from replset.bson import decode, encode
+from replset.bson.decoding import decode_fields, names_by_bytes
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, DocumentsCursor, Pause
@@ -163,6 +164,11 @@ class FindCursor(Cursor):
         self._skip = query.skip
         self._left: int | None = query.limit or None
         self._waiting: list[bytes] = []
+        matcher, projection = query.compiled.matcher, query.projection
+        self._fields = names_by_bytes(
+            None if projection is None else projection.fields, () if matcher is None else matcher.fields
+        )
+        """What a projection needs of a document."""
         plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
         self._scan = Scan(member, coll, at, plan, self._shown_if_matched, query.weight, own)
         self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
@@ -246,17 +252,15 @@ class FindCursor(Cursor):
         return shown
 
     def _shown_if_matched(self, raw: bytes) -> bytes | None:
-        matcher, projection = self._query.compiled.matcher, self._query.projection
-        if matcher is None:
-            return self._shown(raw)
-        document = decode(raw)
-        if not matcher.matches(document):
-            return None
-        return raw if projection is None else encode(projection(document))
+        found, projection = self._query.compiled, self._query.projection
+        if projection is None:
+            return raw if found.matches_raw(raw) else None
+        document = decode_fields(raw, self._fields)
+        return encode(projection(document)) if found.matches(document) else None
 
     def _shown(self, raw: bytes) -> bytes:
         projection = self._query.projection
-        return raw if projection is None else encode(projection(decode(raw)))
+        return raw if projection is None else encode(projection(decode_fields(raw, self._fields)))
 
     def _keyed(self, raw: bytes) -> tuple[bytes, bytes] | None:
         """A document that matches, behind its key in the sort."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from replset.bson import Int64, RawDocument, decode, encode
+from replset.bson import Int64, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import compiled, evaluate, weight_of
@@ -196,7 +196,7 @@ class EventSource:
         return found, reached
 
     def _if_wanted(self, raw: bytes) -> bytes | None:
-        return raw if self._wanted.matcher is None or self._wanted.matches(decode(raw)) else None
+        return raw if self._wanted.matches_raw(raw) else None
 
 
 # --- exclusive and failover ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replset.auth.roles import Action
-from replset.bson import RawDocument, decode
+from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import weight_of
@@ -44,7 +44,7 @@ class DeleteBatch(SearchingBatch):
         return Search(filter_of(statement.query, self.variables), statement.hint)
 
     def evaluate(self, search: Search, raw: bytes) -> Match | None:
-        return Match() if search.filter.matcher is None or search.filter.matches(decode(raw)) else None
+        return Match() if search.filter.matches_raw(raw) else None
 
     def proceed(self, group: WriteGroup, search: Search) -> None:
         coll = group.txn.catalog.by_ns.get(self.ns)

@@ -29,6 +29,7 @@ from replset.query.expressions.frame import (
     begin_evaluation,
     fault,
     too_deep,
+    top_fields,
     value_at,
 )
 
@@ -40,6 +41,7 @@ __all__ = [
     "compile_accumulator",
     "compile_expression",
     "fault",
+    "top_fields",
     "value_at",
 ]
 

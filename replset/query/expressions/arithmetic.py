@@ -103,6 +103,8 @@ def _subtract(a: Any, b: Any) -> Any:
 
 
 def _multiply(*values: Any) -> Any:
+    if len(values) == 2 and type(values[0]) in _PLAIN and type(values[1]) in _PLAIN:
+        return _widest(*values, operator.mul, DECIMAL128.multiply)
     total: Any = 1
     for value in values:
         if is_null(value):

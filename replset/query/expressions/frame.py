@@ -40,6 +40,12 @@ def fault(code: int, message: str) -> ReplError:
     return ReplError(message, code=code)
 
 
+def top_fields(paths: Iterable[str]) -> frozenset[str] | None:
+    """Return the top-level fields of `Expression.paths`; None for all."""
+    names = frozenset([path.partition(".")[0] for path in paths])
+    return None if WHOLE in names else names
+
+
 class _Budget(threading.local):
     """What the evaluation that this thread runs may still allocate, of MAX_BYTES."""
 

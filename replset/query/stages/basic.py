@@ -8,7 +8,7 @@ from typing import Any
 from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import show
-from replset.query.expressions import fault
+from replset.query.expressions import fault, top_fields
 from replset.query.match import compile_filter
 from replset.query.order import is_number
 from replset.query.paths import field_path
@@ -30,6 +30,7 @@ class MatchStage(ChainStage):
         self.shown = {"$match": self.filter}
         self._variables: dict[str, Any] = {}
         self._matcher = compile_filter(spec, self._variables, scope.names)
+        self.reads = self._matcher.fields
 
     def start(self, run: Run) -> None:
         super().start(run)
@@ -44,6 +45,7 @@ class SkipStage(ChainStage):
     """Passes over the first documents."""
 
     is_simple = True
+    reads = frozenset()
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         self.count = whole("$skip", spec, ErrorCode.SKIP_NO_COUNT)
@@ -62,6 +64,7 @@ class LimitStage(ChainStage):
     """Passes on only the first documents."""
 
     is_simple = True
+    reads = frozenset()
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         self.count = whole("$limit", spec, ErrorCode.LIMIT_NO_COUNT)
@@ -133,6 +136,7 @@ class SortStage(SortingStage):
         self.shown = {"$sort": self.spec}
         self.limit = 0
         self._sort = compile_sort(spec)
+        self.reads = top_fields(spec)
 
     def keeps(self, names: frozenset[str]) -> bool:
         return True
@@ -149,6 +153,7 @@ class SampleStage(SortingStage):
     """Passes on some documents, in random order."""
 
     is_simple = True
+    reads = frozenset()
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, Mapping):
@@ -179,7 +184,8 @@ class SampleStage(SortingStage):
 class CountStage(ChainStage):
     """Counts what it takes. As in MongoDB there is no document for none."""
 
-    is_simple = True
+    is_simple = makes_anew = True
+    reads = frozenset()
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         if not isinstance(spec, str):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import check_fields, show
-from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.expressions import Expression, compile_expression, fault, top_fields
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
@@ -56,6 +56,8 @@ class ProjectStage(FieldsStage):
             shown = {name for name, value in spec.items() if _is_flag(value) and is_true(value) and "." not in name}
             names_id = any(name.partition(".")[0] == "_id" for name in spec)
             super().__init__(projection, shown if names_id else shown | {"_id"}, is_inclusion=True)
+            self.reads = None if projection is None else projection.fields
+            self.makes_anew = True
 
 
 def _is_flag(value: object) -> bool:
@@ -69,12 +71,15 @@ class AddFieldsStage(FieldsStage):
         if not isinstance(spec, Mapping):
             raise fault(40272, f"$addFields specification stage must be an object, got {type_name(spec)}")
         self.shown = {"$addFields": dict(spec)}
-        projection, _ = compile_added_fields(spec, scope.names)
+        projection, paths = compile_added_fields(spec, scope.names)
         super().__init__(projection, (name.partition(".")[0] for name in spec))
+        self.reads = top_fields({*paths, *spec})
 
 
 class UnsetStage(FieldsStage):
     """Removes fields."""
+
+    reads = frozenset()
 
     def __init__(self, spec: object, _scope: Scope) -> None:
         names = [spec] if type(spec) is str else spec
@@ -91,10 +96,11 @@ class UnsetStage(FieldsStage):
 class ReplaceRootStage(ChainStage):
     """Puts the value of an expression in the place of the document."""
 
-    is_simple = is_growing = True
+    is_simple = is_growing = makes_anew = True
 
     def __init__(self, expression: object, what: str, scope: Scope) -> None:
         self._expression = compile_expression(expression, scope.names)
+        self.reads = top_fields(self._expression.paths)
         self._what = what
 
     def start(self, run: Run) -> None:

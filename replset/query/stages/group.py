@@ -13,7 +13,14 @@ from typing import Any, Final
 from replset.bson import Decimal128, encode_key
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import not_built, show
-from replset.query.expressions import Accumulator, Expression, compile_accumulator, compile_expression, fault
+from replset.query.expressions import (
+    Accumulator,
+    Expression,
+    compile_accumulator,
+    compile_expression,
+    fault,
+    top_fields,
+)
 from replset.query.expressions.accumulator_states import State, Sum
 from replset.query.order import MISSING, is_number, type_name
 from replset.query.row import Row
@@ -41,6 +48,8 @@ class GroupSpec:
     accumulators: tuple[Accumulator, ...]
     growing: tuple[int, ...]
     """The places of accumulators whose states grow."""
+    reads: frozenset[str] | None
+    """The top-level fields that matter, None for all."""
 
     def document(self, value: object, states: list[State]) -> dict[str, Any]:
         """Return the group as a document."""
@@ -185,11 +194,12 @@ class _Part:
 class GroupStage(ChainStage):
     """Makes one document of each group."""
 
-    is_simple = is_growing = True
+    is_simple = is_growing = makes_anew = True
 
     def __init__(self, spec: GroupSpec, *, counts_alike: bool = False, by: str = "") -> None:
         """by: the top-level field of which the value is the group's, empty for another value."""
         self.by = by
+        self.reads = spec.reads
         self._spec = spec
         self._counts_alike = counts_alike
 
@@ -230,7 +240,8 @@ def compile_group(spec: object, scope: Scope) -> Stage:
     if "_id" not in spec:
         raise ReplError("a group specification must include an _id", code=ErrorCode.GROUP_WITHOUT_ID)
     key = compile_expression(spec["_id"], scope.names)
-    found = _spec_of(key.evaluate, {name: value for name, value in spec.items() if name != "_id"}, scope)
+    output = {name: value for name, value in spec.items() if name != "_id"}
+    found = _spec_of(key.evaluate, key.paths, output, scope)
     counts_alike = key.is_constant and all(_counts_alike(one) for one in found.accumulators)
     value = spec["_id"]
     by = value[1:] if type(value) is str and value.startswith("$") and "." not in value else ""
@@ -243,8 +254,8 @@ def _counts_alike(accumulator: Accumulator) -> bool:
     return accumulator.make is Sum and of.is_constant and type(of.value) not in (float, Decimal128)
 
 
-def _spec_of(key: Callable[..., Any], output: Mapping[str, object], scope: Scope) -> GroupSpec:
-    """Raises 40234, 40235, 40236, 40238 and 15952 for the fields."""
+def _spec_of(key: Callable[..., Any], paths: frozenset[str], output: Mapping[str, object], scope: Scope) -> GroupSpec:
+    """paths: that the key reads. Raises 40234, 40235, 40236, 40238 and 15952 for the fields."""
     accumulators = []
     growing = []
     for place, (name, value) in enumerate(output.items()):
@@ -257,7 +268,8 @@ def _spec_of(key: Callable[..., Any], output: Mapping[str, object], scope: Scope
         accumulators.append(compile_accumulator(value, scope.names, name))
         if isinstance(value, Mapping) and next(iter(value)) not in _FIXED:
             growing.append(place)
-    return GroupSpec(key, tuple(output), tuple(accumulators), tuple(growing))
+    reads = top_fields(paths.union(*[one.argument.paths for one in accumulators]))
+    return GroupSpec(key, tuple(output), tuple(accumulators), tuple(growing), reads)
 
 
 def compile_sort_by_count(spec: object, scope: Scope) -> list[Stage]:
@@ -312,7 +324,7 @@ def compile_bucket(spec: object, scope: Scope) -> list[Stage]:
             raise fault(40066, "$switch could not find a matching branch for an input, and no default was specified.")
         return default
 
-    return [GroupStage(_spec_of(key, output, scope)), SortStage({"_id": 1}, scope)]
+    return [GroupStage(_spec_of(key, group_by.paths, output, scope)), SortStage({"_id": 1}, scope)]
 
 
 def _group_by(value: object, code: int, name: str, scope: Scope) -> Expression:
@@ -373,7 +385,8 @@ class BucketAutoStage(SortingStage):
         output = output or _COUNT
         if "granularity" in spec:
             raise not_built("the granularity of $bucketAuto")
-        self._spec = _spec_of(self._group_by.evaluate, output, scope)
+        self._spec = _spec_of(self._group_by.evaluate, self._group_by.paths, output, scope)
+        self.reads = self._spec.reads
 
     def start(self, run: Run) -> None:
         self._variables = run.variables

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from replset.bson.decoding import names_by_bytes
 from replset.errors import ErrorCode, ReplError
 from replset.ids import invariant
 from replset.query.row import Row
@@ -98,6 +99,10 @@ class ChainStage(Stage):
     """The cost of one document is at most the bytes of the stage times those of the document."""
     is_growing: bool = False
     """What it gives can be larger than what it takes: it can name a field many times."""
+    reads: frozenset[str] | None = None
+    """The top-level fields of what it takes that it looks at; None for all."""
+    makes_anew: bool = False
+    """What it gives has nothing but what it reads, or was made of that."""
 
     @property
     def memory_bytes(self) -> int:
@@ -142,6 +147,7 @@ class Chain:
         self.stages = [stage for stage in stages if isinstance(stage, ChainStage)]
         invariant(len(self.stages) == len(stages), "a chain has no stage that reads collections")
         self.is_full = False
+        self._fields = fields_read(self.stages)
         run = run or Run()
         for stage in stages:
             stage.start(run)
@@ -161,7 +167,7 @@ class Chain:
         for raw in documents:
             if self.is_full:
                 return
-            for row in self.take(Row(raw)):
+            for row in self.take(Row(raw, fields=self._fields)):
                 yield None if row is None else row.raw
 
     def end(self) -> Iterator[bytes | None]:
@@ -218,3 +224,9 @@ class Chain:
     def close(self) -> None:
         for stage in self.stages:
             stage.close()
+
+
+def fields_read(stages: Sequence[ChainStage]) -> Mapping[bytes, str] | None:
+    """Return the top-level fields that matter for the result, by their bytes; None for all."""
+    last = next((number for number, stage in enumerate(stages, 1) if stage.makes_anew), None)
+    return None if last is None else names_by_bytes(*[stage.reads for stage in stages[:last]])

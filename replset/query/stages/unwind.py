@@ -50,6 +50,7 @@ class UnwindStage(ChainStage):
         if not path.startswith("$"):
             raise fault(28818, f"path option to $unwind stage should be prefixed with a '$': {path:.80}")
         self.path: Final = field_path(path[1:])
+        self.reads = frozenset({self.path[0], *(self._index or ())[:1]})
 
     def keeps(self, names: frozenset[str]) -> bool:
         return self.path[0] not in names and (self._index is None or self._index[0] not in names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from replset.bson import (
@@ -15,6 +17,7 @@ from replset.bson import (
     encode,
     walk,
 )
+from replset.bson.decoding import decode_fields, names_by_bytes
 
 DOCUMENT: dict[str, object] = {
     "_id": 7,
@@ -37,6 +40,15 @@ def test_walk_returns_positions() -> None:
         if kind == 3:
             assert DATA[start:end] == encode(DOCUMENT[name])  # type: ignore[arg-type]
     assert walk(encode({})) == []
+
+
+@pytest.mark.parametrize("wanted", [(), ("s",), ("é", "l", "none"), tuple(DOCUMENT)])
+def test_decode_some_fields(wanted: tuple[str, ...]) -> None:
+    doubled = DATA[:4] + DATA[4:-1] * 2 + b"\0"
+    for data in (DATA, len(doubled).to_bytes(4, "little") + doubled[4:]):
+        found = decode_fields(data, names_by_bytes(wanted))
+        assert found == {name: value for name, value in decode(data).items() if name in wanted}
+    assert decode_fields(DATA, names_by_bytes(wanted, None)) == DOCUMENT
 
 
 def test_raw_document() -> None:
@@ -113,7 +125,8 @@ def test_nested_values_are_not_checked_until_they_are_read() -> None:
 def test_malformed_top_level(body: bytes, offset: int) -> None:
     data = (len(body) + 5).to_bytes(4, "little") + body + b"\0"
     raw = RawDocument(data)
-    for read in (lambda: walk(data), raw.keys, lambda: raw.get("a"), lambda: "a" in raw, raw.decode):
+    read_none = partial(decode_fields, data, {})
+    for read in (lambda: walk(data), read_none, raw.keys, lambda: raw.get("a"), lambda: "a" in raw, raw.decode):
         with pytest.raises(InvalidBSONError) as caught:
             read()
         assert caught.value.offset == offset

@@ -13,7 +13,7 @@ from replset.errors import ReplError
 from replset.query import sorter
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages import group
-from replset.query.stages.stage import Chain, Run
+from replset.query.stages.stage import Chain, Run, fields_read
 
 Doc = dict[str, Any]
 
@@ -28,6 +28,30 @@ def run(stages: list[Any], documents: list[Doc], **variables: Any) -> list[Doc]:
     found += chain.end()
     chain.close()
     return [decode(raw) for raw in found if raw is not None]
+
+
+@pytest.mark.parametrize(
+    ("stages", "fields"),
+    [
+        ([{"$match": {"a.b": 1, "$or": [{"c": 1}]}}, {"$group": {"_id": "$d.e", "f": {"$sum": "$g"}}}], "acdg"),
+        ([{"$match": {"a": {"$elemMatch": {"b": 1}}}}, {"$count": "c"}], "a"),
+        ([{"$match": {"$expr": {"$eq": ["$a.b", "$$ROOT.c"]}}}, {"$limit": 5}, {"$count": "n"}], "ac"),
+        ([{"$addFields": {"a.b": "$c"}}, {"$unset": "d"}, {"$replaceWith": {"e": "$f"}}], "acf"),
+        ([{"$project": {"_id": 0, "a.b": 1, "c": {"$slice": ["$d", 1]}}}, {"$match": {"z": 1}}], ["_id", *"acd"]),
+        ([{"$unwind": {"path": "$a.b", "includeArrayIndex": "c.d"}}, {"$sortByCount": "$e"}], "ace"),
+        ([{"$sort": {"a.b": 1}}, {"$bucket": {"groupBy": "$c", "boundaries": [1, 2]}}], "ac"),
+        ([{"$group": {"_id": 1, "x": {"$top": {"sortBy": {"a": 1}, "output": "$b"}}}}], "ab"),
+        ([{"$group": {"_id": 1, "x": {"$push": "$$ROOT"}}}], None),
+        ([{"$match": {"$jsonSchema": {"required": ["a"]}}}, {"$count": "n"}], None),
+        ([{"$match": {"a": 1}}, {"$addFields": {"b": 1}}], None),
+        ([{"$project": {"a": 0}}, {"$count": "n"}], None),
+        ([{"$redact": "$$KEEP"}, {"$count": "n"}], None),
+    ],
+    ids=str,
+)
+def test_only_what_matters_is_decoded(stages: list[Any], fields: Iterable[str] | None) -> None:
+    found = fields_read(Chain(compile_pipeline(stages)).stages)
+    assert found == (None if fields is None else {name.encode(): name for name in fields})
 
 
 ITEMS: list[Doc] = [
