@@ -117,7 +117,7 @@ CONSUMER_MUTANTS = (
     ),
     Mutant(acknowledged_ahead_forgotten, test=f"{TESTS}::test_a_shared_consumer_gives_each_event_to_one_reader"),
     Mutant(documents_out_of_order, test=f"{WINDOWS}::test_events_of_one_document_stay_in_order"),
-    Mutant(reading_acknowledges, (6,), "invariant 18", CONSUMER_RUNS),
+    Mutant(reading_acknowledges, test=f"{TESTS}::test_events_come_again_until_they_are_acknowledged"),
     Mutant(earlier_generation_acknowledges, test=f"{TESTS}::test_a_seek_ends_what_was_read_before"),
     Mutant(lease_ends_with_the_term, test=f"{TESTS}::test_a_failover_consumer_goes_to_the_next_reader"),
     Mutant(floor_of_uncommitted_positions, test=f"{TESTS}::test_the_floor_follows_what_is_committed"),

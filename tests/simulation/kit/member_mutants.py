@@ -32,7 +32,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn, revert
 from replset.storage.wal import Wal
 from tests.simulation.kit import scenarios
-from tests.simulation.kit.kinds import CONCERN_RUNS, ROLLBACK_RUNS, STALE_RUNS
+from tests.simulation.kit.kinds import ROLLBACK_RUNS, STALE_RUNS
 from tests.simulation.kit.mutant import Mutant
 
 
@@ -347,14 +347,17 @@ DIFFERENCES = "tests/unit/replication/test_difference_copy.py"
 MEMBER_MUTANTS = (
     Mutant(two_means_one, (1, 2, 3), "invariant 4"),
     Mutant(others_need_not_sync, (1, 2, 3), "invariant 4"),
-    Mutant(in_sync_needs_no_majority, (3,), "invariant 3", CONCERN_RUNS),
-    Mutant(batch_waits_for_its_first_group, (3,), "invariant 4"),
+    Mutant(
+        in_sync_needs_no_majority,
+        test="tests/unit/core/test_in_sync.py::test_in_sync_alone_acknowledges_nothing_that_a_majority_lacks",
+    ),
+    Mutant(batch_waits_for_its_first_group, (15,), "invariant 4"),
     Mutant(wall_clock_orders_entries, (0,), "only move forward"),
     Mutant(undone_from_the_beginning, (1, 3, 5), "", ROLLBACK_RUNS),
     Mutant(deletes_cannot_be_undone, (2, 14), "invariant", ROLLBACK_RUNS),
-    Mutant(undo_keeps_the_new_document, (2, 3), "invariant"),
+    Mutant(undo_keeps_the_new_document, (1,), "invariant"),
     Mutant(drops_cannot_be_undone, (7, 6, 0), "invariant", ROLLBACK_RUNS),
-    Mutant(renames_cannot_be_undone, (6, 1), "invariant", ROLLBACK_RUNS),
+    Mutant(renames_cannot_be_undone, (4,), "invariant", ROLLBACK_RUNS),
     Mutant(undo_in_progress_unmarked, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(rollback_id_stays, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(manifest_stays_planned, (0, 1), "invariant 4", ROLLBACK_RUNS),
