@@ -43,6 +43,7 @@ class MemberCollector(Collector):
         yield from self._elections(status)
         yield from self._oplog()
         yield from self._consumers()
+        yield from self._following()
         yield from self._rollback_files()
         yield from self._writes()
         yield from self._flow_control()
@@ -57,6 +58,18 @@ class MemberCollector(Collector):
             lost.add_metric([str(row["name"])], bool(row.get("isLost")))
         yield lag
         yield lost
+
+    def _following(self) -> Iterator[Metric]:
+        progress = self._member.follow_progress
+        lag = GaugeMetricFamily("replset_follow_lag_seconds", "age of the newest entry that came", labels=["source"])
+        failing = GaugeMetricFamily("replset_follow_failing", "1 while nothing comes from it", labels=["source"])
+        lag_s = progress.lag_s(self._member.clock.wall_ms())
+        if progress.source:
+            failing.add_metric([progress.source], bool(progress.error))
+            if lag_s is not None:
+                lag.add_metric([progress.source], lag_s)
+        yield lag
+        yield failing
 
     def _process(self) -> Iterator[Metric]:
         member = self._member

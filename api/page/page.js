@@ -98,7 +98,9 @@ function showHead(status) {
   setText(byId("set-name"), status.set);
   document.title = `${status.set}: ${primary ? primary.name : "no primary"}`;
   const leads = primary ? `Primary ${primary.name}, since ${dayAndTime(dateOf(primary.electionDate))}` : "No primary";
-  setText(byId("summary"), `${leads}; term ${status.term}; ${up} of ${status.members.length} members reachable`);
+  const { setName, lagSecs } = status.following || {};
+  const follows = setName ? `; follows ${setName}, whose newest entry here is ${lagSecs === null ? "unknown" : `${seconds(lagSecs)} old`}` : "";
+  setText(byId("summary"), `${leads}; term ${status.term}; ${up} of ${status.members.length} members reachable${follows}`);
 }
 
 function showRemarks(status) {

@@ -75,8 +75,9 @@ def print_status(host: str) -> None:
     typer.echo(f"{mode}: {reply['setName']} ({', '.join(reply['hosts'])}), consumer {reply['consumer']}")
     typer.echo(f"applied up to {_place(reply)}")
     if mode == "following":
-        lag = reply.get("lagSecs")
-        typer.echo(f"the newest entry was {'not seen yet' if lag is None else f'{lag} s old when it came'}")
+        from replset.cli.show import age_of_newest
+
+        typer.echo(age_of_newest(reply.get("lagSecs")))
         if reply.get("error"):
             typer.echo(f"nothing comes: {reply['error']}")
             raise typer.Exit(1)

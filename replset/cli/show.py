@@ -63,6 +63,8 @@ def screen(
     parts += _rollbacks(reply)
     parts.append(_majority_writes(known))
     parts += _consumers(known)
+    if following := known.get("following"):
+        parts.append(Text(f"follows {following['setName']}: {age_of_newest(following['lagSecs'])}"))
     # The primary alone sees who falls off its oplog and whom writers are slowed for.
     remarks = {str(remark["why"]): remark["next"] for remark in (*reply.get("remarks", ()), *known.get("remarks", ()))}
     for why, following in remarks.items():
@@ -155,6 +157,11 @@ def _rollbacks(reply: Mapping[str, Any]) -> Iterator[Text]:
         if count:
             text = f"{row['name']}: {count} rollback{'s' if count > 1 else ''} not acknowledged"
             yield Text(f"{text} (rollback-tools list DBPATH)", "yellow")
+
+
+def age_of_newest(lag_s: int | None) -> str:
+    """How far a set is behind the one that it follows."""
+    return "no entry has come yet" if lag_s is None else f"its newest entry that came is {lag_s} s old"
 
 
 def _consumers(known: Mapping[str, Any]) -> Iterator[Text]:

@@ -92,14 +92,27 @@ class FollowState:
 
 @dataclass(slots=True)
 class FollowProgress:
-    """What the primary knows beside the document. position: the source's newest entry that was looked at. error: why
-    nothing comes now. lag_s: how old the newest entry was when it came; None: nothing came yet.
+    """What the primary knows beside the document. source: the set that it follows now; empty: none.
+
+    position: the source's newest entry that was looked at. newest_wall_ms: when that was written; 0: nothing came yet.
+    error: why nothing comes now.
     """
 
+    source: str = ""
     position: OpTime = OPTIME_NULL
     error: str = ""
-    lag_s: int | None = None
+    newest_wall_ms: int = 0
     entries: int = 0
+
+    def lag_s(self, wall_ms: int) -> int | None:
+        """How old the newest entry is; None: nothing came yet. An idle source writes one every ten seconds."""
+        return max(0, (wall_ms - self.newest_wall_ms) // 1000) if self.newest_wall_ms else None
+
+    def document(self, wall_ms: int) -> dict[str, object]:
+        """Return it for the set's status; empty where this member follows nobody."""
+        if not self.source:
+            return {}
+        return {"setName": self.source, "lagSecs": self.lag_s(wall_ms), "error": self.error}
 
 
 def read_state(store: Store) -> FollowState | None:

@@ -52,7 +52,6 @@ from replset.ids import HostPort, Millis, OpTime
 from replset.replication.document_check import DocumentCheck
 from replset.replication.document_repair import DocumentRepair
 from replset.replication.fetcher import Fetcher
-from replset.replication.followed import FollowProgress
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync import InitialSync
 from replset.replication.ports import MemberClient, SetMemberClient
@@ -251,6 +250,7 @@ class RunningMember:
             self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
         )
         self._set_follower = SetFollower(self.context, self.node, self._writer, self._on_committed)
+        self.follow_progress = self._set_follower.progress
         self._housekeeper = Housekeeper(
             self.context,
             lambda: self._effects.on_disk_space(),
@@ -557,10 +557,6 @@ class RunningMember:
     def _scrub_source(self) -> HostPort | None:
         """The primary, while this member is a secondary: each secondary compares its documents with it."""
         return self.node.primary_host if self.node.state is MemberState.SECONDARY else None
-
-    @property
-    def follow_progress(self) -> FollowProgress:
-        return self._set_follower.progress
 
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         return self._writer.write(operation)

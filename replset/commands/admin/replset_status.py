@@ -137,6 +137,8 @@ def status_document(member: MemberPort) -> dict[str, object]:
         reply["documentCheck"] = _scrub_document(member.scrub)
     if member.archive_status is not None:
         reply["archive"] = member.archive_status.document(member.node.commit_point)
+    if following := member.follow_progress.document(member.clock.wall_ms()):
+        reply["following"] = following
     reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
     if status.state is MemberState.PRIMARY:
         reply["inSync"] = [str(host) for host in member.node.in_sync_hosts]
@@ -168,11 +170,18 @@ def _falls_off_in_s(row: MemberStatus, member: MemberPort) -> int | None:
 
 def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
     """The core's; before them that this member's own disk is too full: then it takes no writes and cannot lead; behind
-    them that writers are slowed, that the archive fails, or that a member falls off the oplog.
+    them that writers are slowed, that the archive or the following fails, or that a member falls off the oplog.
     """
     store = member.store
     about_oplog = (remark for row in status.members if (remark := _about_oplog(row, member)))
-    remarks = (*status.remarks, *_different_documents(member), *_slowed(member), *_archive(member), *about_oplog)
+    remarks = (
+        *status.remarks,
+        *_different_documents(member),
+        *_slowed(member),
+        *_archive(member),
+        *_following(member),
+        *about_oplog,
+    )
     try:
         if store.has_disk_space():
             return remarks
@@ -220,6 +229,18 @@ def _archive(member: MemberPort) -> tuple[Remark, ...]:
         return ()
     what = f"{member.host} cannot archive its oplog: {archive.error}"
     return (Remark(what, "mend that before the oplog has reached --oplog-lagging-mb: then entries go unarchived"),)
+
+
+def _following(member: MemberPort) -> tuple[Remark, ...]:
+    progress = member.follow_progress
+    if not progress.error:
+        return ()
+    return (
+        Remark(
+            f"nothing comes from {progress.source}, which this set follows: {progress.error}",
+            "it is tried again all the time; docs/follower.md says what to do where that does not help",
+        ),
+    )
 
 
 def _about_oplog(row: MemberStatus, member: MemberPort) -> Remark | None:

@@ -86,13 +86,15 @@ class OplogCursor(TailingCursor):
 
     async def _keep_rows(self, rows: list[OplogRow]) -> OplogRow:
         """Keep those of `rows` that match; the last one that was looked at."""
-        entries = [_without_keys(row.entry) if row.ns == USERS_NS else row.entry for row in rows]
+        entries = [shown_entry(row) for row in rows]
         return rows[await self._keep(entries) - 1]
 
 
-def _without_keys(entry: bytes) -> bytes:
-    """An entry about a user as clients see it: of the document only the `_id`, for the rest holds keys."""
-    shown = decode(entry)
+def shown_entry(row: OplogRow) -> bytes:
+    """The entry as clients see it: of a user's document only the `_id`, for the rest holds keys."""
+    if row.ns != USERS_NS:
+        return row.entry
+    shown = decode(row.entry)
     document = shown.get("o")
     shown["o"] = {"_id": document["_id"]} if isinstance(document, dict) and "_id" in document else {}
     return encode(shown)

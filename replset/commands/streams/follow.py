@@ -1,26 +1,35 @@
 """replSetFollow: makes this set follow another one, stop that, or take no writes so that its follower can take over;
-replSetFollowStatus says how far it is.
+replSetFollowStatus says how far it is, and replSetFollowEntries gives a source's entries.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import apsw
 
 from replset.auth.roles import Action
+from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply
+from replset.commands.reads.oplog_cursor import shown_entry
 from replset.commands.streams.consumer_reads import CONCERN
 from replset.commands.streams.follow_source import OwnHistory, SourceSet
 from replset.commands.write_concern import wait_for_write_concern
-from replset.errors import BadValueError, IllegalOperationError, ReplError
+from replset.errors import (
+    BadValueError,
+    CappedPositionLostError,
+    ChangeStreamHistoryLostError,
+    IllegalOperationError,
+    ReplError,
+)
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
-from replset.optime import optime_document
+from replset.optime import optime_document, optime_or_none
 from replset.replication.followed import (
     OWN_DATABASES,
     FollowMode,
@@ -35,6 +44,7 @@ from replset.replication.followed import (
 from replset.replication.write_ops import WriteGroup
 from replset.storage.sqlite import rows_of
 
+PAGE_ENTRIES = 1_000
 _STEPS = ("start", "stop", "close", "open")
 _OWN_ENTRIES, _OWN_BYTES = 2_000, 4 << 20
 """At the end of this set's oplog: what came after the entry that both sets have."""
@@ -109,8 +119,6 @@ async def _start(ctx: CommandContext) -> Reply:
         finally:
             source.close()
 
-    start = await asyncio.to_thread(begin)
-
     def started(now: FollowState | None, group: WriteGroup) -> FollowState:
         entries = map(OplogEntry, _newest_entries(group.txn.connection))
         if (
@@ -129,7 +137,24 @@ async def _start(ctx: CommandContext) -> Reply:
             str(member.node.set_id),
         )
 
-    return await _save(ctx, started)
+    beginning = asyncio.ensure_future(asyncio.to_thread(begin))
+    try:
+        start = await asyncio.shield(beginning)
+        return await _save(ctx, started)
+    except BaseException:
+        await asyncio.wait([beginning])  # of a command that was cancelled it still runs
+        state = read_state(member.store)
+        if not beginning.exception() and (state is None or state.mode is not FollowMode.FOLLOWING):
+            with suppress(ReplError):  # without it the source's oplog would grow for nobody
+                await asyncio.to_thread(_release, source, consumer)
+        raise
+
+
+def _release(source: SourceSet, consumer: str) -> None:
+    try:
+        source.release(consumer)
+    finally:
+        source.close()
 
 
 def own_history(ctx: CommandContext) -> OwnHistory:
@@ -163,7 +188,11 @@ async def status(ctx: CommandContext) -> Reply:
         progress = ctx.member.follow_progress
         if ctx.member.node.writable:
             position = max(position, progress.position, key=lambda at: at.ts)
-            reply |= {"entries": progress.entries, "lagSecs": progress.lag_s, "error": progress.error}
+            reply |= {
+                "entries": progress.entries,
+                "lagSecs": progress.lag_s(ctx.member.clock.wall_ms()),
+                "error": progress.error,
+            }
     return {**reply, "position": optime_document(position)}
 
 
@@ -173,7 +202,30 @@ def _described(state: FollowState) -> dict[str, object]:
     return document
 
 
+async def entries(ctx: CommandContext) -> Reply:
+    """For a follower: committed entries behind the one that it names, also those that only the archive still has."""
+    document = fields.document(ctx.body, ctx.name, ctx.name)
+    position = None if document is None else optime_or_none(document.decode())
+    if position is None:
+        raise BadValueError(f"{ctx.name} takes the optime of an entry: {{ts, t}}")
+    history = ctx.member.history
+    if position.ts > history.committed.ts:  # a new primary does not know yet what is committed
+        return {"entries": []}
+    try:
+        found = await history.after(OpTime(position.term, position.ts - 1), limit=1)
+        rows = await history.after(position, limit=PAGE_ENTRIES)
+    except ChangeStreamHistoryLostError:
+        found = []
+    if not found or found[0].optime != position:
+        raise CappedPositionLostError(
+            f"neither the oplog nor an archive has the entry at {position} any more: this set needs a new copy of its"
+            " data"
+        )
+    return {"entries": [RawDocument(shown_entry(row)) for row in rows]}
+
+
 COMMANDS: tuple[Command, ...] = (
+    Command("replSetFollowEntries", entries, where=Where.PRIMARY, admin_only=True, needs=Action.READ_OPLOG),
     Command(
         "replSetFollow",
         follow,

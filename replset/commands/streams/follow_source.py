@@ -4,21 +4,23 @@ this set's consumer there. It blocks, so it runs in a thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from replset.bson import RawDocument, decode, walk
 from replset.client import WireClient, log_in_as_environment_says
-from replset.errors import BadValueError, CappedPositionLostError, HostUnreachableError, ReplError
+from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import NOOP, OplogEntry
-from replset.optime import timestamp
+from replset.optime import optime_document, timestamp
 from replset.query.change_tokens import behind
 from replset.replication.followed import DOCUMENT_ID, FOLLOW_NS, FollowMode, FollowState, is_followed
 
+log = logging.getLogger("replset.follow")
+
 TIMEOUT_S = 10.0
-PAGE_ENTRIES = 1_000
 _MAJORITY = {"level": "majority"}
 _OWN_ROWS = 100
 
@@ -101,22 +103,9 @@ class SourceSet:
     # --- entries
 
     def entries_after(self, position: OpTime) -> list[bytes]:
-        """Committed entries behind `position`, which the source must still have."""
-        found = self.find("local.oplog.rs", {"ts": {"$gte": timestamp(position.ts)}}, PAGE_ENTRIES)
-        self._check_begins(found, position)
-        if len(found) > 1:
-            return found[1:]
-        # Both may be too large for one answer. What came alone follows the position if that is not trimmed even then.
-        found = self.find("local.oplog.rs", {"ts": {"$gt": timestamp(position.ts)}}, PAGE_ENTRIES)
-        if found:
-            self._check_begins(self.find("local.oplog.rs", {"ts": timestamp(position.ts)}, 1), position)
-        return found
-
-    def _check_begins(self, found: Sequence[bytes], position: OpTime) -> None:
-        if not found or OplogEntry(found[0]).optime != position:
-            raise CappedPositionLostError(
-                f"{self.set_name} does not have the entry at {position} any more: this set needs a new copy of its data"
-            )
+        """Committed entries behind `position`. CappedPositionLostError: the source has no such entry any more."""
+        raw = self.command({"replSetFollowEntries": optime_document(position)}).get_raw("entries") or b""
+        return [raw[start:end] for _, _, start, end in walk(raw)]
 
     def has(self, entry: bytes) -> bool:
         """Whether the source has this very entry."""
@@ -162,10 +151,21 @@ class SourceSet:
         self.command({"replSetConsumerSeek": consumer, "to": {"_data": place}})
 
     def acknowledge(self, consumer: str, position: OpTime) -> None:
-        """Let the source forget what is applied here for good."""
-        reply: Any = self.command({"replSetConsumers": consumer}).get("consumers")
+        """Let the source forget what is applied here for good. A consumer that somebody removed is made again."""
+        try:
+            reply: Any = self.command({"replSetConsumers": consumer}).get("consumers")
+        except ReplError as error:
+            if error.code != ErrorCode.CONSUMER_NOT_FOUND:
+                raise
+            log.warning("%s has no consumer %s any more: it is made again at %s", self.set_name, consumer, position)
+            self.hold(consumer, position)
+            return
         token = {"_data": str(behind(position))}
         self.command({"replSetConsumerAck": consumer, "generation": reply[0]["generation"], "token": token})
+
+    def release(self, consumer: str) -> None:
+        """Remove the consumer."""
+        self.command({"replSetConsumerRemove": consumer})
 
 
 def _is_beginning(entry: OplogEntry) -> bool:

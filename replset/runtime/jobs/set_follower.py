@@ -79,24 +79,36 @@ class SetFollower:
             self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work until cancelled. Whatever fails is tried again: this set's own data and its readers go on meanwhile."""
         self.on_change()
         while True:
             await self._wake.wait()
             try:
-                state, term = read_state(self._context.store), self._writer.term
-                if state is None or term is None or state.mode is not FollowMode.FOLLOWING:
-                    pass
-                elif state.set_id == str(self._node.set_id):
-                    await self._follow(state, term)
-                else:
-                    await self._writer.write(self._leave)
-            except ReplError as error:
-                if error.message != self.progress.error:
-                    log.warning("following stopped for now: %s", error.message)
-                self.progress.error = error.message
+                await self._round()
+            except Exception as error:
+                self._on_failed(error)
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(IDLE_S)
+
+    async def _round(self) -> None:
+        state, term = read_state(self._context.store), self._writer.term
+        if state is None or term is None or state.mode is not FollowMode.FOLLOWING:
+            self.progress.source = self.progress.error = ""
+        elif state.set_id == str(self._node.set_id):
+            self.progress.source = state.set_name
+            await self._follow(state, term)
+        else:
+            await self._writer.write(self._leave)
+
+    def _on_failed(self, error: Exception) -> None:
+        """Log it, once, and keep it for the status. What is no ReplError is a fault of ours or of the source."""
+        if isinstance(error, ReplError):
+            text, trace = error.message, None
+        else:
+            text, trace = f"{type(error).__name__}: {error} (behind {self.progress.position})", error
+        if text != self.progress.error:
+            log.warning("following stopped for now: %s", text, exc_info=trace)
+        self.progress.error = text
 
     @staticmethod
     def _leave(group: WriteGroup) -> None:
@@ -112,7 +124,7 @@ class SetFollower:
         """Apply what comes until this member leads no more, the set follows no more, or something fails."""
         store, clock, source = self._context.store, self._context.clock, SourceSet(state.hosts, state.set_name)
         position = store.query(lambda connection: position_in(connection, state))
-        self.progress = FollowProgress(position, lag_s=self.progress.lag_s)
+        self.progress.position = position
         saved, unacknowledged = position, (OPTIME_NULL, OPTIME_NULL)
         save_at = clock.now()
         log.info("following %s from %s on", state.set_name, position)
@@ -127,7 +139,7 @@ class SetFollower:
                 if position != saved and clock.now() >= save_at and unacknowledged[0] == OPTIME_NULL:
                     unacknowledged = await self._save(position, source.hosts), position
                     saved, save_at = position, Millis(clock.now() + SAVE_EVERY_MS)
-                if OPTIME_NULL != unacknowledged[0] <= self._node.commit_point:
+                if OPTIME_NULL != unacknowledged[0] <= self._node.commit_point and self._is_following():
                     # Not before: what a rollback here takes away has to come once more.
                     await asyncio.to_thread(source.acknowledge, state.consumer, unacknowledged[1])
                     unacknowledged = (OPTIME_NULL, OPTIME_NULL)
@@ -139,7 +151,7 @@ class SetFollower:
     def _note(self, page: Sequence[bytes], position: OpTime) -> None:
         self.progress.position = position
         self.progress.entries += len(page)
-        self.progress.lag_s = max(0, (self._context.clock.wall_ms() - OplogEntry(page[-1]).wall_ms) // 1000)
+        self.progress.newest_wall_ms = OplogEntry(page[-1]).wall_ms
 
     async def _save(self, position: OpTime, hosts: Sequence[str]) -> OpTime:
         """Write the position into the document; return this set's own entry for that."""

@@ -26,6 +26,7 @@ from replset.core.messages import Position
 from replset.core.status import Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.replication.document_check import ScrubStatus
+from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock
 from replset.replication.rollback_list import RollbackList
@@ -174,6 +175,7 @@ class FakeMember:
         self.transactions = SimpleNamespace(open_count=1)
         self.write_waiters = WaiterList()
         self.archive_status = None
+        self.follow_progress = FollowProgress("site1", error="gone", newest_wall_ms=1_700_000_000_000 - 7_000)
         self.initial_sync_progress = InitialSyncProgress()
         self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
         self.scrub = ScrubStatus()

@@ -110,6 +110,8 @@ def test_what_they_say(text: str) -> None:
         ("replset_majority_lag_seconds",): 0.25,
         ("replset_command_seconds_total", "find"): 1.5,
         ("replset_queue_depth", "clients"): 3,
+        ("replset_follow_lag_seconds", "site1"): 7,
+        ("replset_follow_failing", "site1"): 1,
         ("replset_network_bytes_total", "out"): 200,
         ("replset_disk_free_bytes",): 1e9,
     }

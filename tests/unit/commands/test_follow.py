@@ -1,4 +1,4 @@
-"""replSetFollow on the set that begins to follow: what is written while the source is asked is noticed."""
+"""replSetFollow on the set that begins to follow, and what its source gives it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import pytest
 from replset.bson import encode, encode_key
 from replset.commands.streams import follow
 from replset.commands.streams.follow_source import OwnHistory, SourceSet
-from replset.ids import OpTime
+from replset.errors import ErrorCode
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_row import OplogRow
+from replset.optime import optime_document, timestamp
 from replset.replication.followed import FollowMode, read_state
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
 from tests.unit.commands.conftest import Client
+from tests.unit.commands.test_history import trim
 
 START = OpTime(7, 7)
 
@@ -22,6 +26,7 @@ class Source(SourceSet):
 
     client: Client
     is_written = False
+    consumers: list[str]
 
     def find_start(self, own: OwnHistory) -> OpTime:
         self.set_name = "site1"
@@ -30,7 +35,10 @@ class Source(SourceSet):
         return START
 
     def hold(self, consumer: str, position: OpTime) -> None:
-        """Nothing keeps entries here."""
+        self.consumers.append(consumer)
+
+    def release(self, consumer: str) -> None:
+        self.consumers.remove(consumer)
 
 
 def _insert(group: WriteGroup) -> None:
@@ -38,11 +46,12 @@ def _insert(group: WriteGroup) -> None:
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_what_is_written_meanwhile_is_noticed(
+def test_what_is_written_meanwhile_is_noticed_and_leaves_no_consumer(
     client: Client, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
     monkeypatch.setattr(Source, "client", client, raising=False)
     monkeypatch.setattr(Source, "is_written", is_written)
+    monkeypatch.setattr(Source, "consumers", [], raising=False)
     monkeypatch.setattr(follow, "SourceSet", Source)
     command = {"replSetFollow": "start", "source": "a:1"}
     if is_written:
@@ -53,3 +62,39 @@ def test_what_is_written_meanwhile_is_noticed(
         state = read_state(client.member.store)
         assert state is not None
         assert (state.mode, state.position) == (FollowMode.FOLLOWING, START)
+    assert Source.consumers == ([] if is_written else ["follower-rs0"])
+
+
+class Older:
+    """An archive of the first entries."""
+
+    missing_through = 0
+
+    def __init__(self, rows: list[OplogRow]) -> None:
+        self._rows = rows
+        self.oldest = rows[0].optime
+
+    async def after(self, position: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
+        return [row for row in self._rows if row.ts > position.ts][:limit]
+
+
+@pytest.mark.parametrize("is_archived", [False, True])
+def test_a_source_gives_committed_entries_behind_one_that_it_has(client: Client, is_archived: bool) -> None:
+    member = client.member
+    client.ok({"insert": "c", "documents": [{"_id": n} for n in range(4)]})
+    rows = member.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 20)
+    member.node.commit_point = rows[-2].optime
+
+    def asked(at: OpTime) -> list[object] | int:
+        reply = client.run({"replSetFollowEntries": optime_document(at)}, db="admin")
+        return [entry["ts"] for entry in reply["entries"]] if reply["ok"] else reply["code"]
+
+    committed = [timestamp(row.ts) for row in rows[:-1]]
+    assert asked(rows[0].optime) == committed[1:]
+    assert asked(rows[-2].optime) == []
+    assert asked(rows[-1].optime) == [], "a new primary does not know yet whether it is committed"
+    assert asked(OpTime(99, rows[1].ts)) == ErrorCode.CAPPED_POSITION_LOST, "of another history"
+    trim(member, rows[2].optime)
+    member.history.older = Older(rows[:4]) if is_archived else None
+    assert asked(rows[0].optime) == (committed[1:4] if is_archived else ErrorCode.CAPPED_POSITION_LOST)
+    assert client.code({"replSetFollowEntries": 1}, db="admin") == 14

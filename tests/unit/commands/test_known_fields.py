@@ -29,6 +29,7 @@ OURS = {
     "replSetForgetArchive",
     "replSetFollow",
     "replSetFollowStatus",
+    "replSetFollowEntries",
 }
 """Commands that MongoDB does not have."""
 OUR_FIELDS = {"replSetStepDown": {"handOverTo"}}

@@ -9,10 +9,9 @@ import pytest
 
 from replset.bson import Binary, Int64, RawDocument, encode, encode_key
 from replset.commands.streams.follow_source import OwnHistory, SourceSet
-from replset.errors import BadValueError, CappedPositionLostError, IllegalOperationError
+from replset.errors import BadValueError, ConsumerNotFoundError, IllegalOperationError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, extra_fields, insert_entry, noop_entry, transaction_entry
-from replset.optime import timestamp
 from replset.replication.applier import apply_batch
 from replset.replication.followed import (
     FollowMode,
@@ -136,21 +135,12 @@ class Source(SourceSet):
         super().__init__(["a:1"], "site1")
         self.entries = entries
         self.state = state
-        self.fit = 1_000
-        """How many entries an answer holds."""
 
     def find(self, ns: str, query: dict[str, object], limit: int, *, newest_first: bool = False) -> list[bytes]:
         if ns == "config.follow":
             return [] if self.state is None else [encode(self.state.document())]
         wanted = query.get("ts")
-        if isinstance(wanted, dict):
-            first = _ts(wanted["$gte"]) if "$gte" in wanted else _ts(wanted["$gt"]) + 1
-            return [raw for raw in self.entries if OplogEntry(raw).optime.ts >= first][: min(limit, self.fit)]
         return [raw for raw in self.entries if wanted is None or RawDocument(raw).get("ts") == wanted][:limit]
-
-
-def _ts(value: object) -> int:
-    return next(number for number in range(NOW, NOW + 1_000) if timestamp(number) == value)
 
 
 INITIATED = noop_entry({"msg": "initiating set"}, at(1), WALL)
@@ -189,17 +179,27 @@ def test_after_a_switch_over_the_old_site_begins_where_the_new_one_stopped() -> 
         start(Source([], stopped), [ELECTED])
 
 
-def test_a_source_that_forgot_the_position_is_no_source_any_more() -> None:
-    source = Source(ENTRIES)
-    assert source.entries_after(at(5)) == ENTRIES[5:]
-    assert source.entries_after(at(7)) == []
-    for gone in (at(0), at(5, 2), at(100)):
-        with pytest.raises(CappedPositionLostError):
-            source.entries_after(gone)
+class Consumers(SourceSet):
+    """A source where somebody may have removed the consumer."""
+
+    def __init__(self, consumers: list[str]) -> None:
+        super().__init__(["a:1"], "site1")
+        self.consumers = consumers
+        self.asked: list[str] = []
+
+    def command(self, document: dict[str, object], database: str = "admin") -> RawDocument:
+        name, consumer = next(iter(document.items()))
+        self.asked.append(name)
+        if name == "replSetConsumers" and consumer not in self.consumers:
+            raise ConsumerNotFoundError("no such consumer")
+        return RawDocument(encode({"ok": 1.0, "consumers": [{"generation": 1}]}))
 
 
-def test_entries_come_that_are_too_large_for_one_answer_with_the_position() -> None:
-    source = Source(ENTRIES)
-    source.fit = 1
-    assert source.entries_after(at(5)) == [ENTRIES[5]]
-    assert source.entries_after(at(7)) == []
+@pytest.mark.parametrize(
+    ("consumers", "then"),
+    [(["c"], ["replSetConsumerAck"]), ([], ["replSetConsumerCreate", "replSetConsumerSeek"])],
+)
+def test_a_consumer_that_was_removed_is_made_again(consumers: list[str], then: list[str]) -> None:
+    source = Consumers(consumers)
+    source.acknowledge("c", at(5))
+    assert source.asked == ["replSetConsumers", *then]

@@ -43,6 +43,8 @@ def test_a_set_made_of_a_followers_backup_follows_nobody(
 
     async def follow(_self: SetFollower, state: FollowState, _term: int) -> None:
         followed.append(state.set_name)
+        if len(followed) == 1:
+            raise ValueError("odd")  # no ReplError: a fault of the product, or of what came
 
     monkeypatch.setattr(SetFollower, "_follow", follow)
     store = Store.open(RealDisk(), tmp_path, StoreOptions(min_free_bytes=0))
@@ -52,8 +54,12 @@ def test_a_set_made_of_a_followers_backup_follows_nobody(
     async def main(clock: SimClock) -> None:
         await writer.write(lambda group: save_state(group, begun))
         node: Any = SimpleNamespace(set_id=set_id)
-        task = asyncio.create_task(SetFollower(context_of(store, clock), node, writer, lambda: None).run())  # type: ignore[arg-type]
+        follower = SetFollower(context_of(store, clock), node, writer, lambda: None)  # type: ignore[arg-type]
+        task = asyncio.create_task(follower.run())
+        await asyncio.sleep(1)
+        assert follower.progress.error.startswith("ValueError: odd" if mode is FollowMode.FOLLOWING else "")
         await asyncio.sleep(2)
+        assert not task.done()
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -62,4 +68,5 @@ def test_a_set_made_of_a_followers_backup_follows_nobody(
     state = read_state(store)
     assert state is not None
     assert (state.mode, state.position, bool(followed)) == (mode, POSITION, mode is FollowMode.FOLLOWING)
+    assert len(followed) != 1, "it is tried again"
     store.close()
