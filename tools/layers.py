@@ -11,6 +11,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def part_of(module: str) -> str:
     return next((part for part in LEVELS if module == part or module.startswith(f"{part}.")), "")
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Full names of all that a file imports from the product, the tests and the tools."""
     return _imported(ast.parse(path.read_text(encoding="utf-8")))

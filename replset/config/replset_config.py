@@ -45,11 +45,18 @@ class ReplSetConfig:
     voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
     oplog_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
     """Voters with data, and witnesses: who can hold an entry for the commit point."""
+    oplog_holders: tuple[Member, ...] = field(init=False, repr=False, compare=False)
+    _by_id: dict[MemberId | None, Member] = field(init=False, repr=False, compare=False)
+    _by_host: dict[HostPort, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        reverse = self.members[::-1]  # the first of two alike is found, in what is not validated yet
+        object.__setattr__(self, "_by_id", {member.id: member for member in reverse})
+        object.__setattr__(self, "_by_host", {member.host: member for member in reverse})
         voters = tuple(member for member in self.members if member.is_voter)
         object.__setattr__(self, "voters", voters)
         object.__setattr__(self, "oplog_voters", tuple(member for member in voters if member.holds_oplog))
+        object.__setattr__(self, "oplog_holders", tuple(member for member in self.members if member.holds_oplog))
 
     # --- counts (map C8) -----------------------------------------------------------------------------------------
 
@@ -66,10 +73,6 @@ class ReplSetConfig:
         return tuple(member for member in self.members if member.bears_data)
 
     @property
-    def oplog_holders(self) -> tuple[Member, ...]:
-        return tuple(member for member in self.members if member.holds_oplog)
-
-    @property
     def in_sync_voters(self) -> tuple[Member, ...]:
         """Who can be in sync: voting members with data, but for delayed ones, which are behind on purpose."""
         return tuple(each for each in self.voters if each.bears_data and not each.secondary_delay_secs)
@@ -84,10 +87,10 @@ class ReplSetConfig:
     # --- finding members -----------------------------------------------------------------------------------------
 
     def member(self, member_id: MemberId | None) -> Member | None:
-        return next((member for member in self.members if member.id == member_id), None)
+        return self._by_id.get(member_id)
 
     def member_at(self, host: HostPort) -> Member | None:
-        return next((member for member in self.members if member.host == host), None)
+        return self._by_host.get(host)
 
     def with_member(self, changed: Member) -> ReplSetConfig:
         """The same configuration with the member of this `_id` replaced."""
