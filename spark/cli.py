@@ -313,8 +313,9 @@ def export(
     span = span_of(begin, end)
     run.open(members)
     from spark.reports import export as report
+    from spark.reports.export_folder import Mode
 
-    mode = report.Mode.APPEND if append else report.Mode.OVERWRITE if overwrite else report.Mode.NEW
+    mode = Mode.APPEND if append else Mode.OVERWRITE if overwrite else Mode.NEW
     files = report.export(run.session, run.oplogs, parquet, mode=mode, span=span, variant=variant)
     run.show(report.document_of(files, parquet), {}, report.content)
 

@@ -10,31 +10,26 @@ null for the empty namespace of no-ops.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from enum import Enum
 from functools import reduce
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from replset.bson import RawDocument, to_ejson
-from replset.errors import ErrorCode, ReplError
-from replset.ids import OPTIME_NULL, OpTime
+from replset.errors import ReplError
 from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema, batch_from, ddl_of, schema_of
-from spark.jobs import map_spans, pinned, table_of, with_member
+from spark.jobs import map_spans, table_of, with_member
 from spark.oplog import EVERYTHING, Oplog, OplogError, Span
 from spark.render.content import Content, ContentTable, Document, Phrase, Tone, byte_size, count_text, several
 from spark.render.documents import Rows, rows_of
+from spark.reports.export_folder import TEMPORARY, ExportedFile, Mode, Target, day_of, folder_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,11 +41,6 @@ FILES_SCHEMA = ddl_of(_FILES)
 PARSED = "parsed"
 """With variant: the entry as VARIANT, from its relaxed Extended JSON."""
 ROWS_PER_TASK = 1_000_000
-MARK = "_SUCCESS"
-_TEMPORARY = "_temporary-"
-_EMPTY = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED = frozenset("\"#%'*/:=?\\{}[]^<>|\x7f") | {chr(code) for code in range(32)}
-_LONGEST_NAME = 200
 _ROW_GROUP_ROWS = 131_072
 _BUFFER_BYTES = 64 << 20
 _OPEN_FILES = 64
@@ -64,36 +54,6 @@ _WRITING: dict[str, Any] = {
     "column_encoding": dict.fromkeys(("ts", "term", "wall"), "DELTA_BINARY_PACKED"),
     "sorting_columns": [pq.SortingColumn(_SCHEMA.get_field_index("ts"))],
 }
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Mode(Enum):
-    """What may be in the folder. new: nothing. overwrite: an export, which goes when the new one is written. append:
-    an export, to which each member's entries behind its newest exported one are added.
-    """
-
-    NEW = "new"
-    OVERWRITE = "overwrite"
-    APPEND = "append"
-
-
-class ExportError(ReplError):
-    """The folder cannot take the export; nothing in it was changed."""
-
-    code = ErrorCode.OPERATION_FAILED
-
-
-class ExportedFile(NamedTuple):
-    """One file. file: its path below the folder. bytes: on disk. first_ts, last_ts: of its entries."""
-
-    member: str
-    day: str
-    ns: str
-    file: str
-    entries: int
-    bytes: int
-    first_ts: int
-    last_ts: int
 
 
 def export(
@@ -114,7 +74,7 @@ def export(
     """
     target = Target.open(str(folder))
     spans = target.prepare(oplogs, mode, span)
-    run = f"{_TEMPORARY}{uuid4().hex}"
+    run = f"{TEMPORARY}{uuid4().hex}"
     try:
         write = _write_variants if variant else _write_files
         files = write(spark, spans, target, run, rows_per_task)
@@ -128,28 +88,6 @@ def export(
 
 
 # --- pure ------------------------------------------------------------------------------------------------------
-
-
-def folder_of(member: str, day: str, ns: str) -> str:
-    """The folder for the files of a namespace and day, below the export's."""
-    return f"member={segment(member)}/day={day}/ns={segment(ns)}"
-
-
-def segment(name: str) -> str:
-    """A name as part of a path, as Hive and Spark escape it; one that is too long is cut and gets a hash."""
-    if not name:
-        return _EMPTY
-    escaped = "".join(f"%{ord(character):02X}" if character in _ESCAPED else character for character in name)
-    if len(escaped.encode("utf-8", "replace")) <= _LONGEST_NAME:
-        return escaped
-    digest = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
-    cut = escaped.encode("utf-8", "replace")[: _LONGEST_NAME - 17].decode("utf-8", "ignore")
-    return f"{cut}~{digest}"
-
-
-def day_of(ts: int) -> str:
-    """YYYY-MM-DD in UTC."""
-    return (_EPOCH + timedelta(seconds=ts >> 31)).strftime("%Y-%m-%d")
 
 
 def runs_by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -194,129 +132,6 @@ def merges(files: Iterable[ExportedFile]) -> list[list[ExportedFile]]:
             if small and file is not None:
                 group.append(file)
     return found
-
-
-# --- the folder ------------------------------------------------------------------------------------------------
-
-
-class Target:
-    """The folder of an export, on whatever file system; paths below are relative to it."""
-
-    def __init__(self, uri: str, system: fs.FileSystem, root: str) -> None:
-        self.uri, self.system, self.root = uri, system, root.rstrip("/")
-
-    @classmethod
-    def open(cls, uri: str) -> Target:
-        try:
-            if "://" in uri:
-                return cls(uri, *fs.FileSystem.from_uri(uri))
-            return cls(uri, fs.LocalFileSystem(), str(Path(uri).absolute()))
-        except (OSError, ValueError) as error:
-            raise ExportError(f"{uri}: {error}") from error
-
-    def path(self, *parts: str) -> str:
-        return "/".join((self.root, *parts))
-
-    def names(self) -> list[str]:
-        """The names in the folder itself."""
-        return [info.base_name for info in self._list("", recursive=False)]
-
-    def prepare(self, oplogs: Sequence[Oplog], mode: Mode, span: Span) -> list[tuple[Oplog, Span]]:
-        """Which span of which oplog to write. ExportError: the folder is not as `mode` wants it."""
-        there = [name for name in self.names() if not name.startswith(_TEMPORARY)]
-        if there and mode is Mode.NEW:
-            raise ExportError(f"{self.uri} is not empty: --append or --overwrite an export, or name another folder")
-        foreign = [name for name in there if name != MARK and not name.startswith(f"{MEMBER}=")]
-        if foreign:
-            raise ExportError(f"{self.uri} is no export: it holds {foreign[0]}")
-        newest = {oplog.name: self._newest(oplog.name) if mode is Mode.APPEND else None for oplog in oplogs}
-        spans = []
-        for oplog in pinned(oplogs):
-            bounds = oplog.bounds()
-            first = max(span.first_ts, bounds.oldest.ts)
-            exported = newest[oplog.name]
-            if exported is not None:
-                _check_continues(oplog, bounds.oldest, exported)
-                first = max(first, exported[0] + 1)
-            end = min(span.end_ts, bounds.newest.ts + 1)
-            if bounds.newest != OPTIME_NULL and first < end:
-                spans.append((oplog, Span(first, end)))
-        return spans
-
-    def _newest(self, member: str) -> tuple[int, int] | None:
-        """(ts, hash) of the newest entry that the export holds of this member."""
-        infos = [info for info in self._list(f"{MEMBER}={segment(member)}", recursive=True) if _is_part(info)]
-        days = {info.path.split("/day=")[-1].split("/")[0] for info in infos}
-        found: tuple[int, int] | None = None
-        for info in infos:
-            if info.path.split("/day=")[-1].split("/")[0] == max(days):
-                with pq.ParquetFile(info.path, filesystem=self.system) as file:
-                    group = file.read_row_group(file.num_row_groups - 1, columns=["ts", "hash"])
-                newest = (group.column("ts")[-1].as_py(), group.column("hash")[-1].as_py())
-                found = newest if found is None else max(found, newest)
-        return found
-
-    def _list(self, below: str, *, recursive: bool) -> list[fs.FileInfo]:
-        selector = fs.FileSelector(self.path(below) if below else self.root, allow_not_found=True, recursive=recursive)
-        try:
-            infos: list[fs.FileInfo] = self.system.get_file_info(selector)
-        except OSError as error:
-            raise ExportError(f"{self.uri}: {error}") from error
-        return infos
-
-    def move_in(self, run: str, files: Iterable[ExportedFile]) -> list[ExportedFile]:
-        """Move what `run` wrote to its folders; return the files with their paths there."""
-        moved = []
-        for number, file in enumerate(sorted(files, key=lambda file: (file.member, file.first_ts, file.ns))):
-            below = folder_of(file.member, file.day, file.ns)
-            name = f"{below}/part-{file.first_ts}-{number:06}.parquet"
-            self.system.create_dir(self.path(below), recursive=True)
-            self.system.move(self.path(run, file.file), self.path(name))
-            moved.append(file._replace(file=name))
-        return moved
-
-    def make(self, run: str) -> None:
-        try:
-            self.system.create_dir(self.path(run), recursive=True)
-        except OSError as error:
-            raise ExportError(f"{self.uri}: {error}") from error
-
-    def size(self, *parts: str) -> int:
-        """Bytes of a file."""
-        return int(self.system.get_file_info(self.path(*parts)).size or 0)
-
-    def written(self, run: str) -> list[ExportedFile]:
-        """The files that Spark wrote for `run`, with the facts read from them."""
-        found = []
-        for info in self._list(run, recursive=True):
-            if not _is_part(info):
-                continue
-            with pq.ParquetFile(info.path, filesystem=self.system) as file:
-                groups, last = file.metadata.num_row_groups, file.metadata.num_rows
-                table = file.read_row_group(0, columns=[MEMBER, "ns", "ts"])
-                end = file.read_row_group(groups - 1, columns=["ts"]).column("ts")[-1].as_py()
-            first = table.column("ts")[0].as_py()
-            member, ns = table.column(MEMBER)[0].as_py(), table.column("ns")[0].as_py()
-            name = info.path[len(self.path(run)) + 1 :]
-            found.append(ExportedFile(member, day_of(first), ns, name, last, info.size, first, end))
-        return found
-
-    def clear(self) -> None:
-        """Take away a former export."""
-        for name in self.names():
-            if name == MARK:
-                self.system.delete_file(self.path(name))
-            elif name.startswith(f"{MEMBER}="):
-                self.system.delete_dir(self.path(name))
-
-    def drop(self, run: str) -> None:
-        with suppress(OSError):
-            self.system.delete_dir(self.path(run))
-
-    def mark(self) -> None:
-        self.system.create_dir(self.root, recursive=True)
-        with self.system.open_output_stream(self.path(MARK)):
-            pass
 
 
 # --- in the workers --------------------------------------------------------------------------------------------
@@ -483,23 +298,6 @@ def _with_text(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
         folders = [folder_of(member, day_of(at), name) for at, name in zip(ts, ns, strict=True)]
         columns = [*batch.columns, pa.array(texts, pa.string()), pa.array(folders, pa.string())]
         yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, "text", "folder"])
-
-
-def _is_part(info: fs.FileInfo) -> bool:
-    return bool(info.type == fs.FileType.File and info.base_name.endswith(".parquet"))
-
-
-def _check_continues(oplog: Oplog, oldest: OpTime, exported: tuple[int, int]) -> None:
-    """An appended oplog must still hold the newest exported entry, unchanged."""
-    ts, hashed = exported
-    shown = f"{ts >> 31}:{ts & ((1 << 31) - 1)}"
-    if oldest.ts > ts:
-        raise ExportError(f"{oplog.name}: the oplog begins at {oldest}, after the newest exported entry, {shown}")
-    for batch in oplog.read(Span(ts, ts + 1), ("hash",)):
-        for found in batch.column(0).to_pylist():
-            if found == hashed:
-                return
-    raise ExportError(f"{oplog.name}: the newest exported entry, {shown}, is not in its history any more")
 
 
 # --- document and text ---------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from spark.jobs import oplog_error
 from spark.oplog import EVERYTHING, Oplog, OplogError
 from spark.readers.parquet import ParquetOplog
 from spark.readers.sqlite import SqliteOplog
-from spark.reports import export as exporting
-from spark.reports.export import PARSED, ExportError, Mode, Target, export
+from spark.reports.export import PARSED, export
+from spark.reports.export_folder import ExportError, Mode, Target, day_of, folder_of
 from spark.reports.replay.replay import replay
 from tests.spark.history_kit import member, noop
 from tests.spark.kit import T0, insert, write_oplog
@@ -165,7 +165,7 @@ def test_variant(spark: SparkSession, tmp_path: Path) -> None:
     assert rows(ParquetOplog("a", str(out), "a")) == rows(oplog)
     assert sum(row["entries"] for row in files) == len(rows(oplog))
     assert {row["file"].rpartition("/")[0] for row in files} == {
-        exporting.folder_of("a", exporting.day_of(row["ts"]), row["ns"]) for row in rows(oplog)
+        folder_of("a", day_of(row["ts"]), row["ns"]) for row in rows(oplog)
     }
     read = spark.read.parquet(str(out)).where("op = 'i'").orderBy("ts")
     first = read.selectExpr(

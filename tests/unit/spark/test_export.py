@@ -12,18 +12,8 @@ from replset.ids import pack_ts
 from spark.columns import COLUMNS
 from spark.oplog import EVERYTHING, Span
 from spark.readers.sqlite import SqliteOplog
-from spark.reports.export import (
-    ExportedFile,
-    ExportError,
-    Mode,
-    Target,
-    by_namespace,
-    day_of,
-    folder_of,
-    merges,
-    runs_by_day,
-    segment,
-)
+from spark.reports.export import by_namespace, merges, runs_by_day
+from spark.reports.export_folder import ExportedFile, ExportError, Mode, Target, day_of, folder_of, segment
 from tests.spark.kit import T0, insert, write_oplog
 
 MIDNIGHT = 1_760_054_400
