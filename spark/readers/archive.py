@@ -15,7 +15,6 @@ from itertools import takewhile
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from replset.archive.archive import Archive
@@ -38,7 +37,8 @@ from spark.oplog import (
     rolled_back_error,
     trimmed_error,
 )
-from spark.readers.pieces import Piece, cut, rows_within, within
+from spark.readers.pieces import InPieces, Piece
+from spark.readers.tables import columns_for, rows_in
 
 _BATCH_ROWS = 16_384
 _ENTRY_ROWS = 2_048
@@ -67,7 +67,7 @@ class Pinned(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivedOplog:
+class ArchivedOplog(InPieces):
     """`address`: of the archive. live: a member's oplog that goes on behind it; None: the archive alone."""
 
     name: str
@@ -80,12 +80,6 @@ class ArchivedOplog:
 
     def bounds(self) -> Bounds:
         return self._now().bounds
-
-    def count(self, span: Span) -> int:
-        return round(rows_within(self._pieces(), span))
-
-    def split(self, span: Span, parts: int) -> list[Span]:
-        return cut(span, within(self._pieces(), span), parts)
 
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         now = self._now()
@@ -236,12 +230,5 @@ def _table(files: Files, segment: Segment, span: Span, columns: Sequence[str], o
     data = files.read(segment.file)
     if data is None or hashlib.sha256(data).hexdigest() != segment.sha256:
         raise OplogError(segment.file, "it is missing" if data is None else "it is damaged: its hash differs")
-    wanted = [name for name, values in (("ns", only.ns), ("op", only.op)) if values]
-    names = list(dict.fromkeys([*columns, "ts", *wanted]))
-    table = pq.read_table(pa.BufferReader(data), columns=names, use_threads=False)
-    ts = table.column("ts")
-    mask = pc.and_(pc.greater_equal(ts, span.first_ts), pc.less(ts, span.end_ts))
-    for name, values in (("ns", only.ns), ("op", only.op)):
-        if values:
-            mask = pc.and_(mask, pc.is_in(table.column(name), pa.array(values, pa.string())))
-    return table.filter(mask).select(columns).cast(arrow_schema(columns))
+    table = pq.read_table(pa.BufferReader(data), columns=columns_for(columns, only), use_threads=False)
+    return rows_in(table, span, only).select(columns).cast(arrow_schema(columns))

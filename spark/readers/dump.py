@@ -18,7 +18,7 @@ import pyarrow as pa
 from replset.bson import MAX_INTERNAL_SIZE, InvalidBSONError
 from replset.ids import OpTime
 from spark.oplog import ALL, Bounds, EntryFilter, OplogError, Span
-from spark.readers.pieces import Piece, cut, rows_within, side_by_side, within
+from spark.readers.pieces import InPieces, Piece, side_by_side
 from spark.readers.rows import Row, batch_of, chosen, entry_optime, entry_row
 
 _CHUNK_BYTES = 2 << 20
@@ -52,7 +52,7 @@ class Index(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DumpOplog:
+class DumpOplog(InPieces):
     """`pin` makes the index; without one each question makes it anew."""
 
     name: str
@@ -69,12 +69,6 @@ class DumpOplog:
         oldest = min((chunk.oldest for chunk in chunks), key=_ts_of)
         newest = max((chunk.newest for chunk in chunks), key=_ts_of)
         return Bounds(oldest, newest, sum(chunk.rows for chunk in chunks))
-
-    def count(self, span: Span) -> int:
-        return round(rows_within(self._pieces(), span))
-
-    def split(self, span: Span, parts: int) -> list[Span]:
-        return cut(span, within(self._pieces(), span), parts)
 
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         index = self._index()

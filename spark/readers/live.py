@@ -33,7 +33,7 @@ from spark.oplog import (
     rolled_back_error,
     trimmed_error,
 )
-from spark.readers.pieces import Piece, cut, rows_within, within
+from spark.readers.pieces import InPieces, Piece
 from spark.readers.rows import Row, batch_of, batched, chosen, member_row
 
 _PAGE_ROWS = 10_000
@@ -45,7 +45,7 @@ _TRIMMED = 136
 
 
 @dataclass(frozen=True, slots=True)
-class LiveOplog:
+class LiveOplog(InPieces):
     """`url`: http://HOST:PORT of the member's HTTP API. pinned: the bounds to keep to."""
 
     name: str
@@ -60,13 +60,6 @@ class LiveOplog:
             return self.pinned
         with self._connect() as member:
             return member.bounds()
-
-    def count(self, span: Span) -> int:
-        return round(rows_within(self._pieces(), span))
-
-    def split(self, span: Span, parts: int) -> list[Span]:
-        """Cut at equal times: one process answers, and how its entries are spread is known only by reading them."""
-        return cut(span, within(self._pieces(), span), parts)
 
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         bounds = self.pinned
@@ -90,6 +83,7 @@ class LiveOplog:
         return replace(self, pinned=Bounds(first, end.optime, chain=end.chain))
 
     def _pieces(self) -> list[Piece]:
+        """One, cut at equal times: how its entries are spread is known only by reading them."""
         bounds = self.bounds()
         return [] if bounds.newest == OPTIME_NULL else [Piece(bounds.oldest.ts, bounds.newest.ts + 1, bounds.rows)]
 

@@ -23,7 +23,8 @@ from pyarrow import fs
 from replset.ids import OpTime
 from spark.columns import COLUMNS, FIELDS, MEMBER, arrow_schema
 from spark.oplog import ALL, Bounds, EntryFilter, OplogError, Span, one_line
-from spark.readers.pieces import Piece, cut, rows_within, side_by_side, within
+from spark.readers.pieces import InPieces, Piece, side_by_side
+from spark.readers.tables import columns_for, rows_in
 
 _BATCH_ROWS = 16_384
 _ENTRY_ROWS = 2_048
@@ -53,7 +54,7 @@ class Index(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetOplog:
+class ParquetOplog(InPieces):
     """One member's entries below `folder` (a path or a URI), or in one file; member None: all that there are.
 
     `pin` makes the index; without one each question makes it anew.
@@ -69,12 +70,6 @@ class ParquetOplog:
 
     def bounds(self) -> Bounds:
         return self._index().bounds
-
-    def count(self, span: Span) -> int:
-        return round(rows_within(self._pieces(), span))
-
-    def split(self, span: Span, parts: int) -> list[Span]:
-        return cut(span, within(self._pieces(), span), parts)
 
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         rows = _ENTRY_ROWS if "entry" in columns else _BATCH_ROWS
@@ -128,16 +123,13 @@ class _Chosen(NamedTuple):
 
     def needed(self, group: Group) -> list[str]:
         by_member = [MEMBER] if group.mixed and self.member is not None else []
-        by_choice = [name for name, wanted in (("ns", self.only.ns), ("op", self.only.op)) if wanted]
-        return list(dict.fromkeys([*self.columns, "ts", *by_choice, *by_member]))
+        return [*columns_for(self.columns, self.only), *by_member]
 
     def of(self, table: pa.Table) -> pa.Table:
-        ts = table.column("ts")
-        mask = pc.and_(pc.greater_equal(ts, self.span.first_ts), pc.less(ts, self.span.end_ts))
-        for column, wanted in (("ns", self.only.ns), ("op", self.only.op), (MEMBER, (self.member,))):
-            if wanted and column in table.schema.names and (column != MEMBER or self.member is not None):
-                mask = pc.and_(mask, pc.is_in(table.column(column), pa.array(wanted, pa.string())))
-        return table.filter(mask)
+        found = rows_in(table, self.span, self.only)
+        if self.member is None or MEMBER not in table.schema.names:
+            return found
+        return found.filter(pc.equal(found.column(MEMBER), self.member))
 
 
 class _Files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,6 +16,22 @@ class Piece(NamedTuple):
     first_ts: int
     end_ts: int
     rows: float
+
+
+class InPieces(ABC):
+    """Counts and cuts an oplog by pieces of it that are known to be of some size."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _pieces(self) -> Sequence[Piece]:
+        """Rising, side by side; they may leave gaps."""
+
+    def count(self, span: Span) -> int:
+        return round(rows_within(self._pieces(), span))
+
+    def split(self, span: Span, parts: int) -> list[Span]:
+        return cut(span, within(self._pieces(), span), parts)
 
 
 def cut(span: Span, pieces: Sequence[Piece], parts: int) -> list[Span]:
