@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -323,3 +325,22 @@ def test_a_folder_that_cannot_be_written_says_so(driver: Driver, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchiveError, match="archive: "):
         write(driver, FolderFiles(str(tmp_path / "file")), job(driver))
+
+
+def test_a_full_disk_leaves_nothing_and_the_archive_goes_on(
+    driver: Driver, files: FolderFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write(driver, files, job(driver)).segment
+    assert first is not None
+    before = files.names("segments")
+
+    def fsync(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(ArchiveError, match="No space left on device"):
+            write(driver, files, job(driver, first.end))
+    assert files.names("segments") == before
+    write_all(driver, files, after=first.end)
+    assert archived(files) == rows_of(driver)
