@@ -16,6 +16,7 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.member_file import MemberFile
 from replset.storage.oplog import check_chain
 from tests.simulation.kit.checkers import Checkers
+from tests.simulation.kit.clients import ClientSite
 from tests.simulation.kit.cluster import SETTINGS, SimCluster, quiet_logs
 from tests.simulation.kit.crash_images import CrashImages, at_every_disk_step, expect_vote
 from tests.simulation.kit.crash_points import CRASH_POINTS, CrashPoint, Phase, at_point
@@ -288,7 +289,7 @@ def test_a_member_that_dies_there_comes_back_right(point: CrashPoint, power_loss
 def test_a_set_that_dies_at_its_beginning_can_begin(point: CrashPoint, power_loss: bool) -> None:
     quiet_logs()
     with SimCluster(3, seed=1) as cluster:
-        workload = Workload(cluster.loop, [], cluster.random_for("workload"), cluster.client)
+        workload = Workload(ClientSite(cluster.loop, [], cluster.random_for("workload"), cluster.client))
         scenario = ScenarioRun(cluster, Checkers(cluster, workload.history), workload)
         for name in cluster.machines:
             cluster.start(name)

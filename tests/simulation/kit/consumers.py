@@ -20,10 +20,9 @@ from typing import Any
 
 from replset.bson import Int64
 from replset.ids import HostPort, pack_ts
-from tests.simulation.kit.clients import Clients
+from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.entries import Entry
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import COLLECTION, DATABASE
 
@@ -91,18 +90,10 @@ def place_of(token: str) -> Place:
 class ConsumerReaders(Clients):
     """Creates the consumers, and reads until `stop`; `drain` then reads the rest."""
 
-    def __init__(
-        self,
-        loop: SimLoop,
-        hosts: list[HostPort],
-        rng: random.Random,
-        new_client: Callable[[], SimClient],
-        mix: ConsumerMix,
-    ) -> None:
-        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
+    def __init__(self, site: ClientSite, mix: ConsumerMix) -> None:
+        super().__init__(site, mix.pause_ms)
         self._mix = mix
         self._moments = itertools.count(1)
-        self._primary: HostPort | None = None
         self.histories = {name: ConsumerHistory() for name in FOLLOWED}
 
     def start(self) -> None:
@@ -125,16 +116,16 @@ class ConsumerReaders(Clients):
 
     async def _ask(self, client: SimClient, rng: random.Random, command: dict[str, object]) -> dict[str, Any] | None:
         """The reply of the primary, also when it is an error of the consumer; None: no answer of a primary."""
-        target = self._primary if self._primary and rng.random() < 0.9 else rng.choice(self._hosts)
+        target = self._target(rng, 0.9)
         try:
             reply = await client.call(target, "admin", command)
         except NoAnswerError:
-            self._primary = None
+            self.primary = None
             return None
         if reply["ok"] == 1 or reply["code"] in (HISTORY_LOST, MOVED):
-            self._primary = target
+            self.primary = target
             return reply
-        self._primary = None if self._primary == target else self._primary
+        self._note_primary(target, leads=False)
         return None
 
     async def _create(self, name: str, rng: random.Random) -> bool:
@@ -239,7 +230,7 @@ class ConsumerReaders(Clients):
         for name in FOLLOWED:
             quiet_since = self._loop.now_ms
             for _ in range(DRAIN_TRIES):
-                self._primary = primary()
+                self.primary = primary()
                 found = await self._read(name, client, rng, "last")
                 if found is None or found["events"] or found.get("active") is False or found.get("outstanding"):
                     quiet_since = self._loop.now_ms

@@ -7,13 +7,12 @@ rollback's oplog file.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from replset.ids import OPTIME_NULL, HostPort, OpTime, pack_ts
-from tests.simulation.kit.clients import Clients
-from tests.simulation.kit.loop import SimLoop
+from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import CONCERNS
 
@@ -56,15 +55,8 @@ class ClientOperation:
 class Operations(Clients):
     """Runs the clients until `stop`; each stays with its member for as long as that one carries out commands."""
 
-    def __init__(
-        self,
-        loop: SimLoop,
-        hosts: list[HostPort],
-        rng: random.Random,
-        new_client: Callable[[], SimClient],
-        mix: OperationMix,
-    ) -> None:
-        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
+    def __init__(self, site: ClientSite, mix: OperationMix) -> None:
+        super().__init__(site, mix.pause_ms)
         self._number = mix.clients
         self.history: list[ClientOperation] = []
 

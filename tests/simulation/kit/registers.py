@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from replset.bson import Timestamp
 from replset.ids import HostPort, pack_ts
-from tests.simulation.kit.clients import Clients
+from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.linearizability import ABSENT, Kind, Operation
-from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import DATABASE, NOT_APPLIED
 
@@ -39,19 +37,11 @@ class RegisterMix:
 class Registers(Clients):
     """Runs the clients until `stop`; `history` is what can be said of what they did."""
 
-    def __init__(
-        self,
-        loop: SimLoop,
-        hosts: list[HostPort],
-        rng: random.Random,
-        new_client: Callable[[], SimClient],
-        mix: RegisterMix,
-    ) -> None:
-        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
+    def __init__(self, site: ClientSite, mix: RegisterMix) -> None:
+        super().__init__(site, mix.pause_ms)
         self._mix = mix
         self._values = itertools.count(1)
         self._instants = itertools.count(1)  # one loop: calls and answers have an order even in one moment
-        self._primary: HostPort | None = None
         self._known: dict[str, str | None] = {}  # what a client saw last
         self._newest = 0  # the highest operationTime in any answer
         self.history: list[Operation] = []
@@ -73,7 +63,7 @@ class Registers(Clients):
         while not self._stopped:
             await self._pause(rng)
             key = f"r{rng.randrange(self._mix.documents)}"
-            target = self._primary if self._primary and rng.random() < 0.7 else rng.choice(self._hosts)
+            target = self._target(rng, 0.7)
             draw = rng.random()
             if draw < 0.25:
                 await self._put(client, who, key, target)
@@ -126,11 +116,11 @@ class Registers(Clients):
         try:
             reply = await client.call(target, DATABASE, {**command, **_MAJORITY})
         except NoAnswerError as error:
-            self._lost(target)
+            self._note_primary(target, leads=False)
             if not error.unsent:
                 self.history.append(operation)
             return
-        self._note(target, reply)
+        self._note_primary(target, leads=reply["ok"] == 1)
         if _did_nothing(reply, operation):
             return
         if reply["ok"] == 1 and not reply.get("writeErrors") and not reply.get("writeConcernError"):
@@ -156,7 +146,7 @@ class Registers(Clients):
         try:
             reply = await client.call(target, DATABASE, command)
         except NoAnswerError:
-            self._lost(target)
+            self._note_primary(target, leads=False)
             return
         if reply["ok"] != 1:
             return
@@ -176,16 +166,6 @@ class Registers(Clients):
         name = kind or operation.kind.value
         self.answered[name] = self.answered.get(name, 0) + 1
         return replace(operation, returned=next(self._instants))
-
-    def _note(self, target: HostPort, reply: dict[str, Any]) -> None:
-        if reply["ok"] == 1:
-            self._primary = target
-        else:
-            self._lost(target)
-
-    def _lost(self, target: HostPort) -> None:
-        if self._primary == target:
-            self._primary = None
 
 
 def _did_nothing(reply: dict[str, Any], operation: Operation) -> bool:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from replset.bson import Binary, Int64
 from replset.commands.replies import RETRYABLE_CODES
-from replset.ids import HostPort
-from tests.simulation.kit.clients import Clients
-from tests.simulation.kit.loop import SimLoop
+from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import CONCERNS, DATABASE
 
@@ -66,18 +64,10 @@ class _Session:
 class RetryingClients(Clients):
     """Runs the clients until `stop`; `history` is what they sent and what they heard."""
 
-    def __init__(
-        self,
-        loop: SimLoop,
-        hosts: list[HostPort],
-        rng: random.Random,
-        new_client: Callable[[], SimClient],
-        mix: RetryMix,
-    ) -> None:
-        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
+    def __init__(self, site: ClientSite, mix: RetryMix) -> None:
+        super().__init__(site, mix.pause_ms)
         self._number = mix.clients
         self._numbers = itertools.count(1)
-        self._primary: HostPort | None = None
         self.history: list[RetriedWrite] = []
 
     def start(self) -> None:
@@ -122,17 +112,17 @@ class RetryingClients(Clients):
         """Send it again and again, to the primary or to somebody else, until the answer says what became of it."""
         until = self._loop.now_ms + RETRIES_FOR_MS
         while self._loop.now_ms < until:
-            target = self._primary or rng.choice(self._hosts)
+            target = self.primary or rng.choice(self._hosts)
             write.attempts += 1
             try:
                 reply = await client.call(target, DATABASE, command, timeout_s=rng.choice((0.5, 2.0, 8.0)))
             except NoAnswerError:
-                self._primary = None
+                self.primary = None
             else:
                 if _judge(write, reply):
-                    self._primary = target
+                    self.primary = target
                     return
-                self._primary = None
+                self.primary = None
             await asyncio.sleep(rng.uniform(0.02, 0.4))
 
 

@@ -6,12 +6,14 @@ import asyncio
 import gc
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from replset.ids import HostPort
 from tests.simulation.kit.checkers import Checkers
+from tests.simulation.kit.clients import ClientSite
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.consumers import ConsumerMix, ConsumerReaders
 from tests.simulation.kit.entries import kind_of_entry
@@ -27,6 +29,8 @@ from tests.simulation.kit.streams import StreamMix, StreamReaders
 from tests.simulation.kit.transfers import TransferMix, Transfers
 from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
 
+M = TypeVar("M")
+C = TypeVar("C")
 FAULTS_S = 40.0
 CONVERGES_WITHIN_S = 90.0
 PROOF_TRIES = 3
@@ -419,31 +423,20 @@ class _Run:
         self.cluster = cluster
         self.plan = plan
         hosts = [machine.host for machine in cluster.members() if machine.bears_data]
-        self.workload = Workload(cluster.loop, hosts, cluster.random_for("workload"), cluster.client, plan.load)
-        self.registers: Registers | None = None
-        if plan.registers is not None:
-            rng = cluster.random_for("registers")
-            self.registers = Registers(cluster.loop, hosts, rng, cluster.client, plan.registers)
-        self.operations: Operations | None = None
-        if plan.operations is not None:
-            rng = cluster.random_for("deeds")
-            self.operations = Operations(cluster.loop, hosts, rng, cluster.client, plan.operations)
-        self.retries: RetryingClients | None = None
-        if plan.retries is not None:
-            rng = cluster.random_for("retries")
-            self.retries = RetryingClients(cluster.loop, hosts, rng, cluster.client, plan.retries)
-        self.transfers: Transfers | None = None
-        if plan.transfers is not None:
-            rng = cluster.random_for("transfers")
-            self.transfers = Transfers(cluster.loop, hosts, rng, cluster.client, plan.transfers)
-        self.consumers: ConsumerReaders | None = None
-        if plan.consumers is not None:
-            rng = cluster.random_for("consumers")
-            self.consumers = ConsumerReaders(cluster.loop, hosts, rng, cluster.client, plan.consumers)
-        self.streams: StreamReaders | None = None
-        if plan.streams is not None:
-            rng = cluster.random_for("streams")
-            self.streams = StreamReaders(cluster.loop, hosts, rng, cluster.client, plan.streams)
+
+        def site(name: str) -> ClientSite:
+            return ClientSite(cluster.loop, hosts, cluster.random_for(name), cluster.client)
+
+        def clients(kind: Callable[[ClientSite, M], C], name: str, mix: M | None) -> C | None:
+            return None if mix is None else kind(site(name), mix)
+
+        self.workload = Workload(site("workload"), plan.load)
+        self.registers = clients(Registers, "registers", plan.registers)
+        self.operations = clients(Operations, "deeds", plan.operations)
+        self.retries = clients(RetryingClients, "retries", plan.retries)
+        self.transfers = clients(Transfers, "transfers", plan.transfers)
+        self.consumers = clients(ConsumerReaders, "consumers", plan.consumers)
+        self.streams = clients(StreamReaders, "streams", plan.streams)
         operations = self.operations.history if self.operations else None
         self.checkers = Checkers(cluster, self.workload.history, operations, self.transfers)
         if self.retries is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from replset.core.member_state import MemberState
 from tests.simulation.kit.checkers import Checkers
+from tests.simulation.kit.clients import ClientSite
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.entries import manifests
 from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
@@ -240,7 +241,7 @@ def scenario_run(
     quiet_logs()
     with SimCluster(members, arbiters, seed=seed, witnesses=witnesses, environment=environment) as cluster:
         hosts = [machine.host for machine in cluster.machines.values() if not machine.witness]
-        workload = Workload(cluster.loop, hosts, cluster.random_for("workload"), cluster.client)
+        workload = Workload(ClientSite(cluster.loop, hosts, cluster.random_for("workload"), cluster.client))
         scenario = ScenarioRun(cluster, Checkers(cluster, workload.history), workload)
         cluster.initiate(settings=settings)
         scenario.primary = cluster.primary() or ""

@@ -17,11 +17,10 @@ from typing import Any
 
 from replset.bson import Int64
 from replset.ids import HostPort
-from tests.simulation.kit.clients import Clients
+from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.consumers import Place, changes_of, place_of
 from tests.simulation.kit.entries import Entry
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import COLLECTION, DATABASE
 
@@ -52,15 +51,8 @@ class Followed:
 class StreamReaders(Clients):
     """Follow changes until `stop`; `drain` then reads the rest."""
 
-    def __init__(
-        self,
-        loop: SimLoop,
-        hosts: list[HostPort],
-        rng: random.Random,
-        new_client: Callable[[], SimClient],
-        mix: StreamMix,
-    ) -> None:
-        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
+    def __init__(self, site: ClientSite, mix: StreamMix) -> None:
+        super().__init__(site, mix.pause_ms)
         self.followed: list[list[Followed]] = [[] for _ in FOLLOWED]
         """Of each reader; a new one begins where history was lost."""
         self.opened = 0

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from replset.bson import Binary, Int64, Timestamp
 from replset.ids import HostPort, pack_ts
-from tests.simulation.kit.clients import Clients
-from tests.simulation.kit.loop import SimLoop
+from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import CONCERNS, DATABASE
 
@@ -73,19 +72,11 @@ class _RefusedError(Exception):
 class Transfers(Clients):
     """Runs the clients until `stop`."""
 
-    def __init__(
-        self,
-        loop: SimLoop,
-        hosts: list[HostPort],
-        rng: random.Random,
-        new_client: Callable[[], SimClient],
-        mix: TransferMix,
-    ) -> None:
-        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
+    def __init__(self, site: ClientSite, mix: TransferMix) -> None:
+        super().__init__(site, mix.pause_ms)
         self._mix = mix
         self._numbers = itertools.count(1)
         self._names = [f"a{n}" for n in range(mix.documents)]
-        self._primary: HostPort | None = None
         self.history: list[Transfer] = []
         self.reads: list[BalanceRead] = []
 
@@ -102,7 +93,7 @@ class Transfers(Clients):
         client = self._new_client()
         while not self._stopped:
             await self._pause(rng)
-            target = self._primary if self._primary and rng.random() < 0.8 else rng.choice(self._hosts)
+            target = self._target(rng, 0.8)
             await self._move(client, target, rng)
         client.close()
 
@@ -110,7 +101,7 @@ class Transfers(Clients):
         client = self._new_client()
         while not self._stopped:
             await self._pause(rng)
-            await self._note(client, self._primary or rng.choice(self._hosts), rng)
+            await self._note(client, self.primary or rng.choice(self._hosts), rng)
         client.close()
 
     async def _note(self, client: SimClient, target: HostPort, rng: random.Random) -> None:
@@ -122,7 +113,7 @@ class Transfers(Clients):
         except NoAnswerError:
             return
         if reply["ok"] == 1:
-            self._primary = target
+            self.primary = target
 
     async def _move(self, client: SimClient, target: HostPort, rng: random.Random) -> None:
         transaction = _Transaction(client, target, rng)
@@ -132,10 +123,10 @@ class Transfers(Clients):
         try:
             await self._write_inside(transaction, move, rng)
         except (_RefusedError, NoAnswerError) as error:
-            self._primary = None if self._primary == target else self._primary
+            self._note_primary(target, leads=False)
             move.outcome, move.detail = "fail", str(error)  # nobody ever sent the commit
             return
-        self._primary = target
+        self.primary = target
         if rng.random() < 0.1:
             move.outcome, move.detail = "fail", "aborted"
             await transaction.abort()
@@ -178,7 +169,7 @@ class Transfers(Clients):
                 move.outcome = "ok"
                 return
             await asyncio.sleep(rng.random() * 2)
-            transaction.target = self._primary if self._primary and rng.random() < 0.5 else rng.choice(self._hosts)
+            transaction.target = self._target(rng, 0.5)
 
     # --- reading
 
@@ -200,7 +191,7 @@ class Transfers(Clients):
 
     async def _read_inside(self, client: SimClient, rng: random.Random) -> None:
         """All documents in a transaction that only reads, in two commands with a pause between them."""
-        target, half = self._primary or rng.choice(self._hosts), len(self._names) // 2
+        target, half = self.primary or rng.choice(self._hosts), len(self._names) // 2
         transaction, found = _Transaction(client, target, rng), {}
         for names in (self._names[:half], self._names[half:]):
             found |= await transaction.find({"_id": {"$in": names}})

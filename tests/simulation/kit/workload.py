@@ -12,8 +12,7 @@ from typing import Any
 
 from replset.bson import Int64, Timestamp
 from replset.ids import OPTIME_NULL, HostPort, OpTime, pack_ts
-from tests.simulation.kit.clients import Clients
-from tests.simulation.kit.loop import SimLoop
+from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 
 DATABASE = "app"
@@ -118,20 +117,12 @@ class Mix:
 class Workload(Clients):
     """Runs the clients until `stop`."""
 
-    def __init__(
-        self,
-        loop: SimLoop,
-        hosts: list[HostPort],
-        rng: random.Random,
-        new_client: Callable[[], SimClient],
-        mix: Mix | None = None,
-    ) -> None:
+    def __init__(self, site: ClientSite, mix: Mix | None = None) -> None:
         self._mix = mix or Mix()
-        super().__init__(loop, hosts, rng, new_client, self._mix.pause_ms)
+        super().__init__(site, self._mix.pause_ms)
         self._numbers = itertools.count(1)
         self._mine: list[int] = []  # ids that may be deleted, each once
         self.history = History()
-        self.primary: HostPort | None = None
         self.on_acknowledged: Callable[[Write], None] | None = None
 
     def start(self) -> None:
@@ -146,8 +137,7 @@ class Workload(Clients):
         client = self._new_client()
         while not self._stopped:
             await self._pause(rng)
-            # A client mostly goes where the primary is; now and then to somebody who may think that he is.
-            target = self.primary if self.primary and rng.random() < 0.7 else rng.choice(self._hosts)
+            target = self._target(rng, 0.7)
             if rng.random() < 0.08:
                 await self._scratch(client, target, rng)
             elif self._mix.several and rng.random() < self._mix.several:
@@ -216,12 +206,9 @@ class Workload(Clients):
                 judge(write, reply, len(writes))
         for write in writes:
             write.done_ms = self._loop.now_ms
-            if write.acknowledged:
-                self.primary = target
-                if write.kind == "insert" and write.concern == "majority":
-                    self._mine.append(write.id)
-            elif self.primary == target:
-                self.primary = None
+            self._note_primary(target, leads=write.acknowledged)
+            if write.acknowledged and write.kind == "insert" and write.concern == "majority":
+                self._mine.append(write.id)
         if writes[-1].acknowledged and self.on_acknowledged is not None:
             self.on_acknowledged(writes[-1])
 
