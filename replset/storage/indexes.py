@@ -176,12 +176,16 @@ def _keystring(index: Index, values: list[object]) -> bytes:
     return b"".join(parts)
 
 
-def duplicate_of(index: Index, ns: str, document: bytes, keystring: bytes) -> DuplicateKeyError:
-    """MongoDB's 11000, with the values of the key that is taken."""
+def key_of(index: Index, document: bytes, keystring: bytes | None) -> dict[str, object]:
+    """The values of one of the document's keys, by their paths; {} if it has no such key."""
     values = _values_for(index, document) or {}
     row = next((row for row in value_lists(values, index.paths) if _keystring(index, row) == keystring), [])
-    key_value = {path: None if value is MISSING else value for (path, _), value in zip(index.fields, row, strict=False)}
-    return duplicate_key(ns, index.name, index.key_pattern, key_value)
+    return {path: None if value is MISSING else value for (path, _), value in zip(index.fields, row, strict=False)}
+
+
+def duplicate_of(index: Index, ns: str, document: bytes, keystring: bytes) -> DuplicateKeyError:
+    """MongoDB's 11000, with the values of the key that is taken."""
+    return duplicate_key(ns, index.name, index.key_pattern, key_of(index, document, keystring))
 
 
 def duplicate_key(

@@ -39,10 +39,6 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause("Time series are not built yet; refused with 238.", ("collection-management/timeseries-collection: *",)),
     Cause(
-        "find's `returnKey` and `showRecordId` are not built yet; refused with 238.",
-        ("command-monitoring/find: * showRecordId *",),
-    ),
-    Cause(
         "$where is not built; refused with 238.",
         ("server-discovery-and-monitoring/interruptInUse-pool-clear: Error returned *",),
     ),

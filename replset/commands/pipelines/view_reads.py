@@ -73,6 +73,8 @@ async def _find_elements(ctx: CommandContext, query: find.Query | None = None) -
         raise _not_supported("tailable")
     if query.hint is not None and query.hint.limits is not None:
         raise _not_supported("min and max")
+    if query.returns_key:
+        raise _not_supported("returnKey")
     if query.sort is not None and query.sort.natural:
         raise _not_supported("a sort by $natural")
     for path, value in projection.items():

@@ -63,7 +63,9 @@ async def explain(ctx: CommandContext) -> Reply:
 async def _find(ctx: CommandContext) -> Explained:
     query = await parse_find(ctx)
     projection = fields.decoded(ctx.body, "projection", ctx.name)
-    return Explained(query.compiled, query.weight, query.sort, query.hint, query.skip, query.limit, projection)
+    explained = Explained(query.compiled, query.weight, query.sort, query.hint, query.skip, query.limit, projection)
+    explained.returns_key = query.returns_key
+    return explained
 
 
 async def _count(ctx: CommandContext) -> Explained:

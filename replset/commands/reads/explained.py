@@ -50,6 +50,7 @@ class Explained:
     skip: int = 0
     limit: int = 0
     projection: object = None
+    returns_key: bool = False
     outer: str = ""
 
 
@@ -160,7 +161,9 @@ def _stages(wanted: Explained, chosen: Chosen | None, counts: _Counts | None) ->
         stage = {"stage": "LIMIT", **returned, "limitAmount": wanted.limit, "inputStage": stage}
     if wanted.skip and not wanted.outer:
         stage = {"stage": "SKIP", **returned, "skipAmount": wanted.skip, "inputStage": stage}
-    if wanted.projection:
+    if wanted.returns_key:
+        stage = {"stage": "RETURN_KEY", **returned, "inputStage": stage}
+    elif wanted.projection:
         stage = {"stage": "PROJECTION_DEFAULT", **returned, "transformBy": wanted.projection, "inputStage": stage}
     match wanted.outer, counts:
         case "", _:

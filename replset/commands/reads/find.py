@@ -26,6 +26,7 @@ from replset.commands.reads.hint import Hint, bad_hint, hint_of, limits_of
 from replset.commands.reads.oplog_cursor import OplogCursor
 from replset.commands.reads.plan import choose_plan, natural_direction
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection
+from replset.commands.reads.sources import index_key
 from replset.commands.reads.tailing import CappedCursor, Wanted
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NotBuiltError, StorageError
 from replset.ids import OpTime
@@ -53,6 +54,8 @@ _FIELDS = frozenset(
         "hint",
         "min",
         "max",
+        "returnKey",
+        "showRecordId",
         "tailable",
         "awaitData",
         "noCursorTimeout",
@@ -65,7 +68,10 @@ _FIELDS = frozenset(
 
 @dataclass(slots=True)
 class Query:
-    """A find command, parsed and compiled. limit 0: none. weight: see evaluation.py."""
+    """A find command, parsed and compiled. limit 0: none. weight: see evaluation.py.
+
+    returns_key: it shows the keys of the index that it uses, not the documents.
+    """
 
     filter: dict[str, object]
     compiled: Filter
@@ -79,6 +85,7 @@ class Query:
     tailable: bool = False
     await_data: bool = False
     keep_forever: bool = False
+    returns_key: bool = False
     spill: Spill | None = None
 
 
@@ -107,6 +114,11 @@ async def parse_find(ctx: CommandContext) -> Query:
     query.single_batch = fields.boolean(body, "singleBatch", name)
     query.tailable, query.await_data = tailable, await_data
     query.keep_forever = fields.boolean(body, "noCursorTimeout", name)
+    query.returns_key = fields.boolean(body, "returnKey", name)
+    if query.returns_key:
+        query.projection, query.weight = None, max(query.weight, len(body.raw))
+    elif fields.boolean(body, "showRecordId", name):
+        raise NotBuiltError("find.showRecordId without returnKey, which hides the record's id, is not built yet")
     return query
 
 
@@ -170,6 +182,7 @@ class FindCursor(Cursor):
         )
         """What a projection needs of a document."""
         plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
+        self._key_shown = partial(index_key, plan) if query.returns_key else None
         self._scan = Scan(member, coll, at, plan, self._shown_if_matched, query.weight, own)
         self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
         self._sorter = Sorter(query.spill, "Sort", query.skip + query.limit if query.limit else 0)
@@ -254,11 +267,13 @@ class FindCursor(Cursor):
     def _shown_if_matched(self, raw: bytes) -> bytes | None:
         found, projection = self._query.compiled, self._query.projection
         if projection is None:
-            return raw if found.matches_raw(raw) else None
+            return self._shown(raw) if found.matches_raw(raw) else None
         document = decode_fields(raw, self._fields)
         return encode(projection(document)) if found.matches(document) else None
 
     def _shown(self, raw: bytes) -> bytes:
+        if self._key_shown is not None:
+            return encode(self._key_shown(raw))
         projection = self._query.projection
         return raw if projection is None else encode(projection(decode_fields(raw, self._fields)))
 
@@ -335,6 +350,8 @@ async def open_cursor(
     limits = None if query.hint is None else query.hint.limits
     if limits is not None and (query.tailable or ns in (OPLOG, REPLSET_CONFIG)):
         raise bad_hint()
+    if query.returns_key and (query.tailable or ns in (OPLOG, REPLSET_CONFIG)):
+        raise NotBuiltError("find.returnKey is not built yet for the oplog and for tailable cursors")
     if ns == OPLOG:
         refuse_linearizable(concern, ns)
         if query.sort is not None and not query.sort.natural:

@@ -15,12 +15,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from replset.bson import RawDocument, encode_key
 from replset.commands.reads.plan import AnyOf, ById, ByIndex, ByKeys, Natural, Plan, Range
 from replset.errors import QueryPlanKilledError
 from replset.ids import OpTime
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
-from replset.storage.indexes import TO_THE_END, Index, keys_of
+from replset.storage.indexes import TO_THE_END, Index, key_of, keys_of
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import PAGE_ROWS
 from replset.storage.txn import Txn, next_key
@@ -413,7 +414,7 @@ class _Union(Source):
     def candidates(self, view: View) -> Iterator[Candidate]:
         for number in range(self._part, len(self._parts)):
             for place, key, doc in self._sources[number].candidates(view):
-                is_shown = doc is not None and any(_is_in(part, view, key, doc) for part in self._parts[:number])
+                is_shown = doc is not None and any(_is_in(part, key, doc) for part in self._parts[:number])
                 yield (number, place), key, None if is_shown else doc
 
     def advance(self, candidate: Candidate) -> None:
@@ -429,7 +430,7 @@ def _current(view: View, index: Index) -> Index:
     raise QueryPlanKilledError(f"query plan killed :: caused by :: index '{index.name}' dropped")
 
 
-def _is_in(part: ById | ByIndex, view: View, key: bytes, doc: bytes) -> bool:
+def _is_in(part: ById | ByIndex, key: bytes, doc: bytes) -> bool:
     if isinstance(part, ById):
         return any(low <= key < high for low, high in part.ranges)
     return first_key(part.index, part.ranges, doc, False) is not None
@@ -443,6 +444,20 @@ def first_key(index: Index, ranges: Sequence[Range], doc: bytes, backwards: bool
         if at >= 0 and ranges[at].low <= key < ranges[at].high:
             return key
     return None
+
+
+def index_key(plan: Plan, doc: bytes) -> dict[str, object]:
+    """Return the key by which a plan found the document, by the paths of its index; {} without an index."""
+    match plan:
+        case ByKeys() | ById():
+            return {"_id": RawDocument(doc).get("_id")}
+        case ByIndex(index=index):
+            return key_of(index, doc, first_key(index, plan.ranges, doc, plan.backwards))
+        case AnyOf(parts=parts):
+            key = encode_key(RawDocument(doc).get("_id"))
+            return next((index_key(part, doc) for part in parts if _is_in(part, key, doc)), {})
+        case Natural():
+            return {}
 
 
 def _candidate(view: View, place: Entry) -> Candidate:

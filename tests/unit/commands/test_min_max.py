@@ -1,4 +1,4 @@
-"""`min` and `max` of find: the documents between two keys of the hinted index."""
+"""`min` and `max` of find: the documents between two keys of the hinted index. And `returnKey`: the keys alone."""
 
 from __future__ import annotations
 
@@ -96,3 +96,31 @@ def test_refused_where_there_is_no_index(client: Client) -> None:
     assert client.code({"find": "v", **between}) == 168
     assert client.code({"find": "oplog.rs", "min": {"ts": 1}, "hint": {"ts": 1}}, "local") == 2
     assert client.ok({"find": "none", **between})["cursor"]["firstBatch"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ({"filter": {"_id": {"$gt": 27}}, "showRecordId": True}, [{"_id": 28}, {"_id": 29}]),
+        ({"filter": {"_id": 5}, "projection": {"a": 1}}, [{"_id": 5}]),
+        ({"filter": {"a": 4}, "limit": 2}, [{"a": 4, "b": 24}, {"a": 4, "b": 14}]),
+        ({"filter": {"a": 4}, "sort": {"_id": 1}, "skip": 2}, [{"a": 4, "b": 24}]),
+        ({"filter": {"t": {"$gte": 12}, "_id": {"$lt": 3}}, "hint": {"t": 1}}, [{"t": 12}]),
+        ({"filter": {"$or": [{"_id": 3}, {"a": 4, "b": 4}]}}, [{"_id": 3}, {"a": 4, "b": 4}]),
+        ({"filter": {"b": 7}}, [{}]),
+    ],
+    ids=str,
+)
+def test_keys_alone(client: Client, query: dict[str, Any], keys: list[Any]) -> None:
+    assert found(client, **query, returnKey=True) == keys
+    plan = client.ok({"explain": {"find": "c", **query, "returnKey": True}, "verbosity": "queryPlanner"})
+    assert plan["queryPlanner"]["winningPlan"]["stage"] == "RETURN_KEY"
+
+
+def test_keys_that_are_refused(client: Client) -> None:
+    client.ok({"create": "v", "viewOn": "c", "pipeline": []})
+    client.ok({"create": "capped", "capped": True, "size": 4096})
+    assert client.code({"find": "v", "returnKey": True}) == 168
+    assert client.code({"find": "capped", "tailable": True, "returnKey": True}) == 238
+    assert client.code({"find": "c", "showRecordId": True}) == 238
+    assert len(found(client, returnKey=False, showRecordId=False)) == len(DOCS)
