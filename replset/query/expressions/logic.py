@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 from replset.bson import Int64
@@ -16,7 +17,9 @@ from replset.query.expressions.frame import (
     Run,
     Scope,
     Variables,
+    apply,
     arguments,
+    check_argument_count,
     combine,
     constant,
     fault,
@@ -42,7 +45,16 @@ def _comparison(name: str, holds: Callable[[Any, Any], bool]) -> Operator:
             return holds(a, b)
         return holds(key_of(a), key_of(b))
 
-    return plain(name, compare, 2)
+    def build(argument: Any, scope: Scope) -> Expression:
+        values = argument if type(argument) is list else [argument]
+        check_argument_count(name, len(values), 2, 2)
+        first, second = scope.compile_all(values)
+        if second.is_constant and type(second.value) in (list, dict):
+            key = cache(lambda: key_of(second.value))  # once, not for each document
+            return combine(lambda root, variables: holds(key_of(first.run(root, variables)), key()), first, second)
+        return apply(compare, (first, second))
+
+    return Operator(name, build)
 
 
 def _compare(a: Any, b: Any) -> int:

@@ -66,6 +66,10 @@ CASES: list[tuple[Any, Any]] = [
     ({"$gte": [True, 99]}, True),
     ({"$ne": [[1, 2], [1, 2.0]]}, False),
     ({"$lte": [{"a": 1}, {"a": 2}]}, True),
+    ({"$eq": ["$o.l.y", [1, 2.0]]}, True),
+    ({"$ne": ["$o.l.y", {"$literal": [1]}]}, True),
+    ({"$gt": ["$a", {"$literal": {"a": 1}}]}, False),
+    ({"$lt": ["$nowhere", []]}, True),
     ({"$cmp": ["$a", 5]}, -1),
     ({"$cmp": [1, 1.0]}, 0),
     # what decides
