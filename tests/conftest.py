@@ -26,3 +26,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent in SLOW:
             item.add_marker("slow")
+    items.sort(key=lambda item: item.path.parent != HERE / "tools")  # the longest ones: none begins when all else ends
