@@ -213,9 +213,10 @@ def verify(run: CommandRun, members: Members, begin: From = None, end: To = None
 def elections(run: CommandRun, members: Members, samples: Samples = 10) -> None:
     """The terms: who led, how long nobody did, which entries each change cost."""
     run.open(members)
-    from spark.reports import elections as report
+    from spark.reports import elections as finding
+    from spark.reports import elections_text as report
 
-    found = report.elections(run.session, run.oplogs)
+    found = finding.elections(run.session, run.oplogs)
     run.show(report.document_of(found, samples), tables_of(found), report.content, report.charts)
 
 
@@ -250,13 +251,14 @@ def summary(
     """What the oplogs hold: by namespace, operation, term and minute; sizes, hot documents, the cost of updates."""
     span = span_of(begin, end)
     run.open(members)
-    from spark.reports import summary as report
+    from spark.reports import summary as finding
+    from spark.reports import summary_text as report
 
-    found: report.Summary[Any]
+    found: finding.Summary[Any]
     if run.engine is Engine.LOCAL:
-        found = report.local_summary(run.oplogs, span=span, only=only_of(ns), top=top, on_part=run.on_part)
+        found = finding.local_summary(run.oplogs, span=span, only=only_of(ns), top=top, on_part=run.on_part)
     else:
-        found = report.summary(run.session, run.oplogs, span=span, only=only_of(ns), top=top)
+        found = finding.summary(run.session, run.oplogs, span=span, only=only_of(ns), top=top)
     run.show(report.document_of(found), tables_of(found), report.content, report.charts)
 
 

@@ -39,7 +39,7 @@ from spark.reports.diff.classify import Diff, Kind, Reason, Verdict
 from spark.reports.diff.documents import DocumentDiff
 from spark.reports.diff.samples import Sample, entry_about, samples_of
 from spark.reports.lag import lag_chart
-from spark.reports.summary import BARS, namespace_chart
+from spark.reports.summary_text import BARS, namespace_chart
 
 DOCUMENTS = 20
 

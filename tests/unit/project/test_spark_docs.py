@@ -20,7 +20,7 @@ from spark.columns import SPARK_TYPES
 from spark.command_run import tables_of
 from spark.members import open_members
 from spark.oplog import Oplog
-from spark.reports import elections, export, lag, summary
+from spark.reports import elections, elections_text, export, lag, summary, summary_text
 from spark.reports.diff import classify
 from spark.reports.diff import report as diff_report
 from spark.reports.diff.documents import DIFFERING
@@ -186,8 +186,8 @@ def results_of(oplogs: list[Oplog]) -> Results:
         {
             "diff": {"ns": None, **diff_report.document_of(found["diff"], oplogs)},
             "verify": verify_report.document_of(found["verify"], oplogs),
-            "summary": summary.document_of(found["summary"]),
-            "elections": elections.document_of(terms),
+            "summary": summary_text.document_of(found["summary"]),
+            "elections": elections_text.document_of(terms),
             "lag": lag.document_of(empty(lag.LAG_SCHEMA)),
             "export": export.document_of(empty("member string, ns string, file string"), "exported"),
         },

@@ -25,7 +25,7 @@ from spark.render.content import (
 )
 from spark.render.page import page
 from spark.render.terminal import print_content
-from spark.reports.summary import widened
+from spark.reports.summary_text import widened
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 REACHING_OUT = {"src", "href", "srcset", "action", "data", "xlink:href"}

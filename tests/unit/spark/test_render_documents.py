@@ -14,10 +14,10 @@ from spark.oplog import Bounds
 from spark.render import documents
 from spark.render.content import Content, ContentSamples, ContentTable, Tone, text_of
 from spark.render.page import page as page_of
-from spark.reports import elections as elections_report
+from spark.reports import elections_text as elections_report
 from spark.reports import export as export_report
 from spark.reports import lag as lag_report
-from spark.reports import summary as summary_report
+from spark.reports import summary_text as summary_report
 from spark.reports.elections import Elections
 from spark.reports.summary import Summary
 from tests.spark.kit import T0, insert
