@@ -131,12 +131,18 @@ class DocumentsCursor(Cursor):
 
     def __init__(self, ns: str, documents: list[bytes]) -> None:
         super().__init__(ns)
-        self._left = documents
+        self._left = documents[::-1]
+        """The next document last."""
         self.finished = not documents
 
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
-        count = len(self._left) if limit is None else limit
-        documents, self._left = self._left[:count], self._left[count:]
+        documents: list[bytes] = []
+        size = 0
+        while self._left and (limit is None or len(documents) < limit):
+            size += len(self._left[-1]) + 16
+            if size > MAX_BATCH_BYTES and documents:
+                break
+            documents.append(self._left.pop())
         self.finished = not self._left
         return documents
 

@@ -20,6 +20,7 @@ from replset.query.stages.stage import ChainStage, SourceStage, Stage
 class Tally(ChainStage):
     """Counts the documents that pass."""
 
+    reads = frozenset()
     count = 0
 
     def take(self, row: Row) -> Iterable[Row]:

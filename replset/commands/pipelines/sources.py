@@ -17,7 +17,7 @@ from replset.commands.evaluation import run_in_thread
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.operations import OperationTable, current_operations
 from replset.commands.pipelines.joins import UnionCursor
-from replset.commands.pipelines.segments import Opener, PipelineRun
+from replset.commands.pipelines.segments import Opener, PipelineRun, checked
 from replset.commands.pipelines.views import refuse_view
 from replset.commands.sessions.session_request import NOBODY, SESSION_MINUTES, lsid_of, uid_of
 from replset.commands.users.authorization import authorize, is_allowed
@@ -127,7 +127,7 @@ async def _operations(run: PipelineRun, stage: CurrentOpStage, _source: Cursor |
 async def _documents(run: PipelineRun, stage: DocumentsStage, _source: Cursor | None) -> Cursor:
     """Evaluate in the thread: a few bytes can make many documents."""
     documents = await run_in_thread(
-        run.ctx.member, lambda: [encode(document) for document in stage.documents(run.run.variables)]
+        run.ctx.member, lambda: [checked(encode(document)) for document in stage.documents(run.run.variables)]
     )
     return DocumentsCursor(f"{run.ctx.database}.$cmd.aggregate", documents)
 

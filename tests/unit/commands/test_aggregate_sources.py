@@ -33,6 +33,17 @@ def test_index_stats_count_the_commands_that_used_an_index(client: Client) -> No
     assert run(client, "none", {"$indexStats": {}}) == []
 
 
+def test_documents_come_in_batches_of_16_mib(client: Client) -> None:
+    made = {"$map": {"input": {"$range": [0, 18]}, "in": {"i": "$$this", "s": {"$concat": ["$$k"] * 5}}}}
+    command = {"aggregate": 1, "pipeline": [{"$documents": made}], "let": {"k": "x" * 200_000}, "cursor": {}}
+    cursor = client.ok(command)["cursor"]
+    more = client.ok({"getMore": Int64(cursor["id"]), "collection": "$cmd.aggregate"})["cursor"]
+    assert [row["i"] for row in cursor["firstBatch"]] == list(range(16))
+    assert [row["i"] for row in more["nextBatch"]] == [16, 17]
+    large = {"s": {"$concat": ["$$k"] * 84}}
+    assert client.code({**command, "pipeline": [{"$documents": [large]}]}) == 10334
+
+
 def test_latency_stats(client: Client) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
     client.ok({"find": "c", "filter": {"x": 1}})
