@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.members.snapshot_server import SnapshotOptions, SnapshotServer
 from replset.core.member_state import MemberState
-from replset.core.messages import ProgressRequest, Report
+from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
@@ -43,9 +44,11 @@ from replset.replication.rollback import Rollback
 from replset.replication.write_queue import WriteQueue
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
 
 T = TypeVar("T")
+SOURCE = HostPort("source:1")
 WALL_MS = 1_790_000_000_000
 OPTIONS = StoreOptions(min_free_bytes=0)
 
@@ -404,6 +407,29 @@ async def until(condition: Callable[[], object], what: str = "") -> None:
             return
         await asyncio.sleep(0.001)
     raise AssertionError(f"never happened: {what or condition}")
+
+
+async def catch_up(source: Member, mine: Member) -> None:
+    """Let `mine` fetch from the source until it has everything."""
+    mine.fetcher.start(source.host)
+    await until(lambda: mine.store.last_applied == source.store.last_applied)
+    mine.fetcher.stop()
+
+
+def synced(mine: Member, reason: str, **options: bool) -> InitialSyncEnded:
+    """Run an initial sync from SOURCE to its end, and return what it reports."""
+    asyncio.run(mine.initial_sync.run(SOURCE, reason, **options))
+    ended = mine.reports[-1]
+    assert isinstance(ended, InitialSyncEnded)
+    return ended
+
+
+def trim(member: Member, commit_point: OpTime | None = None, **options: int) -> None:
+    """Remove all that the options do not keep; the commit point is the newest entry where none is given."""
+    member.store.set_commit_point(commit_point or member.store.last_applied)
+    member.store.options = replace(member.store.options, **options)
+    while remove_old_data(member.store, member.clock.wall_ms()):
+        pass
 
 
 def numbered(numbers: Iterable[int]) -> list[dict[str, object]]:

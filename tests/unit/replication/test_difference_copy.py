@@ -16,7 +16,6 @@ import pytest
 from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.core.messages import InitialSyncEnded
 from replset.errors import RemoteProtocolError, ReplError
-from replset.ids import HostPort
 from replset.oplog_entry import OplogEntry
 from replset.replication import copy_transfer
 from replset.replication.applier import apply_entry
@@ -27,13 +26,12 @@ from replset.storage.catalog import Collection
 from replset.storage.copies import OPLOG_ONLY
 from replset.storage.differences import Differences, Row, Spans, pack_pairs
 from replset.storage.index_build import IndexCheck, fill_slice
-from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
 from replset.storage.txn import read_meta
 from replset.storage.undo import undo_step
-from tests.unit.replication.kit import Member, Network, numbered, run, until
+from tests.unit.replication import kit
+from tests.unit.replication.kit import SOURCE, Member, Network, catch_up, numbered, run, synced
 
-SOURCE = HostPort("source:1")
 NS = "app.orders"
 
 
@@ -56,19 +54,13 @@ def insert(group: WriteGroup, document: dict[str, object]) -> None:
 
 
 def sync(mine: Member) -> InitialSyncEnded:
-    asyncio.run(mine.initial_sync.run(SOURCE, "too stale", is_stale=True))
-    ended = mine.reports[-1]
-    assert isinstance(ended, InitialSyncEnded)
-    return ended
+    return synced(mine, "too stale", is_stale=True)
 
 
 def trim(source: Member) -> None:
     """Everything is committed, and the oplog keeps its newest entry alone."""
     source.node.commit_point = source.store.last_applied
-    source.store.set_commit_point(source.store.last_applied)
-    source.store.options = replace(source.store.options, oplog_max_bytes=1, snapshot_history_s=0)
-    while remove_old_data(source.store, source.clock.wall_ms()):
-        pass
+    kit.trim(source, oplog_max_bytes=1, snapshot_history_s=0)
 
 
 def places(member: Member) -> dict[str, list[tuple[int, bytes]]]:
@@ -122,12 +114,7 @@ def test_only_what_differs_is_fetched(members: tuple[Member, Member]) -> None:
     source.insert(NS, {"_id": "later"})
     mine.reports.clear()
 
-    async def follow() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        mine.fetcher.stop()
-
-    run(follow)
+    run(lambda: catch_up(source, mine))
     assert_alike(source, mine)
 
 

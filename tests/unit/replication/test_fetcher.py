@@ -31,7 +31,7 @@ from replset.errors import (
     RemoteProtocolError,
     ReplError,
 )
-from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
+from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import OplogRow, chain_after
 from replset.query.diff import apply_update_bytes
@@ -39,11 +39,9 @@ from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
 from replset.replication.protocol import Awaited, FetchReply, FetchRequest, ProbeReply, ProbeRequest
-from replset.storage.retention import remove_old_data
-from tests.unit.replication.kit import Member, Network, copy_log, numbered, run, until
+from tests.unit.replication.kit import SOURCE, Member, Network, catch_up, copy_log, numbered, run, trim, until
 
 T = TypeVar("T")
-SOURCE = HostPort("source:1")
 NS = "app.orders"
 
 
@@ -764,10 +762,7 @@ def archived(source: Member) -> Older:
     source.insert(NS, *numbered(range(500, 520)))
     older = Older(source.store.oplog_after(OPTIME_NULL, limit=100_000, max_bytes=1 << 30)[:-1])
     source.history.older = older
-    source.store.set_commit_point(source.store.last_applied)
-    source.store.options = replace(source.store.options, oplog_max_bytes=1, snapshot_history_s=0)
-    while remove_old_data(source.store, source.clock.wall_ms()):
-        pass
+    trim(source, oplog_max_bytes=1, snapshot_history_s=0)
     return older
 
 
@@ -775,13 +770,7 @@ def test_a_stale_member_goes_on_from_the_archive(members: tuple[Member, Member])
     source, mine = members
     archived(source)
     assert mine.store.last_applied < source.store.oldest
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        mine.fetcher.stop()
-
-    run(test)
+    run(lambda: catch_up(source, mine))
     assert mine.everything() == source.everything()
     assert mine.store.chain == source.store.chain
 

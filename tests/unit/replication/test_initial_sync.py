@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from replset.commands.members.snapshot_server import SnapshotOptions
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
-from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_list import RollbackList
@@ -22,9 +21,19 @@ from replset.replication.rollback_manifest import FileKind, RollbackState, list_
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
 from replset.storage.undo import rollback_in_progress, undo_step
-from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered, run, until
+from tests.unit.replication.kit import (
+    OPTIONS,
+    SOURCE,
+    Member,
+    Network,
+    catch_up,
+    copy_log,
+    numbered,
+    run,
+    synced,
+    trim,
+)
 
-SOURCE = HostPort("source:1")
 NS = "app.orders"
 
 
@@ -38,10 +47,7 @@ def members(tmp_path: Path) -> tuple[Member, Member]:
 
 
 def sync(mine: Member, reason: str = "first sync", *, forced: bool = False) -> InitialSyncEnded:
-    asyncio.run(mine.initial_sync.run(SOURCE, reason, forced=forced))
-    ended = mine.reports[-1]
-    assert isinstance(ended, InitialSyncEnded)
-    return ended
+    return synced(mine, reason, forced=forced)
 
 
 def left_at_source(source: Member) -> list[str]:
@@ -65,9 +71,7 @@ def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple[Membe
             InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),  # type: ignore[union-attr]
         ]
         assert not mine.marker
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        mine.fetcher.stop()
+        await catch_up(source, mine)
 
     run(test)
     assert mine.everything() == source.everything()
@@ -184,7 +188,7 @@ def test_a_copy_whose_oplog_begins_behind_the_commit_point_holds_it(members: tup
     copy_log(source, mine)
     mine.node.commit_point = mine.store.last_applied
     source.insert(NS, *numbered(range(1_000, 1_020)))
-    trim_to(source, source.store.last_applied)
+    trim(source, oplog_max_bytes=500, commit_point=source.store.last_applied)
     assert source.store.oldest > mine.node.commit_point
     ended = sync(mine, "too stale")
     assert (ended.ok, ended.holds_committed) == (True, True)
@@ -219,7 +223,7 @@ def test_a_copy_whose_oplog_begins_later_tells_what_it_held(
     copy_log(source, mine)
     source.insert(NS, *numbered(range(1_000, 1_020)), term=term + doomed)
     mine.insert(NS, *numbered(range(2_000, 2_000 + doomed)), term=term)
-    trim_to(source, source.store.last_applied)
+    trim(source, oplog_max_bytes=500, commit_point=source.store.last_applied)
     assert source.store.oldest > mine.store.last_applied
     counted: list[int] = []
 
@@ -250,7 +254,7 @@ def test_a_restart_remembers_what_was_committed(members: tuple[Member, Member], 
     reopen(mine)
     assert mine.store.saved_commit_point() == mine.store.last_applied
     source.insert(NS, *numbered(range(1_000, 1_020)), term=2)
-    trim_to(source, source.store.last_applied)
+    trim(source, oplog_max_bytes=500, commit_point=source.store.last_applied)
     assert sync(mine, "too stale").ok
     assert list_manifests(mine.dbpath) == []
 
@@ -282,13 +286,6 @@ def test_before_a_forced_copy_what_was_committed_is_exported_too(members: tuple[
     assert manifest.state is RollbackState.EXPORTED
     (documents,) = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
     assert mine.rollback_file(documents.name) == [{"_id": "committed"}]
-
-
-def trim_to(member: Member, commit_point: OpTime) -> None:
-    member.store.set_commit_point(commit_point)
-    member.store.options = replace(member.store.options, oplog_max_bytes=500)
-    while remove_old_data(member.store, member.clock.wall_ms()):
-        pass
 
 
 def copies_asked(mine: Member) -> int:

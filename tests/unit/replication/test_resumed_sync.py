@@ -20,7 +20,7 @@ from replset.replication.partial_copy import CopyRecord, PartialCopy
 from replset.replication.rollback_manifest import list_manifests
 from replset.storage.disk import RealDisk
 from replset.storage.undo import undo_step
-from tests.unit.replication.kit import Member, Network, copy_log, numbered, run, until
+from tests.unit.replication.kit import Member, Network, catch_up, copy_log, numbered, run, until
 
 SOURCE, OTHER, MINE = HostPort("source:1"), HostPort("other:1"), "mine:1"
 NS = "app.orders"
@@ -91,9 +91,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(members: tuple[Member, Membe
         assert (await sync(mine)).ok
         assert chunks_asked(mine)[asked] == 3 * CHUNK, "the very byte"
         assert copies_made(mine) == 1
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        mine.fetcher.stop()
+        await catch_up(source, mine)
 
     run(test)
     assert mine.everything() == source.everything()

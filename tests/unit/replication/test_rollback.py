@@ -28,7 +28,7 @@ from tests.unit.replication.diverged import (
     stamp_of,
     two_members,
 )
-from tests.unit.replication.kit import Member, Network, copy_log, numbered, split_bson, until
+from tests.unit.replication.kit import Member, Network, catch_up, copy_log, numbered, split_bson
 
 
 def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path: Path) -> None:
@@ -81,9 +81,7 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path
 
     # Then it goes on from the source, and both are equal.
     async def tail() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        mine.fetcher.stop()
+        await catch_up(source, mine)
 
     asyncio.run(tail())
     assert isinstance(mine.reports[-1], SourceBatch)
@@ -183,9 +181,7 @@ def test_a_second_rollback_in_the_same_second_overwrites_nothing(tmp_path: Path)
 
 def copy_log_from(source: Member, mine: Member) -> None:
     async def tail() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        mine.fetcher.stop()
+        await catch_up(source, mine)
 
     asyncio.run(tail())
 
