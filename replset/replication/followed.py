@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -119,14 +120,20 @@ def read_state(store: Store) -> FollowState | None:
     """As this member has it; None: this set never followed another one."""
     coll = store.collection(FOLLOW_NS)
     raw = None if coll is None else store.get(coll, DOCUMENT_KEY)
-    return None if raw is None else FollowState.parse(decode(raw))
+    return None if raw is None else _parsed(raw)
 
 
 def state_in(txn: Txn) -> FollowState | None:
     """The same within a group."""
     coll = txn.catalog.by_ns.get(FOLLOW_NS)
     raw = None if coll is None else txn.get(coll, DOCUMENT_KEY)
-    return None if raw is None else FollowState.parse(decode(raw))
+    return None if raw is None else _parsed(raw)
+
+
+@lru_cache(maxsize=4)
+def _parsed(raw: bytes) -> FollowState:
+    """Each group of a set that has the document asks for it, and it seldom changes."""
+    return FollowState.parse(decode(raw))
 
 
 def save_state(group: WriteGroup, state: FollowState) -> None:
