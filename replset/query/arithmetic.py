@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import decimal
+import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from replset.bson import Decimal128, Int64
 
 DECIMAL128 = decimal.Context(
     prec=34, rounding=decimal.ROUND_HALF_EVEN, Emin=-6143, Emax=6144, capitals=1, clamp=1, flags=[], traps=[]
 )
-_INT32 = 1 << 31
-_INT64 = 1 << 63
+INT32: Final = 1 << 31
+INT64: Final = 1 << 63
 
 
 def add(a: object, b: object) -> object:
@@ -35,12 +36,12 @@ def zero_like(number: object) -> object:
 
 def is_long(number: int) -> bool:
     """Return True if an int is stored with 64 bits."""
-    return type(number) is Int64 or not -_INT32 <= number < _INT32
+    return type(number) is Int64 or not -INT32 <= number < INT32
 
 
 def to_stored_int(number: int, as_long: bool) -> int:
     """Return an int result: an int32 if it fits and `as_long` is False, else an int64. OverflowError beyond 64 bits."""
-    if not -_INT64 <= number < _INT64:
+    if not -INT64 <= number < INT64:
         raise OverflowError
     return Int64(number) if as_long or is_long(number) else number
 
@@ -63,3 +64,18 @@ def to_decimal(number: Any) -> decimal.Decimal:
     if type(number) is float:
         return decimal.Decimal(format(number, ".14e"))
     return decimal.Decimal(int(number))
+
+
+def whole_number(value: Any, limit: int = INT64) -> int | None:
+    """Return a number without a fraction as an int, None for every other value and for one beyond `limit`."""
+    if type(value) is Decimal128:
+        value = value.to_decimal()
+        if not value.is_finite() or value.adjusted() > 19:
+            return None
+    elif type(value) is float:
+        if not math.isfinite(value):
+            return None
+    elif not isinstance(value, int) or type(value) is bool:
+        return None
+    number = int(value)
+    return number if number == value and -limit <= number < limit else None

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from replset.bson import Decimal128, Int64, Regex, Undefined, encode_key
+from replset.bson import Decimal128, Regex, Undefined, encode_key
 from replset.bson.types import TYPE_BYTES, TYPE_NAMES, type_byte
 from replset.errors import ErrorCode, ReplError
 from replset.query import regex
+from replset.query.arithmetic import whole_number
 from replset.query.bits import bits_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
 from replset.query.order import (
@@ -204,7 +205,7 @@ def type_predicate(operand: object) -> Predicate:
                 raise BadValueError(f"Unknown type name alias: {value}")
             wanted |= _NUMBER_TYPES if value == "number" else {TYPE_BYTES[value]}
         elif is_number(value):
-            number = _whole(value)
+            number = whole_number(value)
             if number != _MIN_KEY_NUMBER and (number not in TYPE_NAMES or number == _MIN_KEY_BYTE):
                 raise BadValueError(f"Invalid numerical type code: {show(value)}")
             wanted.add(_MIN_KEY_BYTE if number == _MIN_KEY_NUMBER else number)
@@ -216,7 +217,7 @@ def type_predicate(operand: object) -> Predicate:
 def _size(operand: object) -> Predicate:
     if not is_number(operand):
         raise BadValueError(f"Failed to parse $size. Expected a number in: $size: {show(operand)}")
-    size = _whole(operand)
+    size = whole_number(operand)
     if size is None:
         raise BadValueError(f"Failed to parse $size. Expected an integer: $size: {show(operand)}")
     if size < 0:
@@ -311,12 +312,6 @@ def _regex(operand: object, options: object) -> Predicate:
             raise BadValueError("$options has to be a string")
         flags = options
     return regex.regex_predicate(pattern, flags)
-
-
-def _whole(value: object) -> int | None:
-    """Return a number of any type as an int, None when it is not whole or does not fit into 64 bits."""
-    number = _cut(value)
-    return number if number is not None and equals(Int64(number))(value) else None
 
 
 def _cut(value: object) -> int | None:

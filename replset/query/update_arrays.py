@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from replset.bson import Regex, encode_key
+from replset.query.arithmetic import whole_number
 from replset.query.conditions import is_operators, literal, value_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, show
 from replset.query.match import compile_item_filter, compile_value_filter
@@ -51,10 +51,11 @@ def _push_at(
 def _push_number(clauses: Mapping[str, object], name: str) -> int | None:
     if name not in clauses:
         return None
-    value: Any = clauses[name]
-    if not (is_number(value) and isinstance(value, int | float) and float(value).is_integer()):
-        raise BadValueError(f"The value for {name} must be an integer value but was given type: {type_name(value)}")
-    return int(value)
+    number = whole_number(clauses[name])
+    if number is None:
+        kind = type_name(clauses[name])
+        raise BadValueError(f"The value for {name} must be an integer value but was given type: {kind}")
+    return number
 
 
 def add_to_set(path: str, operand: object) -> UpdateOperation:

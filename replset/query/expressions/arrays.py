@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from replset.errors import ReplError
+from replset.query.arithmetic import INT32, whole_number
 from replset.query.errors import show
 from replset.query.expressions.frame import (
     Document,
@@ -27,7 +28,7 @@ from replset.query.expressions.frame import (
     spend_items,
 )
 from replset.query.expressions.logic import variable_name
-from replset.query.expressions.shared import INT32, index_argument, whole_number
+from replset.query.expressions.shared import index_argument
 from replset.query.order import MISSING, is_null, is_number, is_true, type_name
 from replset.query.sizes import size_of
 from replset.query.sort import SORT_RUN, compile_item_sort, sort_by_key

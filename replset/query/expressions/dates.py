@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from replset.bson import DateTime, Int64, ObjectId, Timestamp
 from replset.errors import ErrorCode, FailedToParseError
+from replset.query.arithmetic import INT64, whole_number
 from replset.query.errors import show
 from replset.query.expressions.date_text import ISO, check_reading, check_writing, date_text, read_date
 from replset.query.expressions.frame import Expression, Operator, Scope, apply, arguments, combine, fault, named
-from replset.query.expressions.shared import ABSENT, INT64, NO_INPUT, conversion_failure, whole_number, with_fallbacks
+from replset.query.expressions.shared import ABSENT, NO_INPUT, conversion_failure, with_fallbacks
 from replset.query.expressions.time_zones import (
     DAY,
     HOUR,

@@ -1,14 +1,13 @@
-"""What operators of several files share beside the frame: whole numbers, and values to fall back to."""
+"""What operators of several files share beside the frame: indexes, and values to fall back to."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
+from replset.query.arithmetic import INT32, whole_number
 from replset.query.errors import show
 from replset.query.expressions.frame import (
     Document,
@@ -23,9 +22,6 @@ from replset.query.expressions.frame import (
 )
 from replset.query.order import type_name
 
-INT32: Final = 1 << 31
-INT64: Final = 1 << 63
-
 
 class Mark(Enum):
     """Values that no document has. ABSENT: an argument that was not given. NO_INPUT: there is nothing to convert."""
@@ -36,21 +32,6 @@ class Mark(Enum):
 
 ABSENT: Final = Mark.ABSENT
 NO_INPUT: Final = Mark.NO_INPUT
-
-
-def whole_number(value: Any, limit: int = INT64) -> int | None:
-    """Return a number without a fraction as an int, None for every other value and for one beyond `limit`."""
-    if type(value) is Decimal128:
-        value = value.to_decimal()
-        if not value.is_finite() or value.adjusted() > 19:
-            return None
-    elif type(value) is float:
-        if not math.isfinite(value):
-            return None
-    elif not isinstance(value, int) or type(value) is bool:
-        return None
-    number = int(value)
-    return number if number == value and -limit <= number < limit else None
 
 
 def index_argument(name: str, what: str, value: object) -> int:
