@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from tests.simulation.kit.runs import (
 
 QUICK = range(3)
 SLOW = (
-    *range(3, 30),
+    *(4, 8, 9, 12, 13, 14, 17, 18, 26, 28),  # with QUICK each shape of a set, each kind of fault and of slow disk
     462,  # a member that was asked to stop while its disk was full could not
     2200,  # a member that votes alone led in a term before its vote was on disk, lost power, and led in it again
 )
@@ -34,10 +33,10 @@ CLASSIC = (
     559,  # a stale member could not resync: its undo ended between two entries, so there was no state to export from
     20080,  # of two voters one was too stale and copied anew, which took its vote; then the primary died
 )
-ROLLBACKS = range(1, 9)
-CHANGES = range(9, 20)
-CONCERNS = range(5, 9)
-STALE = range(1, 7)
+ROLLBACKS = (4, 1, 2, 3, *range(5, 9))  # until each kind of operation was undone; so far by the first three
+CHANGES = (9, 12, 13, 16, 17, 19)  # witnesses, hot spares, spare machines, arbiters, force, a delayed member
+CONCERNS = (5, 6)  # a longer lag and unslowed writers; two at least in sync
+STALE = range(1, 4)
 CONSUMERS = (2,)
 ARCHIVE = (2,)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
@@ -99,12 +98,14 @@ def test_change_streams_have_no_gap_and_no_repeat() -> None:
 
 @pytest.mark.slow
 def test_what_rollbacks_undo_is_in_their_files_whatever_its_kind() -> None:
-    undone: Counter[str] = Counter()
+    never_undone = set(KINDS)
     for seed in ROLLBACKS:
         outcome = run_seed(seed, rollback_plan(seed))
         assert outcome.error is None, outcome.report()
-        undone.update(kind for kind in KINDS if outcome.counts[f"undone {kind}"])
-    assert set(undone) == KINDS, "what was never undone was not tested"
+        never_undone -= {kind for kind in KINDS if outcome.counts[f"undone {kind}"]}
+        if not never_undone:
+            return
+    pytest.fail(f"not tested: {never_undone}")
 
 
 def a_short_run(seed: int) -> str:
@@ -112,21 +113,14 @@ def a_short_run(seed: int) -> str:
 
 
 def test_a_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:
+    """Here it is random; and another seed gives another trace."""
     code = "from tests.simulation.test_seeds import a_short_run; print(a_short_run(7))"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "4242")
-    }
-    assert len(digests) == 1
-    assert len(digests.pop().strip()) == 64
-
-
-def test_another_seed_gives_another_trace() -> None:
-    assert a_short_run(7) != a_short_run(8)
+    other_process = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other_process.stdout.strip() == a_short_run(7) != a_short_run(8)
