@@ -24,6 +24,7 @@ LEVELS = {
     "replset.bson": 1,
     "replset.config": 1,
     "replset.key_file": 1,
+    "replset.manifest": 1,
     "replset.oplog_entry": 1,
     "replset.oplog_row": 1,
     "replset.optime": 1,

@@ -6,18 +6,15 @@ is no segment. Its name is its range, so the same segment written twice is one s
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
-from replset.errors import BadValueError, CorruptDataError
 from replset.ids import OpTime, pack_ts
+from replset.manifest import encode_manifest, parse_manifest
 
 ARCHIVE_FILE = "archive.json"
 FOLDER = "segments"
-FORMAT = 1
 _NAME = re.compile(r"(\d{10})\.(\d{10})-(\d{10})\.(\d{10})\..+")
 
 
@@ -84,6 +81,10 @@ class Segment:
     member: str
     written: str
 
+    def __post_init__(self) -> None:
+        if not 0 < self.name.first_ts <= self.name.last_ts or self.rows < 1:
+            raise ValueError("its range is empty")
+
     @property
     def name(self) -> SegmentName:
         return SegmentName(OpTime.parse(self.first).ts, OpTime.parse(self.last).ts)
@@ -105,18 +106,12 @@ class Segment:
 
     def encode(self) -> bytes:
         """Return the bytes of the manifest, with a checksum of their own."""
-        return _with_checksum({"format": FORMAT, **asdict(self)})
+        return encode_manifest(self)
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Self:
         """Read a manifest; where: for the message of a CorruptDataError."""
-        try:
-            segment = cls(**_checked(data, where))
-            if not 0 < segment.name.first_ts <= segment.name.last_ts or segment.rows < 1:
-                raise ValueError("its range is empty")
-            return segment
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptDataError(f"{where} describes no segment: {error}") from error
+        return parse_manifest(cls, data, where, "segment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +125,8 @@ class ArchiveInfo:
     archive_id: str
 
     def encode(self) -> bytes:
-        return _with_checksum({"format": FORMAT, **asdict(self)})
+        return encode_manifest(self)
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Self:
-        try:
-            return cls(**_checked(data, where))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptDataError(f"{where} describes no archive: {error}") from error
-
-
-def _with_checksum(fields: dict[str, Any]) -> bytes:
-    return (json.dumps({**fields, "checksum": _checksum(fields)}, indent=2) + "\n").encode()
-
-
-def _checked(data: bytes, where: str) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(data)
-    checksum, number = fields.pop("checksum"), fields["format"]
-    if checksum != _checksum(fields):
-        raise CorruptDataError(f"{where} is damaged: its checksum differs")
-    if fields.pop("format") != FORMAT:
-        raise BadValueError(f"{where} is of a newer version: format {number}, known {FORMAT}")
-    return fields
-
-
-def _checksum(fields: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        return parse_manifest(cls, data, where, "archive")

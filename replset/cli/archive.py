@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -62,6 +62,7 @@ def check(url: Url, json: AsJson = False) -> int:
     archive = Archive.open(url)
     faults: list[str] = []
     position: Position | None = None
+    segments: list[Segment] = []
     names = archive.names()
     with LongWork("replset") as work:
         work.begin("checking the archive", len(names), "segments")
@@ -69,13 +70,13 @@ def check(url: Url, json: AsJson = False) -> int:
             work.advance()
             try:
                 segment = archive.segment(name)
+                segments.append(segment)
                 rows = archive.rows(segment)
                 if position is not None and segment.before is not None and segment.before.optime == position.optime:
                     check_continues(rows, position, f"{archive.files.address}/{segment.file}")
                 position = segment.end if position is None or segment.end.optime > position.optime else position
             except ReplError as error:
                 faults.append(error.message)
-    segments = [one for one in (_segment_or_none(archive, name) for name in names) if one is not None]
     faults += [f"nothing between {after} and {before}" for after, before in _gaps(segments)]
     known = {file.rpartition("/")[2] for one in segments for file in (one.file, one.name.manifest)}
     extra = sorted(set(archive.files.names(FOLDER)) - known - {name.manifest.rpartition("/")[2] for name in names})
@@ -88,13 +89,6 @@ def check(url: Url, json: AsJson = False) -> int:
             typer.echo(f"without a manifest, not used: {', '.join(extra[:10])}{' ...' if len(extra) > 10 else ''}")
         typer.echo(f"{len(names)} segments checked, {len(faults)} faults")
     return FAULTS if faults else GOOD
-
-
-def _segment_or_none(archive: Archive, name: Any) -> Segment | None:
-    try:
-        return archive.segment(name)
-    except ReplError:
-        return None
 
 
 @app.command()

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import apsw
@@ -19,6 +17,7 @@ from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
 from replset.errors import BadValueError, CorruptDataError, OutOfDiskSpaceError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
+from replset.manifest import encode_manifest, parse_manifest
 from replset.storage.copies import OPLOG_ONLY, install_copy
 from replset.storage.disk import Disk, file_sha256, read_chunks
 from replset.storage.file_names import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
@@ -28,7 +27,6 @@ from replset.storage.store import lock_dbpath
 from replset.storage.txn import read_meta
 
 MANIFEST_FILE = "backup.json"
-FORMAT = 1
 SPARE_BYTES = 64 << 20
 """Disk space that a restore leaves free beside the copy."""
 _COPY_FILE = "restore.db"
@@ -53,26 +51,12 @@ class BackupManifest:
 
     def encode(self) -> bytes:
         """Return the bytes of backup.json, with a checksum of their own."""
-        fields = {"format": FORMAT, **asdict(self)}
-        return (json.dumps({**fields, "checksum": _checksum(fields)}, indent=2) + "\n").encode()
+        return encode_manifest(self)
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Self:
         """Read backup.json; where: for the message of a CorruptDataError."""
-        try:
-            fields = json.loads(data)
-            checksum, number = fields.pop("checksum"), fields["format"]
-            if checksum != _checksum(fields):
-                raise CorruptDataError(f"{where} is damaged: its checksum differs")
-            if fields.pop("format") != FORMAT:
-                raise CorruptDataError(f"{where} is of a newer version: format {number}, known {FORMAT}")
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptDataError(f"{where} describes no backup: {error}") from error
-
-
-def _checksum(fields: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        return parse_manifest(cls, data, where, "backup")
 
 
 def read_manifest(disk: Disk, folder: str) -> BackupManifest:

@@ -164,7 +164,7 @@ def test_what_a_disk_lost_of_the_newest_segment_is_written_again(
 def test_a_segment_that_cannot_be_written_again_stays(driver: Driver, files: FolderFiles) -> None:
     last = write_all(driver, files)[-1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("replset.archive.segments.FORMAT", 2)
+        patch.setattr("replset.manifest.FORMAT", 2)
         newer = last.encode()
     for data, error, reason in ((newer, BadValueError, "newer version"), (b"{", CorruptDataError, "describes no")):
         files.write(last.name.manifest, data)
