@@ -140,13 +140,13 @@ class CommittedFloor:
     """
 
     def __init__(self) -> None:
-        self._life: tuple[int, int] | None = None
+        self._life: tuple[Store, int] | None = None
         self._seen: tuple[OpTime, OpTime | None] | None = None
         self._committed: OpTime | None = OPTIME_NULL
 
     def advance(self, store: Store, commit_point: OpTime, least: OpTime | None) -> OpTime | None:
         """least: of the documents as they are now. Returns what is needed."""
-        life = id(store), store.rollback_id
+        life = store, store.rollback_id
         if life != self._life:
             self._life, self._seen, self._committed = life, None, OPTIME_NULL
         if self._seen is None:

@@ -61,7 +61,7 @@ class History:
         self._waiting: dict[Scope, dict[asyncio.Future[OpTime], None]] = {}
         self._looked_at = OPTIME_NULL
         """Up to here entries were looked at for all who wait."""
-        self._life = (0, 0)
+        self._life: tuple[object, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._events: OrderedDict[int, EntryEvents] = OrderedDict()
         self._events_bytes = 0
@@ -184,10 +184,10 @@ class History:
         elif self._timer is None and self.committed.ts > self._looked_at.ts:
             self._look()
 
-    def _life_now(self) -> tuple[int, int]:
+    def _life_now(self) -> tuple[object, ...]:
         """Changes when what was read so far may not be what the store holds: a rollback, other data, another state."""
         member = self._member
-        return member.store.rollback_id, hash((id(member.store), member.node.state))
+        return member.store, member.store.rollback_id, member.node.state
 
     def _look(self) -> None:
         """Look at the new entries once, for all who wait."""
