@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tests.conformance.known import cause_of
 from tests.conformance.runner import Result, Status
 from tests.conformance.suites import FOLDERS
 
+OWN_SUITE = Path(__file__).with_name("pymongo_suite.md")
+"""What PyMongo's own tests say, written by hand: they are run from a clone of its repository."""
 HEAD = """# Conformance with the driver specifications
 
 The unified tests of [mongodb/specifications](https://github.com/mongodb/specifications) run against a real set of three
@@ -36,7 +39,7 @@ def unexpected(results: Iterable[Result]) -> list[str]:
 def page(results: Sequence[Result], *, driver: str, commit: str) -> str:
     """Return the page: figures by suite, then what does not pass by cause, then the files that pass."""
     parts = [HEAD.format(driver=driver, commit=commit), _table(results), _failures(results), _skips(results)]
-    return "\n".join([*parts, _passes(results)])
+    return "\n".join([*parts, OWN_SUITE.read_text(), _passes(results)])
 
 
 def _table(results: Sequence[Result]) -> str:
