@@ -53,6 +53,11 @@ class Sizes:
     indexes: dict[str, int]
 
 
+def _id_tree(coll: Collection) -> str:
+    """The index on `_id`, as SQLite names it."""
+    return f"sqlite_autoindex_{coll.table}_1"
+
+
 class Snapshot:
     """One read transaction; a context manager. At most one thread at a time, any thread.
 
@@ -329,14 +334,21 @@ class Snapshot:
         self._prepare(coll, None)
         ((count, data),) = self._execute(f"SELECT count(*), total(length(doc)) FROM {coll.table}", ())
         known = self._known(coll.uuid) or coll
-        indexes = {"_id_": self._bytes_of(f"sqlite_autoindex_{coll.table}_1")}
+        indexes = {"_id_": self._bytes_of(_id_tree(coll))}
         indexes |= {index.name: self._bytes_of(index.table) for index in known.indexes if index.ready}
         return Sizes(count, int(data), self._bytes_of(coll.table), indexes)
 
-    def _bytes_of(self, tree: str) -> int:
-        """The bytes of all pages of a table or an index of SQLite."""
-        rows = self._execute("SELECT pgsize FROM dbstat WHERE name = ? AND aggregate = 1", (tree,))
-        return int(rows[0][0] or 0) if rows else 0
+    def bytes_on_disk(self, coll: Collection) -> int:
+        """What the collection takes with its indexes; 0 when it was dropped. Walks their pages: for a worker."""
+        known = self._known(coll.uuid)
+        trees = () if known is None else (_id_tree(coll), *[index.table for index in known.indexes if index.ready])
+        return self._bytes_of(coll.table, *trees) if trees else 0
+
+    def _bytes_of(self, *trees: str) -> int:
+        """The bytes of all pages of tables and indexes of SQLite."""
+        marks = ", ".join("?" * len(trees))
+        sql = f"SELECT total(pgsize) FROM dbstat WHERE name IN ({marks}) AND aggregate = 1"
+        return int(self._execute(sql, trees)[0][0])
 
     def digest(self, coll: Collection, at: OpTime | None = None) -> str:
         """xxh3_64 over all keys and documents in order, as hex digits: equal on members that hold the same."""

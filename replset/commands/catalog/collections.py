@@ -7,7 +7,7 @@ from replset.auth.users import USERS_NS
 from replset.bson import Binary, Int64, RawDocument, encode, to_ejson
 from replset.commands import fields
 from replset.commands.catalog.collection_options import CREATE_FIELDS, options_of
-from replset.commands.catalog.statistics import sizes_of
+from replset.commands.catalog.statistics import bytes_by_database
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement, run_in_thread
 from replset.commands.lists import list_reply
@@ -141,10 +141,9 @@ async def list_databases(ctx: CommandContext) -> Reply:
     rows: list[dict[str, object]] = [{"name": name} for name in names]
     if name_only:
         return {"databases": await _filtered(ctx, rows)}
+    sizes = await bytes_by_database(ctx, [coll for name in names for coll in store.collections(name)])
     for row, name in zip(rows, names, strict=True):
-        sizes = await sizes_of(ctx, store.collections(name))
-        size = sum(one.table + sum(one.indexes.values()) for one in sizes)
-        row["sizeOnDisk"] = Int64(size + (store.oplog_bytes if name == "local" else 0))
+        row["sizeOnDisk"] = Int64(sizes[name] + (store.oplog_bytes if name == "local" else 0))
         row["empty"] = False
     rows = await _filtered(ctx, rows)
     total = store.data_bytes()

@@ -7,6 +7,7 @@ import hashlib
 import pytest
 
 from replset.bson import Int64, encode
+from replset.commands.catalog import statistics
 from replset.storage import index_build
 from replset.storage.indexes import Index
 from tests.unit.commands.conftest import Client, FakeMember
@@ -66,6 +67,15 @@ def test_list_databases_has_sizes_and_the_three_that_are_always_there(filled: Cl
     assert set(rows) == {"admin", "config", "local", "test"}
     assert rows["test"]["sizeOnDisk"] >= SIZE
     assert [row["name"] for row in filled.ok({"listDatabases": 1, "nameOnly": True}, "admin")["databases"]] == [*rows]
+
+
+def test_sizes_of_more_collections_than_are_read_at_once(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "COLLECTIONS_AT_ONCE", 2)
+    for number in range(3):
+        filled.ok({"insert": f"more{number}", "documents": DOCUMENTS}, "other")
+    rows = {row["name"]: row["sizeOnDisk"] for row in filled.ok({"listDatabases": 1}, "admin")["databases"]}
+    for database in ("test", "other"):
+        assert rows[database] == filled.ok({"dbStats": 1}, database)["totalSize"]
 
 
 def test_db_hash_is_an_md5_in_the_order_of_ids(filled: Client) -> None:
