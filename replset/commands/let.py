@@ -34,9 +34,12 @@ def system_variables(member: MemberPort) -> dict[str, Any]:
 
 
 async def variables_of(ctx: CommandContext) -> dict[str, Any]:
-    """Return the variables of the command: NOW and CLUSTER_TIME, the same for the whole command, and those of `let`."""
-    body, member = ctx.body, ctx.member
-    system = system_variables(member)
+    """Return the variables of the command: the system's, the same for the whole command, and those of `let`."""
+    body, member, login = ctx.body, ctx.member, ctx.sender.login
+    user = None if login is None else member.users.user_of(login)
+    roles = [] if user is None else sorted(user.roles)
+    shown = [{"_id": f"{role.database}.{role.name}", **role.document()} for role in roles]
+    system = {**system_variables(member), "USER_ROLES": shown}
     if fields.is_absent(body, "let"):
         return system
     let = await read_statement(member, body, lambda: fields.decoded(body, "let", ctx.name))

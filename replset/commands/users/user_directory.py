@@ -71,11 +71,16 @@ class UserDirectory:
 
     def grants(self, login: Login) -> Grants | None:
         """What the user of this login may do now; None: the user is gone or has another password."""
+        user = self.user_of(login)
+        return None if user is None else user.grants
+
+    def user_of(self, login: Login) -> User | None:
+        """The user of this login as he is now; None: he is gone or has another password."""
         key = user_id(login.name, login.database)
         known = self._fresh(key) or (None if self.has_users() else self._known.get(key))
         if known is None or login.proof not in (b"", known.user.credentials.stored_key):
             return None
-        return known.user.grants
+        return known.user
 
     def forget(self) -> None:
         """Read all users anew: one was changed here."""

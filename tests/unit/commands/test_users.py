@@ -86,6 +86,20 @@ def test_a_login_with_and_without_the_empty_exchange(secured: Client) -> None:
         assert made.code({"find": "c"}) == 13
 
 
+def test_the_roles_of_the_user_are_a_variable(secured: Client) -> None:
+    secured.ok({"insert": "c", "documents": [{"_id": 1, "for": "read"}, {"_id": 2, "for": "dbAdmin"}]})
+    mine = {"$expr": {"$in": ["$for", "$$USER_ROLES.role"]}}
+    secured.ok({"create": "v", "viewOn": "c", "pipeline": [{"$match": mine}]})
+    reader = user_with(secured, "read", {"role": "dbAdmin", "db": "x"})
+    for command, ids in (({"find": "v"}, [1, 2]), ({"find": "c", "filter": mine, "limit": 1}, [1])):
+        assert [doc["_id"] for doc in reader.ok(command)["cursor"]["firstBatch"]] == ids
+    assert secured.ok({"find": "v"})["cursor"]["firstBatch"] == []
+    roles = reader.ok({"find": "c", "limit": 1, "projection": {"_id": 0, "r": "$$USER_ROLES"}})
+    assert roles["cursor"]["firstBatch"][0]["r"] == [
+        {"_id": f"{db}.{role}", "role": role, "db": db} for role, db in (("dbAdmin", "x"), ("read", "test"))
+    ]
+
+
 def test_a_login_that_begins_with_hello(secured: Client) -> None:
     made, exchange = other(secured), ClientExchange("root", PASSWORD, b"n" * 24)
     begin = {"saslStart": 1, "mechanism": "SCRAM-SHA-256", "payload": Binary(exchange.first()), "db": "admin"}
