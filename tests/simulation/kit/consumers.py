@@ -31,7 +31,7 @@ FOLLOWED = {ORDERED: f"{DATABASE}.{COLLECTION}", SHARED: f"{DATABASE}.accounts"}
 HISTORY_LOST, MOVED = 286, 9_900_013
 DRAIN_TRIES = 400
 DELAYED_MS = 1_000
-"""For so long at most an event that was given back comes not again."""
+"""For so long at most an event that was given back comes not again. A new primary counts it from its first look on."""
 Place = tuple[int, int, int]
 """Timestamp and number of the operation in its entry; 2 for what stands behind both, as in a token."""
 
@@ -234,7 +234,7 @@ class ConsumerReaders(Clients):
                 found = await self._read(name, client, rng, "last")
                 if found is None or found["events"] or found.get("active") is False or found.get("outstanding"):
                     quiet_since = self._loop.now_ms
-                elif self._loop.now_ms - quiet_since > DELAYED_MS:
+                elif self._loop.now_ms - quiet_since > 2 * DELAYED_MS:
                     break
                 if found is not None and found["events"]:
                     await self._acknowledge(name, client, rng, found, all_of_it=True)

@@ -40,6 +40,7 @@ ON_THE_PRIMARY = {
     "electionCandidateMetrics": {"lastElectionReason": "priorityTakeover"},
     "blocking": "a majority write needs 2 copies; not there yet: m1:1 (SECONDARY)",
     "blockingSince": DateTime(NOW - 12_000),
+    "following": {"setName": "site1", "lagSecs": 7, "error": ""},
     "remarks": [{"why": "m2:1 falls off the oplog", "next": "start it again"}],
 }
 
@@ -78,6 +79,7 @@ def test_what_only_the_primary_knows_is_asked_of_it(answers: dict[str, Any], cap
     assert ["m2:1", "DOWN", "3.0", "s", "1000+", "-", "1", "min", "1", "s"] in rows
     assert "m1:1: hidden, priority 0" in text
     assert "m2:1 falls off the oplog\n  next: start it again" in text
+    assert "follows site1: its newest entry that came is 7 s old" in text
 
 
 def test_the_first_member_that_answers_is_enough(answers: dict[str, Any], capsys: Capture) -> None:

@@ -33,6 +33,7 @@ from replset.core.messages import (
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import FailedAttempt
 from replset.replication.ports import SetMemberClient
 from tests.unit.commands.conftest import CONFIG, Client, FakeMember
@@ -253,6 +254,16 @@ def test_status_says_what_is_wrong_and_what_is_next(
     assert member.store.dbpath in first["why"]
     assert "--min-free-mb" in first["next"]
     assert second["why"] == "why"
+
+
+def test_status_says_how_far_the_set_is_behind_the_one_it_follows(client: Client, member: FakeMember) -> None:
+    member.node.status_value = STATUS
+    assert "following" not in client.ok({"replSetGetStatus": 1}, "admin")
+    newest_ms = member.clock.wall_ms() - 7_500
+    member.follow_progress = FollowProgress("site1", error="cut off", newest_wall_ms=newest_ms)
+    reply = client.ok({"replSetGetStatus": 1}, "admin")
+    assert reply["following"] == {"setName": "site1", "lagSecs": 7, "error": "cut off"}
+    assert reply["remarks"][0]["why"] == "nothing comes from site1, which this set follows: cut off"
 
 
 def test_status_forecasts_when_a_member_falls_off_the_oplog(
