@@ -99,13 +99,19 @@ class CoreCluster:
         due = machine.node.next_tick_at()
         if machine.alive and due < (1 << 61):
             planned = getattr(machine, "planned", None)
-            if planned is not None and planned[0] == machine.start_number and self.now < planned[1] <= due:
+            if (
+                planned is not None
+                and planned[0] == machine.start_number
+                and self.now <= planned[1] <= max(due, self.now)
+            ):
                 return
             when = max(due, self.now + 1)
-            machine.planned = (machine.start_number, when)  # type: ignore[attr-defined]
-            machine.later(when - self.now, lambda: self._tick(machine))
+            machine.planned = planned = (machine.start_number, when)  # type: ignore[attr-defined]
+            machine.later(when - self.now, lambda: self._tick(machine, planned))
 
-    def _tick(self, machine: CoreMachine) -> None:
+    def _tick(self, machine: CoreMachine, planned: tuple[int, int]) -> None:
+        if machine.planned is not planned:  # type: ignore[attr-defined]
+            return  # an earlier one was planned since
         if machine.node.next_tick_at() > self.now:
             machine.planned = None  # type: ignore[attr-defined]
             self.wake(machine)

@@ -279,7 +279,7 @@ CORE_MUTANTS = tuple(
         (config_changed_before_a_majority_has_it, (2, 22), "invariant 10"),
         (config_changed_before_the_writes, (1,), "invariant"),
         (two_voters_at_once, (41, 57, 81), "invariant 10"),
-        (vote_before_it_has_caught_up, (26, 92), "invariant"),
+        (vote_before_it_has_caught_up, (64,), "invariant"),
         (arbiter_counted_as_a_copy, (1, 12, 15), "invariant 3"),
         (commits_alone_unknown_to_others, (17, 47), "invariant 3"),
         (config_order_without_the_term, (0,), "not in time"),
@@ -289,15 +289,15 @@ CORE_MUTANTS = tuple(
         (stranger_accepted, (26,), "invariant 11"),
         (source_from_in_between_followed, (2, 6), "invariant 3"),
         (dry_run_beside_a_healthy_primary, (6,), "invariant 12"),
-        (agrees_to_a_fast_failover_unseen, (6,), "invariant 12"),
-        (vote_by_an_older_config, (12, 21), "invariant 10"),
+        (agrees_to_a_fast_failover_unseen, (41, 16), "invariant 12"),
+        (vote_by_an_older_config, (26, 16), "invariant 10"),
         (arbiter_ignores_the_commit_point, (16, 31), "invariant 3"),
         (late_answer_taken, (0, 1, 2), "invariant 11"),
         (old_report_counted, (4, 6), "invariant 11"),
         (witness_counted_before_its_sync, (62,), "invariant 3"),
         (witness_elected, (29,), "invariant 16"),
         (witness_oplog_taken_for_data, (59, 64), "invariant 16"),
-        (witness_copied, (84,), "invariant 16"),
+        (witness_copied, (104,), "invariant 16"),
     )
 )
 
