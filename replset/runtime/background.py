@@ -12,17 +12,17 @@ class BackgroundTasks:
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
         self._on_error = on_error
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until it ends or `cancel` is called."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
         """Cancel every task; `wait` returns once they have ended."""
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
 
     async def wait(self) -> None:
@@ -30,6 +30,6 @@ class BackgroundTasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_error(error)

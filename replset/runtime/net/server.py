@@ -60,7 +60,8 @@ class WireServer:
         self.drops_outbound = drops_outbound
         self.slots = slots
         self.admission = admission
-        self.connections: set[WireConnection] = set()
+        self.connections: dict[WireConnection, None] = {}
+        """In the order in which they came. That of a set differs from run to run, which a simulation must not."""
         self.connection_ids = count(1)
         self.reply_ids = count(1)
         self.one_checksum = asyncio.Lock()

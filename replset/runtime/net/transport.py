@@ -50,7 +50,7 @@ class Transport:
         self._clock = clock
         self._local_host = local_host
         self._idle: dict[HostPort, list[_PeerConnection]] = {}
-        self._in_use: set[_PeerConnection] = set()
+        self._in_use: dict[_PeerConnection, None] = {}
         self._cut_in: frozenset[HostPort] = frozenset()
         self._cut_out: frozenset[HostPort] = frozenset()
         self._delayed: frozenset[HostPort] = frozenset()
@@ -94,7 +94,7 @@ class Transport:
         while idle:
             connection = idle.pop()
             if connection.is_fit:
-                self._in_use.add(connection)
+                self._in_use[connection] = None
                 return connection
             connection.abort()
         connection = _PeerConnection(host, self._local_host, self._on_broken_by_other)
@@ -111,11 +111,11 @@ class Transport:
         if self._closed:
             connection.abort()
             raise ConnectionAbortedError("this member is shutting down")
-        self._in_use.add(connection)
+        self._in_use[connection] = None
         return connection
 
     def _give_back(self, connection: _PeerConnection) -> None:
-        self._in_use.discard(connection)
+        self._in_use.pop(connection, None)
         idle = self._idle.setdefault(connection.host, [])
         if connection.is_fit and len(idle) < MAX_IDLE and not self._closed:
             idle.append(connection)

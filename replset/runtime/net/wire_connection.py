@@ -80,7 +80,7 @@ class WireConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         self._context.is_certified = self._server.certifies(transport.get_extra_info("ssl_object"))
-        self._server.connections.add(self)
+        self._server.connections[self] = None
         self._server.traffic.connections += 1
         self._task = self._context.task = self._loop.create_task(self._serve())
 
@@ -100,7 +100,7 @@ class WireConnection(asyncio.Protocol):
     def end(self) -> asyncio.Task[None] | None:
         """Close the connection and cancel the running command. What was answered before is sent."""
         self._server.send_all()
-        self._server.connections.discard(self)
+        self._server.connections.pop(self, None)
         self._server.slots.release(self)
         if self._transport is not None:
             self._transport.abort()
