@@ -7,7 +7,7 @@ committed entries, so a reader takes whichever leads on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 from replset.archive.files import ArchiveError, Files, open_files
@@ -124,31 +124,53 @@ class Archive:
 
         OPTIME_NULL: the oldest segment. CappedPositionLostError: the entries behind it are in no segment.
         """
+        name = self._name_after(optime, {})
+        return None if name is None else self._segment_behind(optime, name)
+
+    def _name_after(self, optime: OpTime, damaged: Mapping[SegmentName, CorruptDataError]) -> SegmentName | None:
+        """damaged: segments that cannot be read; one that holds the same entry takes their place, or this is raised."""
         names = self.names(refresh=False)
         if not names or names[-1].last_ts <= optime.ts:
             names = self.names()
-        newer = [name for name in names if name.last_ts > optime.ts]
+        newer = [name for name in names if name.last_ts > optime.ts and name not in damaged]
+        if damaged:
+            begins = min(name.first_ts for name in damaged)
+            newer = [name for name in newer if name.first_ts <= max(begins, optime.ts)]
+            if not newer:
+                raise next(iter(damaged.values()))
         if not newer:
             return None
         holding = [name for name in newer if name.first_ts <= optime.ts]
-        name = max(holding, key=lambda one: one.last_ts) if holding else newer[0]
+        return max(holding, key=lambda one: one.last_ts) if holding else newer[0]
+
+    def _segment_behind(self, optime: OpTime, name: SegmentName) -> Segment:
         segment = self.segment(name)
         before_ts = name.first_ts - 1 if segment.before is None else segment.before.optime.ts
-        if not holding and optime != OPTIME_NULL and before_ts > optime.ts:
+        if name.first_ts > optime.ts and optime != OPTIME_NULL and before_ts > optime.ts:
             raise CappedPositionLostError(f"the archive has no entries between {optime} and {segment.first}")
         return segment
 
     def rows_after(self, optime: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
         """Rows behind this entry in order, of one segment: up to `limit`, or `max_bytes` of entries; the first always.
 
-        Empty: nothing newer is archived. CappedPositionLostError as in `after`.
+        Empty: nothing newer is archived. CappedPositionLostError as in `after`. A damaged segment is passed over where
+        another one has its entries.
         """
-        segment = self.after(optime)
-        if segment is None:
-            return []
+        damaged: dict[SegmentName, CorruptDataError] = {}
+        while (name := self._name_after(optime, damaged)) is not None:
+            try:
+                rows = self.rows(self._segment_behind(optime, name))
+            except CorruptDataError as error:
+                damaged[name] = error
+            else:
+                return self._first_behind(rows, optime, limit, max_bytes)
+        return []
+
+    @staticmethod
+    def _first_behind(rows: list[OplogRow], optime: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
         found: list[OplogRow] = []
         size = 0
-        for row in self.rows(segment):
+        for row in rows:
             if row.ts <= optime.ts:
                 continue
             size += len(row.entry)

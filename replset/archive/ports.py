@@ -16,7 +16,7 @@ class WriteJob:
 
     after: None where nothing is archived yet. archive_id: of the archive that the set writes to, empty for a new one,
     which gets new_id.
-    member, written: for the manifest.
+    member, written: for the manifest. may_leave_gap: no other member has the entry behind `after`, which is gone here.
     """
 
     dbpath: str
@@ -29,6 +29,7 @@ class WriteJob:
     max_bytes: int
     member: str
     written: str
+    may_leave_gap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

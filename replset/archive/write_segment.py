@@ -36,10 +36,11 @@ def write_segment(files: Files, connection: apsw.Connection, job: WriteJob) -> W
         before, rows = _next_rows(files, connection, job)
     finally:
         connection.execute("ROLLBACK")
-    if not rows:
+    is_gap = before is None and job.after is not None
+    if not rows or (is_gap and not job.may_leave_gap):
         return Written(archive_id, None, is_gap=False)
     segment = archive.add(rows, before, member=job.member, written=job.written)
-    return Written(archive_id, segment, is_gap=before is None and job.after is not None)
+    return Written(archive_id, segment, is_gap)
 
 
 def _there_already(archive: Archive, connection: apsw.Connection, after: Position | None) -> Segment | None:

@@ -167,10 +167,14 @@ class Archiver:
     def _committed(store: Store) -> OpTime:
         return min(store.commit_point, store.last_applied)
 
+    @property
+    def _waits_for_others(self) -> bool:
+        """Whether another member may have the entries that this one cannot give any more."""
+        return self._gap_since is not None and self._context.clock.now() - self._gap_since < GAP_WAITS_MS
+
     async def _is_due(self, store: Store) -> bool:
         """Whether so much waits, or has waited so long, that this member should write a segment."""
-        now = self._context.clock.now()
-        if self._gap_since is not None and now - self._gap_since < GAP_WAITS_MS:
+        if self._waits_for_others:
             return False
         through = self.needed()
         until = self._committed(store).ts
@@ -241,6 +245,7 @@ class Archiver:
             max_bytes=self._options.segment_bytes,
             member=self._context.identity.member,
             written=now.isoformat(timespec="seconds"),
+            may_leave_gap=self._gap_since is not None and not self._waits_for_others,
         )
 
 

@@ -58,6 +58,7 @@ class SimArchive:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.files = MemoryFiles(rng)
+        self.reads = 0
         self.broken = ""
         """The machine that does not reach it."""
 
@@ -126,6 +127,7 @@ class ArchiveOfMachine:
 
     async def read(self, after: OpTime, limit: int, max_bytes: int) -> list[OplogRow]:
         await asyncio.sleep(self._archive.rng.uniform(0.01, 0.2))
+        self._archive.reads += 1
         return Archive.open("it", self._archive.files).rows_after(after, limit, max_bytes)
 
     async def oldest(self) -> Segment | None:

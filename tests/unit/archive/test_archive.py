@@ -188,6 +188,30 @@ def test_segments_of_two_writers_may_overlap(driver: Driver, files: FolderFiles)
     assert archived(files) == rows_of(driver)
 
 
+@pytest.mark.parametrize("kind", ["rows", "manifest"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_damaged_segment_is_read_from_one_that_overlaps_it(
+    driver: Driver, files: FolderFiles, number: int, kind: str
+) -> None:
+    written = [write(driver, files, job(driver)).segment]
+    for max_bytes in (1_500, 2_500):
+        assert written[0] is not None
+        written.append(write(driver, files, job(driver, written[0].end, max_bytes=max_bytes)).segment)
+        files.remove(written[1].name.manifest if written[1] else "")
+    assert written[1] is not None
+    assert written[2] is not None
+    files.write(written[1].name.manifest, written[1].encode())
+    write(driver, files, job(driver, written[2].end, max_bytes=1 << 20))
+    damaged = written[number]
+    assert damaged is not None
+    change_a_bit(Path(files.address) / (damaged.file if kind == "rows" else damaged.name.manifest))
+    if number == 1:
+        assert archived(files) == rows_of(driver)
+    else:  # the shorter one holds the beginning of it only
+        with pytest.raises(CorruptDataError, match=damaged.name.stem):
+            archived(files)
+
+
 def test_a_gap_is_a_gap(driver: Driver, files: FolderFiles) -> None:
     first = write(driver, files, job(driver)).segment
     assert first is not None
@@ -196,7 +220,8 @@ def test_a_gap_is_a_gap(driver: Driver, files: FolderFiles) -> None:
     assert driver.store.oldest > first.end.optime
     driver.apply(*(("put", "db.c", number, "y") for number in range(3)))
     driver.store.set_commit_point(driver.store.last_applied)
-    second = write(driver, files, job(driver, first.end))
+    assert write(driver, files, job(driver, first.end)).segment is None, "another member may have what is missing"
+    second = write(driver, files, replace(job(driver, first.end), may_leave_gap=True))
     assert second.segment is not None
     assert (second.is_gap, second.segment.previous) == (True, None)
     archive = Archive.open("it", files)
