@@ -47,12 +47,13 @@ class Handshake:
 class Keys:
     """The keys of one member. The first is no better than the others: any one that both ends know will do.
 
-    is_secret: False where the member has no key file.
+    is_secret: False where the member has no key file. or_certified: who has shown a member's certificate needs none.
     """
 
     def __init__(self, keys: Sequence[str], *, is_secret: bool = True) -> None:
         self._keys = [key.encode("ascii") for key in keys]
         self.is_secret = is_secret
+        self.or_certified = False
 
     @classmethod
     def public(cls) -> Self:
@@ -62,6 +63,12 @@ class Keys:
     def replace(self, others: Keys) -> None:
         """Use these keys from now on, for new connections."""
         self._keys = others._keys
+
+    def on(self, *, certified: bool) -> Keys:
+        """Return the keys for one connection. certified: the other end has shown a member's certificate on it."""
+        if not (self.or_certified and certified):
+            return self
+        return Keys([*(key.decode("ascii") for key in self._keys), _PUBLIC])
 
     def proofs(self, role: Role, handshake: Handshake) -> list[bytes]:
         """Return one proof for each key, since this end does not know which keys the other end has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import settings
 
 settings.register_profile("replset", deadline=None, print_blob=True)
 settings.load_profile("replset")
+
+os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of another one's --host
 
 HERE = Path(__file__).parent
 SLOW = {HERE / "property", HERE / "integration", HERE / "tools"}

@@ -16,6 +16,7 @@ class Action(Enum):
     # For all, and for all who have logged in
     OPEN = "open", "nothing"
     LOGIN = "login", "nothing"
+    CHANGE_OWN = "changeOwnPassword", "nothing"
     # On a database
     FIND = "find", "database"
     INSERT = "insert", "database"
@@ -118,7 +119,7 @@ AUDITED: Final = (
     | (_MANAGE - {Action.SET_STATUS, Action.SET_CONFIG})
     | _HOST
     | _RESTORE
-    | {Action.BACKUP}
+    | {Action.BACKUP, Action.CHANGE_OWN}
 )
 """What the audit log is about: who changes the set, its members, users, or what collections there are."""
 
@@ -165,6 +166,8 @@ ADMIN_ROLES: Final[Mapping[str, RoleRights]] = MappingProxyType(
     }
 )
 """The roles that only the database admin has."""
+FOR_ALL: Final = frozenset({Action.OPEN, Action.LOGIN, Action.CHANGE_OWN})
+"""What whoever has logged in may do."""
 INTERNAL_DATABASES: Final = frozenset({"local", "config"})
 
 
@@ -222,7 +225,7 @@ class Grants:
     def allow(self, action: Action, database: str = "") -> bool:
         """Whether they allow it, on this database where it is one of a database."""
         if not action.is_of_database:
-            return action in self._cluster or action in (Action.OPEN, Action.LOGIN)
+            return action in self._cluster or action in FOR_ALL
         general = self._internal if database in INTERNAL_DATABASES else self._any
         return action in general or action in self._of.get(database, ())
 

@@ -24,7 +24,7 @@ from replset.cli import (
     users,
     why,
 )
-from replset.cli.host_option import Host
+from replset.cli.host_option import Host, remember_given
 from replset.terminal import run_app
 
 app = typer.Typer(
@@ -52,7 +52,9 @@ def print_version(asked: bool) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one subcommand and return its exit status."""
-    return run_app(app, "replset", arguments)
+    status = run_app(app, "replset", arguments)
+    remember_given(status)
+    return status
 
 
 @app.callback()

@@ -6,7 +6,7 @@ import http.client
 import os
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -52,6 +52,17 @@ def backup(
     )
 
 
+@contextmanager
+def for_owner_alone() -> Iterator[None]:
+    """Make files that only their owner may read: they hold the keys of users, and documents."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@for_owner_alone()
 def receive_backup(source: IO[bytes] | http.client.HTTPResponse, folder: Path, work: LongWork) -> BackupManifest:
     """Write the tar file that `source` gives into `folder`. backup.json comes last, so without it there is no backup.
 
@@ -135,7 +146,7 @@ def restore(
     wanted = None if new_set is None else make_new_set(name or manifest.set_name, new_set)
     entries = None if archive is None else archive_of(manifest, archive)
     restored: list[Restored] = []
-    with LongWork("replset") as work:
+    with for_owner_alone(), LongWork("replset") as work:
 
         def bring_to_point() -> None:
             work.begin("applying entries")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import typer
 
 from replset.cli.changes import NotAcceptedError
-from replset.cli.local_set import DEFAULT_HOST, known_hosts
+from replset.cli.local_set import DEFAULT_HOST, hosts_of_folder, known_hosts
 from replset.client import WireClient
-from replset.errors import ErrorCode, HostUnreachableError, ReplError
+from replset.errors import AuthenticationFailedError, ErrorCode, HostUnreachableError, ReplError
 
 T = TypeVar("T")
 ANSWER_WITHIN_S = 3.0
@@ -50,7 +51,10 @@ def ask_status(host: str | None) -> tuple[str, dict[str, Any]]:
                 raise
             hint = f"make a set: replset initiate --host {each}; or have it added: replset add {each} --host MEMBER"
             raise CommandFailedError(f"{error.message}; {hint}", code=ErrorCode.NOT_YET_INITIALIZED) from error
-    raise HostUnreachableError("; ".join(silent) if len(silent) == 1 else f"no member answers: {'; '.join(silent)}")
+    if len(silent) == 1:
+        raise HostUnreachableError(silent[0])
+    start = " (replset cluster up starts them)" if host is None and hosts_of_folder() else ""
+    raise HostUnreachableError(f"no member answers{start}: {'; '.join(silent)}")
 
 
 def on_primary(
@@ -76,11 +80,15 @@ def asks_for_logins(host: str) -> bool:
 
 
 def wait_for_answer(host: str, wait_s: int) -> None:
-    """Return when `host` answers. After `wait_s` seconds raise its error."""
+    """Return when `host` answers. After `wait_s` seconds raise its error.
+
+    One that is in no set yet has no users, so nobody can log in there. It answers all the same.
+    """
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            ask(host, {"ping": 1}, timeout_s=5)
+            with suppress(AuthenticationFailedError):
+                ask(host, {"ping": 1}, timeout_s=5)
             return
         except HostUnreachableError:
             if time.monotonic() > deadline:

@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
 
-from replset.cli.local_set import default_host
+from replset.cli.calls import ANSWER_WITHIN_S, ask
+from replset.cli.local_set import default_host, hosts_of_folder
+from replset.cli.remembered import remember_hosts, remembered_hosts
+from replset.errors import ReplError
+
+_given: list[str] = []
+"""The `--host` of the command that runs, if it has one."""
+
+
+def remember_given(status: int) -> None:
+    """After a command that went well, note the set of its `--host` for this folder."""
+    host = _given.pop() if _given else None
+    if status or host is None or host in remembered_hosts()[:1]:
+        return
+    with contextlib.suppress(ReplError):
+        if hosts_of_folder():
+            return
+        found = ask(host, {"hello": 1}, ANSWER_WITHIN_S).get("hosts", [])
+        remember_hosts([host, *(str(each) for each in found if each != host)])
+
+
+def _note_given(context: typer.Context, host: str | None) -> str | None:
+    source = context.get_parameter_source("host")
+    _given[:] = [host] if host is not None and source is not None and source.name == "COMMANDLINE" else []
+    return host
+
+
+def _default() -> str:
+    host = default_host()
+    if host in remembered_hosts() and not hosts_of_folder():
+        typer.echo(f"replset: asks {host}, of the last --host in this folder", err=True)
+    return host
+
 
 Host = Annotated[
     str,
@@ -15,9 +48,11 @@ Host = Annotated[
         metavar="HOST:PORT",
         envvar="REPLSET_HOST",
         show_envvar=False,
-        help="a member of the set, its wire port (REPLSET_HOST, the set in this folder, else 127.0.0.1:27017)",
-        default_factory=default_host,
+        help="a member of the set, its wire port (REPLSET_HOST, the set in this folder, the last --host here, else"
+        " 127.0.0.1:27017)",
+        default_factory=_default,
         show_default=False,
+        callback=_note_given,
     ),
 ]
 
@@ -28,8 +63,9 @@ AnyHost = Annotated[
         metavar="HOST:PORT",
         envvar="REPLSET_HOST",
         show_envvar=False,
-        help="a member of the set (REPLSET_HOST, the first that answers of the set in this folder, else"
-        " 127.0.0.1:27017)",
+        help="a member of the set (REPLSET_HOST, the first that answers of the set in this folder or of the last"
+        " --host here, else 127.0.0.1:27017)",
+        callback=_note_given,
     ),
 ]
 """`--host` of commands that work while one member answers."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replset.cli.processes import lock_holder, start_mark
+from replset.cli.remembered import remembered_hosts
 from replset.client import WireClient
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
 
@@ -354,6 +355,11 @@ def default_host() -> str:
 
 
 def known_hosts() -> list[str]:
+    """Return the members of the set in this folder, else of the one that the last `--host` here led to; maybe none."""
+    return hosts_of_folder() or remembered_hosts()
+
+
+def hosts_of_folder() -> list[str]:
     """Return the members of the set in this folder or its `replset-data`, running ones first; none: there is no set."""
     members: list[LocalMember] = []
     if (DEFAULT_FOLDER / "set.json").exists():

@@ -17,10 +17,12 @@ def start_mark(pid: int) -> str:
 
     Empty: no such process, or one that has ended and waits for its parent to look. The start time counts from the boot:
     as time of the day it would move with the machine's clock, and a running member would look like another process.
+
+    A process whose first thread has ended shows as a zombie while its other threads end, and has its ports until then.
     """
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
+        if process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1:
             return ""
         since_boot_s = process.create_time() - psutil.boot_time()
     except (psutil.NoSuchProcess, ValueError):

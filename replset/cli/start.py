@@ -58,6 +58,8 @@ HELP = {
     "tls_cert": "this member's certificate, PEM: both ports speak TLS; without --key-file it proves the member",
     "tls_key": "the certificate's key, PEM",
     "tls_ca": "the CAs that sign the members' certificates, PEM",
+    "tls_mode": "prefer: while a set introduces TLS, serve connections without it too (require)",
+    "key_file_or_certificate": "while a set changes from one to the other, members prove themselves by either",
     "insecure_members": "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member",
     "insecure_clients": "listen beyond loopback without --auth: anybody there can do everything",
     "auth": "clients must log in as a user of the set; needs --key-file or --tls-cert",
@@ -97,6 +99,7 @@ METAVARS = {
     "tls_cert": "FILE",
     "tls_key": "FILE",
     "tls_ca": "FILE",
+    "tls_mode": "MODE",
     "allowed_hosts": "HOSTS",
     "audit_log": "FILE",
     "oplog_size_mb": "MB",
@@ -270,7 +273,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     if tls is not None:
         SETTINGS.tls = lambda: tls.client
     SETTINGS.user = lambda: None
-    SETTINGS.login = lambda client: client.prove(member.keys, member.host)
+    SETTINGS.login = lambda client: client.prove(member.keys.on(certified=True), member.host)
     app = create_app(member, options.allowed_hosts)
     http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog, credentials.tls)
     try:

@@ -28,6 +28,7 @@ from replset.commands.sessions.session_request import (
     NOBODY,
     SessionRequest,
     check_cluster_time,
+    foreign_session,
     parse_session,
     plain_session,
 )
@@ -177,6 +178,8 @@ class Dispatcher:
         uid = NOBODY if request.sender.login is None else request.sender.login.uid
         session = plain_session(body, uid) if is_plain else self._session(command, body, uid)
         if session is not None:
+            if session.is_keyed and request.source == "wire" and not request.connection.is_member:
+                raise foreign_session()
             self.sessions.note_use(session.key, self.member.clock.now())
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:

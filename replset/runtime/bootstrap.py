@@ -16,6 +16,9 @@ from replset.runtime.options import MemberOptions
 
 log = logging.getLogger("replset.bootstrap")
 ASK_EVERY_S: Final = 1
+LISTEN_S: Final = 5
+"""So long the first member waits before it asks, two heartbeats: if all disks of the list were emptied, a member of the
+set that is not in the list finds it before."""
 
 
 async def begin_expected_set(
@@ -32,11 +35,12 @@ async def begin_expected_set(
     expected = options.expected
     members = tuple(Member(MemberId(number), host) for number, host in enumerate(expected))
     said = ""
+    may_ask_at = asyncio.get_running_loop().time() + LISTEN_S
     while node.config is None:
         reason = f"{expected[0]} makes the set once all of them answer"
         if options.host not in expected:
             reason = f"{options.host} is none of them, and waits until a set adds it"
-        if options.host == expected[0]:
+        if options.host == expected[0] and asyncio.get_running_loop().time() >= may_ask_at:
             try:
                 answer = await ask(InitiateRequest(ReplSetConfig(options.repl_set, 1, -1, members)))
                 reason = answer.reason if isinstance(answer, Refused) else ""

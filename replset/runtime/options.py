@@ -20,6 +20,7 @@ from replset.runtime.role.guard import is_url
 
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
 TEXT_LOG, JSON_LOG = "text", "json"
+REQUIRE_TLS, PREFER_TLS = "require", "prefer"
 
 
 class BadOptionError(ReplError):
@@ -34,8 +35,10 @@ class MemberOptions:
 
     advertise: the host name that the other members use for this one; default the bind address.
     key_file: by its keys the members prove to each other who they are. tls_cert, tls_key, tls_ca: both ports speak
-    TLS, and without a key file the members prove themselves by their certificates. insecure_members: other machines may
-    reach it without either. auth: clients must log in. insecure_clients: other machines may reach it without that.
+    TLS, and without a key file the members prove themselves by their certificates. tls_mode: `prefer` serves
+    connections without TLS too; key_file_or_certificate: members prove themselves by either; both are for the time in
+    which a set changes from one to the other. insecure_members: other machines may reach it without either. auth:
+    clients must log in. insecure_clients: other machines may reach it without that.
     audit_log: who did what is written there. allowed_hosts: names by which HTTP requests may call this member, beside
     its own. expect_members: the hosts of the set that the members make by themselves when all answer.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
@@ -62,6 +65,8 @@ class MemberOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
+    tls_mode: str = REQUIRE_TLS
+    key_file_or_certificate: bool = False
     insecure_members: bool = False
     insecure_clients: bool = False
     auth: bool = False
@@ -353,6 +358,12 @@ def _check_tls(options: MemberOptions) -> None:
     missing = [flag for flag, path in files.items() if path is None]
     if given and missing:
         raise BadOptionError(f"--{given[0]}: TLS needs --{' and --'.join(missing)} too")
+    if options.tls_mode not in {REQUIRE_TLS, PREFER_TLS}:
+        raise BadOptionError(f"--tls-mode: {options.tls_mode!r} is not {REQUIRE_TLS} or {PREFER_TLS}")
+    if options.tls_mode == PREFER_TLS and missing:
+        raise BadOptionError(f"--tls-mode: {PREFER_TLS} needs --{' and --'.join(missing)}")
+    if options.key_file_or_certificate and (missing or options.key_file is None):
+        raise BadOptionError("--key-file-or-certificate: it needs both, --key-file and --tls-cert")
 
 
 def exposure_warnings(options: MemberOptions) -> list[str]:
@@ -362,6 +373,12 @@ def exposure_warnings(options: MemberOptions) -> list[str]:
         found.append(
             "started with --insecure-members: anybody who reaches the wire port can act as a member of the set, have"
             f" writes acknowledged that no member has, and change the primary ({options.listen})"
+        )
+    if options.tls_mode == PREFER_TLS:
+        found.append("--tls-mode prefer serves connections without TLS too, until a restart with --tls-mode require")
+    if options.key_file_or_certificate:
+        found.append(
+            "--key-file-or-certificate: members prove themselves by either, until a restart without one of them"
         )
     if is_loopback(options.bind_ip):
         return found

@@ -27,8 +27,8 @@ ENTRY_POINTS = {"prom/prometheus": ["prometheus"]}
 """What images that are not ours run in front of a service's command."""
 
 
-def services(variables: dict[str, str]) -> dict[str, Any]:
-    """The services of the file with `${NAME:-default}` resolved, as compose does it."""
+def services(variables: dict[str, str], *, tls: bool = False) -> dict[str, Any]:
+    """The services of the file with `${NAME:-default}` resolved, as compose does it. tls: and of tls.yaml over it."""
 
     def resolved(value: Any) -> Any:
         if isinstance(value, str):
@@ -41,6 +41,12 @@ def services(variables: dict[str, str]) -> dict[str, Any]:
 
     document = yaml.safe_load((COMPOSE / "compose.yaml").read_text(encoding="utf-8"))
     found: dict[str, Any] = resolved(document)["services"]
+    over = resolved(yaml.safe_load((COMPOSE / "tls.yaml").read_text(encoding="utf-8")))["services"] if tls else {}
+    for name, service in over.items():
+        known = found[name]
+        for part in ("environment", "healthcheck"):
+            known[part] = {**known[part], **service[part]}
+        known["volumes"] = [*known["volumes"], *service["volumes"]]
     return found
 
 
@@ -63,10 +69,12 @@ def last(target: str, instruction: str) -> str:
 class LocalCompose:
     """Runs services of the file. `close` stops those that stay, and says how each ended."""
 
-    def __init__(self, folder: Path, variables: dict[str, str], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, variables: dict[str, str], environment: dict[str, str] | None = None, *, tls: bool = False
+    ) -> None:
         """environment: that every process gets besides its own."""
         self.folder = folder
-        self.services = services(variables)
+        self.services = services(variables, tls=tls)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._done: set[str] = set()
         bare = {name: value for name, value in os.environ.items() if not name.startswith(("REPLSET_", "SPARK_"))}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from replset.cli.local_set import LocalMember, free_ports, wait_until
+from replset.client import PASSWORD_VARIABLE, USER_VARIABLE
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted
 
@@ -40,6 +41,24 @@ def start_set(local: ForkedSet, *, members: int = 3, arbiters: int = 0, **settin
     local.initiate({**FAST, **settings})
     wait_until(lambda: leads_at_once(local.members[0]), 60, "the first election")
     all_counted(local)
+
+
+ROOT, PASSWORD = "root", "tea"
+
+
+def begin_with_logins(local: ForkedSet, patch: pytest.MonkeyPatch) -> None:
+    """Make a set of members that run with --auth, and its first user; what connects from here on is that user."""
+    local.initiate(FAST)
+    wait_until(lambda: leads_at_once(local.members[0]), 60, "the first election")
+    assert local.members[0].command({"createUser": ROOT, "pwd": PASSWORD, "roles": ["root"]})["ok"] == 1.0
+    patch.setenv(USER_VARIABLE, ROOT)
+    patch.setenv(PASSWORD_VARIABLE, PASSWORD)
+    all_counted(local)
+
+
+def login_environment() -> dict[str, str]:
+    """What a program needs to log in as this process does."""
+    return {name: value for name, value in os.environ.items() if name.startswith("REPLSET_")}
 
 
 MakeSet = Callable[..., ForkedSet]

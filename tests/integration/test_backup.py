@@ -122,3 +122,4 @@ def test_it_needs_the_role_where_users_log_in(tmp_path: Path) -> None:
         assert not (tmp_path / "two").exists()
         restored = program("", "restore", tmp_path / "one", tmp_path / "data", "--new-set", "127.0.0.1:1")
         assert restored.returncode == 0, restored.stderr
+        assert [path for path in (tmp_path / "data").rglob("*") if path.stat().st_mode & 0o077] == []

@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import pytest
 import yaml
 
 from replset.cli.local_set import wait_until
-from replset.client import WireClient
+from replset.client import TLS_CA_VARIABLE, WireClient
 from replset.key_file import read_key_file
+from tests.certificates import Authority
 from tests.integration.compose import COMPOSE, MEMBERS, LocalCompose, answers, last, services, stages
 from tests.integration.conftest import next_ports
 from tests.spark.cluster import SHORT_LIVED
@@ -34,13 +36,14 @@ ROOT = COMPOSE.parent
 class LocalServices(LocalCompose):
     """The services on free ports of this machine, with their files in `folder`."""
 
-    def __init__(self, folder: Path, *, auth: bool = False) -> None:
+    def __init__(self, folder: Path, *, auth: bool = False, tls: bool = False) -> None:
         self.ports = dict(zip((*MEMBERS, "m4", "arbiter"), next_ports(5), strict=True))
         self.others = next_ports(8)
         spark, spark_ui, prometheus, *haproxy = map(str, self.others)
         values = {
             "REPLSET_KEY_FILE": str(folder / "key"),
             "REPLSET_AUTH": str(auth).lower(),
+            "REPLSET_TLS_FOLDER": str(folder),
             "REPLSET_SPARK_HOST": "127.0.0.1",
             "REPLSET_SPARK_PORT": spark,
             "REPLSET_SPARK_UI_PORT": spark_ui,
@@ -62,7 +65,7 @@ class LocalServices(LocalCompose):
                 f"{prefix}_DBPATH": str(folder / name),
             }
         local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_WEBUI_PORT": "0", "JDK_JAVA_OPTIONS": SHORT_LIVED}
-        super().__init__(folder, values, local)
+        super().__init__(folder, values, local, tls=tls)
 
     def begin(self) -> None:
         for name in MEMBERS:
@@ -125,9 +128,8 @@ def test_the_defaults_are_containers_that_know_each_other_by_name() -> None:
 def test_the_file_is_what_compose_understands() -> None:
     pytest.importorskip("check_jsonschema")  # has the schema of Compose's specification
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run(
-        [*command, str(COMPOSE / "compose.yaml")], capture_output=True, text=True, check=False, timeout=60
-    )
+    files = [str(COMPOSE / name) for name in ("compose.yaml", "tls.yaml")]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout
 
 
@@ -229,9 +231,13 @@ def test_the_members_make_their_set_by_themselves_and_starting_again_changes_not
     assert now["settings"]["replicaSetId"] == config["settings"]["replicaSetId"]
 
 
-def test_they_do_so_where_everybody_must_log_in(tmp_path: Path) -> None:
+def test_they_do_so_with_tls_where_everybody_must_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is logged in yet: neither the members nor the health checks need a user."""
-    local = LocalServices(tmp_path, auth=True)
+    ca = Authority(tmp_path)
+    for name in MEMBERS:
+        ca.issue(name=name)
+    monkeypatch.setenv(TLS_CA_VARIABLE, str(ca.ca))
+    local = LocalServices(tmp_path, auth=True, tls=True)
     try:
         local.begin()
         with pytest.raises(AssertionError, match="requires authentication"):
@@ -332,6 +338,33 @@ def test_prometheus_reads_all_members_and_no_alert_fires(made: LocalServices) ->
     wait_until(are_evaluated, 30, "every alert to be evaluated")
     firing = [alert["labels"]["alertname"] for alert in api("alerts")["alerts"] if alert["state"] == "firing"]
     assert firing == []
+
+    def are_answered() -> bool:
+        write_and_fail(made)  # rates need two samples with something between them
+        wrong = queries_without_an_answer(api)
+        return wrong.keys() <= {query for query in wrong if "replset_slow_operations_total" in query}
+
+    wait_until(are_answered, 30, "every query of the dashboard to have an answer", every_s=1)
+
+
+def write_and_fail(made: LocalServices) -> None:
+    primary = next(name for name in MEMBERS if made.ask(name, {"hello": 1})["isWritablePrimary"])
+    with WireClient(f"127.0.0.1:{made.ports[primary]}") as client:
+        assert client.command("shop", {"insert": "orders", "documents": [{}], "writeConcern": {"w": "majority"}})["ok"]
+        assert not client.command("shop", {"nonesuch": 1})["ok"]
+
+
+def queries_without_an_answer(api: Callable[[str], Any]) -> dict[str, object]:
+    """The dashboard's queries that Prometheus answers with nothing, no number, or without a label of the legend."""
+    dashboard = json.loads((COMPOSE / "monitoring/grafana/dashboards/replset.json").read_text(encoding="utf-8"))
+    wrong: dict[str, object] = {}
+    for target in (target for panel in dashboard["panels"] for target in panel["targets"]):
+        rows = api("query?" + urllib.parse.urlencode({"query": target["expr"]}))["result"]
+        labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        numbers = [row["value"][1] for row in rows]
+        if set(numbers) <= {"NaN"} or any(not labels <= row["metric"].keys() for row in rows):
+            wrong[target["expr"]] = rows
+    return wrong
 
 
 def test_spark_compares_the_members(made: LocalServices) -> None:

@@ -174,6 +174,20 @@ def test_the_command_lines(local: ForkedSet, tmp_path: Path) -> None:
     assert tool("rollback_tools.main", "list", addresses[0], **NOBODY).returncode == 2
 
 
+def test_a_new_member_is_added_though_it_knows_no_user_yet(local: ForkedSet) -> None:
+    primary = local.wait_for_primary()
+    new = local.plan(next_ports(1)[0], flags=["--auth"])
+    local.begin(new)
+    try:
+        added = tool(CLI, "add", new.host, "--host", primary.host, "--wait", 30)
+        assert (added.returncode, f"{new.host} is added" in added.stdout) == (0, True), added.stderr
+        removed = tool(CLI, "remove", new.host, "--host", primary.host, "--accept")
+        assert removed.returncode == 0, removed.stderr
+    finally:
+        local.kill(new)
+        local.members.remove(new)
+
+
 def test_a_member_shows_itself_to_another(local: ForkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does to restore a rollback over HTTP; a client does not become one by saying so."""
     one, other = local.members[:2]

@@ -14,7 +14,7 @@ from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.client import WireClient
 from replset.optime import optime_or_none
 from tests.integration.browser import DESKTOP, LARGE, PHONE, REWRITES_PICTURES, Tab, chromium, tab
-from tests.integration.conftest import next_ports, start_set
+from tests.integration.conftest import FAST, next_ports, start_set
 from tests.integration.forked import running_set
 from tests.integration.talk import cut, find, heal, insert, run, state
 from tests.integration.test_restore import lose_writes
@@ -190,10 +190,13 @@ def test_a_rollback_is_compared_tried_and_restored(browser: Any, local: LocalSet
         seen.wait_for(card, "not acknowledged")
         seen.page.locator(card).get_by_role("link").click()
         seen.page.wait_for_url(f"{story.old.http}/**")
-        seen.wait_for("#remarks", "rollbacks that nobody acknowledged")
+        seen.wait_for("#remarks", "1 rollback that nobody acknowledged")
         rollback = seen.page.locator(card)
         press = lambda name: rollback.get_by_role("button", name=name).click()  # noqa: E731
 
+        seen.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+        assert seen.is_as_wide_as_the_screen()
+        seen.page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
         press("Show the differences")
         seen.wait_for(f"{card} details", "shop.orders _id 2 update, conflict")
         seen.page.locator(f"{card} summary", has_text="_id 2 ").click()
@@ -234,13 +237,19 @@ def test_the_interactive_page_of_the_api_works_without_the_internet(browser: Any
         seen.wait_for(".opblock-summary-path", "/v1/replset/status")
 
 
-def test_a_member_that_is_in_no_set_says_what_to_do(browser: Any, tmp_path: Path) -> None:
-    with running_set(tmp_path / "alone") as alone:
+def test_a_member_in_no_set_says_what_to_do_and_one_that_follows_whom(
+    browser: Any, local: LocalSet, tmp_path: Path
+) -> None:
+    with running_set(tmp_path / "set", "alone") as alone:
         member = alone.add(next_ports(1)[0])
         with tab(browser, member.http) as seen:
-            seen.wait_for("#summary", f"replset initiate --host {member.host}")
-            run(member, {"replSetInitiate": {"_id": alone.name, "members": [{"_id": 0, "host": member.host}]}}, "admin")
-            seen.wait_for(row(member), "PRIMARY")
+            seen.wait_for("#remarks", f"replset initiate --host {member.host}")
+            assert not seen.page.locator("#actions").is_visible(), "nothing can be done yet"
+            assert seen.violations() == []
+            alone.initiate(FAST)
+            seen.wait_for("#remarks", "All is well")
+            run(member, {"replSetFollow": "start", "source": local.members[0].host}, "admin")
+            seen.wait_for("#topology svg", f"follows {local.name}")
 
 
 def test_with_users_the_page_asks_who_looks_at_it(browser: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import acknowledged, list_manifests
-from tests.integration.conftest import MakeSet
+from tests.integration.conftest import MakeSet, login_environment
 from tests.integration.forked import run_program
 from tests.integration.talk import cut, heal, insert, run, same_everywhere, state
 
@@ -82,7 +82,7 @@ def rolled_back(member: LocalMember) -> Path:
 
 def tool(*arguments: object, status: int = 0) -> str:
     """Run rollback-tools as a person would; what it printed."""
-    done = run_program("rollback_tools.main", *arguments)
+    done = run_program("rollback_tools.main", *arguments, environment=login_environment())
     assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import httpx
 import pytest
 
 from replset.cli.local_set import wait_until
-from tests.integration.conftest import MakeSet
+from replset.client import SETTINGS
+from replset.ids import HostPort
+from replset.key_file import read_key_file
+from tests.integration.conftest import PASSWORD, ROOT, MakeSet, begin_with_logins, next_ports
+from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import find, run, same_everywhere
 from tests.integration.test_restore import MANY, Story, lose_writes, many_lost, rows_of, tool
 
@@ -20,23 +25,49 @@ pytestmark = pytest.mark.slow
 class Rollback:
     """One rollback, asked of the member that holds it."""
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: Story, user: str = ROOT) -> None:
         self.url = f"{story.old.http}/v1/replset/rollbacks/{story.manifest.stem}"
+        self._login = (user, PASSWORD)  # a member without users takes no notice
+
+    def code(self, what: str, body: object = None) -> int:
+        method = "GET" if body is None else "POST"
+        return httpx.request(method, f"{self.url}/{what}", json=body, auth=self._login, timeout=60).status_code
 
     def get(self, what: str) -> str:
-        response = httpx.get(f"{self.url}/{what}", timeout=60)
+        response = httpx.get(f"{self.url}/{what}", auth=self._login, timeout=60)
         assert response.status_code == 200, response.text
         return response.text
 
     def restore(self, **wanted: object) -> dict[str, Any]:
-        response = httpx.post(f"{self.url}/restore", json=wanted, timeout=60)
+        response = httpx.post(f"{self.url}/restore", json=wanted, auth=self._login, timeout=60)
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
 
 
-def test_lost_writes_are_checked_compared_and_put_back(make_set: MakeSet) -> None:
-    story = lose_writes(make_set())
+@pytest.fixture
+def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkedSet]:
+    """Three members where clients log in."""
+    with running_set(tmp_path / "set") as local:
+        for port in next_ports(3):
+            local.add(port, flags=["--enable-test-commands", "--auth"])
+        begin_with_logins(local, monkeypatch)
+        yield local
+
+
+def test_lost_writes_are_checked_compared_and_put_back(secured: ForkedSet) -> None:
+    """With logins: each step needs its role, and the member writes to the primary as a member."""
+    keys = read_key_file(secured.key_file)
+    with pytest.MonkeyPatch.context() as patch:  # only members may cut a member off
+        patch.setattr(SETTINGS, "login", lambda client: client.prove(keys, HostPort("127.0.0.1:1")))
+        story = lose_writes(secured)
+    for name, roles in {"keeper": ["backup"], "fixer": ["restore", "clusterMonitor"]}.items():
+        run(story.new, {"createUser": name, "pwd": PASSWORD, "roles": roles}, "admin")
+    keeper, fixer = Rollback(story, "keeper"), Rollback(story, "fixer")
+    assert [one.code("diff") for one in (keeper, fixer, Rollback(story, "nobody"))] == [200, 200, 401]
+    assert keeper.code("restore", {"policy": "merge"}) == 403
+    assert fixer.code("restore", {"policy": "merge", "dryRun": True}) == 200
+    assert fixer.code("ack", {}) == 403
     local, path, host = story.local, story.manifest, story.old.host
     over_http = Rollback(story)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from replset.bson import encode, encode_key
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.client import TLS_CA_VARIABLE
 from replset.replication.rollback_manifest import list_manifests
-from tests.integration.conftest import MakeSet
-from tests.integration.forked import run_program
+from tests.certificates import Authority, flags_of
+from tests.integration.conftest import MakeSet, begin_with_logins, login_environment, next_ports
+from tests.integration.forked import ForkedSet, run_program, running_set
 from tests.integration.talk import DATABASE, all_counted, find, insert, run, same_everywhere, status
 
 pytestmark = pytest.mark.slow
@@ -47,7 +50,7 @@ def lose_one(database: sqlite3.Connection, table: str) -> None:
 
 
 def replset(*arguments: object) -> tuple[int, str]:
-    done = run_program("replset.cli.main", *arguments)
+    done = run_program("replset.cli.main", *arguments, environment=login_environment())
     assert not done.stderr or done.returncode, done.stderr
     return done.returncode, done.stdout
 
@@ -110,8 +113,20 @@ def test_documents_that_a_disk_changed_are_named_and_put_right(make_set: MakeSet
     assert len(same_everywhere(local)) == 41
 
 
-def test_two_copies_have_no_majority(make_set: MakeSet) -> None:
-    local = make_set(members=2, arbiters=1)
+@pytest.fixture
+def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkedSet]:
+    """Two members and an arbiter with TLS and logins; clients are root."""
+    ca = Authority(tmp_path)
+    monkeypatch.setenv(TLS_CA_VARIABLE, str(ca.ca))
+    with running_set(tmp_path / "set") as local:
+        for number, port in enumerate(next_ports(3)):
+            local.add(port, flags=[*flags_of(ca.issue()), "--auth"], arbiter=number == 2)
+        begin_with_logins(local, monkeypatch)
+        yield local
+
+
+def test_two_copies_have_no_majority(secured: ForkedSet) -> None:
+    local = secured
     primary = local.wait_for_primary()
     rotten = next(member for member in local.members if member is not primary and not member.arbiter)
     insert(primary, *range(40))

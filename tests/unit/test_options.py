@@ -95,6 +95,7 @@ def test_every_option_comes_from_the_environment_alone() -> None:
         "log_level": "debug",
         "log_format": "json",
         "rollback_layout": "mongodb",
+        "tls_mode": "prefer",
         "role_hook": "http://x/role",
         "insecure_members": "false",
         "expect_members": "y:7,b",  # the member itself is y, on port 7
@@ -294,6 +295,27 @@ TLS = {"tls_cert": "/c", "tls_key": "/k", "tls_ca": "/a"}
 def test_half_of_tls_is_refused(missing: str) -> None:
     with pytest.raises(BadOptionError, match=f"TLS needs .*--{missing.replace('_', '-')}"):
         resolve_options({**BASE, **{name: path for name, path in TLS.items() if name != missing}}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"tls_mode": "prefer"}, "--tls-mode: prefer needs --tls-cert and --tls-key and --tls-ca"),
+        ({**TLS, "tls_mode": "allow"}, "--tls-mode: 'allow' is not require or prefer"),
+        ({**TLS, "key_file_or_certificate": True}, "--key-file-or-certificate: it needs both"),
+        ({"key_file": "/k", "key_file_or_certificate": True}, "--key-file-or-certificate: it needs both"),
+    ],
+)
+def test_a_change_to_tls_or_certificates_needs_both_ends_of_it(given: dict[str, object], reason: str) -> None:
+    with pytest.raises(BadOptionError, match=reason):
+        resolve_options({**BASE, **given}, {})
+
+
+def test_a_change_that_is_not_finished_is_said() -> None:
+    given = {**TLS, "key_file": "/k", "tls_mode": "prefer", "key_file_or_certificate": True}
+    first, second = exposure_warnings(resolve_options({**BASE, **given}, {}))
+    assert "--tls-mode prefer" in first
+    assert "--key-file-or-certificate" in second
 
 
 def test_certificates_are_enough_beyond_loopback_and_for_users() -> None:

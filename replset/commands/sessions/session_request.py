@@ -93,8 +93,13 @@ def parse_lsid(raw: bytes, own: Binary = NOBODY) -> tuple[bytes, RawDocument]:
         raise fields.wrong_type(f"{_PLACE}.lsid", "id", document.type_of("id"), "UUID")
     uid = document.get("uid")
     if uid not in (None, own, KEYED):
-        raise ReplError("Unauthorized to set user digest in LogicalSessionId", code=ErrorCode.UNAUTHORIZED)
+        raise foreign_session()
     return session_id(bytes(value), KEYED if uid == KEYED else own)
+
+
+def foreign_session() -> ReplError:
+    """The error for a client that names a session of somebody else, or one of an Idempotency-Key."""
+    return ReplError("Unauthorized to set user digest in LogicalSessionId", code=ErrorCode.UNAUTHORIZED)
 
 
 def plain_session(body: RawDocument, uid: Binary = NOBODY) -> SessionRequest | None:

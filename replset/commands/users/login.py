@@ -49,7 +49,7 @@ async def _start(ctx: CommandContext, body: RawDocument, database: str) -> dict[
         exchange = ServerExchange(_payload(body), ctx.member.rng.randbytes(NONCE_BYTES))
     except AuthenticationFailedError as error:
         raise _failure(ctx, "nobody", error) from None
-    user = await users.find(exchange.user, database)
+    user = await users.find(exchange.user, database, for_login=True)
     answer = exchange.answer(users.decoy(exchange.user, database) if user is None else user.credentials)
     connection.sasl = SaslConversation(exchange, database, user, skips)
     return _reply(answer, done=False)

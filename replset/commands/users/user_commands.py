@@ -48,7 +48,14 @@ async def create_user(ctx: CommandContext) -> Reply:
 
 
 async def update_user(ctx: CommandContext) -> Reply:
-    """Replace what is given of a user: the password, all roles, the custom data."""
+    """Replace what is given of a user: the password, all roles, the custom data.
+
+    Users may change the first and the last of their own.
+    """
+    login = ctx.sender.login
+    is_own = login is not None and (login.name, login.database) == (_name(ctx), ctx.database)
+    if not is_own or not fields.is_absent(ctx.body, "roles"):
+        authorize(ctx.member, ctx.sender, Action.CHANGE_USER, ctx.database, ctx.name)
     settings = await _settings(ctx, needs_all=False)
     if not settings:
         raise BadValueError("Must specify at least one field to update in updateUser")
@@ -285,7 +292,7 @@ def _writing(name: str, run: Handler, taken: frozenset[str], needs: Action) -> C
 
 COMMANDS: tuple[Command, ...] = (
     _writing("createUser", create_user, _SETTINGS, Action.CREATE_USER),
-    _writing("updateUser", update_user, _SETTINGS, Action.CHANGE_USER),
+    _writing("updateUser", update_user, _SETTINGS, Action.CHANGE_OWN),
     _writing("dropUser", drop_user, frozenset(), Action.DROP_USER),
     _writing("grantRolesToUser", grant_roles, frozenset({"roles"}), Action.GRANT_ROLE),
     _writing("revokeRolesFromUser", revoke_roles, frozenset({"roles"}), Action.REVOKE_ROLE),

@@ -88,13 +88,14 @@ class UserDirectory:
 
     # --- finding users
 
-    async def find(self, name: str, database: str) -> User | None:
+    async def find(self, name: str, database: str, *, for_login: bool = False) -> User | None:
         """The user, None: there is none, or none that this member can learn of now.
 
-        OverloadedError: this member would have to ask another one, and asks for many users already.
+        for_login: he is read, or asked for, anew, as one who does not exist always is. So the time says nothing about
+        who exists. OverloadedError: this member would have to ask another one, and asks for many users already.
         """
         key = user_id(name, database)
-        known = self._fresh(key)
+        known = self._fresh(key, anew=for_login)
         if known is None and not self.has_users():
             if self._asking >= MOST_ASKED:
                 raise OverloadedError("too many logins are under way")
@@ -114,9 +115,9 @@ class UserDirectory:
         sql = f"SELECT 1 FROM {coll.table} LIMIT 1"
         return store.query(lambda connection: first_row(connection, sql)) is None
 
-    def _fresh(self, key: str) -> _Known | None:
+    def _fresh(self, key: str, *, anew: bool = False) -> _Known | None:
         known, now = self._known.get(key), self._member.clock.now()
-        if known is not None and now - known.read_at < KNOWN_MS:
+        if not anew and known is not None and now - known.read_at < KNOWN_MS:
             return known
         return self._read(key, now) if self.has_users() else None
 
@@ -186,7 +187,7 @@ class UserDirectory:
 
     async def check_password(self, name: str, database: str, password: str) -> User:
         """The user, if this is the password (18 else). OverloadedError: too many wait for the same."""
-        user = await self.find(name, database)
+        user = await self.find(name, database, for_login=True)
         mark = hmac.digest(self.secret, password.encode(), "sha256")
         known = self._known.get(user_id(name, database))
         if user is not None and known is not None and hmac.compare_digest(known.basic, mark):

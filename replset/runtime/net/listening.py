@@ -29,6 +29,10 @@ PATIENCE_S: Final = 1.0
 """A handshake that takes longer is ended for a new connection, if there are as many as may be."""
 FULL_PAUSE_S: Final = 0.05
 WARN_EVERY_S: Final = 60.0
+TLS_HANDSHAKE: Final = b"\x16\x03"
+"""How each TLS connection begins: a handshake record of version 3."""
+WIRE_OPCODES: Final = (b"\xdd\x07\0\0", b"\xd4\x07\0\0")
+"""OP_MSG and OP_QUERY. A message of 790 bytes begins as TLS does, but has one of these in its header."""
 NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -41,12 +45,18 @@ class ListeningSockets:
         factory: Callable[[], asyncio.Protocol],
         backlog: int,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        *,
+        tls_is_optional: bool = False,
     ) -> None:
-        """Begin to listen. tls: asked for each connection; None: no TLS. OSError: an address is in use."""
+        """Begin to listen. tls: asked for each connection; None: no TLS. OSError: an address is in use.
+
+        tls_is_optional: a connection whose first bytes are no TLS is served without it.
+        """
         self._loop = asyncio.get_running_loop()
         self.sockets = list(sockets)
         self._factory = factory
         self._tls = tls
+        self._tls_is_optional = tls_is_optional
         self._opening: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
         self._failed_handshakes = 0
         self._warned_at = -WARN_EVERY_S
@@ -101,7 +111,7 @@ class ListeningSockets:
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is None:
+            if self._tls is None or (self._tls_is_optional and not await self._begins_tls(accepted)):
                 await self._loop.connect_accepted_socket(self._factory, accepted)
             else:
                 await self._loop.connect_accepted_socket(
@@ -114,6 +124,18 @@ class ListeningSockets:
         except BaseException:
             accepted.close()
             raise
+
+    async def _begins_tls(self, accepted: socket.socket) -> bool:
+        """Whether the client's first bytes begin a TLS handshake. They stay to be read."""
+        readable: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(accepted, _finish, readable)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await readable
+        finally:
+            self._loop.remove_reader(accepted)
+        head = accepted.recv(16, socket.MSG_PEEK)
+        return head.startswith(TLS_HANDSHAKE) and head[12:] not in WIRE_OPCODES
 
     def _warn_of_handshake(self, peer: object, error: OSError) -> None:
         """Log a failed handshake, with the number of those since the last line: strangers must not fill the log."""
@@ -131,6 +153,11 @@ class ListeningSockets:
     def _go_on(self, listening: socket.socket) -> None:
         if listening in self.sockets:
             self._loop.add_reader(listening, self._accept, listening)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def bound_socket(family: int, address: Any) -> socket.socket:

@@ -36,12 +36,21 @@ class RealNetwork:
             sockets = [
                 opened.enter_context(bound_socket(*one)) for one in dict.fromkeys((row[0], row[4]) for row in found)
             ]
-            listening = ListeningSockets(sockets, factory, self._backlog, None if tls is None else lambda: tls.wire)
+            listening = ListeningSockets(
+                sockets,
+                factory,
+                self._backlog,
+                None if tls is None else lambda: tls.wire,
+                tls_is_optional=tls is not None and tls.is_optional,
+            )
             opened.pop_all()
         return listening
 
     async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        """Connect. OSError: nobody answers, or with TLS, the other end has no certificate for the name in `address`."""
+        """Connect. OSError: nobody answers, or with TLS, the other end has no certificate for the name in `address`.
+
+        Where TLS is optional, a member that does not speak it is reached without it.
+        """
         host, port = split_host_port(address)
         loop = asyncio.get_running_loop()
         if self._tls is None:
@@ -51,6 +60,12 @@ class RealNetwork:
             transport, _ = await loop.create_connection(
                 factory, host, port, ssl=self._tls.client, ssl_handshake_timeout=HANDSHAKE_S
             )
-        except ssl.SSLError as error:
+        except ssl.SSLCertVerificationError as error:
             raise ConnectionAbortedError(errno.ECONNABORTED, f"TLS: {error}") from error
+        except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
+            if not self._tls.is_optional:
+                if not isinstance(error, ssl.SSLError):
+                    raise
+                raise ConnectionAbortedError(errno.ECONNABORTED, f"TLS: {error}") from error
+            transport, _ = await loop.create_connection(factory, host, port)
         return transport

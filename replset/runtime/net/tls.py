@@ -49,12 +49,16 @@ class _Contexts:
 class MemberTls:
     """Holds the TLS contexts of one member. `reload` replaces them; connections that are open keep theirs."""
 
-    def __init__(self, files: TlsFiles, host: str, *, needs_attributes: bool = False) -> None:
+    def __init__(
+        self, files: TlsFiles, host: str, *, needs_attributes: bool = False, is_optional: bool = False
+    ) -> None:
         """host: the name under which the others reach this member. BadValueError: the files cannot serve a member.
 
-        needs_attributes: members prove themselves by their certificates.
+        needs_attributes: members prove themselves by their certificates. is_optional: both ports serve connections
+        without TLS too, and a member that has none yet is reached without it.
         """
         self._needs_attributes = needs_attributes
+        self.is_optional = is_optional
         self._files = files
         self._host = host.strip("[]")
         self._now = self._read()

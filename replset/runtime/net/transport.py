@@ -100,9 +100,10 @@ class Transport:
         connection = _PeerConnection(host, self._local_host, self._on_broken_by_other)
         try:
             await self._network.connect(host, lambda: connection)
-            if not connection.is_certified_by(self._certifies):
+            certified = connection.is_certified_by(self._certifies)
+            if not certified and not self._keys.is_secret:
                 raise PermissionError("its certificate is not one of a member (same O, OU and DC)")
-            await connection.prove(self._keys, self._rng.randbytes(NONCE_BYTES))
+            await connection.prove(self._keys.on(certified=certified), self._rng.randbytes(NONCE_BYTES))
         except ValueError as error:  # what a resolver makes of a name that cannot be one, as a..b
             raise OSError(f"no address can have this name: {error}") from error
         except BaseException:

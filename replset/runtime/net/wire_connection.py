@@ -274,7 +274,8 @@ class WireConnection(asyncio.Protocol):
             self._server.admission.add(large - counted)
             counted = large
             try:
-                await asyncio.wait_for(self._writable.wait(), STALLED_S)
+                async with asyncio.timeout(STALLED_S):  # wait_for would lose that the connection has ended meanwhile
+                    await self._writable.wait()
             except TimeoutError:
                 if self._transport is not None and self._transport.get_write_buffer_size() >= left:
                     log.warning("%s read nothing of its answer for %.0f s: closed", self._context.peer, STALLED_S)

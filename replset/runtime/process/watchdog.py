@@ -69,9 +69,12 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the watch. On return its thread writes nothing more."""
         self._stopped.set()
         if self._timer is not None:
             self._timer.cancel()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _beat(self) -> None:
         now, interval_s = time.monotonic(), self._interval_s

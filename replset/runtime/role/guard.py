@@ -2,8 +2,12 @@
 
 It is a process of its own so that it releases the role when the member hangs, is stopped or killed. The member writes
 lines to it, `NUMBER UNTIL TERM`: it may hold the role until this moment of the machine's monotonic clock, in
-milliseconds. It answers `released NUMBER` once the role is released and nothing newer was asked for, and sends what the
-member shall log. It imports only the standard library.
+milliseconds. It answers `read NUMBER` at once, so that the member sees that the guard itself does not hang, and
+`released NUMBER` once the role is released and nothing newer was asked for. It sends what the member shall log too. It
+imports only the standard library.
+
+A guard ends the guard before it, and the hook's call that this one left: a `gain` that goes on alone would come after
+the release of its successor.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -25,6 +30,8 @@ RETRY_S: Final = 1.0
 SOON_S: Final = 0.02
 LAST_TRIES: Final = 10
 """How often the release is tried after the member is gone."""
+CALL: Final = ".call"
+"""The file of the call under way is named so, behind the name of the guard's own."""
 POST: Final = "--post"
 MODULE: Final = "replset.runtime.role.guard"
 
@@ -32,10 +39,14 @@ MODULE: Final = "replset.runtime.role.guard"
 class RoleGuard:
     """Holds the role while the member says so, and in time. `run` returns when the member is gone."""
 
-    def __init__(self, hook: str, limit_s: float) -> None:
-        """limit_s: of one call of the hook; then it is killed, and called again."""
+    def __init__(self, hook: str, limit_s: float, call_file: int) -> None:
+        """limit_s: of one call of the hook; then it is killed, and called again.
+
+        call_file: its descriptor, with a lock. The call inherits it, so the file is locked while one of both runs.
+        """
         self._hook = hook
         self._limit_s = limit_s
+        self._call_file = call_file
         self._number, self._until_ms, self._term = 0, 0, 0
         self._has_member = True
         self._is_held: bool | None = None  # None: unknown, so it is released first
@@ -78,6 +89,8 @@ class RoleGuard:
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
             self._number, self._until_ms, self._term = map(int, line.split())
+        if lines:
+            self._answer("read")
 
     def _step(self) -> None:
         """Look after the call under way; begin the next one when one is due; answer."""
@@ -93,7 +106,7 @@ class RoleGuard:
                 self._begin(event, now)
         elif self._is_held is False and not self._until_ms and self._answered != self._number:
             self._answered = self._number
-            self._say(f"released {self._number}")
+            self._answer("released")
 
     def _begin(self, event: str, now: float) -> None:
         if event != self._event:
@@ -103,12 +116,22 @@ class RoleGuard:
         environment = {**os.environ, "ROLE_EVENT": event, "ROLE_TERM": str(self._term)}
         try:
             self._call = subprocess.Popen(
-                [*command, event], env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+                [*command, event],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                start_new_session=True,
+                pass_fds=(self._call_file,),
+                preexec_fn=self._note_call,  # the call itself: a guard that is killed here would not come to it
             )
         except OSError as error:
+            write_number(self._call_file, 0)
             self._fail(f"cannot be run: {error.strerror}", now)
             return
         self._call_ends = now + self._limit_s
+
+    def _note_call(self) -> None:
+        write_number(self._call_file, os.getpid())
 
     def _end_call(self, now: float) -> None:
         call = self._call
@@ -119,6 +142,7 @@ class RoleGuard:
             os.killpg(call.pid, signal.SIGKILL)  # with all that it started
             call.wait()
         self._call = None
+        write_number(self._call_file, 0)
         if status == 0:
             self._is_held, self._failures = self._event == GAIN, 0
             self._say(f"info role hook: {self._event} is done (term {self._term})")
@@ -133,6 +157,10 @@ class RoleGuard:
         warning = "; THE ROLE MAY EXIST TWICE" if self._event == RELEASE else ""
         self._say(f"warning role hook: {self._event} failed, {self._hook} {why}{warning}; it is called again")
 
+    def _answer(self, what: str) -> None:
+        with suppress(OSError):  # nobody waits for it any more
+            os.write(sys.stdout.fileno(), f"{what} {self._number}\n".encode())
+
     def _say(self, text: str) -> None:
         """Send a line to the member; where that reads nothing any more, print it."""
         try:
@@ -140,6 +168,32 @@ class RoleGuard:
         except OSError:
             with suppress(OSError):  # nobody reads the log either; the role matters more
                 print(text, file=sys.stderr, flush=True)
+
+
+def write_number(file: int, number: int) -> None:
+    os.pwrite(file, b"%-20d" % number, 0)
+
+
+def lock_and_end_earlier(path: str, kill: Callable[[int, int], None], within_s: float = 0) -> int:
+    """Lock this file, and return its descriptor; kill the process, or the group, that it names and that has the lock.
+
+    within_s: go on without the lock after that; 0: never. A process of the hook that left its group keeps the lock.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + within_s if within_s else float("inf")
+    while time.monotonic() < until:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        number = int(os.pread(file, 20, 0) or 0)
+        if number:
+            with suppress(ProcessLookupError):
+                kill(number, signal.SIGKILL)
+        elif within_s:
+            break
+        time.sleep(SOON_S)
+    write_number(file, 0)
+    return file
 
 
 def is_url(hook: str) -> bool:
@@ -170,9 +224,9 @@ def main(arguments: list[str]) -> int:
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         # The member ends it, by closing the pipe. A handler, since what is ignored would be ignored in the hook too.
         signal.signal(name, lambda *_: None)
-    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # waits for the guard of the member's earlier process, which still releases
-    RoleGuard(hook, float(limit_s)).run()
+    # The guard of the member's earlier process may still release, or hang. What it did is done again.
+    write_number(lock_and_end_earlier(lock_path, os.kill), os.getpid())
+    RoleGuard(hook, float(limit_s), lock_and_end_earlier(lock_path + CALL, os.killpg, float(limit_s))).run()
     return 0
 
 

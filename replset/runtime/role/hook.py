@@ -20,6 +20,13 @@ log = logging.getLogger("replset.role_hook")
 
 LOCK_FILE = "role-hook.lock"
 RESTART_S = 0.2
+LOOKS = 20
+"""How often in `hook_ms` the guard is told, and looked at."""
+UNREAD_LOOKS = 5
+"""A guard that has read nothing for so many looks hangs, and is replaced. They are counted, since a member that hangs
+itself looks at nothing meanwhile."""
+START_S = 10.0
+"""For so long a guard may read nothing after its start."""
 
 
 class RoleHook:
@@ -45,6 +52,7 @@ class RoleHook:
         self._report = report
         self._process: Process | None = None
         self._number = self._last_held = self._released = 0  # of lines: the last, the last that lets it hold, answered
+        self._read = 0  # the last line that the guard has read
         self._is_told = False
         self._is_released = asyncio.Event()
 
@@ -73,11 +81,20 @@ class RoleHook:
             start_new_session=True,
         )
         answers = asyncio.get_running_loop().create_task(self._read_answers(process))
+        first, unread = self._number + 1, 0
         try:
             self._tell(node, 0)
             while not answers.done():
                 self.update(node)
-                await asyncio.wait([answers], timeout=self.hook_ms / 20_000)
+                if self._is_told and self.holds:  # it releases, and shall say that it still does
+                    self._tell(node, 0)
+                wanted, each_s = self._number, self.hook_ms / 1000 / LOOKS
+                await asyncio.wait([answers], timeout=each_s)
+                unread = 0 if self._read >= wanted else unread + 1
+                if unread >= (UNREAD_LOOKS if self._read >= first else START_S / each_s):
+                    log.error("the guard of the role hook hangs, and is ended")
+                    process.kill()
+                    unread = 0
         finally:
             answers.cancel()
 
@@ -100,18 +117,21 @@ class RoleHook:
     async def _read_answers(self, process: Process) -> None:
         while process.stdout is not None and (line := await process.stdout.readline()):
             kind, _, text = line.decode("utf-8", "replace").rstrip().partition(" ")
-            if kind != "released":
+            if kind == "read":
+                self._read = int(text)
+            elif kind != "released":
                 log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", text)
-                continue
-            self._released = max(self._released, int(text))
-            if not self.holds:
-                self._is_released.set()
-                self._report(RoleReleased())
+            elif self.holds:
+                self._released = max(self._released, int(text))
+                if not self.holds:
+                    self._is_released.set()
+                    self._report(RoleReleased())
 
     async def wait_released(self) -> None:
         """Return when the guard has released the role, or when a release and its repetition would be over."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_released.wait(), 2 * self.hook_ms / 1000)
+            async with asyncio.timeout(2 * self.hook_ms / 1000):
+                await self._is_released.wait()
             await asyncio.sleep(0.05)  # the heartbeats that say so are on their way
 
     async def close(self) -> None:
@@ -120,4 +140,5 @@ class RoleHook:
         if process is not None and process.stdin is not None:
             process.stdin.close()
             with suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), self.hook_ms / 1000)
+                async with asyncio.timeout(self.hook_ms / 1000):
+                    await process.wait()

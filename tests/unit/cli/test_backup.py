@@ -42,6 +42,12 @@ def test_a_whole_answer_is_a_backup(tmp_path: Path) -> None:
     assert receive(WHOLE, tmp_path / "new" / "one") == MANIFEST
     assert sorted(os.listdir(tmp_path / "new" / "one")) == ["backup.json", "replset.db"]
     assert (tmp_path / "new" / "one" / "replset.db").read_bytes() == DATA
+    assert others_may(tmp_path / "new") == []
+
+
+def others_may(folder: Path) -> list[Path]:
+    """The files and folders to which others than the owner have rights: backups hold keys of users."""
+    return [path for path in [folder, *folder.rglob("*")] if path.stat().st_mode & 0o077]
 
 
 @pytest.mark.parametrize(

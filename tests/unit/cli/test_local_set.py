@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from replset.cli import local_set
-from replset.cli.local_set import LocalSet, LocalSetError
+from replset.cli import calls, host_option, local_set
+from replset.cli.local_set import LocalSet, LocalSetError, wait_until
 from replset.cli.main import main
 from replset.cli.processes import lock_holder, start_mark
+from replset.errors import HostUnreachableError
 from replset.storage.disk import RealDisk
 from replset.storage.store import lock_dbpath
 
@@ -125,6 +128,17 @@ def test_a_start_mark_is_of_one_process(stranger: subprocess.Popen[bytes]) -> No
     assert start_mark(0) == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the end of a process looks different")
+def test_a_process_has_not_ended_while_a_thread_of_it_runs() -> None:
+    source = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[60]).start(); "
+    source += "ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", source]) as child:
+        wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE, 20, "its first thread to end")
+        assert start_mark(child.pid)
+        child.kill()
+        wait_until(lambda: not start_mark(child.pid), 20, "its last thread to end")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -162,6 +176,39 @@ def test_without_host_the_set_in_the_folder_is_asked(
     assert "is not what `cluster up` writes" in capsys.readouterr().err
     assert main(["status", "--host", "127.0.0.1:2"]) == 2
     assert capsys.readouterr().err.startswith("replset: 127.0.0.1:2 cannot be reached")
+
+
+def test_the_last_host_that_answered_is_remembered_for_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(here)
+    asked: list[str] = []
+
+    def ask(host: str, command: dict[str, object], *_: object) -> dict[str, Any]:
+        asked.append(host)
+        if host == "gone:1":
+            raise HostUnreachableError("gone:1 cannot be reached")
+        return {"hosts": ["m1:1", "m2:1"], "config": {}}
+
+    for module in (calls, host_option):
+        monkeypatch.setattr(module, "ask", ask)
+    assert main(["conf", "--host", "m2:1"]) == 0
+    assert main(["conf", "--host", "gone:1"]) == 2
+    capsys.readouterr()
+    asked.clear()
+    assert main(["conf"]) == 0
+    assert asked == ["m2:1"]
+    assert capsys.readouterr().err == "replset: asks m2:1, of the last --host in this folder\n"
+    assert local_set.known_hosts() == ["m2:1", "m1:1"]
+    monkeypatch.chdir(there)
+    assert local_set.known_hosts() == []
+    write_set(there, 0)
+    assert main(["conf", "--host", "m2:1"]) == 0
+    assert local_set.default_host() == "127.0.0.1:1", "the set in the folder comes first"
 
 
 def test_the_set_of_this_folder_and_the_variable_are_remembered(

@@ -389,6 +389,29 @@ def test_a_new_password_ends_logins(secured: Client) -> None:
     assert login(again, "u", "test", "another")["ok"] == 1
 
 
+def test_users_change_their_own_password_and_custom_data_and_nothing_else(secured: Client) -> None:
+    """As with MongoDB's changeOwnPassword and changeOwnCustomData; here each user has them."""
+    user = user_with(secured, "read")
+    secured.ok({"createUser": "v", "pwd": "x", "roles": []})
+    secured.ok({"createUser": "u", "pwd": "x", "roles": []}, "admin")
+    for command, database in (
+        ({"updateUser": "v", "pwd": "mine"}, "test"),
+        ({"updateUser": "u", "pwd": "mine"}, "admin"),
+        ({"updateUser": "nobody", "pwd": "mine"}, "test"),
+        ({"updateUser": "u", "roles": ["readWrite"]}, "test"),
+        ({"updateUser": "u", "pwd": "mine", "roles": []}, "test"),
+    ):
+        assert user.code(command, database) == 13, command
+    user.ok({"updateUser": "u", "customData": {"team": 4}})
+    user.ok({"updateUser": "u", "pwd": "mine"})
+    assert secured.ok({"usersInfo": "u"})["users"][0]["customData"] == {"team": 4}
+    assert user.code({"find": "c"}) == 13, "its logins end"
+    again = other(secured)
+    assert login(again, "u", "test", "mine")["ok"] == 1
+    assert again.ok({"find": "c"})
+    assert other(secured).code({"updateUser": "u", "pwd": "theirs"}) == 13
+
+
 def test_a_user_that_another_member_changed_counts_within_a_second(secured: Client) -> None:
     user = user_with(secured, "read")
     assert user.ok({"find": "c"})
@@ -602,8 +625,9 @@ def test_an_arbiter_asks_the_others_for_users(secured: Client, tmp_path: Path) -
         try:
             status = {"getLog": "global"}
             assert client.code(status, "admin") == 13
-            assert login(client, "root", "admin", "wrong")["code"] == 18
-            assert login(client, "nobody", "admin")["code"] == 18
+            for tries, name in enumerate(("root", "nobody", "root", "nobody"), start=1):
+                assert login(client, name, "admin", "wrong")["code"] == 18
+                assert holders.asked == tries, "whether there is such a user: the time must not tell"
             assert login(client, "root", "admin")["ok"] == 1
             assert client.ok(status, "admin")
             asked = holders.asked

@@ -137,6 +137,36 @@ def test_each_pod_starts_with_options_that_the_others_expect() -> None:
     assert {options.dbpath.parent, options.key_file and options.key_file.parent} <= {Path(mount) for mount in mounts}
 
 
+def merged(base: Any, patch: Any) -> Any:
+    """A strategic merge as kubectl does it: maps by their fields, lists of named things by `name` or `mountPath`."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {**base, **{name: merged(base.get(name), value) for name, value in patch.items()}}
+    if not isinstance(base, list) or not isinstance(patch, list):
+        return patch
+    key = "mountPath" if "mountPath" in patch[0] else "name"
+    rows = {row[key]: row for row in base}
+    return list({**rows, **{row[key]: merged(rows.get(row[key]), row) for row in patch}}.values())
+
+
+def test_the_patch_for_tls_gives_each_pod_its_certificate() -> None:
+    patch = yaml.safe_load((MANIFESTS.parent / "tls.yaml").read_text(encoding="utf-8"))
+    found = merged(manifests()["StatefulSet"], patch)
+    pod = found["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    environment = {row["name"]: row.get("value", "").replace("$(POD_NAME)", "m1") for row in container["env"]}
+    options = resolve_options({}, environment)
+    assert (options.tls_mode, options.http_url.partition(":")[0]) == ("prefer", "https"), "one pod after the other"
+    mounts = {row["mountPath"]: row["name"] for row in container["volumeMounts"]}
+    volumes = {row["name"] for row in pod["volumes"]} | {"data"}
+    assert set(mounts.values()) <= volumes
+    assert {str(path.parent) for path in (options.tls_cert, options.tls_key, options.tls_ca) if path} == {"/tls"}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"].keys() == {"path", "port", "httpHeaders", "scheme"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("kubernetes_validate").validate(found, "1.33", strict=True)
+
+
 def test_what_selects_the_pods_is_what_they_have() -> None:
     found = manifests()
     labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]

@@ -5,14 +5,19 @@ and routes are held beside their own tests.
 from __future__ import annotations
 
 import ast
+import functools
+import os
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.core import TyperGroup
 
+from replset import terminal
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
 from replset.errors import ErrorCode
@@ -238,3 +243,107 @@ def test_the_reading_order_names_functions_that_are_there(path: str, name: str) 
         found = [node for node in body if getattr(node, "name", None) == part]
         assert found, f"{path} has no {name}"
         body = found[0].body
+
+
+# --- commands that no test runs -----------------------------------------------------------------------------------
+
+NOT_RUN = {
+    "archive.md": "needs an object store",
+    "backup.md": "needs an object store; test_restore_history.py runs it on a folder",
+    "change-streams.md": "curl -N never ends; test_change_streams.py reads the same stream",
+    "cli.md": "a set at the moment of a fault; test_status.py and test_plans.py make it",
+    "consumers.md": "needs readers that go on; test_consumers.py has them",
+    "deploy.md": "needs machines of these names, a Kubernetes cluster, Docker, or root",
+    "first-set.md": "installs from the web",
+    "follower.md": "needs two sites; test_follower.py has them",
+    "http.md": "needs a rollback, and a fourth member; test_restore_over_http.py has them",
+    "rollback.md": "needs a member in quarantine; test_rollbacks.py makes one",
+    "security.md": "needs an address beyond loopback, a terminal for passwords, mongosh; logins.md is run",
+    "spark-at-scale.md": "needs an object store",
+    "spark.md": "needs the history of the demo; tests/spark runs each command on one of its own",
+}
+"""Pages with commands in `bash`, and why these are not run. What they call of ours is checked below all the same."""
+
+
+def bash_commands() -> Iterator[tuple[str, str]]:
+    """(page, command) of each line in a block in `bash`. Where some begin with `$`, the others are what is printed."""
+    for path in sorted(DOCS.glob("*.md")):
+        for block in re.findall(r"^```bash\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            lines = block.replace("\\\n", " ").splitlines()
+            marked = [line[2:] for line in lines if line.startswith(("$ ", "# "))]
+            for line in marked or lines:
+                yield path.name, line
+
+
+def calls_of(line: str) -> Iterator[list[str]]:
+    """The words of each call of a program of ours in the line."""
+    words: list[str] = []
+    for word in [*shlex.split(line.replace("…", "x"), comments=True), ";"]:
+        if word in (";", "|", "&&", "||", "&", ">", "2>", "--", ")"):
+            if words and words[0].rpartition("/")[2] in ("replset", "rollback-tools", "oplog-spark"):
+                yield [words[0].rpartition("/")[2], *words[1:]]
+            words = []
+        elif words or "=" not in word.partition(" ")[0]:
+            words.append(word)
+
+
+@functools.cache
+def commands(program: str) -> dict[tuple[str, ...], Any]:
+    """As `commands_of`, with the options of the connection, as the program itself adds them."""
+    found = commands_of(PROGRAMS[program])
+    terminal._add_connection_options(found[()], terminal._connection_parameters())
+    return found
+
+
+def parse_as_the_program_does(program: str, *words: str) -> None:
+    """Raise what the program would say of the command line."""
+    if words[:1] == ("start",):
+        start_parser().parse_args(words[1:])
+        return
+    command = commands(program)[()]
+    context = command.make_context(program, list(words))
+    while isinstance(command, TyperGroup):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert name is not None
+        assert command is not None
+        context = command.make_context(name, rest, parent=context)
+
+
+CALLS = [(page, call) for page, line in bash_commands() for call in calls_of(line)]
+
+
+@pytest.mark.parametrize(("where", "call"), [pytest.param(*pair, id=" ".join((pair[0], *pair[1]))) for pair in CALLS])
+def test_a_command_that_no_test_runs_is_one_that_its_program_takes(
+    where: str, call: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ})  # options of the connection are kept there
+    parse_as_the_program_does(*call)
+
+
+def test_what_is_not_run_has_its_reason() -> None:
+    assert len(CALLS) > 30
+    assert {page for page, _ in bash_commands()} == NOT_RUN.keys()
+
+
+SPAN = re.compile(r"`((?:replset|rollback-tools|oplog-spark) [a-z][^`\n|]*)`")
+SPANS = [
+    pytest.param(span.split(), id=f"{path.name} {span}")
+    for path in sorted(DOCS.glob("*.md"))
+    for span in dict.fromkeys(SPAN.findall(path.read_text(encoding="utf-8")))
+]
+
+
+@pytest.mark.parametrize("words", SPANS)
+def test_a_command_in_the_text_is_there_with_its_options(words: list[str]) -> None:
+    """It may be a part of one: what follows the subcommand's name need not be complete."""
+    words = [word.rstrip("….,:;)") for word in words]
+    if words[1] == "start":
+        known = {flag for action in start_parser()._actions for flag in action.option_strings}
+    else:
+        found = commands(words[0])
+        path = tuple(words[1:3]) if tuple(words[1:3]) in found else tuple(words[1:2])
+        assert path in found
+        parameters = [*found[()].params, *found[path].params]
+        known = {flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
+    given = {word.partition("=")[0] for word in words if word.startswith("--") and len(word) > 2}
+    assert given <= known

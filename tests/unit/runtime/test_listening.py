@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
+import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -98,6 +100,31 @@ def test_a_client_waits_while_the_system_has_no_room(
         server.close()
         await asyncio.sleep(0.02)  # the pause ends on a closed socket
         client.close()
+
+    run(loop, main())
+
+
+HELLO_OF_790_BYTES = struct.pack("<iiii", 790, 1, 0, 2013) + bytes(774)
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    ("first_bytes", "is_tls"),
+    [(b"GET / HTTP/1.1\r\n\r\n", False), (HELLO_OF_790_BYTES, False), (b"\x16\x03\x01\x02\0" + bytes(512), True)],
+    ids=["http", "a message that begins as TLS does", "TLS"],
+)
+def test_where_tls_is_optional_the_first_bytes_tell(
+    loop: Callable[[], asyncio.AbstractEventLoop], first_bytes: bytes, is_tls: bool
+) -> None:
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server = ListeningSockets([bound], Greeter, 16, lambda: context, tls_is_optional=True)
+        (client,) = connected(bound.getsockname(), 1)
+        client.sendall(first_bytes)
+        answer = await greet(client)
+        assert (answer == b"hello") is not is_tls, answer
+        server.close()
 
     run(loop, main())
 

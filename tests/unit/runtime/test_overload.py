@@ -12,7 +12,7 @@ from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.runtime.net import wire_connection
 from replset.wire.framing import encode_msg
-from tests.unit.runtime.served import HELLO, PATIENCE_S, SERVED, on_sockets, ping, serving
+from tests.unit.runtime.served import HELLO, PATIENCE_S, QUIET_S, SERVED, on_sockets, ping, serving
 
 OVERLOADED = (0.0, 462, ["SystemOverloadedError", "RetryableError"])
 
@@ -129,6 +129,27 @@ async def test_small_answers_that_nobody_reads_end_their_connection_too(
             slow.send({"find": "c", "$db": "d"})
             await asyncio.sleep(0.005)
         await until(lambda: not served.server.connection_count)
+
+
+@on_sockets
+async def test_a_client_that_leaves_while_it_reads_nothing_leaves_no_task() -> None:
+    def tasks() -> list[str]:
+        return [name for task in asyncio.all_tasks() if "WireConnection" in (name := repr(task.get_coro()))]
+
+    async with serving() as served:
+
+        async def much(_: CommandRequest) -> Reply:
+            return {"ok": 1.0, "pad": "x" * 8_000_000}
+
+        served.dispatcher.answers["find"] = much
+        slow = await served.client()
+        await slow.ask(HELLO)
+        (connection,) = served.server.connections
+        slow.send({"find": "c", "$db": "d"})
+        await until(lambda: connection.idle_since is None and len(served.dispatcher.asked) == 2)
+        await asyncio.sleep(QUIET_S)  # the task waits for the client to read
+        slow.writer.transport.abort()
+        await until(lambda: not tasks())
 
 
 @on_sockets

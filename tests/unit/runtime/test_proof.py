@@ -139,6 +139,42 @@ async def test_a_member_without_a_key_is_refused(member_fake: FakeMember) -> Non
             await rbid(transport, m.address)
 
 
+def keys_of(kind: str) -> Keys:
+    """Of a member with a key file, with certificates alone, or with both and --key-file-or-certificate."""
+    keys = Keys.public() if kind == "certificate" else Keys([KEY])
+    keys.or_certified = kind == "either"
+    return keys
+
+
+@pytest.mark.parametrize("certified", [True, False])
+@pytest.mark.parametrize("other", ["key", "either", "certificate"])
+def test_with_both_a_key_or_a_members_certificate_will_do(member_fake: FakeMember, other: str, certified: bool) -> None:
+    """A member that changes from one to the other, on either end. certified: what the other end has shown."""
+
+    def certifies(_: object) -> bool:
+        return certified
+
+    @on_sockets
+    async def run() -> None:
+        async with member(member_fake) as m:
+            for kinds in (("either", other), (other, "either")):
+                asked, asking_keys = map(keys_of, kinds)
+                m.fake.keys, m.server.certifies = asked, certifies
+                own = Transport(
+                    RealNetwork(),
+                    RealClock(),
+                    HostPort(OTHER),
+                    asking_keys,
+                    random.Random(1),
+                    certifies=certifies,
+                )
+                reply = await answered(own, m.address)
+                await own.close()
+                assert (reply.get("ok") == 1.0) is (certified or other != "certificate"), kinds
+
+    run()
+
+
 @on_sockets
 async def test_a_stranger_may_ask_what_clients_ask_and_nothing_else(member_fake: FakeMember) -> None:
     async with member(member_fake, KEY) as m:

@@ -54,7 +54,7 @@ class Guard:
         while not said or said[-1] != line:
             said.append(self.process.stdout.readline().rstrip())
             assert said[-1], said
-        return said
+        return [line for line in said if not line.startswith("read ")]
 
     def wait_for(self, *calls: str) -> None:
         wait_until(lambda: self.calls == list(calls), 10, f"calls {calls}", every_s=0.01)
@@ -119,20 +119,32 @@ def test_it_releases_when_the_member_is_gone(make_guard: MakeGuard) -> None:
     assert guard.calls == [FIRST, GAINED, RELEASED]
 
 
-def test_the_next_one_waits_until_it_has_released(make_guard: MakeGuard, tmp_path: Path) -> None:
-    guard = make_guard(f"[ $1 = gain ] || until [ -e {tmp_path}/go ]; do sleep 0.02; done")
-    (tmp_path / "go").touch()
-    guard.tell(60_000)
-    guard.wait_for(FIRST, GAINED)
-    (tmp_path / "go").unlink()
-    assert guard.process.stdin is not None
-    guard.process.stdin.close()
-    after = make_guard(f"[ $1 = gain ] || until [ -e {tmp_path}/go ]; do sleep 0.02; done")
+@pytest.mark.parametrize("how", ["killed", "hangs"])
+@pytest.mark.parametrize("event", ["gain", "release"])
+def test_the_next_one_ends_it_and_its_call_before_it_releases(
+    make_guard: MakeGuard, tmp_path: Path, how: str, event: str
+) -> None:
+    """A call that went on alone would give the role back to a member that has released it, or take it later."""
+    wait = f"(while [ ! -e {tmp_path}/go ]; do sleep 0.02; done)"
+    script = f"[ ! -e {tmp_path}/wait-$1 ] || {{ touch {tmp_path}/waits; {wait}; }}"
+    guard = make_guard(script)
+    guard.wait_for(FIRST)
+    if event == "release":
+        guard.tell(60_000)
+        guard.wait_for(FIRST, GAINED)
+    (tmp_path / f"wait-{event}").touch()
+    guard.tell(60_000 if event == "gain" else 0)
+    wait_until((tmp_path / "waits").exists, 10, "the call", every_s=0.01)
+    guard.process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    (tmp_path / f"wait-{event}").unlink()
+    after = make_guard(script)
     after.tell(0)
-    (tmp_path / "go").touch()
     after.read_until("released 1")
-    assert guard.process.wait(10) == 0
-    assert after.calls == [FIRST, GAINED, RELEASED, FIRST]
+    (tmp_path / "go").touch()
+    assert guard.process.wait(10) == -signal.SIGKILL
+    time.sleep(0.1)  # for what the call that was ended would do
+    assert after.calls[-1] in (FIRST, RELEASED)
+    assert len(after.calls) == (2 if event == "gain" else 3)
 
 
 def test_a_gain_under_way_is_broken_off_with_all_that_it_started(make_guard: MakeGuard, tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def with_hook(folder: Path, test: Callable[[RoleHook, Any, Calls], Awaitable[None]]) -> list[Any]:
+def with_hook(folder: Path, test: Callable[[RoleHook, Any, Calls], Awaitable[None]], first: str = "") -> list[Any]:
     """Run `test` with a running hook, its node, and what the hook was called with; return what the core was told."""
     log, script = folder / "calls", folder / "hook"
-    script.write_text(f'#!/bin/sh\necho "$1 $ROLE_SET $ROLE_MEMBER" >> {log}\n')
+    script.write_text(f'#!/bin/sh\n{first}echo "$1 $ROLE_SET $ROLE_MEMBER" >> {log}\n')
     script.chmod(0o755)
     reports: list[Any] = []
 
@@ -96,6 +96,28 @@ def test_a_guard_that_is_killed_is_replaced_and_gains_again(tmp_path: Path, capl
 
     with_hook(tmp_path, story)
     assert "the guard of the role hook ended; another one is started" in caplog.text
+
+
+@pytest.mark.parametrize("for_ms", [60_000, 0], ids=["while it holds the role", "while it releases"])
+def test_a_guard_that_hangs_alone_is_replaced_and_the_role_released(tmp_path: Path, for_ms: int) -> None:
+    """The member itself is well, so nothing else would see it."""
+
+    async def story(hook: RoleHook, node: Any, calls: Calls) -> None:
+        await until(lambda: not hook.holds)
+        node.for_ms = 60_000
+        await until(lambda: calls() == [RELEASE, GAIN])
+        assert hook._process is not None
+        (tmp_path / "slow").touch()
+        node.for_ms = for_ms
+        if not for_ms:
+            await until(lambda: (tmp_path / "slow-pid").exists())
+        os.kill(hook._process.pid, signal.SIGSTOP)
+        (tmp_path / "slow").unlink()
+        node.for_ms = 0
+        await until(lambda: not hook.holds)
+        assert calls() == [RELEASE, GAIN, RELEASE]
+
+    with_hook(tmp_path, story, f"[ ! -e {tmp_path}/slow ] || {{ echo $$ > {tmp_path}/slow-pid; sleep 60; }}\n")
 
 
 def test_a_guard_that_cannot_be_started_ends_nothing(
