@@ -42,6 +42,16 @@ type, `Accept: application/bson` gives BSON. `/v1` answers carry `operationTime`
 
 def create_app(member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
     """Return the whole API of one member as an ASGI application. allowed_hosts: the member's names beside its own."""
+    return with_limits(create_routes(member), member, allowed_hosts)
+
+
+def with_limits(routes: FastAPI, member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
+    """Put what comes first before the routes: limits, guard, logins and actions."""
+    return RequestLimits(LoginRequired(ActionRoutes(routes, member), member), member, Guard(member, allowed_hosts))
+
+
+def create_routes(member: RunningMember) -> FastAPI:
+    """Return all routes but those of actions."""
 
     async def guarded(request: Request) -> None:
         check_content_type(request.scope)
@@ -80,7 +90,7 @@ def create_app(member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
         return with_actions(plain())
 
     app.openapi = openapi  # type: ignore[method-assign]
-    return RequestLimits(LoginRequired(ActionRoutes(app, member), member), member, Guard(member, allowed_hosts))
+    return app
 
 
 def _handle_errors(app: FastAPI, member: RunningMember) -> None:

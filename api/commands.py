@@ -12,6 +12,7 @@ from api.exchange import HttpRequest
 from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.replies import decode_only_batch, decode_write_reply
+from replset.commands.sessions.session_request import KEYED, foreign_session
 from replset.commands.table import COMMANDS
 from replset.commands.users.authorization import authorize
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
@@ -43,7 +44,9 @@ async def run_command(
     sequences: dict[str, list[RawDocument]] = {}
     try:
         if isinstance(command, RawDocument):
-            body = command
+            body = command  # a client's own
+            if bytes(KEYED) in (body.get_raw("lsid") or b""):
+                raise foreign_session()
         else:
             rest = {**command}
             if "documents" in rest:  # beside the command they need not be copied into it and cut out again

@@ -12,14 +12,18 @@ from fastapi import Response
 
 from api.content import NO_TIMES, Form, encode_body
 from api.errors import HttpError, http_error
-from api.exchange import Receive, Scope, Send
-from api.lines import line_of
+from api.exchange import HttpRequest, Receive, Scope, Send
+from api.lines import NDJSON, encoded_line, line_of, wants_lines
 from api.streaming import wait_for_disconnect
 from replset.bson import RawDocument
 from replset.errors import OverloadedError
 
 EVENT_STREAM: Final = "text/event-stream"
 RESPONSE: Final = {"description": "events", "content": {EVENT_STREAM: {"schema": {"type": "string"}}}}
+RESPONSE_OR_LINES: Final = {
+    "description": "events",
+    "content": {kind: {"schema": {"type": "string"}} for kind in (EVENT_STREAM, NDJSON)},
+}
 STREAM_S = 900.0
 """A stream ends after this time. Its client opens another one, and its login is checked again."""
 WAIT_MS: Final = 5_000
@@ -27,12 +31,16 @@ WAIT_MS: Final = 5_000
 
 
 class EventStream(Response):
-    """Sends one part after the other. is_over: the part that is ready is the last one."""
+    """Sends one part after the other. is_over: the part that is ready is the last one. as_lines: as NDJSON."""
 
     content_type = EVENT_STREAM
 
-    def __init__(self) -> None:
+    def __init__(self, http: HttpRequest | None = None) -> None:
+        """http: may ask for NDJSON; None: the stream has no such form."""
         super().__init__()
+        self.as_lines = http is not None and wants_lines(http)
+        if self.as_lines:
+            self.content_type = NDJSON
         self.is_over = False
         self._part = b""
         self._open: WeakSet[EventStream] = WeakSet()
@@ -60,6 +68,8 @@ class EventStream(Response):
 
     def error_part(self, error: HttpError) -> bytes:
         """Return the last part of a stream that is refused."""
+        if self.as_lines:
+            return encoded_line({"error": error.body})
         return sse_event("error", encode_body(Form.JSON, error.body, NO_TIMES))
 
     async def close(self) -> None:

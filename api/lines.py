@@ -36,6 +36,11 @@ def line_of(document: RawDocument) -> bytes:
         return to_ejson(Binary(document.raw), False).encode()
 
 
+def encoded_line(document: Mapping[str, object]) -> bytes:
+    """Return the line of a document of ours."""
+    return (to_ejson(document, False) + "\n").encode()
+
+
 async def send_lines(
     member: RunningMember,
     batches: AsyncGenerator[Sequence[RawDocument]],
@@ -60,7 +65,7 @@ async def send_lines(
             batch = await anext(batches, None)
         await send({"type": "http.response.body", "body": b""})
     except HttpError as error:
-        line = (to_ejson({"error": error.body}, False) + "\n").encode()
+        line = encoded_line({"error": error.body})
         await send({"type": "http.response.body", "body": line, "more_body": True})
         raise UnfinishedAnswerError(str(error)) from error
     finally:

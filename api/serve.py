@@ -37,7 +37,11 @@ class _Server(uvicorn.Server):
 
         tls = self._tls
         self._listening = ListeningSockets(
-            sockets or [], connection, self.config.backlog, None if tls is None else lambda: tls.http
+            sockets or [],
+            connection,
+            self.config.backlog,
+            None if tls is None else lambda: tls.http,
+            tls_is_optional=tls is not None and tls.is_optional,
         )
         await super().startup(sockets=[])
 

@@ -45,7 +45,7 @@ const fit = (text) => (text.length > 17 ? `${text.slice(0, 8)}…${text.slice(-7
 
 let drawn = "";
 
-export function drawTopology(members, lags) {
+export function drawTopology(members, lags, following) {
   const place = byId("topology");
   const width = Math.max(BOX.width, place.clientWidth);
   const signature = JSON.stringify([width, members.map((one) => [one.name, kindOf(one), stateOf(one), one.syncSourceHost])]);
@@ -56,7 +56,7 @@ export function drawTopology(members, lags) {
   }
   for (const member of members) {
     const box = place.querySelector(`[data-member="${CSS.escape(member.name)}"]`);
-    setText(box, noteOf(member, lags.get(member.name)));
+    setText(box, noteOf(member, lags.get(member.name), following));
     const edge = place.querySelector(`[data-edge="${CSS.escape(member.name)}"]`);
     const optime = optimeText(member.optime);
     if (edge) {
@@ -66,9 +66,10 @@ export function drawTopology(members, lags) {
   }
 }
 
-function noteOf(member, lag) {
+function noteOf(member, lag, following) {
   if (member.health === 0) return "not reachable";
-  if (lag === undefined) return member.stateStr === "PRIMARY" ? "takes writes" : "has no data";
+  const leads = following ? `follows ${following.setName}` : "takes writes";
+  if (lag === undefined) return member.stateStr === "PRIMARY" ? leads : "has no data";
   return `${seconds(lag)} behind`;
 }
 

@@ -64,8 +64,13 @@ function setConnection(isLive, text) {
 function show(data) {
   const { status, oplog } = data;
   setText(byId("member-name"), `This is ${data.member}. Times are of ${Intl.DateTimeFormat().resolvedOptions().timeZone}`);
+  document.body.classList.toggle("no-set", !status.members);
   if (!status.members) {
-    setText(byId("summary"), `${status.errmsg}. On the command line: replset initiate --host ${data.member}`);
+    setText(byId("summary"), status.errmsg);
+    showRows([{
+      why: "This member is in no set.",
+      next: `replset initiate --host ${data.member} makes one; replset add ${data.member} --host MEMBER puts it into the set of that member`,
+    }]);
     return;
   }
   announce(status);
@@ -112,16 +117,21 @@ function showRemarks(status) {
   if (status.rollbackStatus) waits.push({ why: status.rollbackStatus.text, next: "" });
   const remarks = [...(status.remarks || []), ...waits, ...warnings];
   if (status.unacknowledgedRollbacks) {
-    remarks.push({ why: `${status.unacknowledgedRollbacks} rollbacks that nobody acknowledged`, next: "look at them below" });
+    remarks.push({ why: `${rollbacks(status.unacknowledgedRollbacks)} that nobody acknowledged`, next: "look at them below" });
   }
   byId("attention").className = remarks.length ? "loud" : "quiet";
-  const rows = remarks.length ? remarks : [{ why: "Nothing. All is well as this member sees it.", next: "" }];
+  showRows(remarks.length ? remarks : [{ why: "Nothing. All is well as this member sees it.", next: "" }]);
+}
+
+const rollbacks = (count) => `${count} rollback${count === 1 ? "" : "s"}`;
+
+function showRows(rows) {
   keyed(byId("remarks"), rows, (one) => one.why + one.next, (one) =>
     el("li", {}, one.why, one.next ? el("span", { class: "next" }, ` Next: ${one.next}`) : null));
 }
 
 function showMembers(status, lags) {
-  drawTopology(status.members, lags);
+  drawTopology(status.members, lags, status.following);
   keyed(byId("member-rows"), status.members, (one) => one.name, (one) => {
     const name = el("th", { scope: "row" }, one.self || !one.httpAddress ? one.name : el("a", { href: `${location.protocol}//${one.httpAddress}/` }, one.name));
     return el("tr", {}, name, el("td", {}, el("span")), ...[1, 2, 3].map(() => el("td")), el("td", { class: "optime" }), el("td"), el("td"));
@@ -146,7 +156,7 @@ function notesOf(one) {
     [one.overloaded, "overloaded"],
     [one.maintenanceMode, "in maintenance"],
     [one.quarantine, `quarantine: ${one.quarantine}`],
-    [one.unacknowledgedRollbacks, `${one.unacknowledgedRollbacks} rollbacks not acknowledged`],
+    [one.unacknowledgedRollbacks, `${rollbacks(one.unacknowledgedRollbacks)} not acknowledged`],
     [one.fallsOffOplogInSecs !== undefined, `falls off the oplog in ${duration(one.fallsOffOplogInSecs)}`],
     [one.infoMessage, one.infoMessage],
     [one.lastHeartbeatMessage, one.lastHeartbeatMessage],

@@ -12,10 +12,10 @@ from api.actions import documents_in
 from api.commands import Reply, check_reply, decode_reply, run_command, run_write
 from api.content import NO_TIMES, DocumentList, Form, encode_body, parts_of, times_of
 from api.errors import HttpError
-from api.event_stream import RESPONSE, EventStream, change_events, sse_event
+from api.event_stream import RESPONSE_OR_LINES, EventStream, change_events, sse_event
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.guard import check_no_link
-from api.lines import encoded
+from api.lines import encoded, encoded_line, lines_of
 from api.openapi import answers, body
 from replset.bson import Int64
 from replset.runtime.member import RunningMember
@@ -109,10 +109,12 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.get(
         "/{name}/events",
-        summary="Its events as server-sent events, for one `reader`.",
+        summary="Its events as server-sent events or NDJSON, for one `reader`.",
         description="`event: change` with GENERATION-TOKEN as `id`, and `event: reader` with the generation that"
-        " acknowledgements name. `Last-Event-ID` is where an exclusive or failover consumer goes on.",
-        responses={**answers(403, *ERRORS), 200: RESPONSE},
+        " acknowledgements name. `Last-Event-ID` is where an exclusive or failover consumer goes on. With `accept:"
+        ' application/x-ndjson` a line `{"reader"}` says the same, each event is a line, and without events'
+        ' `{"next", "position"}` says where the reader is.',
+        responses={**answers(403, *ERRORS), 200: RESPONSE_OR_LINES},
         response_class=Response,
     )
     async def events(name: str, request: Request, reader: str = "") -> Response:
@@ -138,7 +140,7 @@ class ConsumerStream(EventStream):
     """Reads as the command does, again and again."""
 
     def __init__(self, member: RunningMember, http: HttpRequest, command: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__(http)
         self._member = member
         self._http = http
         self._command = command
@@ -159,7 +161,13 @@ class ConsumerStream(EventStream):
             self._shown = generation, reply.get("holder")
             names: tuple[str, ...] = ("generation", "position", "active", "holder")
             shown = {name: reply.get(name) for name in names if name in reply}
-            about = sse_event("reader", encode_body(Form.JSON, shown, NO_TIMES))
+            if self.as_lines:
+                about = encoded_line({"reader": shown})
+            else:
+                about = sse_event("reader", encode_body(Form.JSON, shown, NO_TIMES))
         events = documents_in(reply, "events")
+        if self.as_lines:
+            idle = {name: reply.get(name) for name in ("next", "position", "active") if name in reply}
+            return about + (await encoded(self._member, events, lambda: lines_of(events)) or encoded_line(idle))
         changes = await encoded(self._member, events, lambda: change_events(events, f"{generation}-"))
         return about + changes or b": nothing new\n\n"

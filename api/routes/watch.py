@@ -15,12 +15,12 @@ from fastapi import APIRouter, Request, Response
 from api.actions import read_cursor
 from api.commands import Reply, check_reply, run_command
 from api.errors import HttpError, failure
-from api.event_stream import EVENT_STREAM, EventStream, change_events
+from api.event_stream import RESPONSE_OR_LINES, EventStream, change_events
 from api.exchange import HttpRequest, read_options
-from api.lines import NDJSON, encoded, lines_of, wants_lines
+from api.lines import encoded, encoded_line, lines_of
 from api.openapi import answers, body
 from api.read_from import add_read_from
-from replset.bson import Int64, Timestamp, to_ejson
+from replset.bson import Int64, Timestamp
 from replset.errors import ErrorCode
 from replset.ids import OpTime
 from replset.runtime.member import RunningMember
@@ -54,7 +54,7 @@ def router(member: RunningMember) -> APIRouter:
     streams: WeakSet[EventStream] = WeakSet()
     responses = {
         **answers(400, 403, 405, 413, 415, 503),
-        200: {"description": "events", "content": {kind: {"schema": TEXT} for kind in (EVENT_STREAM, NDJSON)}},
+        200: RESPONSE_OR_LINES,
     }
 
     async def open_stream(request: Request, options: dict[str, Any]) -> Response:
@@ -145,13 +145,10 @@ class WatchStream(EventStream):
     """Sends what one change stream gives."""
 
     def __init__(self, member: RunningMember, http: HttpRequest, options: Mapping[str, Any]) -> None:
-        super().__init__()
+        super().__init__(http)
         self._member = member
         self._http = http
         self._command, self._database = watch_command(options, http.header(b"last-event-id"))
-        self._as_lines = wants_lines(http)
-        if self._as_lines:
-            self.content_type = NDJSON
         self._cursor = Int64(0)
         self._collection = ""
 
@@ -176,19 +173,15 @@ class WatchStream(EventStream):
         self._collection = str(cursor["ns"]).partition(".")[2]
         token = str(cursor["postBatchResumeToken"]["_data"])
         if documents:
-            make = lines_of if self._as_lines else change_events
+            make = lines_of if self.as_lines else change_events
             return await encoded(self._member, documents, partial(make, documents))
-        return _line({"resumeToken": token}) if self._as_lines else b"id: %s\n: nothing new\n\n" % token.encode()
+        return encoded_line({"resumeToken": token}) if self.as_lines else b"id: %s\n: nothing new\n\n" % token.encode()
 
     def error_part(self, error: HttpError) -> bytes:
         self._cursor = Int64(0)
-        return _line({"error": error.body}) if self._as_lines else super().error_part(error)
+        return super().error_part(error)
 
     async def close(self) -> None:
         if self._cursor:
             kill = {"killCursors": self._collection, "cursors": [self._cursor]}
             await run_command(self._member, kill, self._database, self._http.sender)
-
-
-def _line(document: Mapping[str, Any]) -> bytes:
-    return (to_ejson(document, False) + "\n").encode()

@@ -90,13 +90,12 @@ def change_roles(host: str) -> None:
     reply = _status(host)
     if reply["mode"] != "following":
         raise BadValueError(f"{host}: its set follows nobody")
-    source = ",".join(reply["hosts"])
-    leader = reply["hosts"][0]
-    hosts = calls.ask(host, {"hello": 1})["hosts"]
-    closed = calls.on_primary(leader, {"replSetFollow": "close"})
-    typer.echo(f"{reply['setName']} takes no writes")
+    name, source = reply["setName"], SourceSet(reply["hosts"], reply["setName"], timeout_s=60)
+    hosts = ",".join(calls.ask(host, {"hello": 1})["hosts"])
     try:
-        newest = _newest_entry(SourceSet(reply["hosts"], reply["setName"]), parse_optime(closed["opTime"]))
+        closed = parse_optime(source.command({"replSetFollow": "close"}).get("opTime"))
+        typer.echo(f"{name} takes no writes")
+        newest = _newest_entry(source, closed)
         deadline = time.monotonic() + DRAIN_S
         while _place(reply) < newest:
             if time.monotonic() > deadline:
@@ -105,38 +104,49 @@ def change_roles(host: str) -> None:
                 )
             time.sleep(PAUSE_S)
             reply = _status(host)
-    except ReplError:
-        calls.on_primary(leader, {"replSetFollow": "open"})
-        typer.echo(f"{closed['setName'] or 'the source'} takes writes again: nothing was changed")
+    except ReplError as error:
+        _open_again(source, error)
         raise
     try:
         calls.on_primary(host, {"replSetFollow": "stop"})
     except ReplError as error:  # it may have taken effect all the same: the source must not take writes beside it
         raise ReplError(
-            f"{error.message}; {reply['setName']} takes no writes meanwhile. If `replset follow --status` says"
+            f"{error.message}; {name} takes no writes meanwhile. If `replset follow --status` says"
             " following, run --switch-over again; if it says stopped, run: replset follow"
-            f" {','.join(hosts)} --host {leader}",
+            f" {hosts} --host {source.hosts[0]}",
             code=error.code,
         ) from error
     typer.echo(f"this set has everything up to {newest}, and takes writes")
-    calls.on_primary(leader, {"replSetFollow": "start", "source": ",".join(hosts)})
-    typer.echo(f"{source} follows it")
-    calls.on_primary(leader, {"replSetConsumerRemove": reply["consumer"]})
+    source.command({"replSetFollow": "start", "source": hosts})
+    typer.echo(f"{name} follows it")
+    source.command({"replSetConsumerRemove": reply["consumer"]})
+
+
+def _open_again(source: SourceSet, why: ReplError) -> None:
+    """Let the source take writes again. why: what failed; the close itself may have been done, or not."""
+    try:
+        source.command({"replSetFollow": "open"})
+    except ReplError as error:
+        if error.code == ErrorCode.ILLEGAL_OPERATION:  # it was not closed
+            return
+        raise ReplError(
+            f"{why.message}; {source.set_name} may take no writes now ({error.message}): run --switch-over again, or"
+            ' {replSetFollow: "open"} on its primary',
+            code=why.code,
+        ) from error
+    typer.echo(f"{source.set_name} takes writes again: nothing was changed")
 
 
 def _newest_entry(source: SourceSet, closed: OpTime) -> OpTime:
     """The newest committed entry. closed: the one that closed the set, which a new primary may show a moment later."""
     deadline = time.monotonic() + DRAIN_S
-    try:
-        while True:
-            newest = OplogEntry(source.find("local.oplog.rs", {}, 1, newest_first=True)[0]).optime
-            if newest >= closed:
-                return newest
-            if time.monotonic() > deadline:
-                raise ReplError(f"{source.set_name} shows nothing behind {newest} after {DRAIN_S} s")
-            time.sleep(PAUSE_S)
-    finally:
-        source.close()
+    while True:
+        newest = OplogEntry(source.find("local.oplog.rs", {}, 1, newest_first=True)[0]).optime
+        if newest >= closed:
+            return newest
+        if time.monotonic() > deadline:
+            raise ReplError(f"{source.set_name} shows nothing behind {newest} after {DRAIN_S} s")
+        time.sleep(PAUSE_S)
 
 
 def list_missing(host: str, source: str) -> None:

@@ -4,9 +4,7 @@ replSetFollowStatus says how far it is, and replSetFollowEntries gives a source'
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import apsw
@@ -106,18 +104,13 @@ async def _start(ctx: CommandContext) -> Reply:
         raise IllegalOperationError(f"this set follows {state.set_name} already")
     last = member.store.last_applied  # before what is asked about, so that nothing is written unseen in between
     own = own_history(ctx)
-    consumer = f"follower-{own.set_name}"
     source = SourceSet(hosts)
-
-    def begin() -> OpTime:
-        try:
-            start = source.find_start(own)
-            if source.set_name == own.set_name:
-                raise BadValueError(f"both sets are called {own.set_name}: give the follower another name")
-            source.hold(consumer, start)
-            return start
-        finally:
-            source.close()
+    try:
+        start = await source.run(source.find_start, own)
+    finally:
+        source.close()
+    if source.set_name == own.set_name:
+        raise BadValueError(f"both sets are called {own.set_name}: give the follower another name")
 
     def started(now: FollowState | None, group: WriteGroup) -> FollowState:
         entries = map(OplogEntry, _newest_entries(group.txn.connection))
@@ -131,30 +124,13 @@ async def _start(ctx: CommandContext) -> Reply:
             FollowMode.FOLLOWING,
             tuple(source.hosts),
             source.set_name,
-            consumer,
+            f"follower-{own.set_name}",
             start,
             group.next_optime(),
             str(member.node.set_id),
         )
 
-    beginning = asyncio.ensure_future(asyncio.to_thread(begin))
-    try:
-        start = await asyncio.shield(beginning)
-        return await _save(ctx, started)
-    except BaseException:
-        await asyncio.wait([beginning])  # of a command that was cancelled it still runs
-        state = read_state(member.store)
-        if not beginning.exception() and (state is None or state.mode is not FollowMode.FOLLOWING):
-            with suppress(ReplError):  # without it the source's oplog would grow for nobody
-                await asyncio.to_thread(_release, source, consumer)
-        raise
-
-
-def _release(source: SourceSet, consumer: str) -> None:
-    try:
-        source.release(consumer)
-    finally:
-        source.close()
+    return await _save(ctx, started)
 
 
 def own_history(ctx: CommandContext) -> OwnHistory:

@@ -4,10 +4,13 @@ this set's consumer there. It blocks, so it runs in a thread.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from replset.bson import RawDocument, decode, walk
 from replset.client import WireClient, log_in_as_environment_says
@@ -20,6 +23,7 @@ from replset.replication.followed import DOCUMENT_ID, FOLLOW_NS, FollowMode, Fol
 
 log = logging.getLogger("replset.follow")
 
+T = TypeVar("T")
 TIMEOUT_S = 10.0
 _MAJORITY = {"level": "majority"}
 _OWN_ROWS = 100
@@ -37,11 +41,32 @@ class OwnHistory:
 class SourceSet:
     """A connection to the source's primary, found anew when it is gone."""
 
-    def __init__(self, hosts: Sequence[str], set_name: str = "") -> None:
-        """set_name: refuse another set; empty: take it from the first that answers."""
+    def __init__(self, hosts: Sequence[str], set_name: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
+        """set_name: refuse another set; empty: take it from the first that answers. timeout_s: see WireClient."""
         self.hosts = list(hosts)
         self.set_name = set_name
+        self._timeout_s = timeout_s
         self._client: WireClient | None = None
+
+    async def run(self, work: Callable[..., T], *args: object) -> T:
+        """Run what blocks in a thread that the end of this process does not wait for: the source may not answer."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(set_it: Callable[..., None], value: object) -> None:
+            if not done.done():
+                set_it(value)
+
+        def body() -> None:
+            try:
+                ended: tuple[Callable[..., None], object] = done.set_result, work(*args)
+            except BaseException as error:
+                ended = done.set_exception, error
+            with suppress(RuntimeError):  # the loop is closed, nobody waits any more
+                loop.call_soon_threadsafe(settle, *ended)
+
+        threading.Thread(target=body, name="replset-follow", daemon=True).start()
+        return await done
 
     def close(self) -> None:
         """Close the connection; the next call opens another one."""
@@ -71,7 +96,7 @@ class SourceSet:
             host = left.pop(0)
             tried.append(host)
             try:
-                client = WireClient(host, timeout_s=TIMEOUT_S, login=log_in_as_environment_says)
+                client = WireClient(host, timeout_s=self._timeout_s, login=log_in_as_environment_says)
                 hello = client.command("admin", {"hello": 1})
             except HostUnreachableError as error:
                 reason = reason or error.message
@@ -144,28 +169,38 @@ class SourceSet:
 
     # --- the consumer, which keeps entries there until this set has them
 
-    def hold(self, consumer: str, position: OpTime) -> None:
-        """Make the consumer, at the position."""
-        place = str(behind(position))
-        self.command({"replSetConsumerCreate": consumer, "ns": "", "startAt": {"_data": place}})
-        self.command({"replSetConsumerSeek": consumer, "to": {"_data": place}})
+    def keep_from(self, consumer: str, position: OpTime) -> None:
+        """Let the source keep what is behind `position`, also if the consumer has been there, or was removed."""
+        known = self._consumer(consumer)
+        if known is None:
+            self._create(consumer, position)
+        elif str(known["position"]) > str(behind(position)):
+            self.command({"replSetConsumerSeek": consumer, "to": {"_data": str(behind(position))}})
 
     def acknowledge(self, consumer: str, position: OpTime) -> None:
         """Let the source forget what is applied here for good. A consumer that somebody removed is made again."""
+        known = self._consumer(consumer)
+        if known is None:
+            self._create(consumer, position)
+            return
+        token = {"_data": str(behind(position))}
+        self.command({"replSetConsumerAck": consumer, "generation": known["generation"], "token": token})
+
+    def _create(self, consumer: str, position: OpTime) -> None:
+        log.info("%s makes consumer %s at %s", self.set_name, consumer, position)
+        place = {"_data": str(behind(position))}
+        self.command({"replSetConsumerCreate": consumer, "ns": "", "startAt": place})
+
+    def _consumer(self, name: str) -> dict[str, Any] | None:
+        """What the source knows of the consumer; None: there is none."""
         try:
-            reply: Any = self.command({"replSetConsumers": consumer}).get("consumers")
+            found: Any = self.command({"replSetConsumers": name}).get("consumers")
         except ReplError as error:
             if error.code != ErrorCode.CONSUMER_NOT_FOUND:
                 raise
-            log.warning("%s has no consumer %s any more: it is made again at %s", self.set_name, consumer, position)
-            self.hold(consumer, position)
-            return
-        token = {"_data": str(behind(position))}
-        self.command({"replSetConsumerAck": consumer, "generation": reply[0]["generation"], "token": token})
-
-    def release(self, consumer: str) -> None:
-        """Remove the consumer."""
-        self.command({"replSetConsumerRemove": consumer})
+            return None
+        consumer: dict[str, Any] = found[0]
+        return consumer
 
 
 def _is_beginning(entry: OplogEntry) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from replset.commands.streams.follow_source import SourceSet
 from replset.core.node import Node
 from replset.errors import NotWritablePrimaryError, ReplError
-from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import OplogEntry
 from replset.replication.applier import (
     EvaluatedUpdate,
@@ -44,7 +44,10 @@ log = logging.getLogger("replset.follow")
 
 APPLY_SLICE_MS = 10
 POLL_S, RETRY_S, IDLE_S = 0.1, 1.0, 0.5
-SAVE_EVERY_MS = 1_000
+SAVE_EVERY_MS, SAVE_IDLE_MS = 1_000, 10_000
+"""How often the position is saved while entries about clients' data come, and while none does: the acknowledgement of
+a position is itself an entry of the source.
+"""
 
 
 class SetFollower:
@@ -126,22 +129,25 @@ class SetFollower:
         position = store.query(lambda connection: position_in(connection, state))
         self.progress.position = position
         saved, unacknowledged = position, (OPTIME_NULL, OPTIME_NULL)
-        save_at = clock.now()
+        saved_at, every_ms = clock.now(), SAVE_IDLE_MS
         log.info("following %s from %s on", state.set_name, position)
         try:
+            await source.run(source.keep_from, state.consumer, position)
             while self._writer.term == term and self._is_following():
-                page = await asyncio.to_thread(source.entries_after, position)
+                page = await source.run(source.entries_after, position)
                 self.progress.error = ""
                 if page:
-                    await self._apply(term, page)
+                    if await self._apply(term, page):
+                        every_ms = SAVE_EVERY_MS
                     position = OplogEntry(page[-1]).optime
                     self._note(page, position)
-                if position != saved and clock.now() >= save_at and unacknowledged[0] == OPTIME_NULL:
+                is_due = clock.now() >= saved_at + every_ms
+                if position != saved and is_due and unacknowledged[0] == OPTIME_NULL:
                     unacknowledged = await self._save(position, source.hosts), position
-                    saved, save_at = position, Millis(clock.now() + SAVE_EVERY_MS)
+                    saved, saved_at, every_ms = position, clock.now(), SAVE_IDLE_MS
                 if OPTIME_NULL != unacknowledged[0] <= self._node.commit_point and self._is_following():
                     # Not before: what a rollback here takes away has to come once more.
-                    await asyncio.to_thread(source.acknowledge, state.consumer, unacknowledged[1])
+                    await source.run(source.acknowledge, state.consumer, unacknowledged[1])
                     unacknowledged = (OPTIME_NULL, OPTIME_NULL)
                 if not page:
                     await asyncio.sleep(POLL_S)
@@ -165,8 +171,8 @@ class SetFollower:
 
         return await self._writer.write(save)
 
-    async def _apply(self, term: int, page: Sequence[bytes]) -> None:
-        """Apply the entries that are about clients' data, slice by slice, as a secondary does."""
+    async def _apply(self, term: int, page: Sequence[bytes]) -> bool:
+        """Apply the entries that are about clients' data, slice by slice, as a secondary does. False: none."""
         context, clock = self._context, self._context.clock
         wanted = [raw for raw in page if is_followed(OplogEntry(raw))]
         evaluated: list[EvaluatedUpdate] = []
@@ -195,3 +201,4 @@ class SetFollower:
                     more = await write_slice(context, unfinished.coll, unfinished.build)
                     await asyncio.sleep(0)
             await asyncio.sleep(0)
+        return bool(wanted)

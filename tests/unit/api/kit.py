@@ -7,12 +7,13 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 
-from api.app import create_app
+from api.app import create_routes, with_limits
 from replset.bson import RawDocument, encode
 from replset.commands.histogram import SECONDS, SIZES, Histogram
 from replset.commands.operations import OperationTable
@@ -194,13 +195,31 @@ class FakeMember:
         self.store.last_applied = self.store.oldest = OPTIME_NULL
 
 
+class _AskedMember:
+    """Stands for the member that was asked last: all tests share one set of routes, which takes longer than a test."""
+
+    now: FakeMember
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.now, name)
+
+
+_routes = cache(lambda: create_routes(cast(Any, _AskedMember())))
+
+
 class Api:
     """The API of a fake member."""
 
     def __init__(self, rollback_folder: str = "/nonexistent/rollback", allowed_hosts: tuple[str, ...] = ()) -> None:
         self.member = FakeMember(rollback_folder)
         self.dispatcher = self.member.dispatcher
-        self.app = create_app(self.member, allowed_hosts)
+        limited = with_limits(_routes(), cast(Any, self.member), allowed_hosts)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            _AskedMember.now = self.member
+            await limited(scope, receive, send)
+
+        self.app = app
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send one request. A POST has the content type of JSON unless `options` name another."""

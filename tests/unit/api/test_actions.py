@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -569,6 +570,13 @@ def test_an_idempotency_key_names_a_session(api: Api) -> None:
     assert other_key["lsid"]["id"] != first["lsid"]["id"]
     assert other_key["documents"][0]["_id"] != first["documents"][0]["_id"]
     parse_session(RawDocument(encode(first)), "insert", is_retryable=True, ends_transaction=False)
+
+
+def test_a_command_cannot_name_the_session_of_an_idempotency_key(api: Api) -> None:
+    uid = {"$binary": {"base64": base64.b64encode(KEYED).decode(), "subType": "00"}}
+    session = {"id": {"$uuid": "00010203-0405-4607-8809-0a0b0c0d0e0f"}, "uid": uid}
+    command = {"insert": "c", "documents": [{"_id": 1}], "lsid": session, "txnNumber": {"$numberLong": "1"}}
+    refused(api.post("/v1/command/shop", command), 403, 13, "user digest")
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])

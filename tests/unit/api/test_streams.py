@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -84,3 +85,15 @@ def test_a_fault_ends_a_stream_and_sends_nothing_again(api: Api) -> None:
     api.dispatcher.answers["replSetConsumerRead"] = answer
     with pytest.raises(RuntimeError, match="a fault"):
         api.get("/v1/consumers/mailer/events?reader=a")
+
+
+def test_a_consumers_events_as_lines(api: Api) -> None:
+    event = {"_id": {"_data": "82"}, "operationType": "drop"}
+    first = {"ok": 1.0, "generation": 5, "active": True, "position": "81", "events": [event], "next": "83"}
+    answers = iter([first, {**first, "events": []}, dict(REFUSAL)])
+    api.dispatcher.answers["replSetConsumerRead"] = lambda _: next(answers)
+    answer = api.get("/v1/consumers/mailer/events?reader=a", headers={"accept": "application/x-ndjson"})
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    about, change, idle, error = map(json.loads, answer.text.splitlines())
+    assert about == {"reader": {"generation": 5, "position": "81", "active": True}}
+    assert (change, idle, error["error"]["code"]) == (event, {"next": "83", "position": "81", "active": True}, 2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from replset.bson import RawDocument, encode
 from replset.cli import calls, follow
 from replset.cli.main import main
 from replset.commands.streams.follow_source import SourceSet
@@ -14,7 +15,13 @@ from replset.ids import OpTime
 from replset.optime import optime_document
 
 AT = OpTime(3, 70 << 32)
-STATUS = {"mode": "following", "hosts": ["a:1"], "setName": "site1", "consumer": "c", "position": optime_document(AT)}
+STATUS = {
+    "mode": "following",
+    "hosts": ["a:1", "a:2"],
+    "setName": "site1",
+    "consumer": "c",
+    "position": optime_document(AT),
+}
 
 
 @pytest.fixture
@@ -30,29 +37,45 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[tuple[str, o
                 raise HostUnreachableError("cut off")
         return {**STATUS, "opTime": optime_document(AT)}
 
+    def on_source(source: SourceSet, command: dict[str, Any]) -> RawDocument:
+        return RawDocument(encode(on_primary(",".join(source.hosts), command)))
+
     monkeypatch.setattr(calls, "on_primary", on_primary)
+    monkeypatch.setattr(SourceSet, "command", on_source)
     monkeypatch.setattr(calls, "ask", lambda *_args, **_more: {"hosts": ["b:1"]})
     return failing, asked
 
 
-@pytest.mark.parametrize(("failing", "asked"), [("find", ["close", "open"]), ("stop", ["close", "stop"])])
+@pytest.mark.parametrize(
+    ("failing", "asked", "says"),
+    [
+        (["find"], ["close", "open"], ""),
+        (["close"], ["close", "open"], ""),
+        (["close", "open"], ["close", "open"], "may take no writes now"),
+        (["stop"], ["close", "stop"], "site1 takes no writes meanwhile"),
+    ],
+)
 def test_a_switch_over_that_fails_opens_the_source_only_before_the_follower_may_take_writes(
     fails: tuple[list[str], list[tuple[str, object]]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    failing: str,
+    failing: list[str],
     asked: list[str],
+    says: str,
 ) -> None:
     def newest(*_args: object) -> OpTime:
-        if failing == "find":
+        if "find" in failing:
             raise HostUnreachableError("cut off")
         return AT
 
     monkeypatch.setattr(follow, "_newest_entry", newest)
-    fails[0].append(failing)
+    fails[0].extend(failing)
     assert main(["follow", "--switch-over", "--host", "b:1"]) != 0
     assert [step for _, step in fails[1]] == asked
-    assert ("site1 takes no writes meanwhile" in capsys.readouterr().err) == (failing == "stop")
+    printed = capsys.readouterr().err
+    assert says in printed
+    assert ("no writes" in printed) == bool(says)
+    assert fails[1][0][0] == "a:1,a:2", "any of the source's members may be gone"
 
 
 def test_what_is_missing_is_not_listed_where_the_beginning_of_it_is_gone(

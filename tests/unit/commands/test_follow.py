@@ -26,7 +26,6 @@ class Source(SourceSet):
 
     client: Client
     is_written = False
-    consumers: list[str]
 
     def find_start(self, own: OwnHistory) -> OpTime:
         self.set_name = "site1"
@@ -34,24 +33,17 @@ class Source(SourceSet):
             asyncio.run_coroutine_threadsafe(self.client.member.write(_insert), self.client.loop).result(30)
         return START
 
-    def hold(self, consumer: str, position: OpTime) -> None:
-        self.consumers.append(consumer)
-
-    def release(self, consumer: str) -> None:
-        self.consumers.remove(consumer)
-
 
 def _insert(group: WriteGroup) -> None:
     do_insert(group, do_create(group, "app.c"), encode_key(1), encode({"_id": 1}))
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_what_is_written_meanwhile_is_noticed_and_leaves_no_consumer(
+def test_what_is_written_meanwhile_is_noticed(
     client: Client, monkeypatch: pytest.MonkeyPatch, is_written: bool
 ) -> None:
     monkeypatch.setattr(Source, "client", client, raising=False)
     monkeypatch.setattr(Source, "is_written", is_written)
-    monkeypatch.setattr(Source, "consumers", [], raising=False)
     monkeypatch.setattr(follow, "SourceSet", Source)
     command = {"replSetFollow": "start", "source": "a:1"}
     if is_written:
@@ -62,7 +54,6 @@ def test_what_is_written_meanwhile_is_noticed_and_leaves_no_consumer(
         state = read_state(client.member.store)
         assert state is not None
         assert (state.mode, state.position) == (FollowMode.FOLLOWING, START)
-    assert Source.consumers == ([] if is_written else ["follower-rs0"])
 
 
 class Older:

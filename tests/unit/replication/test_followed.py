@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from replset.commands.streams.follow_source import OwnHistory, SourceSet
 from replset.errors import BadValueError, ConsumerNotFoundError, IllegalOperationError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, extra_fields, insert_entry, noop_entry, transaction_entry
+from replset.query.change_tokens import behind
 from replset.replication.applier import apply_batch
 from replset.replication.followed import (
     FollowMode,
@@ -180,26 +183,48 @@ def test_after_a_switch_over_the_old_site_begins_where_the_new_one_stopped() -> 
 
 
 class Consumers(SourceSet):
-    """A source where somebody may have removed the consumer."""
+    """A source where the consumer is at `place`, or where there is none."""
 
-    def __init__(self, consumers: list[str]) -> None:
+    def __init__(self, place: int | None) -> None:
         super().__init__(["a:1"], "site1")
-        self.consumers = consumers
+        self.place = place
         self.asked: list[str] = []
 
     def command(self, document: dict[str, object], database: str = "admin") -> RawDocument:
-        name, consumer = next(iter(document.items()))
+        name = next(iter(document))
         self.asked.append(name)
-        if name == "replSetConsumers" and consumer not in self.consumers:
+        if name == "replSetConsumers" and self.place is None:
             raise ConsumerNotFoundError("no such consumer")
-        return RawDocument(encode({"ok": 1.0, "consumers": [{"generation": 1}]}))
+        known = {"generation": 1, "position": str(behind(at(self.place or 0)))}
+        return RawDocument(encode({"ok": 1.0, "consumers": [known]}))
 
 
 @pytest.mark.parametrize(
-    ("consumers", "then"),
-    [(["c"], ["replSetConsumerAck"]), ([], ["replSetConsumerCreate", "replSetConsumerSeek"])],
+    ("step", "place", "then"),
+    [
+        ("acknowledge", 4, ["replSetConsumerAck"]),
+        pytest.param("acknowledge", None, ["replSetConsumerCreate"], id="somebody-removed-it"),
+        pytest.param("keep_from", None, ["replSetConsumerCreate"], id="it-begins"),
+        pytest.param("keep_from", 4, [], id="it-goes-on"),
+        pytest.param("keep_from", 6, ["replSetConsumerSeek"], id="it-begins-again-with-an-older-copy"),
+    ],
 )
-def test_a_consumer_that_was_removed_is_made_again(consumers: list[str], then: list[str]) -> None:
-    source = Consumers(consumers)
-    source.acknowledge("c", at(5))
+def test_a_source_keeps_what_the_follower_lacks(step: str, place: int | None, then: list[str]) -> None:
+    source = Consumers(place)
+    getattr(source, step)("c", at(5))
     assert source.asked == ["replSetConsumers", *then]
+
+
+def test_the_end_of_the_process_does_not_wait_for_a_source_that_does_not_answer() -> None:
+    forever = threading.Event()
+
+    async def main() -> None:
+        asked = asyncio.ensure_future(Source(ENTRIES).run(forever.wait))
+        await asyncio.sleep(0)
+        asked.cancel()
+
+    runs = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    runs.start()
+    runs.join(5)
+    assert not runs.is_alive()
+    forever.set()
