@@ -35,6 +35,10 @@ _PLAIN = re.compile(rb"[ !#-\[\]-~]*").fullmatch
 _BOOLEANS = ("false", "true")
 
 
+class TooDeepError(InvalidBSONError):
+    """A document has more levels than its JSON may have."""
+
+
 def json_text(raw: bytes) -> str:
     """Print a document as canonical Extended JSON on one line. InvalidBSONError has the offset.
 
@@ -150,7 +154,7 @@ def _print_fields(data: bytes, pos: int, last: int, depth: int, named: bool, put
     """
     dollar = False
     if depth > MAX_DEPTH:
-        raise InvalidBSONError(f"more than {MAX_DEPTH} levels of nesting", offset=pos - 4)
+        raise TooDeepError(f"more than {MAX_DEPTH} levels of nesting", offset=pos - 4)
     put("{" if named else "[")
     comma = ""
     while pos < last:

@@ -25,7 +25,7 @@ from replset.bson import decode, from_ejson
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_INTERNAL_SIZE
 from replset.errors import ReplError
-from rollback_tools.bson_text import debug_lines, indented, json_text, reversible_text
+from rollback_tools.bson_text import TooDeepError, debug_lines, indented, json_text, reversible_text
 
 MIN_SIZE = 5
 DAMAGED = 3
@@ -115,7 +115,7 @@ def _dump(source: BinaryIO, out: BinaryIO, options: argparse.Namespace) -> int:
     try:
         for raw in _documents(source, options, damage):
             if options.objcheck:
-                _check(raw)
+                _check(raw, options.type)
             try:
                 if matches is not None and not matches(raw):
                     continue
@@ -190,11 +190,16 @@ class _Damage:
             _log(f"{self.places} damaged places, {self._bytes} bytes skipped")
 
 
-def _check(raw: bytes) -> None:
-    """Validate everything but UTF-8 and repeated names, which bsondump does not check either."""
+def _check(raw: bytes, form: str) -> None:
+    """Validate everything but UTF-8 and repeated names, which bsondump does not check either.
+
+    Only --type=debug prints more than 200 levels. Below these it checks what it reads.
+    """
     try:
         json_text(raw)
     except InvalidBSONError as error:
+        if isinstance(error, TooDeepError) and form == "debug":
+            return
         raise DumpError(f"failed to validate bson during objcheck: {error.message}") from error
 
 

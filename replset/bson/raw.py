@@ -127,6 +127,15 @@ class RawDocument:
             return default
         return read_value(self.raw, place[0], place[1], place[2])
 
+    def get_string(self, name: str) -> str | None:
+        """Return the string in the field, None when it is absent or of another type, however large."""
+        place = (self._index or self._build_index()).get(name.encode())
+        if place is None or place[0] != 2:
+            return None
+        found = read_value(self.raw, *place)
+        assert isinstance(found, str)
+        return found
+
     def get_raw(self, name: str) -> bytes | None:
         """Return the bytes of the document or array in the field, None when it is absent or of another type."""
         place = (self._index or self._build_index()).get(name.encode())

@@ -78,8 +78,8 @@ def collection_of(ctx: CommandContext) -> str:
 
 def collection_field(body: RawDocument, name: str) -> str:
     """The collection that the command names in its first field: a string, else 14 (or 73 when it is empty)."""
-    found = body.get(name)
-    if type(found) is str:
+    found = body.get_string(name)
+    if found is not None:
         return found
     kind = body.type_of(name)
     if kind is None:

@@ -126,8 +126,8 @@ class OperationTable:
         name = ctx.command.name
         if name not in KINDS:
             return
-        collection = ctx.collection or ctx.body.get("collection" if name == "getMore" else ctx.name)
-        if not isinstance(collection, str):
+        collection = ctx.collection or ctx.body.get_string("collection" if name == "getMore" else ctx.name)
+        if collection is None:
             return
         key = (ctx.request.database, collection, name)
         used = self.used.get(key)
@@ -187,10 +187,10 @@ def _collection(ctx: CommandContext) -> str:
     """The collection that a command names; `$cmd` where it names none, or is malformed."""
     field = "collection" if ctx.command.name == "getMore" else ctx.name
     try:
-        name = ctx.collection or ctx.body.get(field)
+        name = ctx.collection or ctx.body.get_string(field)
     except InvalidBSONError:
         return "$cmd"
-    return name if isinstance(name, str) else "$cmd"
+    return "$cmd" if name is None else name
 
 
 def _filtered(ctx: CommandContext) -> tuple[str, ...]:

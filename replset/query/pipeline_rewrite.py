@@ -1,19 +1,21 @@
 """Rewrites a pipeline so that less work is left for its later stages, with the same result.
 
 Conditions of a $match move in front of stages that leave their fields alone, down to the beginning, where they choose
-an index. A $limit and a $skip move in front of stages that make one document of each, and a $sort learns how many
-documents they let through. A $lookup takes over the $unwind of its array.
+an index; behind a $unionWith they move into both of its sides. A $limit and a $skip move in front of stages that make
+one document of each, and a $sort learns how many documents they let through. A $lookup takes over the $unwind of its
+array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from replset.query.match import compile_filter
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
 from replset.query.stages.fields import FieldsStage, ReplaceRootStage
 from replset.query.stages.group import GroupStage
-from replset.query.stages.joins import RANDOM, JoinStage, names_any
+from replset.query.stages.joins import RANDOM, JoinStage, UnionWithStage, names_any
 from replset.query.stages.stage import Scope, Stage
 from replset.query.stages.unwind import UnwindStage
 
@@ -62,15 +64,32 @@ def _wanted(stages: Iterable[Stage]) -> int:
 def _put_match(stages: list[Stage], match: MatchStage, scope: Scope) -> None:
     """Put each condition of a $match as far to the front as it may stand."""
     by_place: dict[int, list[dict[str, object]]] = {}
+    into_union: list[dict[str, object]] = []
+    unions = [number for number, stage in enumerate(stages) if isinstance(stage, UnionWithStage)]
     for condition in _conditions(match.filter):
         place, moved = _place(stages, condition, scope)
-        by_place.setdefault(place, []).append(moved)
-    if by_place.keys() <= {len(stages)}:
+        is_at_union = place - 1 in unions and _fields(moved, scope) is not None
+        (into_union if is_at_union else by_place.setdefault(place, [])).append(moved)
+    if by_place.keys() <= {len(stages)} and not into_union:
         stages.append(match)
         return
     for place in sorted(by_place, reverse=True):
-        filters = by_place[place]
-        stages.insert(place, MatchStage(filters[0] if len(filters) == 1 else {"$and": filters}, scope))
+        stages.insert(place, _match(by_place[place], scope))
+    if into_union:  # of the last union: no condition stands in front of it, so this moves no other place
+        union, first = cast("UnionWithStage", stages[unions[-1]]), stages[: unions[-1]]
+        for side in (union.stages, first):
+            _put_match(side, _match(into_union, scope), scope)
+        union.shown = {"$unionWith": {"coll": union.source, "pipeline": [stage.shown for stage in union.stages]}}
+        stages[: unions[-1]] = first
+
+
+def _match(filters: list[dict[str, object]], scope: Scope) -> MatchStage:
+    return MatchStage(filters[0] if len(filters) == 1 else {"$and": filters}, scope)
+
+
+def _fields(condition: dict[str, object], scope: Scope) -> frozenset[str] | None:
+    """Return the fields that a condition is about; None: it may not move."""
+    return None if names_any(condition, RANDOM) else compile_filter(condition, names=scope.names).fields
 
 
 def _conditions(filter_: Mapping[str, object]) -> list[dict[str, object]]:
@@ -87,9 +106,9 @@ def _conditions(filter_: Mapping[str, object]) -> list[dict[str, object]]:
 
 def _place(stages: list[Stage], condition: dict[str, object], scope: Scope) -> tuple[int, dict[str, object]]:
     """Return in front of which stage the condition may stand, and the condition there."""
-    names = compile_filter(condition, names=scope.names).fields
+    names = _fields(condition, scope)
     found, moved = len(stages), condition
-    if names is None or names_any(condition, RANDOM):
+    if names is None:
         return found, moved
     for place in range(len(stages) - 1, -1, -1):
         stage = stages[place]

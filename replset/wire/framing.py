@@ -16,7 +16,7 @@ from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.errors import BadValueError, ErrorCode, LocalProtocolError, RemoteProtocolError
 from replset.wire.checksum import SLICE_BYTES, crc32c, crc32c_in_slices
 
-OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
+OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = KNOWN_OPCODES = 1, 2004, 2012, 2013
 CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED = 1, 2, 1 << 16
 _REQUIRED_BITS = 0xFFFF
 _KNOWN_REQUIRED = CHECKSUM_PRESENT | MORE_TO_COME
@@ -130,6 +130,8 @@ class FrameReader:
                     f"a message of {length} bytes (from {HEADER_SIZE} to {MAX_MESSAGE_SIZE} are taken)"
                 )
             if length > LARGE_BYTES and not self._admitted:
+                if opcode not in KNOWN_OPCODES:  # as with a client that speaks TLS: nothing of that length follows
+                    raise RemoteProtocolError(f"unknown opcode {opcode}")
                 if end - at < _FLAGS_END:
                     needed = _FLAGS_END
                     break

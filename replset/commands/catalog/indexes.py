@@ -13,12 +13,18 @@ from replset.commands.catalog.index_specs import existing_index, parse_index
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement
 from replset.commands.lists import list_reply
-from replset.commands.namespaces import collection_field, namespace, writable_namespace
+from replset.commands.namespaces import OPLOG, collection_field, namespace, writable_namespace
 from replset.commands.pipelines.views import refuse_view
 from replset.commands.ports import Reply
 from replset.commands.reads.sources import view_of
 from replset.commands.replies import write_times
-from replset.commands.write_concern import MAX_W, wait_for_write_concern, write_and_wait, write_concern_of
+from replset.commands.write_concern import (
+    MAX_W,
+    also_if_it_fails,
+    wait_for_write_concern,
+    write_and_wait,
+    write_concern_of,
+)
 from replset.core.write_concern import WriteConcern
 from replset.errors import (
     BadValueError,
@@ -44,8 +50,10 @@ VOTING_MEMBERS = "votingMembers"
 
 
 async def list_indexes(ctx: CommandContext) -> Reply:
-    """The indexes of a collection, also those under build."""
+    """The indexes of a collection, also those under build. The oplog has none."""
     ns = namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    if ns == OPLOG:
+        return list_reply(ctx, ns, [])
     coll = ctx.member.store.collection(ns)
     if coll is None:
         raise NamespaceNotFoundError(f"ns does not exist: {ns}")
@@ -83,7 +91,8 @@ async def create_indexes(ctx: CommandContext) -> Reply:
         raise BadValueError("Must specify at least one index to create")
     created = False
     while True:
-        plan = await ctx.write(lambda group: _begin(ctx, group, ns, [spec for spec in specs if spec]))
+        async with also_if_it_fails(ctx, concern):
+            plan = await ctx.write(lambda group: _begin(ctx, group, ns, [spec for spec in specs if spec]))
         created = created or plan.created
         if plan.waits_for is None:
             break

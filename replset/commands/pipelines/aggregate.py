@@ -179,9 +179,12 @@ def _namespace(ctx: CommandContext) -> str:
 
 
 def _is_counted_as_a_whole(ctx: CommandContext) -> bool:
-    """Whether `_count` sees what the command sees: not the writes of its transaction, and no chosen snapshot."""
+    """Whether `_count` sees what the command sees: not the writes of its transaction, no chosen snapshot, and no index.
+
+    An index that is sparse or partial has fewer documents, and one that is absent is an error.
+    """
     coll = collection_here(ctx, collection_field(ctx.body, ctx.name))
-    is_plain = ctx.transaction is None and read_concern_of(ctx).level != "snapshot"
+    is_plain = ctx.transaction is None and read_concern_of(ctx).level != "snapshot" and "hint" not in ctx.body
     if coll is not None and coll.view_on is not None:
         return False
     return is_plain and _namespace(ctx) not in (OPLOG, REPLSET_CONFIG)

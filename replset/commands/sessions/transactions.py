@@ -413,32 +413,49 @@ async def commit_transaction(ctx: CommandContext) -> Reply:
     whether it can still come: an entry of it on a member that was primary before is rolled back once a majority has
     the entries of this one.
     """
-    session, concern, missing = _session_of(ctx), write_concern_of(ctx), None
+    session, concerns, missing = _session_of(ctx), [write_concern_of(ctx)], None
     try:
-        await _commit_once(ctx, session, concern)
+        concerns = await _commit_once(ctx, session, concerns)
     except ReplError as error:
         if error.code != ErrorCode.NO_SUCH_TRANSACTION:
             raise
         missing = error
-    failure = await wait_for_write_concern(ctx, ctx.member.store.last_applied, concern)
-    reply: dict[str, object] = {} if failure is None else {"writeConcernError": failure}
+    reply: dict[str, object] = {}
+    optime = ctx.member.store.last_applied
+    for concern in concerns:
+        failure = await wait_for_write_concern(ctx, optime, concern)
+        if failure is not None:
+            reply["writeConcernError"] = failure
+            break
     if missing is None:
         return reply
     missing.details |= reply
     raise missing
 
 
-async def _commit_once(ctx: CommandContext, session: SessionRequest, concern: WriteConcern) -> None:
-    """Commit the transaction unless it is committed. 251 when it was aborted or is not known."""
+async def _commit_once(
+    ctx: CommandContext, session: SessionRequest, concerns: list[WriteConcern]
+) -> list[WriteConcern]:
+    """Commit the transaction unless it is committed. 251 when it was aborted or is not known.
+
+    Returns what to wait for: `concerns`, or those of the collections that it has written.
+    """
     member, number = ctx.member, number_of(session)
     if _was_committed(member, session.key, number):
-        return
+        return concerns
     transaction = member.transactions.find(session, number)
     if transaction.state is not State.COMMITTED:
         transaction.check_open()
         if not transaction.write_set.is_empty:
-            refuse_few_in_sync(member, concern)
+            concerns = list(dict.fromkeys(write_concern_of(ctx, ns) for ns in transaction.write_set.namespaces))
+            try:
+                for concern in concerns:
+                    refuse_few_in_sync(member, concern)
+            except ReplError:
+                member.transactions.abort(transaction)  # else it would hold its documents until its life ends
+                raise
         await _commit(member, transaction)
+    return concerns
 
 
 def _session_of(ctx: CommandContext) -> SessionRequest:

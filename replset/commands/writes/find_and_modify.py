@@ -15,7 +15,7 @@ from replset.commands.let import let_of, variables_of
 from replset.commands.ports import Reply
 from replset.commands.reads.hint import hint_of
 from replset.commands.replies import write_times
-from replset.commands.write_concern import wait_for_write_concern, write_concern_of
+from replset.commands.write_concern import also_if_it_fails, wait_for_write_concern, write_concern_of
 from replset.commands.writes.delete import DeleteBatch
 from replset.commands.writes.insert import KEEP_TIMESTAMPS
 from replset.commands.writes.search_batch import ReturnedDocument, SearchStatement
@@ -96,7 +96,8 @@ async def _run(batch: UpdateBatch | DeleteBatch, returned: ReturnedDocument) -> 
     # A sorted search over several groups looks again at what was written meanwhile. It finds that in the undo.
     pin = None if returned.sort is None else store.pin(store.last_applied)
     try:
-        await run_groups(batch)
+        async with also_if_it_fails(ctx, concern):
+            await run_groups(batch)
     finally:
         if pin is not None:
             pin.release()

@@ -68,6 +68,11 @@ def test_raw_document() -> None:
     assert raw.type_of("absent") is None
 
 
+def test_get_string() -> None:
+    raw = RawDocument(encode({"s": "text", "l": ["text"], "n": 1}))
+    assert [raw.get_string(name) for name in ("s", "l", "n", "absent")] == ["text", None, None, None]
+
+
 def test_get_raw() -> None:
     raw = RawDocument(DATA)
     assert raw.get_raw("d") == encode({"x": {"y": 1}})

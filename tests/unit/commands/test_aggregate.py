@@ -225,3 +225,20 @@ def test_refusals(client: Client, command: dict[str, Any], code: int) -> None:
 def test_what_is_given_empty_is_not_refused(client: Client) -> None:
     options = {"let": {}, "collation": {"locale": "simple"}, "allowDiskUse": True, "hint": "_id_", "maxTimeMS": 9000}
     assert len(aggregate(client, **options)) == 400
+
+
+COUNT = {"$group": {"_id": 1, "n": {"$sum": 1}}}
+"""What the drivers' countDocuments sends."""
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"), [("sparse_1", [{"_id": 1, "n": 1}]), ({"$natural": 1}, [{"_id": 1, "n": 401}])]
+)
+def test_a_count_of_all_documents_follows_its_hint(client: Client, hint: Any, expected: list[Any]) -> None:
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"sparse": 1}, "name": "sparse_1", "sparse": True}]})
+    client.ok({"insert": "c", "documents": [{"_id": -1, "sparse": 1}]})
+    assert aggregate(client, {"$match": {}}, COUNT, hint=hint) == expected
+
+
+def test_a_count_of_all_documents_refuses_an_absent_index(client: Client) -> None:
+    assert client.code({"aggregate": "c", "pipeline": [{"$match": {}}, COUNT], "cursor": {}, "hint": "absent"}) == 2

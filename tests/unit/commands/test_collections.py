@@ -86,9 +86,37 @@ def test_indexes(client: Client) -> None:
     assert client.ok({"listIndexes": "c"})["cursor"]["firstBatch"] == [{"v": 2, "key": {"_id": 1}, "name": "_id_"}]
 
 
+def test_every_listed_collection_answers_for_its_indexes(client: Client) -> None:
+    client.ok({"create": "c"})
+    for db in ("test", "local"):
+        for one in client.ok({"listCollections": 1}, db)["cursor"]["firstBatch"]:
+            found = client.ok({"listIndexes": one["name"]}, db)["cursor"]["firstBatch"]
+            assert [index["name"] for index in found] == ([] if one["name"] == "oplog.rs" else ["_id_"])
+
+
 def test_a_write_concern_error_of_create(client: Client, member: FakeMember) -> None:
     member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True)
     assert client.ok({"create": "c"})["writeConcernError"]["code"] == 64
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ({"create": "c", "capped": True, "size": 4096}, 48),
+        ({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n", "sparse": True}]}, 86),
+        ({"collMod": "c", "index": {"name": "absent", "hidden": True}}, 27),
+        ({"findAndModify": "c", "query": {"_id": 2}, "update": {"$inc": {"s": 1}}}, 14),
+    ],
+)
+def test_a_command_that_fails_waits_for_its_write_concern_too(
+    client: Client, member: FakeMember, command: dict[str, object], code: int
+) -> None:
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n"}]})
+    client.ok({"insert": "c", "documents": [{"_id": 2, "s": "text"}]})
+    member.concern_failure = WriteConcernFailure(100, "Not enough data-bearing nodes")
+    reply = client.run({**command, "writeConcern": {"w": 9}})
+    assert (reply["code"], reply["writeConcernError"]["code"]) == (code, 100)
+    assert "writeConcernError" not in client.run({**command, "writeConcern": {"w": 1}})
 
 
 @pytest.mark.parametrize(

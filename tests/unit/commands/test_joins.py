@@ -159,6 +159,19 @@ def test_union_with(client: Client) -> None:
     assert run(client, "c", {"$unionWith": "none"}, {"$limit": 2}) == [{"_id": 0}, {"_id": 1}]
 
 
+def test_conditions_behind_a_union_choose_indexes_on_both_sides(client: Client) -> None:
+    for name in ("c", "f"):
+        insert(client, name, [{"_id": f"{name}{i}", "a": i} for i in range(20)])
+        client.ok({"createIndexes": name, "indexes": [{"key": {"a": 1}, "name": "a_1"}]})
+    client.ok({"create": "v", "viewOn": "f", "pipeline": [{"$match": {"a": {"$lt": 9}}}]})
+    at_most = {"$match": {"$expr": {"$lte": ["$a", "$$most"]}, "a": {"$gt": 6}}}
+    found = run(client, "c", {"$unionWith": "f"}, {"$unionWith": "v"}, at_most, let={"most": 9})
+    assert [one["_id"] for one in found] == ["c7", "c8", "c9", "f7", "f8", "f9", "f7", "f8"]
+    for name in ("c", "f"):
+        used = {row["name"]: row["accesses"]["ops"] for row in run(client, name, {"$indexStats": {}})}
+        assert used["a_1"] == 1
+
+
 PEOPLE = [
     {"_id": 1, "name": "Dev"},
     {"_id": 2, "name": "Eliot", "boss": "Dev"},

@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 import pytest
 
-from replset.bson import Binary, Int64, RawDocument, Regex, decode, encode, encode_key
+from replset.bson import Binary, Int64, RawDocument, RawDocuments, Regex, decode, encode, encode_key
 from replset.commands.command import GENERIC_FIELDS
 from replset.commands.dispatcher import LARGEST_FIELD, LARGEST_GENERIC
 from replset.commands.ports import CommandRequest
@@ -331,9 +332,15 @@ def test_a_large_upsert_does_not_hold_the_loop(client: Client) -> None:
     assert held < HELD_S
 
 
-def large(size: int) -> Document:
-    """A document of about so many bytes that takes long to read."""
-    return {"a": [{"a": number} for number in range(size // 23)]}
+@cache
+def large_array(size: int) -> RawDocuments:
+    """About so many bytes that take long to read."""
+    return RawDocuments(encode({"a": number}) for number in range(size // 23))
+
+
+@cache
+def large(size: int) -> RawDocument:
+    return RawDocument(encode({"a": large_array(size)}))
 
 
 def test_no_field_of_any_command_holds_the_loop(client: Client) -> None:
@@ -344,7 +351,7 @@ def test_no_field_of_any_command_holds_the_loop(client: Client) -> None:
         db = "admin" if command.admin_only else "test"
         for field in {name, *(command.fields or ()), *NAMED.get(name, ()), *(generic if name == "find" else ())}:
             size = LARGEST_GENERIC if field in generic else LARGEST_FIELD
-            for value in (large(size), large(size)["a"]):
+            for value in (large(size), large_array(size)):
                 reply, held = run(client, {**base, field: value}, db)
                 assert reply.get("code") not in (1, 10334), (name, field, reply)
                 for _ in range(4):  # other work on this machine makes one measurement longer, but not each

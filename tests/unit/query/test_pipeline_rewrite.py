@@ -14,6 +14,7 @@ from tests.unit.query.test_stages import Doc, run
 
 A: Doc = {"$match": {"a": 1}}
 JOIN: Doc = {"$lookup": {"from": "f", "localField": "b", "foreignField": "b", "as": "x.y"}}
+UNION: Doc = {"$unionWith": {"coll": "f", "pipeline": [{"$set": {"c": 1}}, {"$limit": 9}]}}
 UNWIND: Doc = {"$unwind": {"path": "$x.y", "includeArrayIndex": "i"}}
 # a pipeline ending in matches: the filters in the order of the stages, None for any other stage
 MOVES: list[tuple[list[Doc], list[Doc | None]]] = [
@@ -45,6 +46,10 @@ MOVES: list[tuple[list[Doc], list[Doc | None]]] = [
     ([JOIN, A], [{"a": 1}, None]),
     ([JOIN, {"$match": {"x.z": 1}}], [None, {"x.z": 1}]),
     ([JOIN, UNWIND, A, {"$match": {"i": 1}}], [{"a": 1}, None, {"i": 1}]),
+    ([UNION, A], [{"a": 1}, None]),
+    ([UNION, UNION, {"$set": {"b": 1}}, {"$match": {"a": 1, "b": 1}}], [{"a": 1}, None, None, None, {"b": 1}]),
+    ([{"$limit": 3}, UNION, A], [None, {"a": 1}, None]),
+    ([UNION, {"$match": {"$sampleRate": 0.5}}], [None, {"$sampleRate": 0.5}]),
 ]
 
 
@@ -77,11 +82,19 @@ ORDERS: list[tuple[list[Doc], list[Doc]]] = [
     ([JOIN, {"$unwind": "$x"}, FEW], [JOIN, {"$unwind": "$x"}, FEW]),
     ([JOIN, UNWIND, FEW], [{"$lookup": {**JOIN["$lookup"], "unwinding": UNWIND["$unwind"]}}, FEW]),
     ([JOIN, SET, UNWIND], [JOIN, SET, UNWIND]),
+    (
+        [{"$unionWith": "f"}, {"$unionWith": {"coll": "g", "pipeline": [SET]}}, A],
+        [
+            A,
+            {"$unionWith": {"coll": "f", "pipeline": [A]}},
+            {"$unionWith": {"coll": "g", "pipeline": [A, SET]}},
+        ],
+    ),
 ]
 
 
 @pytest.mark.parametrize(("stages", "wanted"), ORDERS, ids=[str(stages)[:80] for stages, _ in ORDERS])
-def test_what_limits_pass_and_joins_take_over(stages: list[Doc], wanted: list[Doc]) -> None:
+def test_what_limits_pass_and_joins_and_unions_take_over(stages: list[Doc], wanted: list[Doc]) -> None:
     assert [stage.shown for stage in compile_pipeline(stages)] == wanted
 
 

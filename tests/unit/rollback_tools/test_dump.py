@@ -313,10 +313,11 @@ def test_too_many_levels_are_one_bad_document(dump: Dump) -> None:
     deep = b"\5\0\0\0\0"
     for _ in range(200):
         deep = raw(b"\x03a\0" + deep)
-    for mode in ((), ("--type=debug",)):
+    for mode in ((), ("--type=debug",), ("--type=debug", "--objcheck")):
         outcome = dump(deep, *mode)
         assert outcome.status == 0
         assert outcome.err[-1] == "1 objects found"
+    assert dump(deep, "--objcheck").status == 1
 
 
 # --- options ------------------------------------------------------------------------------------------------------
