@@ -199,15 +199,7 @@ def demote_member(host: str, member: str, *, force: bool, accept: bool) -> None:
         command: dict[str, object] = {"replSetReconfig": target.document(), "force": True}
         calls.print_result(calls.on_primary(host, command), f"{member} has no vote any more")
     else:
-        try:
-            run_plan(host, target, accept=accept or is_down, within_ms=5_000 if is_down else 60_000)
-        except ReplError as error:
-            if error.code != ErrorCode.CONFIG_NOT_COMMITTED_YET:
-                raise
-            raise ReplError(
-                f"the primary cannot bring its first write to a majority without {member}, so no safe reconfig is"
-                f" possible; if {member} stays away: replset reconfig --demote {member} --force --accept"
-            ) from error
+        run_plan(host, target, accept=accept or is_down, within_ms=5_000 if is_down else 60_000)
     again = "" if known is None or known.priority in (0, 1) else f" --priority {known.priority:g}"
     typer.echo(f"when it is back: replset reconfig --restore {member}{again}")
 

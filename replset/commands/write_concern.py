@@ -7,7 +7,8 @@ getDefaultRWConcern and setDefaultRWConcern too: the default is a replicated doc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -41,6 +42,8 @@ from replset.errors import (
 from replset.ids import Millis, OpTime
 from replset.optime import optime_document
 from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_update
+from replset.storage.catalog import SESSIONS
+from replset.storage.sessions import read_record
 from replset.storage.store import Store
 
 T = TypeVar("T")
@@ -111,40 +114,52 @@ def _parse_tags(counts: dict[str, object]) -> TagCounts:
 _kept = lru_cache(maxsize=256)(_parse)
 
 
-def write_concern_of(ctx: CommandContext) -> WriteConcern:
+def write_concern_of(ctx: CommandContext, ns: str | None = None) -> WriteConcern:
     """Return the write concern of this command, before anything of it is applied.
 
-    Over HTTP one that can never be met is refused here; see also `refuse_few_in_sync`.
+    ns: the collection that it writes; None: the one that it names, if it names one. Over HTTP a concern that can never
+    be met is refused here; see also `refuse_few_in_sync`.
     """
     member = ctx.member
     config = member.node.config
     raw = ctx.body.get_raw("writeConcern")
     kind = ctx.body.type_of("writeConcern")
     if raw is None and kind in (None, 10):
-        concern = _level_of(ctx) or default_concern(member.store, config)
+        concern = _level_of(ctx, ns) or default_concern(member.store, config)
     elif raw is None or kind != 3:
         raise fields.wrong_type(ctx.name, "writeConcern", kind, "object")
     else:
         concern = parse_write_concern(raw, lambda: default_concern(member.store, config).w)
         if config is not None and config.settings.durability_levels and "w" not in RawDocument(raw):
-            level = _level_of(ctx)
+            level = _level_of(ctx, ns)
             if level is not None:
                 concern = replace(level, j=concern.j or level.j, wtimeout_ms=concern.wtimeout_ms)
     if ctx.request.source == "http":
         refuse_unsatisfiable(config, concern)
-    if ctx.transaction is None and not ctx.command.ends_transaction:
+    if ctx.transaction is None and not ctx.command.ends_transaction and not _was_begun(ctx):
         refuse_few_in_sync(member, concern)
     return concern
 
 
-def _level_of(ctx: CommandContext) -> WriteConcern | None:
+def _was_begun(ctx: CommandContext) -> bool:
+    """Whether an earlier attempt of this retryable write has written something, which the answer must not deny."""
+    session = ctx.session
+    if session is None or not session.is_retryable_write:
+        return False
+    raw = ctx.member.store.get(SESSIONS, session.key)
+    return raw is not None and read_record(raw).txn_number == session.txn_number
+
+
+def _level_of(ctx: CommandContext, ns: str | None = None) -> WriteConcern | None:
     """Return what the durability level of the command's collection asks for; None: it has none."""
     config = ctx.member.node.config
     if config is None or not config.settings.durability_levels or ctx.transaction is not None:
         return None
-    if ctx.body.type_of(ctx.name) != 2:  # no string; the operations of applyOps may be megabytes
-        return None
-    return ctx.member.node.concern_of_level(f"{ctx.database}.{ctx.body.get(ctx.name)}")
+    if ns is None:
+        if ctx.body.type_of(ctx.name) != 2:  # no string; the operations of applyOps may be megabytes
+            return None
+        ns = f"{ctx.database}.{ctx.body.get(ctx.name)}"
+    return ctx.member.node.concern_of_level(ns)
 
 
 def refuse_few_in_sync(member: MemberPort, concern: WriteConcern) -> None:
@@ -307,6 +322,18 @@ def _error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict
     }
 
 
+@asynccontextmanager
+async def also_if_it_fails(ctx: CommandContext, concern: WriteConcern) -> AsyncIterator[None]:
+    """Wait for `concern` also when the writes within fail: what the error tells of must not be rolled back either."""
+    try:
+        yield
+    except ReplError as error:
+        if ctx.member.node.writable:
+            failure = await wait_for_write_concern(ctx, ctx.member.store.last_applied, concern)
+            error.details |= {} if failure is None else {"writeConcernError": failure}
+        raise
+
+
 async def write_and_wait(ctx: CommandContext, operation: Callable[[WriteGroup], T]) -> tuple[T, dict[str, object]]:
     """Run one operation and wait for the command's write concern.
 
@@ -317,7 +344,8 @@ async def write_and_wait(ctx: CommandContext, operation: Callable[[WriteGroup], 
     def run(group: WriteGroup) -> tuple[T, OpTime, int]:
         return operation(group), group.txn.last, group.term
 
-    result, optime, term = await ctx.write(run)
+    async with also_if_it_fails(ctx, concern):
+        result, optime, term = await ctx.write(run)
     failure = await wait_for_write_concern(ctx, optime, concern)
     reply: dict[str, object] = {} if failure is None else {"writeConcernError": failure}
     return result, reply | write_times(optime, term)

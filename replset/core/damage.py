@@ -1,12 +1,14 @@
 """What a member does about damaged oplog entries, and about hash chains that differ between members (docs/adr/0006).
 
 An entry is damaged if its bytes do not match its own hash or chain. If two members have different chains at one entry,
-each asks all members with data, and a member that a majority outvotes goes to RECOVERING. A damaged member stays in
+each asks all members with data, and a member that a majority outvotes goes to RECOVERING. If none of the others could
+ever lead, as beside witnesses, it counts as damaged instead: the set would have nobody left. A damaged member stays in
 service while the others cannot elect a primary without it: its other entries and its documents are sound.
 """
 
 from __future__ import annotations
 
+from replset.config import Member
 from replset.core.effects import CompareChains
 from replset.core.follower import Follower
 from replset.core.leader import Leader
@@ -63,6 +65,10 @@ class DamageMonitor:
             leaders += voter.is_electable
         return has_majority(votes, len(node.config.voters)) and leaders > 0
 
+    def _others(self) -> list[Member]:
+        config = self.node.config
+        return [] if config is None else [member for member in config.members if member.host != self.node.host]
+
     def _leave(self, why: str) -> None:
         """Go into quarantine. What only this member holds stays on its disk; a resync exports it first."""
         self._leader.step_down(why)
@@ -99,7 +105,9 @@ class DamageMonitor:
         members = len(node.config.oplog_holders)
         majority = members // 2 + 1
         counted = f"{found.same} of {members} have this member's hash chain at {found.at}, {found.other} another one"
-        if found.other >= majority:
+        if found.other >= majority and not any(other.is_electable for other in self._others()):
+            self.on_damage_found(f"outvoted by members that cannot lead: {counted}; {found.detail}")
+        elif found.other >= majority:
             self._leave(f"outvoted: {counted}; {found.detail}")
         elif found.same < majority and not found.silent and not node.is_primary:
             # No majority has either chain. One of the two members has to stay in service: the primary, which has the

@@ -12,6 +12,7 @@ class CandidateMetrics:
     """The last election that this member stood in. Wall times in milliseconds, None for not yet.
 
     new_term_wall_ms: when it wrote the first entry of its term; available_wall_ms: when a majority had one.
+    catch_up_target: the newest entry of the others that it had to catch up to; None: it had all.
     """
 
     reason: str
@@ -25,6 +26,7 @@ class CandidateMetrics:
     prior_primary: MemberId | None
     new_term_wall_ms: int | None = None
     available_wall_ms: int | None = None
+    catch_up_target: OpTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class ElectionMetrics:
 
     def on_won(self, reason: str) -> None:
         self.successful[reason] = self.successful.get(reason, 0) + 1
+
+    def on_catch_up(self, target: OpTime) -> None:
+        if self.candidate is not None:
+            self.candidate.catch_up_target = target
 
     def on_new_term(self, wall_ms: int) -> None:
         if self.candidate is not None:

@@ -199,7 +199,8 @@ class Heartbeats:
             was_refused, peer.refused_at = peer.refused_at is not None, node.now
             if not was_refused:
                 self._elections.fast.on_refused(peer)
-        peer.message = body.reason if isinstance(body, Refused) else error
+        reason = body.reason if isinstance(body, Refused) else error
+        peer.message = reason.removeprefix(f"{peer.host} cannot be reached: ")  # it is shown beside the name
         in_time = node.now - peer.heartbeat_began < node.settings.heartbeat_timeout_ms
         if peer.failures <= MAX_RETRIES and in_time and not isinstance(body, Refused):
             self._send_heartbeat(peer)

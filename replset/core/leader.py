@@ -101,6 +101,7 @@ class Leader:
         if self._source is None:
             best = max(readable, key=lambda peer: (peer.position.last_applied, -peer.id))
             self._source = node.sync_source = best.host
+            node.election_metrics.on_catch_up(best.position.last_applied)
             node.journal("catch-up", f"from {best.host}, which is at {best.position.last_applied}")
             node.emit(StartFetching(best.host))
 

@@ -230,7 +230,9 @@ class Reconfigs:
             self._end(
                 change, Refused(ErrorCode.PRIMARY_STEPPED_DOWN, "this member stepped down before the change was done")
             )
-        elif change.stage is ReconfigStage.WAITING and self.is_committed():
+        elif change.stage is ReconfigStage.WAITING and (
+            self.is_committed() or self._takes_a_vote_safely(change.config)
+        ):
             change.stage = ReconfigStage.CHECKING
             self._ask_members(change)
         elif change.stage is ReconfigStage.PROPAGATING and self.node.is_config_committed:
@@ -363,6 +365,18 @@ class Reconfigs:
         configuration, and that majority could roll back committed writes.
         """
         return self.node.is_config_committed and self._is_oplog_committed(self.node.config)
+
+    def _takes_a_vote_safely(self, config: ReplSetConfig) -> bool:
+        """Whether `config` takes a vote, gives none, and no election by it can miss what was ever committed.
+
+        Beside an arbiter the member that is gone may be needed for a write majority. If it was the primary, then the
+        new one commits nothing in its term before that vote is taken.
+        """
+        node = self.node
+        if node.config is None or not node.is_config_committed or self._leader.phase is not Phase.ACTIVE:
+            return False
+        before, after = ({voter.id for voter in each.voters} for each in (node.config, config))
+        return after < before and self._votes.is_safe(config)
 
     def _is_oplog_committed(self, config: ReplSetConfig | None, lost: int = 0) -> bool:
         """Whether a write majority has an entry of this term, and with it all that came before the last change.

@@ -81,6 +81,13 @@ def _is_up(node: NodeState, member: Member) -> bool:
     return member.host == node.host or (peer is not None and peer.is_up)
 
 
+def _is_named(node: NodeState, member: Member) -> bool:
+    """Whether the configuration names the disk that this member has now."""
+    peer = node.peers.get(member.host)
+    incarnation = node.incarnation if member.host == node.host else "" if peer is None else peer.incarnation
+    return member.incarnation == incarnation
+
+
 def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
     up = [member for member in config.voters if _is_up(node, member)]
     if len(up) < config.majority_vote_count:
@@ -90,6 +97,15 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
             f" {len(up)} voter{'' if len(up) == 1 else 's'} can be reached from {node.host} (not: {down})",
             "start these members again; if they are gone for good: replset conf, take them out of it, replset reconfig"
             " FILE --force --accept (acknowledged writes may be lost)",
+        )
+    voteless = [member for member in up if not _is_named(node, member)]
+    if len(up) - len(voteless) < config.majority_vote_count:
+        hosts = ", ".join(str(member.host) for member in voteless)
+        return Remark(
+            f"no primary: an election takes {config.majority_vote_count} of {len(config.voters)} votes, and {hosts} may"
+            " not vote: its disk was replaced, and only a primary gives it its vote back",
+            f"if no other voter returns: replset conf, take {hosts} out of it, replset reconfig FILE --force --accept"
+            f" on the member with the newest entry (replset oplog info), then replset add {voteless[0].host}",
         )
     reasons = [
         f"{member.host} {why}"

@@ -42,7 +42,8 @@ class Spares:
             is_own = voter.votes == 1 and voter.holds_oplog and voter.spare_for is None and voter.id not in replaced
             if peer is None or not is_own or peer.state is not MemberState.DOWN:
                 continue
-            silent_ms = node.now - max(peer.state_since, peer.last_contact)
+            # One that only this member cannot reach follows another, which passes its position on: it counts as before.
+            silent_ms = node.now - max(peer.state_since, peer.last_contact, peer.reported_at)
             able = [
                 spare
                 for spare in config.members

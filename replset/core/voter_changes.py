@@ -27,7 +27,7 @@ class VoterChanges:
         self.node = node
         self._is_oplog_committed = is_oplog_committed
         self._catch_up_targets: dict[MemberId, OpTime] = {}
-        self._spares = Spares(node, self._is_safe)
+        self._spares = Spares(node, self.is_safe)
 
     def on_step_up(self) -> None:
         self._catch_up_targets.clear()
@@ -103,7 +103,7 @@ class VoterChanges:
         voter = config.member(voting.spare_for)
         if voter is None or not voter.is_voter:
             return self._is_oplog_committed(config, 0)
-        return self._is_safe(without_vote(config, voter).with_member(voting))
+        return self.is_safe(without_vote(config, voter).with_member(voting))
 
     def _has_second_name(self, peer: Peer) -> bool:
         """Whether another member of the configuration is the same process."""
@@ -122,7 +122,7 @@ class VoterChanges:
         others = len(config.voters) - holders
         return holders == len(config.oplog_voters) or others < config.majority_vote_count
 
-    def _is_safe(self, config: ReplSetConfig) -> bool:
+    def is_safe(self, config: ReplSetConfig) -> bool:
         """Whether every majority of `config` includes a holder of the commit point and of an entry of this term, and so
         of all that was ever committed.
         """

@@ -8,7 +8,7 @@ from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Refused
 from replset.core.state import NodeState
-from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, tag_counts
+from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, number_of, tag_counts
 from replset.errors import ErrorCode
 from replset.ids import HostPort, MemberId, OpTime
 
@@ -56,8 +56,9 @@ def members_waited_for(node: NodeState, concern: WriteConcern, optime: OpTime) -
 
 
 def _could_help(config: ReplSetConfig, concern: WriteConcern) -> tuple[Member, ...]:
-    if concern.w in (MAJORITY, IN_SYNC):
-        return config.oplog_voters
+    number = number_of(config, concern)
+    if number is not None:
+        return number.members
     tags = {tag for tag, _ in tag_counts(config, concern) or ()}
     return tuple(member for member in config.data_bearing if not tags or not tags.isdisjoint(member.tags))
 

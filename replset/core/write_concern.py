@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from replset.config import ReplSetConfig, TagCounts
+from replset.config import Member, ReplSetConfig, TagCounts
 from replset.core.messages import Position, Refused
 from replset.errors import ErrorCode
 from replset.ids import MemberId, OpTime
@@ -70,35 +71,59 @@ def tag_counts(config: ReplSetConfig, concern: WriteConcern) -> TagCounts | None
     return concern.w if isinstance(concern.w, tuple) else None
 
 
+class Number(NamedTuple):
+    """So many of these members."""
+
+    needed: int
+    members: tuple[Member, ...]
+
+
+def number_of(config: ReplSetConfig, concern: WriteConcern) -> Number | None:
+    """Return how many of which members `concern` asks for, by itself or by a built-in mode (map C7); None: it asks for
+    tags, or for a mode of the configuration.
+    """
+    match concern.w:
+        case int(w):
+            return Number(w, config.data_bearing)
+        case "majority" | "inSync" | "$majority":
+            return Number(config.write_majority, config.oplog_voters)
+        case "$votingMembers":
+            voters = tuple(member for member in config.oplog_voters if member.bears_data)
+            return Number(len(voters), voters)
+        case "$stepDownCheck":
+            return Number(2, tuple(member for member in config.members if member.is_electable))
+    return None
+
+
 def is_enough(config: ReplSetConfig, concern: WriteConcern, holders: Collection[MemberId]) -> bool:
     """Whether these members, if they have an entry, are as many and of the kind that `concern` asks for.
 
     A witness counts for a majority alone. "inSync" asks for a majority at least. A mode that the configuration does not
     have is met by nobody.
     """
-    members = [member for member in config.data_bearing if member.id in holders]
-    if isinstance(concern.w, int):
-        return len(members) >= concern.w
-    if concern.w in (MAJORITY, IN_SYNC):
-        return sum(member.id in holders for member in config.oplog_voters) >= config.write_majority
+    number = number_of(config, concern)
+    if number is not None:
+        return sum(member.id in holders for member in number.members) >= number.needed
     counts = tag_counts(config, concern)
     if counts is None:
         return False
+    members = [member for member in config.data_bearing if member.id in holders]
     return all(len({member.tags[tag] for member in members if tag in member.tags}) >= count for tag, count in counts)
 
 
 def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | None:
     """Why the set as configured can never meet `concern`, None when it can (codes 100 and 79)."""
-    if concern.w in (MAJORITY, IN_SYNC):
-        return None
-    if isinstance(concern.w, str) and tag_counts(config, concern) is None:
+    number = number_of(config, concern)
+    if number is None and isinstance(concern.w, str) and tag_counts(config, concern) is None:
         return Refused(
             ErrorCode.UNKNOWN_WRITE_CONCERN_MODE, f"no write concern mode named {concern.w!r} in the configuration"
         )
-    if is_enough(config, concern, [member.id for member in config.data_bearing]):
+    if concern.w in (MAJORITY, IN_SYNC) or is_enough(config, concern, [member.id for member in config.oplog_holders]):
         return None
     if isinstance(concern.w, int):
         reason = f"w: {concern.w} asks for more members than the {len(config.data_bearing)} that hold data"
+    elif number is not None:
+        reason = f"w: {concern.w!r} asks for {number.needed} members of its kind, and there are {len(number.members)}"
     else:
         asked = ", ".join(f"{count} of {tag}" for tag, count in tag_counts(config, concern) or ())
         reason = f"w: {concern.document()['w']!r} asks for different tags ({asked}), and the members have fewer"

@@ -113,8 +113,15 @@ class CopyTransfer:
         return reply
 
     async def call(self, source: HostPort, request: SnapshotRequest | ProbeRequest | CompareRequest) -> RawDocument:
-        timeout_ms = Millis(self._options.call_timeout_ms)
-        return await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
+        clock, timeout_ms = self._context.clock, Millis(self._options.call_timeout_ms)
+        try:
+            reply = await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
+        except ReplError as error:
+            if error.code in _UNREACHABLE:
+                self._progress.on_unreachable(clock.now(), clock.wall_ms())
+            raise
+        self._progress.on_answer(clock.now())
+        return reply
 
     async def report_damage(self, source: HostPort, at: OpTime) -> None:
         """Ask the source for the damaged entry: it then finds the damage itself, and is no source any more."""

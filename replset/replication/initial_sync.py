@@ -30,7 +30,7 @@ from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
 from replset.replication.copy_transfer import CopyTransfer, InitialSyncOptions, is_temporary
 from replset.replication.difference_copy import DifferenceCopy
-from replset.replication.initial_sync_progress import FailedAttempt, InitialSyncProgress
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.partial_copy import CopyRecord
 from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest
@@ -176,6 +176,7 @@ class InitialSync:
             if exported is not None and copy.has_exported:
                 await self._abandon(exported)
             self.exported = ""
+            self.progress.begins_at = copy.newest
             incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
                 context.on_report(InitialSyncStarted(incarnation))
@@ -185,7 +186,7 @@ class InitialSync:
             self._may_compare = self._may_compare and (not is_stale or is_temporary(error))
             detail = error.message if isinstance(error, ReplError) else str(error)
             log.warning("initial sync from %s failed: %s", source, detail)
-            self.progress.fail(FailedAttempt(source, clock.now() - started_ms, detail))
+            self.progress.fail(source, started_ms, clock.now(), detail)
             refused = isinstance(error, InvalidSyncSourceError)
             context.on_report(InitialSyncEnded(source, ok=False, detail=detail, refused=refused))
             return

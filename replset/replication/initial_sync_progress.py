@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from replset.ids import HostPort, Millis
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 NO_SOURCE, START = HostPort(""), Millis(0)
 LINE_EVERY_MS = 10_000
@@ -18,6 +18,8 @@ class FailedAttempt:
     source: HostPort
     duration_ms: int
     reason: str
+    retried: int = 0
+    unreachable_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -26,7 +28,9 @@ class InitialSyncProgress:
 
     running: from the first attempt to success, the pauses between attempts included. began, ended: on the member's
     clock. total, copied: bytes; total 0 while the source still makes its copy. resumed_at: bytes that were here already
-    when this transfer went on. waiting_for: what it cannot go on without, empty while it goes on.
+    when this transfer went on. waiting_for: what it cannot go on without, empty while it goes on. retried,
+    unreachable_ms: how often the source of this attempt did not answer, and for how long in all; unreachable_since:
+    while it does not. begins_at: the newest entry of the copy, from where on entries are fetched; OPTIME_NULL before.
     """
 
     running: bool = False
@@ -41,6 +45,11 @@ class InitialSyncProgress:
     resumed_at: int = 0
     compared: int = 0
     waiting_for: str = ""
+    retried: int = 0
+    unreachable_ms: int = 0
+    unreachable_since: Millis | None = None
+    unreachable_since_wall_ms: int = 0
+    begins_at: OpTime = OPTIME_NULL
     failed: int = 0
     attempts: list[FailedAttempt] = field(default_factory=list)
     _line_at: Millis = START
@@ -53,6 +62,21 @@ class InitialSyncProgress:
             self.attempts.clear()
             self._line_at = now
         self.source, self.waiting_for = source, ""
+        self.retried, self.unreachable_ms, self.unreachable_since, self.begins_at = 0, 0, None, OPTIME_NULL
+
+    def on_unreachable(self, now: Millis, wall_ms: int) -> None:
+        """Note that the source did not answer."""
+        self.retried += 1
+        if self.unreachable_since is None:
+            self.unreachable_since, self.unreachable_since_wall_ms = now, wall_ms
+
+    def on_answer(self, now: Millis) -> None:
+        self.unreachable_ms = self.unreachable_for(now)
+        self.unreachable_since = None
+
+    def unreachable_for(self, now: Millis) -> int:
+        """How long in all the source of this attempt did not answer."""
+        return self.unreachable_ms + (0 if self.unreachable_since is None else now - self.unreachable_since)
 
     def begin_transfer(self, source: HostPort, kept: int, total: int, now: Millis) -> None:
         """Note that `total` bytes come from `source`, of which `kept` are here already."""
@@ -63,8 +87,11 @@ class InitialSyncProgress:
         """Note an answer about documents."""
         self.compared += size
 
-    def fail(self, attempt: FailedAttempt) -> None:
+    def fail(self, source: HostPort, began: Millis, now: Millis, reason: str) -> None:
+        """Note that the attempt that began then has failed."""
         self.failed += 1
+        self.on_answer(now)
+        attempt = FailedAttempt(source, now - began, reason, self.retried, self.unreachable_ms)
         self.attempts = [*self.attempts, attempt][-_ATTEMPTS_SHOWN:]
         self.waiting_for = ""
 

@@ -97,6 +97,12 @@ class WriteSet(Txn):
     def is_empty(self) -> bool:
         return not self._changes
 
+    @property
+    def namespaces(self) -> list[str]:
+        """The collections that the transaction has written or made, sorted."""
+        written = {*self._documents, *self._created}
+        return sorted(coll.ns for uuid in written if (coll := self.catalog.by_uuid.get(uuid)) is not None)
+
     def documents(self, coll: Collection) -> Documents:
         """The documents of the collection that the transaction has written."""
         return self._documents.get(coll.uuid, _NO_DOCUMENTS)

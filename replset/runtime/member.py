@@ -151,7 +151,40 @@ class RunningMember:
         process_id: ObjectId,
     ) -> None:
         """For `start`."""
-        # What others read of this member
+        self._set_outside(options, ports, credentials, audit, process_id)
+        self._is_started = False
+        self._is_stopping = False
+        self._rolling_back = data.rolling_back
+        self._changes = Notifier(lambda: self.history.on_change())
+        self.write_waiters = WaiterList()
+        self._tasks = BackgroundTasks(self._break)
+        self._open_storage(data, ports)
+        self._role_hook = None if options.role_hook is None else self._make_role_hook(options.role_hook)
+        self.node = self._make_node(data, options)
+        if self.node.has_lost_data:
+            log.error(
+                "%s ends at %s, before %s: entries are lost",
+                self.store.path,
+                self.store.last_applied,
+                self._member_file.durability_mark,
+            )
+        self._mark = DurabilityMark(self.context, self.node, self._member_file, self.durability)
+        self._make_writing(steps)
+        self._make_server(options, ports, credentials, wire_slots, steps)
+        self._make_replication(options, ports, steps)
+        self._make_core_loop()
+
+    # --- its parts, in the order in which they are made ----------------------------------------------------------
+
+    def _set_outside(
+        self,
+        options: MemberOptions,
+        ports: MemberPorts,
+        credentials: Credentials,
+        audit: AuditTrail,
+        process_id: ObjectId,
+    ) -> None:
+        """What others read of this member."""
         self.options = options
         self.keys = credentials.keys
         self.tls = credentials.tls
@@ -178,15 +211,7 @@ class RunningMember:
         self.admission = Admission()
         self.load = Load()
 
-        # Its own state
-        self._is_started = False
-        self._is_stopping = False
-        self._rolling_back = data.rolling_back
-        self._changes = Notifier(lambda: self.history.on_change())
-        self.write_waiters = WaiterList()
-        self._tasks = BackgroundTasks(self._break)
-
-        # Storage and the core
+    def _open_storage(self, data: OpenData, ports: MemberPorts) -> None:
         self._files = data.files
         self._member_file = data.files.member_file
         self._threads = TrackedWorkers(ports.workers)
@@ -207,8 +232,9 @@ class RunningMember:
             on_stalled=self._on_disk_stalled,
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
         )
-        self._role_hook = None if options.role_hook is None else self._make_role_hook(options.role_hook)
-        self.node = Node(
+
+    def _make_node(self, data: OpenData, options: MemberOptions) -> Node:
+        return Node(
             NodeState(
                 host=self.host,
                 set_name=self.set_name,
@@ -233,16 +259,9 @@ class RunningMember:
                 holds_role=lambda: self._role_hook is not None and self._role_hook.holds,
             )
         )
-        if self.node.has_lost_data:
-            log.error(
-                "%s ends at %s, before %s: entries are lost",
-                self.store.path,
-                self.store.last_applied,
-                self._member_file.durability_mark,
-            )
-        self._mark = DurabilityMark(self.context, self.node, self._member_file, self.durability)
 
-        # What serves clients
+    def _make_writing(self, steps: StepSizes) -> None:
+        """What writes to the store and keeps it small: clients' writes, indexes, TTL, housekeeping."""
         self.history: History = History(self)
         self.transactions = TransactionTable(self)
         self.flow_control = FlowControl(self.clock, self.node.majority_lag)
@@ -257,6 +276,7 @@ class RunningMember:
             self.on_damage,
             self._mark.raise_for_checkpoint,
             self._oldest_needed,
+            lambda: self.snapshots.needed(),
         )
         self.index_builder = IndexBuilder(
             self.context,
@@ -266,8 +286,20 @@ class RunningMember:
             options=steps.index_build,
         )
         self.ttl = TtlMonitor(self.context, leads_in=lambda: self._set_follower.term, write=self._writer.write)
+
+    def _make_server(
+        self,
+        options: MemberOptions,
+        ports: MemberPorts,
+        credentials: Credentials,
+        wire_slots: ConnectionSlots,
+        steps: StepSizes,
+    ) -> None:
+        """What serves clients and other members."""
         self.byte_rates: dict[int, ByteRate] = {}
-        self.snapshots = SnapshotServer(self.context, self.node, self.rng, needed=lambda: self.consumers.needed())
+        self.snapshots: SnapshotServer = SnapshotServer(
+            self.context, self.node, self.rng, needed=lambda: self.consumers.needed()
+        )
         self.users = UserDirectory(self, required=options.auth)
         self.consumers: ConsumerDirectory = ConsumerDirectory(self)
         self.dispatcher = Dispatcher(self)
@@ -296,7 +328,7 @@ class RunningMember:
         )
         self.traffic = self._server.traffic
 
-        # Replication
+    def _make_replication(self, options: MemberOptions, ports: MemberPorts, steps: StepSizes) -> None:
         set_peer = SetMemberClient(self.peer, lambda: self.node.set_id)
         self._fetcher = Fetcher(
             self.context,
@@ -340,7 +372,8 @@ class RunningMember:
         self.scrub = self._scrubber.status
         self.archive_status = None if self.archiver is None else self.archiver.status
 
-        # What runs the core
+    def _make_core_loop(self) -> None:
+        """What runs the core and carries out what it decides."""
         self._effects: CoreEffects = CoreEffects(
             context=self.context,
             member_file=self._member_file,

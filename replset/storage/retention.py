@@ -16,15 +16,15 @@ _RESERVE = 2
 """How many times the least free space the disk must have, that entries stay for a member that lags behind."""
 
 
-def remove_old_data(store: Store, now_wall_ms: int, needed: OpTime | None = None) -> bool:
+def remove_old_data(store: Store, now_wall_ms: int, needed: OpTime | None = None, copied: OpTime | None = None) -> bool:
     """Do one slice of the first of these that has something to do; True when one had.
 
-    needed: the newest entry of the member that is farthest behind, or the newest that is archived, if that is older;
-    None: neither is there.
+    needed: the newest entry of the member that is farthest behind, or the newest that is archived, if that is older.
+    copied: where the oldest copy begins that a member fetches, or has just fetched. None: there is none.
     """
     if (
         _prune(store)
-        or _trim(store, now_wall_ms, needed)
+        or _trim(store, now_wall_ms, needed, copied)
         or _remove_dropped(store)
         or _remove_dropped_index(store)
         or store.save_oplog_bytes()
@@ -63,24 +63,28 @@ def _prune(store: Store) -> bool:
     return True
 
 
-def _trim(store: Store, now_wall_ms: int, needed: OpTime | None) -> bool:
+def _trim(store: Store, now_wall_ms: int, needed: OpTime | None, copied: OpTime | None) -> bool:
     """Remove the oldest entries, while they take more than the limit and are old enough.
 
-    The one at the commit point stays: every rollback ends there or above, and looks for it. Up to a larger limit, and
-    while the disk has space to spare, so do those that another member needs to catch up. The file does not shrink when
-    they are removed, so they go before the disk has too little space for writes.
+    The one at the commit point stays: every rollback ends there or above, and looks for it. While the disk has space to
+    spare, so do those behind a copy: else a member whose copy takes longer than the oplog reaches would copy for ever.
+    Up to a larger limit those stay that another member needs to catch up. The file does not shrink when they are
+    removed, so they go before the disk has too little space for writes.
     """
     options = store.options
     excess = store.oplog_bytes - options.oplog_max_bytes
     if excess <= 0:
         return False
     bound = min(store.commit_point.ts, store.last_applied.ts) - 1
-    if needed is not None and needed.ts <= bound and store.has_disk_space(reserve=_RESERVE):
+    if (needed is not None or copied is not None) and store.has_disk_space(reserve=_RESERVE):
         over = store.oplog_bytes - options.oplog_lagging_bytes
-        if over > 0:
-            excess = min(excess, over)
-        else:
-            bound = needed.ts - 1
+        if copied is not None:
+            bound = min(bound, copied.ts - 1)
+        if needed is not None and needed.ts <= bound:
+            if over > 0:
+                excess = min(excess, over)
+            else:
+                bound = needed.ts - 1
     if bound < store.oldest.ts:
         return False
     if options.oplog_min_retention_s:

@@ -430,11 +430,12 @@ class Store:
         """The newest row with ts <= optime.ts, of whatever term."""
         return self.query(lambda connection: oplog.row_at_or_before(connection, optime.ts))
 
-    def entries_behind(self, position: OpTime, *, most: int) -> int:
-        """How many entries this member has behind `position`, at most `most`."""
-        if position >= self.last_applied:
+    def entries_behind(self, position: OpTime, *, most: int, until: OpTime | None = None) -> int:
+        """How many entries this member has behind `position`, up to its newest or to `until`; at most `most`."""
+        newest = self.last_applied if until is None else min(until, self.last_applied)
+        if position >= newest:
             return 0
-        return self.query(lambda connection: oplog.count_between(connection, position.ts, self.last_applied.ts, most))
+        return self.query(lambda connection: oplog.count_between(connection, position.ts, newest.ts, most))
 
     def newest_row(self) -> OplogRow | None:
         return self.query(oplog.newest_row)

@@ -18,7 +18,8 @@ COUNTERS = {
 """Name in serverStatus -> reasons. The last two are not MongoDB's."""
 
 
-def candidate_document(metrics: CandidateMetrics) -> dict[str, object]:
+def candidate_document(metrics: CandidateMetrics, caught_up: int) -> dict[str, object]:
+    """caught_up: how many entries it fetched in its catch-up."""
     document: dict[str, object] = {
         "lastElectionReason": metrics.reason,
         "lastElectionDate": DateTime(metrics.wall_ms),
@@ -31,6 +32,9 @@ def candidate_document(metrics: CandidateMetrics) -> dict[str, object]:
     }
     if metrics.prior_primary is not None:
         document["priorPrimaryMemberId"] = int(metrics.prior_primary)
+    if metrics.catch_up_target is not None:
+        document["targetCatchupOpTime"] = optime_document(metrics.catch_up_target)
+        document["numCatchUpOps"] = Int64(caught_up)
     if metrics.new_term_wall_ms is not None:
         document["newTermStartDate"] = DateTime(metrics.new_term_wall_ms)
     if metrics.available_wall_ms is not None:

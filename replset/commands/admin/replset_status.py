@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, Timestamp
 from replset.commands import fields
@@ -11,12 +13,13 @@ from replset.commands.admin.server_status import flow_control_document
 from replset.commands.command import Command, CommandContext
 from replset.commands.ports import MemberPort, Reply
 from replset.config import ReplSetConfig
+from replset.core.election_metrics import CandidateMetrics
 from replset.core.member_state import MemberState
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.errors import NotYetInitializedError, ReplError, StorageError
 from replset.ids import Millis
-from replset.optime import optime_document
+from replset.optime import optime_document, timestamp
 from replset.replication.document_check import ScrubStatus
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_progress import RollbackProgress
@@ -24,6 +27,7 @@ from replset.storage.retention import falls_off_in_s
 
 UNREACHABLE = "(not reachable/healthy)"
 MOST_ENTRIES_BEHIND = 1000
+MOST_CAUGHT_UP = 10_000
 LAGGING_MS = 10_000
 SOON_S = 24 * 3600
 
@@ -77,10 +81,22 @@ def _sync_document(progress: InitialSyncProgress, now: Millis) -> dict[str, obje
         "resumedAtBytes": Int64(progress.resumed_at),
         "totalInitialSyncElapsedMillis": Int64((now if progress.running else progress.ended) - progress.began),
         "initialSyncAttempts": [
-            {"durationMillis": Int64(one.duration_ms), "status": one.reason, "syncSource": str(one.source)}
+            {
+                "durationMillis": Int64(one.duration_ms),
+                "status": one.reason,
+                "syncSource": str(one.source),
+                "operationsRetried": one.retried,
+                "totalTimeUnreachableMillis": Int64(one.unreachable_ms),
+            }
             for one in progress.attempts
         ],
+        "operationsRetried": progress.retried,
+        "totalTimeUnreachableMillis": Int64(progress.unreachable_for(now)),
     }
+    if progress.unreachable_since is not None:
+        document["syncSourceUnreachableSince"] = DateTime(progress.unreachable_since_wall_ms)
+    if progress.begins_at.ts:
+        document["initialSyncOplogStart"] = timestamp(progress.begins_at.ts)
     remaining = progress.remaining_ms(now) if progress.running else None
     if remaining is not None:
         document["remainingInitialSyncEstimatedMillis"] = Int64(remaining)
@@ -116,6 +132,7 @@ def status_document(member: MemberPort) -> dict[str, object]:
             "lastAppliedWallTime": DateTime(position.applied_wall_ms),
             "lastDurableWallTime": DateTime(position.durable_wall_ms),
         },
+        "lastStableRecoveryTimestamp": timestamp(min(committed, position.last_durable).ts),
     }
     if status.state is MemberState.PRIMARY and status.election_reason:
         reply["electionCandidateMetrics"] = {
@@ -124,7 +141,7 @@ def status_document(member: MemberPort) -> dict[str, object]:
             "numVotesNeeded": status.election_votes_needed,
         }
         if status.elections.candidate is not None:
-            reply["electionCandidateMetrics"] = candidate_document(status.elections.candidate)
+            reply["electionCandidateMetrics"] = _candidate_document(status.elections.candidate, member)
     if status.state is not MemberState.PRIMARY and status.elections.participant is not None:
         reply["electionParticipantMetrics"] = participant_document(status.elections.participant)
     if member.warnings:
@@ -149,6 +166,14 @@ def status_document(member: MemberPort) -> dict[str, object]:
     reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)
     reply["members"] = [_member_document(row, member) for row in status.members]
     return reply
+
+
+def _candidate_document(metrics: CandidateMetrics, member: MemberPort) -> dict[str, object]:
+    target, caught_up = metrics.catch_up_target, 0
+    if target is not None:
+        with suppress(ReplError):  # the data is being replaced
+            caught_up = member.store.entries_behind(metrics.last_seen, most=MOST_CAUGHT_UP, until=target)
+    return candidate_document(metrics, caught_up)
 
 
 def _scrub_document(scrub: ScrubStatus) -> dict[str, object]:

@@ -74,7 +74,8 @@ async def prove_membership(ctx: CommandContext) -> Reply:
     AuthenticationFailedError.
     """
     member, connection = ctx.member, ctx.connection
-    if not connection.is_certified:
+    keys = member.keys.on(certified=connection.is_certified)
+    if not connection.is_certified and not keys.is_secret:
         log.warning("%s did not prove that it is a member: it showed no certificate of a member", connection.peer)
         raise AuthenticationFailedError("this connection shows no certificate of a member (same O, OU and DC)")
     step = fields.whole(ctx.body, ctx.name, ctx.name, least=1, most=2)
@@ -86,13 +87,11 @@ async def prove_membership(ctx: CommandContext) -> Reply:
         (nonce,) = _binaries(ctx, "nonce", 1)
         connection.handshake = Handshake(HostPort(asking), member.host, nonce, member.rng.randbytes(NONCE_BYTES))
         return {"nonce": Binary(connection.handshake.asked_nonce)}
-    proof = None if handshake is None else member.keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS))
+    proof = None if handshake is None else keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS + 1))
     if handshake is None or proof is None:
         log.warning("%s did not prove that it is a member: it knows no key of this member", connection.peer)
         reason = "no key of this member's key file was proved"
-        raise AuthenticationFailedError(
-            reason if member.keys.is_secret else "this member was started without a key file"
-        )
+        raise AuthenticationFailedError(reason if keys.is_secret else "this member was started without a key file")
     connection.member = handshake.asking
     return {"proof": Binary(proof)}
 

@@ -39,6 +39,8 @@ log = logging.getLogger("replset.snapshot_server")
 MAX_CHUNK_BYTES = 8 << 20
 BACKUP_EXPIRE_MS = 60_000
 """A copy for a backup is read at once, by the request that had it made."""
+CATCH_UP_MS = 5_000
+"""How long the entries behind a copy stay at least, once it was fetched."""
 LONGEST_WAIT_S = 20
 """Of one request for a chunk, which at most takes a second by itself: the other member waits for it for 30 s."""
 
@@ -67,13 +69,16 @@ class SnapshotOptions:
 @dataclass(slots=True)
 class _Copy:
     """path: of the file that is sent. compared: of the whole copy beside a frame; empty for any other copy. needed_ts:
-    consumers need the entries from there on. in_use: held while it is open, so that nobody removes it then.
+    consumers need the entries from there on. in_use: held while it is open, so that nobody removes it then. began,
+    begins_at: when it was asked for, and the newest entry then.
     """
 
     path: str
     rollback_id: int
     used_at: Millis
     expire_ms: int
+    began: Millis
+    begins_at: OpTime
     ready: bool = False
     size: int = 0
     sha256: str = ""
@@ -105,6 +110,8 @@ class SnapshotServer:
         self._options = options or SnapshotOptions()
         self._needed = needed
         self._copies: dict[str, _Copy] = {}
+        self._fetched: list[tuple[Millis, OpTime]] = []
+        """Until when the entries behind a copy stay after its end, and where it begins."""
 
     def clear_leftovers(self) -> None:
         """Remove the copies of an earlier run of this member; nobody can ask for them any more."""
@@ -153,7 +160,20 @@ class SnapshotServer:
         """Remove a copy, if it is there."""
         copy = self._copies.pop(snapshot_id, None)
         if copy is not None:
+            now = self._context.clock.now()
+            if copy.expire_ms != BACKUP_EXPIRE_MS:
+                self._fetched.append((Millis(now + max(CATCH_UP_MS, now - copy.began)), copy.begins_at))
             await self._remove(copy)
+
+    def needed(self) -> OpTime | None:
+        """From which entry on the oplog must reach members that copy from here, or have just copied; None: none do.
+
+        They get as long again for catching up as the copy took. What a backup needs is in its copy.
+        """
+        now = self._context.clock.now()
+        self._fetched = [(until, at) for until, at in self._fetched if until > now]
+        copied = [copy.begins_at for copy in self._copies.values() if copy.expire_ms != BACKUP_EXPIRE_MS]
+        return min((*copied, *(at for _, at in self._fetched)), default=None, key=lambda at: at.ts)
 
     async def expire(self) -> None:
         """Remove the copies that nobody has asked for in their `expire_ms`."""
@@ -185,10 +205,10 @@ class SnapshotServer:
             )
         snapshot_id = f"{self._rng.getrandbits(64):016x}"
         path = os.path.join(self._folder, f"{snapshot_id}.db")
+        store, now = self._context.store, self._context.clock.now()
         copy = self._copies[snapshot_id] = _Copy(
-            path, self._context.store.rollback_id, self._context.clock.now(), self._options.expire_ms
+            path, store.rollback_id, now, self._options.expire_ms, now, store.last_applied
         )
-        store = self._context.store
         if compare:
             copy.compared = os.path.join(self._folder, f"{snapshot_id}-compared.db")
             needed = self._needed()

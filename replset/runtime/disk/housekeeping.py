@@ -39,10 +39,11 @@ class Housekeeper:
         on_damage: Callable[[str], None],
         before_checkpoint: Callable[[], Awaitable[None]],
         needed: Callable[[], OpTime | None] = lambda: None,
+        copied: Callable[[], OpTime | None] = lambda: None,
     ) -> None:
         """on_disk_space: called now and then while the disk has space to write. on_damage: an oplog entry is not what
-        was written. before_checkpoint: see `DurabilityMark.raise_for_checkpoint`. needed: see `remove_old_data`. Who
-        replaces the store takes `busy` first.
+        was written. before_checkpoint: see `DurabilityMark.raise_for_checkpoint`. needed, copied: see
+        `remove_old_data`. Who replaces the store takes `busy` first.
         """
         self._context = context
         self.busy = asyncio.Lock()
@@ -50,7 +51,7 @@ class Housekeeper:
         self._on_disk_space = on_disk_space
         self._on_damage = on_damage
         self._before_checkpoint = before_checkpoint
-        self._needed = needed
+        self._needed, self._copied = needed, copied
         self._is_disk_full = False
         self._quiet_at: tuple[OpTime, OpTime] | None = None
         self._has_backlog = False
@@ -91,11 +92,15 @@ class Housekeeper:
                 self._has_backlog = False
                 self._quiet_at = store.last_applied, store.commit_point
         with self._unless_full("the checkpoint"):
-            if store.wal.needs_checkpoint:
+            # Also right before a last pass: what is copied here is not copied there, where commits wait for it.
+            if store.wal.needs_checkpoint or self._is_last_pass_due(store):
                 await self._before_checkpoint()
                 await self._context.workers.run(store.wal.checkpoint)
-            if store.wal.needs_last_pass and self._context.clock.now() >= self._last_pass_due:
+            if self._is_last_pass_due(store):
                 await self._last_pass(store)
+
+    def _is_last_pass_due(self, store: Store) -> bool:
+        return store.wal.needs_last_pass and self._context.clock.now() >= self._last_pass_due
 
     def _recheck(self, store: Store) -> None:
         """Check the next slice of the oplog against its hashes.
@@ -125,8 +130,8 @@ class Housekeeper:
             self._is_disk_full = True
 
     async def _slice(self, store: Store) -> bool:
-        wall_ms, needed = self._context.clock.wall_ms(), self._needed()
-        return await self._context.write_queue.write(lambda: remove_old_data(store, wall_ms, needed))
+        wall_ms, needed, copied = self._context.clock.wall_ms(), self._needed(), self._copied()
+        return await self._context.write_queue.write(lambda: remove_old_data(store, wall_ms, needed, copied))
 
     async def _more_slices(self, store: Store) -> None:
         """Do the rest, spread over the time to the next round: one after the other, they would all delay the same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
 from replset.commands.ports import CommandRequest
 from replset.commands.sessions.session_request import KEYED, NOBODY, session_id
 from replset.commands.write_concern import WriteConcernFailure
-from replset.errors import NotWritablePrimaryError, ShutdownInProgressError
+from replset.errors import ErrorCode, NotWritablePrimaryError, ShutdownInProgressError
 from replset.ids import OPTIME_NULL
 from replset.oplog_entry import extra_fields
 from replset.replication.applier import apply_batch
@@ -134,6 +135,20 @@ def test_many_inserts_at_once_form_the_same_chain(client: Client, ordered: bool)
     again = client.ok(numbered(command, stmtIds=list(range(20, 32))))
     assert answer(again) == answer(first)
     assert len(changes(client)) == before + len(done)
+
+
+def test_too_few_in_sync_refuse_what_is_new_and_answer_what_is_applied(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = numbered({"insert": "c", "documents": ONE, "writeConcern": {"w": "majority"}})
+    first = client.ok(command)
+    node = member.node
+    assert node.config is not None
+    monkeypatch.setattr(node, "config", replace(node.config, settings=replace(node.config.settings, min_in_sync=2)))
+    monkeypatch.setattr(node, "in_sync_refusal", lambda: "1 of 2 is in sync", raising=False)
+    again = client.ok(command)
+    assert (answer(again), again["retriedStmtIds"]) == (answer(first), [0])
+    assert client.code({**command, "txnNumber": Int64(2)}) == ErrorCode.NOT_ENOUGH_IN_SYNC
 
 
 def test_what_failed_or_changed_nothing_is_tried_again(client: Client) -> None:
@@ -354,22 +369,28 @@ def test_under_an_idempotency_key_every_write_has_one_answer(
     client: Client, member: FakeMember, command: dict[str, object], tmp_path: Path
 ) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}, {"_id": 3}]})
-    first = client.ok(keyed(command))
+    first = client.ok(keyed(command), source="http")
     client.ok({"insert": "c", "documents": [{"_id": 50}, {"_id": 99}]})
     client.ok({"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]})
     written = client.entries()
     with member.store.maintenance() as txn:
         txn.connection.execute("DELETE FROM oplog WHERE ts < ?", (member.store.last_applied.ts,))
-    assert answer(client.ok(keyed(command))) == answer(first)
+    assert answer(client.ok(keyed(command), source="http")) == answer(first)
     assert client.entries() == written[-1:]
-    reply = client.run(keyed(command, 78))
+    reply = client.run(keyed(command, 78), source="http")
     assert (reply["code"], reply["errmsg"]) == (225, "this Idempotency-Key was used for another request")
-    assert client.run(keyed(command, 76))["code"] == 225
+    assert client.run(keyed(command, 76), source="http")["code"] == 225
+
+
+def test_no_client_names_the_session_of_a_key(client: Client) -> None:
+    """It would find what another one's request was answered, or put an answer in its place."""
+    assert client.run(keyed({"insert": "c", "documents": ONE}))["code"] == 13
+    assert client.entries() == []
 
 
 def test_a_secondary_derives_the_answer_under_a_key(client: Client, member: FakeMember, tmp_path: Path) -> None:
     client.ok({"insert": "c", "documents": ONE})
-    client.ok(keyed(SEVERAL[-1]))
+    client.ok(keyed(SEVERAL[-1]), source="http")
     assert_same_record_on_a_secondary(member, tmp_path, KEYED)
 
 
@@ -381,14 +402,14 @@ def test_an_interrupted_write_of_many_documents_goes_on(client: Client, member: 
         "update": {"update": "c", "updates": [{"q": {"n": {"$ne": 5}}, "u": {"$set": {"n": 1}}, "multi": True}]},
         "delete": {"delete": "c", "deletes": [{"q": {}, "limit": 0}]},
     }
-    reply = client.run(keyed(commands[name]))
+    reply = client.run(keyed(commands[name]), source="http")
     assert (reply["code"], 0 < reply["n"] < 500) == (189, True)
     member.step_down_after = None
     member.node.term = 2
     client.ok({"update": "c", "updates": [{"q": {"_id": 0}, "u": {"$set": {"n": 7}}, "upsert": True}]})
-    again = client.ok(keyed(commands[name]))
+    again = client.ok(keyed(commands[name]), source="http")
     assert again["n"] == 500
-    assert client.ok(keyed(commands[name]))["n"] == 500
+    assert client.ok(keyed(commands[name]), source="http")["n"] == 500
     assert client.ok({"find": "c", "filter": {"_id": 0}})["cursor"]["firstBatch"] == [{"_id": 0, "n": 7}]
     touched = [entry["key"] if "key" in entry else entry["o"] for entry in changes(client) if entry["op"] == name[0]]
     assert len(touched) == (501 if name == "update" else 500)
@@ -396,9 +417,9 @@ def test_an_interrupted_write_of_many_documents_goes_on(client: Client, member: 
 
 def test_find_and_modify_under_a_key(client: Client) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1, "n": 5}]})
-    first = client.ok(keyed(UPDATE))
-    assert client.ok(keyed(UPDATE))["value"] == first["value"]
-    assert client.code(keyed(UPDATE, 78)) == 225
+    first = client.ok(keyed(UPDATE), source="http")
+    assert client.ok(keyed(UPDATE), source="http")["value"] == first["value"]
+    assert client.code(keyed(UPDATE, 78), source="http") == 225
 
 
 def test_each_interrupted_statement_over_many_documents_goes_on_for_itself(client: Client, member: FakeMember) -> None:
@@ -411,10 +432,10 @@ def test_each_interrupted_statement_over_many_documents_goes_on_for_itself(clien
     command = keyed({"update": "c", "updates": updates})
     for term, groups in ((2, 1), (3, 3)):
         member.groups, member.step_down_after = 0, groups
-        assert client.run(command)["code"] == 189
+        assert client.run(command, source="http")["code"] == 189
         member.step_down_after = None
         member.node.term = term
-    assert client.ok(command)["n"] == 705
+    assert client.ok(command, source="http")["n"] == 705
     found = client.ok({"find": "c", "batchSize": 1000})["cursor"]["firstBatch"]
     assert [(row["n"], row["m"]) for row in found] == [(int(i < 5), 1) for i in range(700)]
 
@@ -426,10 +447,10 @@ def test_an_interrupted_upsert_under_a_key_says_what_it_inserted(client: Client,
         {"q": {}, "u": {"$set": {"m": 1}}, "multi": True},
     ]
     member.groups, member.step_down_after = 0, 1
-    assert client.run(keyed({"update": "c", "updates": updates}))["code"] == 189
+    assert client.run(keyed({"update": "c", "updates": updates}), source="http")["code"] == 189
     member.step_down_after = None
     member.node.term = 2
-    again = client.ok(keyed({"update": "c", "updates": updates}))
+    again = client.ok(keyed({"update": "c", "updates": updates}), source="http")
     assert (again["n"], again["nModified"]) == (502, 501)
     assert again["upserted"] == [{"index": 0, "_id": 1000}]
 
@@ -441,7 +462,7 @@ def test_the_chain_passes_over_a_statement_that_was_taken_back(client: Client) -
         {"q": {}, "u": INC, "multi": True},
         {"q": {"_id": 1}, "u": INC},
     ]
-    reply = client.ok(keyed({"update": "c", "updates": updates, "ordered": False}))
+    reply = client.ok(keyed({"update": "c", "updates": updates, "ordered": False}), source="http")
     assert [row["index"] for row in reply["writeErrors"]] == [1]
     rows = changes(client)[-3:]
     assert [row["stmtId"] for row in rows] == [0, 2, -1]

@@ -14,6 +14,7 @@ from replset.commands.members.messages import request_document
 from replset.commands.ports import CommandRequest
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
+from replset.core.election_metrics import CandidateMetrics, ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
@@ -33,8 +34,8 @@ from replset.core.messages import (
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.optime import timestamp
 from replset.replication.followed import FollowProgress
-from replset.replication.initial_sync_progress import FailedAttempt
 from replset.replication.ports import SetMemberClient
 from tests.unit.commands.conftest import CONFIG, Client, FakeMember
 
@@ -217,6 +218,7 @@ def test_status(client: Client, member: FakeMember) -> None:
     assert (me["self"], me["stateStr"], me["health"], me["uptime"]) == (True, "PRIMARY", 1.0, 5)
     assert me["electionDate"] == DateTime(1_700_000_000_000)
     assert "lastHeartbeat" not in me
+    assert reply["lastStableRecoveryTimestamp"] == reply["optimes"]["lastCommittedOpTime"]["ts"]
     assert (second["syncSourceHost"], second["syncSourceId"], second["pingMs"]) == ("localhost:27017", 0, 2)
     assert second["optimeDurable"]["t"] == 1
     assert second["httpAddress"] == "localhost:127018"
@@ -280,6 +282,19 @@ def test_status_forecasts_when_a_member_falls_off_the_oplog(
     assert "replset resize-oplog" in remark["next"]
 
 
+def test_what_a_new_primary_had_to_catch_up_is_in_the_status(client: Client, member: FakeMember) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    seen = member.store.last_applied
+    client.ok({"insert": "c", "documents": [{"_id": 2}, {"_id": 3}]})
+    target = member.store.last_applied
+    client.ok({"insert": "c", "documents": [{"_id": 4}]})
+    candidate = CandidateMetrics("electionTimeout", 0, 1, seen, seen, 2, 1.0, Millis(10_000), None)
+    candidate.catch_up_target = target
+    member.node.status_value = replace(STATUS, elections=ElectionMetrics(candidate))
+    metrics = client.ok({"replSetGetStatus": 1}, "admin")["electionCandidateMetrics"]
+    assert (metrics["targetCatchupOpTime"]["ts"], metrics["numCatchUpOps"]) == (timestamp(target.ts), 2)
+
+
 def test_a_doubtful_start_is_in_the_status(client: Client, member: FakeMember) -> None:
     member.node.status_value = STATUS
     assert "startupWarnings" not in client.ok({"replSetGetStatus": 1}, "admin")
@@ -293,7 +308,10 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     source = HostPort("localhost:27018")
     now = member.clock.now()
     member.initial_sync_progress.begin(source, now, 1_000)
-    member.initial_sync_progress.fail(FailedAttempt(source, 7, "it went away"))
+    member.initial_sync_progress.on_unreachable(Millis(now + 2), 1_002)
+    status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
+    assert status["syncSourceUnreachableSince"] == DateTime(1_002)
+    member.initial_sync_progress.fail(source, now, Millis(now + 7), "it went away")
     member.initial_sync_progress.begin(source, now, 1_000)
     member.initial_sync_progress.begin_transfer(source, 300, 1_000, Millis(now - 100))
     member.initial_sync_progress.copied = 400
@@ -306,7 +324,11 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
         300,
     )
     assert status["remainingInitialSyncEstimatedMillis"] == 600
-    assert status["initialSyncAttempts"] == [{"durationMillis": 7, "status": "it went away", "syncSource": source}]
+    failed = {"durationMillis": 7, "status": "it went away", "syncSource": source}
+    assert status["initialSyncAttempts"] == [{**failed, "operationsRetried": 1, "totalTimeUnreachableMillis": 5}]
+    assert (status["operationsRetried"], status["totalTimeUnreachableMillis"]) == (0, 0)
+    assert "syncSourceUnreachableSince" not in status
+    assert "initialSyncOplogStart" not in status
     assert (
         reply["members"][0]["infoMessage"]
         == "initial sync from localhost:27018: 400 of 1000 bytes (40 %), about 1 s left"
@@ -314,10 +336,12 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     member.initial_sync_progress.waiting_for = "disk space"
     status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
     assert status["waitingFor"] == "disk space"
+    member.initial_sync_progress.begins_at = OpTime(1, pack_ts(100, 1))
     member.initial_sync_progress.succeed(Millis(now + 5), 1_005)
     assert "initialSyncStatus" not in client.ok({"replSetGetStatus": 1}, "admin")
     status = client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")["initialSyncStatus"]
     assert (status["initialSyncEnd"], status["totalInitialSyncElapsedMillis"]) == (DateTime(1_005), 5)
+    assert status["initialSyncOplogStart"] == Timestamp(100, 1)
 
 
 def test_before_initiate_there_is_no_status_and_no_config(client: Client, member: FakeMember) -> None:

@@ -18,6 +18,9 @@ from replset.commands.reads import sources
 from replset.commands.reads.find import FindCursor
 from replset.commands.reads.plan import Range
 from replset.commands.sessions import transactions
+from replset.config import Settings
+from replset.config.durability_rules import parse_rules
+from replset.core.write_concern import IN_SYNC, WriteConcern
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
@@ -522,11 +525,38 @@ def test_too_few_in_sync_refuse_the_commit_of_what_was_written_alone(
     writer.ok(insert({"_id": 9}))
     end = {"commitTransaction": 1, "writeConcern": {"w": "majority"}}
     assert reader.ok(end, "admin")
-    assert writer.code(end, "admin") == ErrorCode.NOT_ENOUGH_IN_SYNC
+    refused = writer.run(end, "admin")
+    assert (refused["code"], refused["errorLabels"]) == (ErrorCode.NOT_ENOUGH_IN_SYNC, ["NoWritesPerformed"])
+    assert filled.member.transactions.open_count == 0, "it holds no document any more"
+    assert writer.code(end, "admin") == NO_SUCH
     few.clear()
+    writer = Session(filled, B, number=2)
+    writer.ok(insert({"_id": 9}))
     assert writer.ok(end, "admin")
     few.append("1 of 2 is in sync")
     assert writer.ok(end, "admin"), "it is committed: a commit that is repeated applies nothing"
+
+
+def test_a_commit_waits_for_the_level_of_each_collection_that_it_wrote(
+    filled: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = filled.member.node
+    assert node.config is not None
+    rules = parse_rules({"test.c": {"level": 2}, "test.log": {"level": 1}})
+    monkeypatch.setattr(node, "config", replace(node.config, settings=Settings(durability_levels=rules)))
+    levels = {"test.c": WriteConcern(IN_SYNC), "test.log": WriteConcern(1, True)}
+    monkeypatch.setattr(node, "concern_of_level", levels.get, raising=False)
+    session, waited = Session(filled), filled.member.waited
+    for name in ("log", "c", "plain"):
+        session.ok(insert({"_id": 9}, name=name))
+    waited.clear()
+    session.commit()
+    assert [(concern.w, concern.j) for _, concern in waited] == [(IN_SYNC, None), (1, True), ("majority", None)]
+    session = Session(filled, number=2)
+    session.ok(insert({"_id": 10}))
+    waited.clear()
+    session.ok({"commitTransaction": 1, "writeConcern": {"w": 2}}, "admin")
+    assert [concern.w for _, concern in waited] == [2]
 
 
 def test_a_commit_is_known_from_the_record_alone(filled: Client) -> None:

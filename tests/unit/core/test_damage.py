@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,20 @@ def test_a_primary_leaves_only_when_it_is_outvoted(same: int, other: int, silent
     effects = compared(node, same, other, silent)
     assert (node.state is MemberState.RECOVERING) is leaves
     assert (AcceptWrites(False, node.term) in effects) is leaves
+
+
+def test_outvoted_by_members_that_cannot_lead_it_serves_on_and_says_so() -> None:
+    """As the only data member beside two witnesses: without it the set would have nobody."""
+    rows = members_of(3)
+    witnesses = [replace(row, witness=True, priority=0.0) for row in rows[1:]]
+    node = lead(single_node(config=named(rows[0], *witnesses)))
+    assert only(node.receive(ChainMismatch(node.position.last_applied), NOW), CompareChains)
+    compared(node, 1, 2, 0)
+    node.tick(Millis(NOW + 1))
+    assert (node.state, node.quarantine) == (MemberState.PRIMARY, "")
+    status = node.status(NOW)
+    assert status is not None
+    assert any("outvoted by members that cannot lead" in remark.why for remark in status.remarks)
 
 
 def rolls_back(node: SingleNode, now: int) -> None:

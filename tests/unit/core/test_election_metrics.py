@@ -23,7 +23,7 @@ def test_a_won_election() -> None:
     assert (candidate.reason, candidate.term, candidate.votes_needed) == ("stepUpRequestSkipDryRun", 2, 2)
     assert (candidate.last_seen, candidate.wall_ms, candidate.new_term_wall_ms) == (at(1), WALL, WALL)
     assert candidate.available_wall_ms == WALL, "its first entry is committed"
-    assert list(candidate_document(candidate)) == [
+    assert list(candidate_document(candidate, 0)) == [
         "lastElectionReason",
         "lastElectionDate",
         "electionTerm",

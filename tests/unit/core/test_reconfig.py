@@ -344,6 +344,34 @@ def test_a_change_waits_for_the_current_config_and_the_writes_before_it() -> Non
     assert the_config(leader) == before
 
 
+def test_beside_an_arbiter_the_dead_primary_of_before_loses_its_vote() -> None:
+    """The new one cannot commit anything with it gone. It has all that was committed, since that needed both."""
+    cluster = running(3, arbiters=1)
+    old = cluster.elect()
+    gone = cluster.number_of(old)
+    old.write("on both")
+    cluster.until(cluster.is_quiet)
+    committed = old.node.commit_point
+    old.crash()
+    new = cluster.elect()
+    number = cluster.number_of(new)
+    assert new.node.commit_point.term < new.node.term
+    rows = [
+        replace(member, votes=0, priority=0.0) if member.id == gone else member for member in the_config(new).members
+    ]
+    raised = [replace(member, priority=5.0) if member.id == number else member for member in the_config(new).members]
+    refused = cluster.reconfig(number, cluster.user_config(number, *raised), max_time_ms=500)
+    assert isinstance(refused, Refused), "with all votes as they are, it could be undone"
+    assert refused.code == 308
+    assert cluster.reconfig(number, cluster.user_config(number, *rows), max_time_ms=5_000) == Done()
+    cluster.until(lambda: new.node.commit_point.term == new.node.term)
+    assert new.node.position.last_applied >= committed
+    old.boot()
+    cluster.run(20_000)
+    assert cluster.primary is new
+    assert the_config(old) == the_config(new)
+
+
 def test_out_of_time_while_it_spreads_leaves_it_installed() -> None:
     """Map C11: after installing it waits again; an error then still leaves the config installed."""
     cluster = running(3)

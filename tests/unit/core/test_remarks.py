@@ -10,6 +10,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import (
     DamageFound,
     DiskStalled,
+    Done,
     MaintenanceRequest,
     RollbackEnded,
     SourceFailed,
@@ -17,7 +18,7 @@ from replset.core.messages import (
 )
 from replset.core.remarks import Remark
 from replset.ids import OPTIME_NULL, MemberId, OpTime
-from tests.simulation.core_kit.cluster import CoreCluster, change, running
+from tests.simulation.core_kit.cluster import CoreCluster, change, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, at, named, only, place, single_node
 
@@ -115,6 +116,29 @@ def test_no_election_starts_because_of_the_disks() -> None:
     assert f"{leader.host} cannot be reached" in first.why
     assert f"{one.host} has no space on its disk, or its disk does not sync" in first.why
     assert f"{two.host} cannot be elected now (its disk is full or slow, or it is frozen)" in first.why
+
+
+def test_a_disk_was_replaced_and_no_primary_can_give_the_vote_back() -> None:
+    """Of two voters one gets an empty disk and the primary steps down before the other has its data."""
+    cluster = running(2)
+    leader = cluster.elect()
+    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
+    other.wipe()
+    leader.crash()
+    for machine in (leader, other):
+        machine.boot()
+    cluster.run(30_000)
+    for machine in (leader, other):
+        first = remarks_of(cluster, machine)[0]
+        assert f"{other.host} may not vote: its disk was replaced" in first.why
+        assert f"replset add {other.host}" in first.next_step
+    # What the remark names brings a primary and the second voter back.
+    number, both = cluster.number_of(leader), members_of(2)
+    alone = next(row for row in both if row.host == leader.host)
+    assert cluster.reconfig(number, cluster.user_config(number, alone), force=True) == Done()
+    cluster.elect()
+    assert cluster.reconfig(number, cluster.user_config(number, *both)) == Done()
+    cluster.until(lambda: all(row.is_voter for row in the_config(leader).members), 30_000)
 
 
 def test_the_remark_of_a_frozen_member_names_its_end_and_the_command() -> None:

@@ -88,6 +88,21 @@ def test_one_of_primary_secondary_and_witness_is_gone(gone: int) -> None:
     cluster.until(cluster.is_quiet)
 
 
+def test_one_that_only_the_primary_cannot_reach_keeps_its_vote() -> None:
+    """It follows another member, which passes its position on, and counts for every majority."""
+    cluster = with_spare(3)
+    leader, far = cluster.elect(), another(cluster)
+    number = cluster.number_of(far)
+    cluster.cut = {(leader.host, far.host), (far.host, leader.host)}
+    for _ in range(40):
+        cluster.run(500)
+        cluster.elect().write("news")
+        assert not is_lent(cluster, number, 3)
+    assert cluster.elect() is leader
+    far.crash()
+    cluster.until(lambda: is_lent(cluster, number, 3))
+
+
 def test_in_no_step_are_there_fewer_copies() -> None:
     cluster = with_spare(3, arbiters=1)
     gone, seen = another(cluster), set[int]()

@@ -40,7 +40,10 @@ def test_the_implicit_default(shape: str, default: int | str) -> None:
 
 @pytest.mark.parametrize(
     ("w", "code"),
-    [(0, None), (1, None), (3, None), (4, 100), (50, 100), ("majority", None), ("dc", 79)],
+    [
+        *((0, None), (1, None), (3, None), (4, 100), (50, 100), ("majority", None), ("dc", 79)),
+        *(("$majority", None), ("$votingMembers", None), ("$stepDownCheck", None), ("$configAll", 79)),
+    ],
 )
 def test_what_can_never_be_met(w: int | str, code: int | None) -> None:
     """Map W4: more nodes than bear data is 100, an unknown mode 79. Arbiters never count (W1)."""
@@ -77,6 +80,12 @@ TAGGED = tagged(
         ("none", {0, 1, 2, 3}, False),
         (2, {3, 1}, True),
         (2, {3}, False),
+        ("$majority", {0, 3}, False),
+        ("$majority", {0, 1}, True),
+        ("$votingMembers", {0, 1, 3}, False),
+        ("$votingMembers", {0, 1, 2}, True),
+        ("$stepDownCheck", {0, 3}, False),
+        ("$stepDownCheck", {1, 2}, True),
         ("majority", {0, 3}, False),
         ("majority", {0, 1}, True),
         (IN_SYNC, {0, 1}, True),

@@ -315,6 +315,9 @@ def test_a_lost_answer_is_asked_for_again(members: tuple[Member, Member], nth: i
     mine.network.before_reply = lose
     assert sync(mine).ok
     assert mine.everything() == source.everything()
+    progress = mine.initial_sync.progress
+    assert progress.retried
+    assert (progress.unreachable_since, progress.begins_at) == (None, source.store.last_applied)
 
 
 def test_a_source_that_goes_away_fails_the_attempt(members: tuple[Member, Member]) -> None:
@@ -461,6 +464,30 @@ def test_a_forgotten_copy_expires(members: tuple[Member, Member]) -> None:
         assert left_at_source(source) == []
         with pytest.raises(CursorNotFoundError):
             await ask(source, "begin", offer.snapshot_id)
+
+    run(test)
+
+
+def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_time_to_catch_up(
+    members: tuple[Member, Member],
+) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        begin = source.store.last_applied
+        offer = await ready(source)
+        source.insert(NS, {"_id": "later"})
+        assert source.snapshots.needed() == begin
+        source.clock.ms += 100_000
+        await ask(source, "end", offer.snapshot_id)
+        source.clock.ms += 99_999
+        assert source.snapshots.needed() == begin, "as long again as the copy took"
+        source.clock.ms += 1
+        assert source.snapshots.needed() is None
+        backup, _ = await source.snapshots.copy_for_backup()
+        assert source.snapshots.needed() is None
+        await source.snapshots.end(backup)
+        assert source.snapshots.needed() is None
 
     run(test)
 

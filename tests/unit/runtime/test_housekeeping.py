@@ -41,6 +41,7 @@ class FakeStore:
         self.rechecked: list[int] = []
         self.last_applied = self.commit_point = OPTIME_NULL
         self.slices_left = 0
+        self.on_checkpoint: Callable[[], None] = lambda: None
 
     def has_disk_space(self) -> bool:
         return self.free
@@ -62,7 +63,9 @@ class FakeStore:
         return after_ts + 1 if after_ts < 3 else 0
 
     def checkpoint(self) -> bool:
-        return self.do("checkpoint")
+        done = self.do("checkpoint")
+        self.on_checkpoint()
+        return done
 
     def cut(self) -> int:
         self.done.append("cut")
@@ -148,11 +151,20 @@ def test_commits_go_on_after_a_last_pass_without_disk_space() -> None:
     async def scenario(rig: Rig) -> None:
         rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
         rig.store.errors = {"last pass": NO_ROOM}
-        assert await rig.rounds(1) == ["slice", "cut", "last pass"]
+        assert await rig.rounds(1) == ["slice", "checkpoint", "cut", "last pass"]
         passed: list[str] = []
         rig.write_queue.submit(lambda: passed.append("a write"))
         assert passed == ["a write"]
         assert not rig.task.done()
+
+    with_rig(scenario)
+
+
+def test_commits_go_on_while_all_but_the_end_of_the_wal_is_copied() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
+        rig.store.on_checkpoint = lambda: rig.write_queue.submit(lambda: rig.store.done.append("a write"))
+        assert await rig.rounds(1) == ["slice", "checkpoint", "a write", "cut", "last pass"]
 
     with_rig(scenario)
 

@@ -139,6 +139,23 @@ def test_what_another_member_needs_stays_up_to_a_limit(
     assert driver.store.oplog_bytes <= 2_000
 
 
+@pytest.mark.parametrize("needed", [None, 5, 20])
+def test_what_stands_behind_a_copy_stays_beyond_every_limit(
+    make_driver: Callable[..., Driver], needed: int | None
+) -> None:
+    driver = small_oplog(make_driver)
+    store, history = driver.store, driver.history
+    store.set_commit_point(store.last_applied)
+    lagging = None if needed is None else history[needed][0]
+    while remove_old_data(store, driver.wall_ms, lagging, copied=history[10][0]):
+        pass
+    assert store.oldest == history[10][0]
+    store.options = replace(store.options, min_free_bytes=store.disk.free_bytes(store.dbpath) * 2 // 3)
+    while remove_old_data(store, driver.wall_ms, lagging, copied=history[10][0]):
+        pass
+    assert store.oplog_bytes <= 2_000, "it goes before writes are refused"
+
+
 def test_what_another_member_needs_goes_before_writes_are_refused(make_driver: Callable[..., Driver]) -> None:
     """The file never shrinks: a disk that the oplog filled would refuse writes until somebody makes space."""
     driver = small_oplog(make_driver, oplog_lagging_bytes=1 << 20)
