@@ -12,6 +12,7 @@ from tests.simulation.kit.kinds import (
     CONSUMER_RUNS,
     CORE_ALONE,
     CORE_CHANGE_RUNS,
+    FOLLOW_RUNS,
     ROLLBACK_RUNS,
     STALE_RUNS,
     STREAM_RUNS,
@@ -51,6 +52,9 @@ def main() -> int:
     parser.add_argument(
         STREAM_RUNS.option, action="store_true", help="seeds with readers of change streams, who go on behind tokens"
     )
+    parser.add_argument(
+        FOLLOW_RUNS.option, action="store_true", help="seeds of a set that follows another one, faults at both ends"
+    )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
     parser.add_argument(
         CORE_CHANGE_RUNS.option,
@@ -70,7 +74,7 @@ def main() -> int:
     each = options.seeds <= A_LINE_EACH and not options.trace
     kinds: tuple[Kind, ...] = (
         *(ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, STALE_RUNS, CONSUMER_RUNS, STREAM_RUNS),
-        *(ARCHIVE_RUNS, CORE_ALONE, CORE_CHANGE_RUNS),
+        *(ARCHIVE_RUNS, FOLLOW_RUNS, CORE_ALONE, CORE_CHANGE_RUNS),
     )
     chosen = [kind for kind in kinds if getattr(options, kind.option.removeprefix("--").replace("-", "_"))]
     kind = chosen[0] if chosen else WHOLE

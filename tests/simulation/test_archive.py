@@ -48,6 +48,8 @@ def test_a_member_that_cannot_write_leaves_the_lease_to_another() -> None:
 def test_a_stale_member_goes_on_from_segments() -> None:
     with scenario_run(environment=replace(ARCHIVES, oplog_lagging_bytes=6_000)) as scenario:
         archive, one = reliable(scenario), scenario.others[0]
+        snapshots = member(scenario, scenario.primary).snapshots
+        scenario.cluster.run_until(lambda: snapshots.needed() is None, 60, "no copy keeps the oplog")
         had = member(scenario, one).store.last_applied
         scenario.kill(one)
         while member(scenario, scenario.primary).store.oldest <= had:

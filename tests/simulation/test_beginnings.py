@@ -113,6 +113,25 @@ def test_one_that_is_not_expected_waits_until_it_is_added() -> None:
         cluster.run_until(lambda: cluster.all_counted() and len(cluster.config().members) == 2, 60, "n has its vote")
 
 
+def test_wiped_disks_of_all_expected_members_make_no_set_beside_one_that_is_not_listed() -> None:
+    """The member that was added later has the data, and finds them."""
+    quiet_logs()
+    with SimCluster(1, seed=1, expect_members=("a:27017",), spare=True) as cluster:
+        for name in "an":
+            cluster.start(name)
+        cluster.run_until(lambda: cluster.primary() == "a", 30, "a leads")
+        added = cluster.command("a", {"replSetAddMember": {"host": "n:27017"}}, timeout_s=30)
+        assert added["ok"] == 1, added
+        cluster.run_until(lambda: cluster.all_counted() and len(cluster.config().members) == 2, 60, "n has its vote")
+        before = cluster.config()
+        cluster.kill("a", wipe=True)
+        cluster.run(asyncio.sleep(1))
+        cluster.start("a")
+        wiped = cluster.machines["a"]
+        cluster.run_until(lambda: wiped.started and wiped.running.node.config is not None, 60, "a is found")
+        assert wiped.running.node.config.settings.replica_set_id == before.settings.replica_set_id
+
+
 @pytest.mark.parametrize("which", ["the primary", "a secondary"])
 def test_a_member_without_its_data_file_takes_nothing_from_the_others(which: str) -> None:
     """Somebody deletes replset.db to have it copied anew. The member's vote must not be worth anything until it is."""

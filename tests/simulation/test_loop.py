@@ -78,7 +78,7 @@ def test_a_kill_ends_tasks_timers_and_work_of_that_process_alone(loop: SimLoop) 
     loop.call_later(1, loop.kill, starts["dies"])
     loop.run_until_complete(asyncio.sleep(40))
     assert sorted(seen) == ["stays end", "stays timer", "stays work"]
-    assert not starts["dies"].tasks
+    assert not starts["dies"].tasks()
     assert not loop.unhandled
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.kit.follow import run_follow
 from tests.simulation.kit.runs import (
     archive_plan,
     changes_plan,
@@ -39,6 +40,7 @@ CONCERNS = (5, 6)  # a longer lag and unslowed writers; two at least in sync
 STALE = range(1, 4)
 CONSUMERS = (2,)
 ARCHIVE = (2,)
+FOLLOW = (10,)  # a planned switch-over
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
 }
@@ -94,6 +96,13 @@ def test_change_streams_have_no_gap_and_no_repeat() -> None:
     outcome = run_seed(1, streams_plan(1))
     assert outcome.error is None, outcome.report()
     assert outcome.counts["events of streams"] > 100
+
+
+@pytest.mark.parametrize("seed", [14, *(pytest.param(seed, marks=pytest.mark.slow) for seed in FOLLOW)])
+def test_a_set_follows_another_one(seed: int) -> None:
+    outcome = run_follow(seed)
+    assert outcome.error is None, outcome.report()
+    assert outcome.counts["entries of a source"] > 30
 
 
 @pytest.mark.slow

@@ -198,8 +198,13 @@ class CoreCheckers:
     def check_reconfig(self, machine: CoreMachine, before: ReplSetConfig, after: ReplSetConfig) -> None:
         """A primary changes a configuration that a majority of its voters has, so that their majorities meet and
         nobody can be elected who lacks what is committed.
+
+        A primary whose configuration was forced may learn of a change that the primary before it made of the same one.
+        It was not committed, or nobody would have been elected without it, so it moves one vote of what is in force.
         """
         if self.exempt or machine.node.state is not MemberState.PRIMARY or after.term == -1:
+            return
+        if before.term == -1 and after.term < machine.node.term:
             return
         newest = self.version_in_force
         assert after.version >= newest, (
@@ -227,29 +232,32 @@ class CoreCheckers:
         assert not can_elect, f"invariant 3: {what}: {[v.host for v in lacking]} lack what is committed, and can elect"
 
     def _meets_term(self, machine: CoreMachine, before: ReplSetConfig, after: ReplSetConfig) -> bool:
-        """For a spare, and for a voter that lost its disk, it is enough that every majority of the next configuration
-        meets who has the term's writes: the voter may be needed for the write majority of the one before, or count for
-        its size alone, as an arbiter does.
+        """For a spare, and where a vote is taken and none given, it is enough that every majority of the next
+        configuration meets who has the term's writes: the voter may be needed for the write majority of the one before,
+        or count for its size alone, as an arbiter does.
         """
         has_spare = any(row.spare_for is not None for row in (*before.members, *after.members))
-        kept, machines = {voter.host for voter in after.voters}, machine.cluster.machines
-        gone = [voter for voter in before.voters if voter.host not in kept]
-        is_lost = any(machines[voter.host].disk.incarnation != voter.incarnation for voter in gone)
-        if not has_spare and not is_lost:
+        takes_vote = {voter.host for voter in after.voters} < {voter.host for voter in before.voters}
+        if not has_spare and not takes_vote:
             return False
         written = [voter for voter in after.oplog_voters if self._has_term(machine, voter)]
         same = [voter.host for voter in before.voters] == [voter.host for voter in after.voters]
         return same or len(after.voters) - len(written) < after.majority_vote_count
 
     def on_config_saved(self, machine: CoreMachine, config: ReplSetConfig) -> None:
-        """One that a majority of its voters saved in its own term is in force: whoever has it refuses older ones."""
+        """One that a majority of its voters saved in its own term is in force: whoever has it refuses older ones.
+
+        A member that lost its disk since may have forgotten a newer one, and its vote does not count.
+        """
         if config.term != -1:  # a forced one draws its version
             same = self._configs.setdefault(config.version_and_term, config)
             assert same == config, f"invariant 10: {machine.host} saves {config}, and there was {same}"
         if machine.node.term == config.term:
             savers = self._savers.setdefault(config.version_and_term, set())
-            savers.add(machine.host)
-            if len(savers & {voter.host for voter in config.voters}) >= config.majority_vote_count:
+            voter = config.member_at(machine.host)
+            if voter is not None and voter.is_voter and voter.incarnation == machine.disk.incarnation:
+                savers.add(machine.host)
+            if len(savers) >= config.majority_vote_count:
                 self.version_in_force = max(self.version_in_force, config.version)
 
     def _has_term(self, machine: CoreMachine, voter: Member) -> bool:

@@ -115,7 +115,7 @@ def arbiter_counted_as_a_copy(patch: pytest.MonkeyPatch) -> None:
 
 def spare_votes_before_writes_are_safe(patch: pytest.MonkeyPatch) -> None:
     """The vote of one that is gone goes to its spare before the writes so far are on enough of the others."""
-    patch.setattr(VoterChanges, "_is_safe", lambda *_: True)
+    patch.setattr(VoterChanges, "is_safe", lambda *_: True)
 
 
 def spare_replaced_without_copies(patch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def spare_votes_at_once(patch: pytest.MonkeyPatch) -> None:
     def begin(self: Spares, config: ReplSetConfig) -> Member | None:
         for peer in self.node.peers.values():
             if peer.state is MemberState.DOWN:
-                peer.state_since = peer.last_contact = Millis(-(1 << 40))
+                peer.state_since = peer.last_contact = peer.reported_at = Millis(-(1 << 40))
         return real(self, config)
 
     patch.setattr(Spares, "_begin", begin)

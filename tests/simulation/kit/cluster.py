@@ -48,7 +48,7 @@ from tests.simulation.kit.wire import SimClient
 from tests.simulation.kit.workers import SimWorkers
 
 T = TypeVar("T")
-SET_NAME = "rs0"
+SET_NAME, OTHER_SET_NAME = "rs0", "rs1"
 ARCHIVE_SECS = 2.0
 SPARE = "n"
 SPARE_ARBITER = "z"
@@ -83,15 +83,19 @@ class SimCluster:
         options: Mapping[str, Mapping[str, object]] | None = None,
         journal_default: bool = True,
         expect_members: tuple[str, ...] = (),
+        beside: SimCluster | None = None,
     ) -> None:
-        """spare: one more machine, which is no member until it is added. options: of members, in the configuration.
+        """beside: the set at another site, on the same network, with other names: h, i... and o, p; close it first.
+        spare: one more machine, which is no member until it is added. options: of members, in the configuration.
         journal_default: writeConcernMajorityJournalDefault. expect_members: an option of every member.
         """
-        self.seed = seed
-        self.loop = SimLoop()
+        self.seed = f"{seed}" if beside is None else f"{seed} site 2"
+        self._beside = beside
+        self.set_name = SET_NAME if beside is None else OTHER_SET_NAME
+        self.loop = SimLoop() if beside is None else beside.loop
         self.environment = environment
         self._options = options or {}
-        self.has_delayed = any("secondaryDelaySecs" in row for row in self._options.values())
+        self.delay_s = max((int(str(row.get("secondaryDelaySecs", 0))) for row in self._options.values()), default=0)
         self.journal_default = journal_default
         self.expect_members = expect_members
         self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, environment.undo_step
@@ -101,15 +105,16 @@ class SimCluster:
             module.threading = SIM_THREADING  # type: ignore[attr-defined]
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
-        self.network = SimNetwork(self.loop, self.random_for("network"))
+        self.network = SimNetwork(self.loop, self.random_for("network")) if beside is None else beside.network
         self.archive = SimArchive(self.random_for("archive")) if environment.archives else None
         self._lease_before, archive_lease.LEASE_MS = archive_lease.LEASE_MS, archives.LEASE_MS  # type: ignore[misc]
         archiver.LEASE_MS = archives.LEASE_MS  # type: ignore[misc]
         self.root = tempfile.mkdtemp(prefix="replset-sim-", dir=FASTEST_FOLDER)
-        self.trace = Trace(self.loop, self.root)
+        self.trace = Trace(self.loop, self.root) if beside is None else beside.trace
         self.machines: dict[str, Machine] = {}
         for n in range(members + arbiters):
-            name = "abcdefg"[n] if n < members else "xyz"[n - members]
+            bearing, others = ("abcdefg", "xyz") if beside is None else ("hijklm", "opq")
+            name = bearing[n] if n < members else others[n - members]
             self.machines[name] = self._new_machine(name, arbiter=n >= members)
         for name in "vw"[:witnesses]:
             self.machines[name] = self._new_machine(name, arbiter=False, witness=True)
@@ -137,7 +142,7 @@ class SimCluster:
         self.on_wipe: list[Callable[[str], None]] = []
         self.on_wal_loss: list[Callable[[str], None]] = []
         self.on_disk_death: list[Callable[[str], None]] = []  # a member ended because its disk failed
-        self.loop.on_step = self._step
+        self.loop.on_step = self._step if beside is None else self._step_of_both
         self._closing: list[SimDisk] = []
 
     def random_for(self, concern: str) -> random.Random:
@@ -183,6 +188,11 @@ class SimCluster:
 
         self.run(wait())
 
+    def _step_of_both(self) -> None:
+        assert self._beside is not None
+        self._beside._step()
+        self._step()
+
     def _step(self) -> None:
         for row in self.running_nodes:
             state = row.node_state
@@ -212,7 +222,7 @@ class SimCluster:
         process = machine.process = Process(f"{name}{machine.starts}")
         machine.started = False
         options = MemberOptions(
-            repl_set=SET_NAME,
+            repl_set=self.set_name,
             dbpath=Path(machine.disk.folder),
             port=27017,
             bind_ip=name,
@@ -442,7 +452,7 @@ class SimCluster:
             elif priorities and machine.name in priorities:
                 member["priority"] = priorities[machine.name]
             members.append(member)
-        config = {"_id": SET_NAME, "version": 1, "members": members, "settings": self._settings(settings)}
+        config = {"_id": self.set_name, "version": 1, "members": members, "settings": self._settings(settings)}
         if not self.journal_default:
             config["writeConcernMajorityJournalDefault"] = False
         first = next(iter(self.machines))
@@ -546,7 +556,7 @@ class SimCluster:
         write_batch.GROUP_STATEMENTS = self._statements_before
         for module in GUARDED:
             module.threading = threading  # type: ignore[attr-defined]
-        self.loop.on_step = None
+        self.loop.on_step = None if self._beside is None else self._beside._step
         for machine in self.machines.values():
             if machine.process is not None:
                 self.loop.kill(machine.process)
@@ -555,14 +565,15 @@ class SimCluster:
                     machine.workers.abandon()
                 self._closing.append(machine.disk)
         self.clients.alive = False
-        for task in asyncio.all_tasks(self.loop):
+        for task in self.loop.tasks():
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0.3))
         for disk in list(self._closing):
             self._close_disk(disk)
         for machine in self.machines.values():
             machine.disk.close()
-        self.loop.close()
+        if self._beside is None:
+            self.loop.close()
         shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.core_kit.runs import CORE, CORE_CHANGES, run_core, run_core_changes
+from tests.simulation.kit.follow import FOLLOW, run_follow
 from tests.simulation.kit.runs import (
     ARCHIVE,
     CHANGES,
@@ -65,3 +66,4 @@ STALE_RUNS = Kind(STALE, run_stale)
 ARCHIVE_RUNS = Kind(ARCHIVE, run_archive)
 CONSUMER_RUNS = Kind(CONSUMERS, run_consumers)
 STREAM_RUNS = Kind(STREAMS, run_streams)
+FOLLOW_RUNS = Kind(FOLLOW, run_follow)

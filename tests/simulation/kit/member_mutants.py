@@ -18,8 +18,16 @@ from replset.core.in_sync import in_sync_have
 from replset.core.write_concern import IN_SYNC, WriteConcern
 from replset.errors import StorageError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.replication import difference_copy, fetcher, followed, initial_sync, rollback
+from replset.replication import (
+    difference_copy,
+    document_check,
+    document_repair,
+    fetcher,
+    initial_sync,
+    rollback,
+)
 from replset.replication.difference_copy import DifferenceCopy
+from replset.replication.document_check import Difference
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.disk import files
@@ -34,6 +42,22 @@ from replset.storage.wal import Wal
 from tests.simulation.kit import scenarios
 from tests.simulation.kit.kinds import ROLLBACK_RUNS, STALE_RUNS
 from tests.simulation.kit.mutant import Mutant
+
+
+def differing_documents_overlooked(patch: pytest.MonkeyPatch) -> None:
+    """What a disk changed is compared, and taken for the same: it stays as it is."""
+    patch.setattr(document_check, "find_differences", lambda *_: [])
+
+
+def every_member_is_the_majority(patch: pytest.MonkeyPatch) -> None:
+    """A repair takes this member's own documents for right."""
+    real = document_repair.majority_version
+
+    def majority_version(difference: Difference, members: int) -> tuple[bool, int | None]:
+        row = next(iter(difference.rows.values()))  # its own comes first
+        return real(difference, members)[0], None if row is None else row.hash
+
+    patch.setattr(document_repair, "majority_version", majority_version)
 
 
 def two_means_one(patch: pytest.MonkeyPatch) -> None:
@@ -332,11 +356,6 @@ def frame_comes_without_undo(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(copies, "_copy_rows", copy_rows)
 
 
-def followed_only_as_far_as_saved(patch: pytest.MonkeyPatch) -> None:
-    """A set that follows another one goes on from the saved position, whatever it has applied since."""
-    patch.setattr(followed, "position_in", lambda _connection, state: state.position)
-
-
 UNDO = "tests/unit/storage/test_undo.py"
 RETENTION = "tests/unit/storage/test_retention.py"
 THREADS = "tests/simulation/test_threads.py"
@@ -377,12 +396,13 @@ MEMBER_MUTANTS = (
         entries_served_unread,
         test="tests/simulation/test_damage.py::test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing",
     ),
+    Mutant(differing_documents_overlooked, (4,), "invariant 5"),
+    Mutant(
+        every_member_is_the_majority,
+        test="tests/unit/replication/test_document_check.py::test_a_row_that_lost_its_bytes_is_put_right",
+    ),
     Mutant(alike_without_a_look, (0, 1), "", STALE_RUNS),
     Mutant(what_came_is_believed, test=f"{DIFFERENCES}::test_wrong_documents_are_noticed_and_everything_is_copied"),
     Mutant(frame_comes_without_undo, test=f"{DIFFERENCES}::test_what_is_not_committed_yet_can_be_taken_back"),
-    Mutant(
-        followed_only_as_far_as_saved,
-        test="tests/unit/replication/test_followed.py::test_where_it_is_follows_from_its_own_oplog",
-    ),
     Mutant(last_pass_locks_writers_out, test=f"{THREADS}::test_no_loop_waits_for_a_checkpoint_on_a_slow_disk"),
 )

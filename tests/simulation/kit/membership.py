@@ -12,6 +12,13 @@ from tests.simulation.kit.administrators import Administrators
 from tests.simulation.kit.cluster import SPARE_ARBITER
 from tests.simulation.kit.machine import Machine
 
+SWITCHES: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("chainingAllowed", (False, True)),
+    ("fastFailover", (False, True)),
+    ("catchUpTakeoverDelayMillis", (-1, 500, 3_000)),
+    ("flowControlTargetLagSecs", (0, 1, 10)),
+)
+
 
 class Membership(Administrators):
     """Changes the set far more often than operators do."""
@@ -50,30 +57,42 @@ class Membership(Administrators):
                 await asyncio.sleep(0.2)
 
     def _change_role(self) -> None:
-        """A secondary is hidden or shown, or its priority changes, or it becomes 0."""
+        """A secondary is hidden or shown, or its priority changes, or it becomes 0.
+
+        One without a vote becomes a spare, or is one no more; in a set with a delayed member the delay changes.
+        """
         primary = self._cluster.primary()
         others = [m.name for m in self._cluster.members() if m.bears_data and m.name != primary]
         if primary is None or not others or self._reconfiguring:
             return
         host, priority = self._cluster.host(self._rng.choice(others)), self._rng.choice((0, 0.5, 1, 3))
         hidden = not priority and self._rng.random() < 0.7
+        spare_after, delay = self._rng.choice((0, 1, 3)), self._rng.choice((0, 1, self._cluster.delay_s))
 
         def change(config: dict[str, Any]) -> str:
             member = next((row for row in config["members"] if row["host"] == host), None)
-            if member is not None and member["votes"] and not member.get("secondaryDelaySecs"):
-                member["priority"], member["hidden"] = priority, hidden
+            if member is None or "spareFor" in member:
+                return f"leave {host} as it is"
+            if self._cluster.delay_s and not member["priority"]:
+                member.pop("spareAfterSecs", None)
+                member["secondaryDelaySecs"] = delay
+                return f"delay {host} by {delay} s"
+            if not member["votes"]:
+                member["spareAfterSecs"] = spare_after
+                return f"make {host} a spare after {spare_after} s"
+            member["priority"], member["hidden"] = priority, hidden
             return f"give {host} priority {priority}{' and hide it' if hidden else ''}"
 
         self._reconfiguring = True
         self._background(self._reconfig(primary, change))
 
     def _switch(self) -> None:
-        """A setting of elections or of sync sources changes."""
+        """A setting of elections, of sync sources or of flow control changes."""
         primary = self._cluster.primary()
         if primary is None or self._reconfiguring:
             return
-        name = self._rng.choice(("chainingAllowed", "fastFailover", "catchUpTakeoverDelayMillis"))
-        value: object = self._rng.choice((-1, 500, 3_000)) if name.endswith("Millis") else self._rng.random() < 0.5
+        name, values = self._rng.choice(SWITCHES)
+        value = self._rng.choice(values)
 
         def change(config: dict[str, Any]) -> str:
             config["settings"][name] = value
@@ -96,7 +115,7 @@ class Membership(Administrators):
             cluster.start(machine.name)
         machine.is_spare = False
         try:
-            while not self._is_named(machine):
+            while not self._is_named(machine, otherwise=False):
                 leader = cluster.primary()
                 if leader is not None:
                     cluster.trace.add(leader, f"is asked to add {row}")
@@ -108,7 +127,7 @@ class Membership(Administrators):
     async def _take_arbiter_out(self, machine: Machine) -> None:
         cluster = self._cluster
         try:
-            while self._is_named(machine):
+            while self._is_named(machine, otherwise=True):
                 leader = cluster.primary()
                 if leader is not None:
                     cluster.trace.add(leader, f"is asked to remove {machine.name}")
@@ -118,7 +137,7 @@ class Membership(Administrators):
         finally:
             self._reconfiguring = False
 
-    def _is_named(self, machine: Machine) -> bool:
-        """Whether the primary's configuration has it; while there is no primary, as before."""
+    def _is_named(self, machine: Machine, *, otherwise: bool) -> bool:
+        """Whether the primary's configuration has it. otherwise: the answer while there is no primary."""
         config = self._cluster.config()
-        return not machine.is_spare if config is None else config.member_at(machine.host) is not None
+        return otherwise if config is None else config.member_at(machine.host) is not None

@@ -49,6 +49,7 @@ from tests.simulation.kit import scenarios
 from tests.simulation.kit.archive_mutants import ARCHIVE_MUTANTS
 from tests.simulation.kit.consumer_mutants import CONSUMER_MUTANTS
 from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.follow_mutants import FOLLOW_MUTANTS
 from tests.simulation.kit.index_mutants import INDEX_MUTANTS
 from tests.simulation.kit.kinds import CORE_ALONE, ROLLBACK_RUNS
 from tests.simulation.kit.many import run_many
@@ -325,10 +326,10 @@ def oplog_trimmed_too_far(patch: pytest.MonkeyPatch) -> None:
     """The oplog is trimmed past the commit point."""
     real = retention._trim
 
-    def trim(store: Store, now_wall_ms: int, needed: OpTime | None) -> bool:
+    def trim(store: Store, *limits: Any) -> bool:
         kept, store.commit_point = store.commit_point, store.last_applied
         try:
-            return real(store, now_wall_ms, needed)
+            return real(store, *limits)
         finally:
             store.commit_point = kept
 
@@ -403,6 +404,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CONSUMER_MUTANTS,
     *STREAM_MUTANTS,
     *ARCHIVE_MUTANTS,
+    *FOLLOW_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )
 WITHIN = 500

@@ -8,7 +8,7 @@ from replset.bson import ObjectId
 from replset.commands.members.messages import request_document
 from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import OpTime
-from tests.simulation.kit.cluster import FORGED_TERMS, SET_NAME
+from tests.simulation.kit.cluster import FORGED_TERMS
 from tests.simulation.kit.fault_base import FaultBase
 from tests.simulation.kit.network import QUIET, LinkFaults
 from tests.simulation.kit.wire import NoAnswerError
@@ -122,7 +122,16 @@ class NetworkFaults(FaultBase):
         body: HeartbeatRequest | VoteRequest | ProgressRequest
         if kind == "votes":
             body = VoteRequest(
-                SET_NAME, term, claimed.id, incarnation, version, config_term, newest, False, "forged", set_id
+                self._cluster.set_name,
+                term,
+                claimed.id,
+                incarnation,
+                version,
+                config_term,
+                newest,
+                False,
+                "forged",
+                set_id,
             )
         elif kind == "position":
             place = Position(newest, newest, 0, 0)
@@ -132,7 +141,16 @@ class NetworkFaults(FaultBase):
             if kind == "another set":
                 term, set_id = node.term + FORGED_TERMS, ObjectId(self._rng.randbytes(12))
             body = HeartbeatRequest(
-                SET_NAME, claimed.host, claimed.id, term, version, config_term, None, incarnation, False, set_id
+                self._cluster.set_name,
+                claimed.host,
+                claimed.id,
+                term,
+                version,
+                config_term,
+                None,
+                incarnation,
+                False,
+                set_id,
             )
         cluster.trace.add(row.name, f"hears a stranger: {kind} {term}")
         self._background(self._send_forged(row.name, request_document(body)))

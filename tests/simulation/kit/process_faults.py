@@ -43,7 +43,7 @@ class ProcessFaults(FaultBase):
             self._later(self._rng.uniform(0.5, 8.0), lambda: self._set_clock(name, -by_ms))
 
     def _set_clock(self, name: str, by_ms: int) -> None:
-        if self._cluster.has_delayed:
+        if self._cluster.delay_s:
             return  # it would be delayed by as much as clocks are wrong
         self._cluster.machines[name].clock.jump(by_ms)
         self._cluster.trace.add(name, f"has its clock set by {by_ms} ms")

@@ -384,7 +384,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
     quiet_logs()
     plan = plan or draw_plan(seed)
     with (
-        _without_collector(),
+        without_collector(),
         SimCluster(
             plan.members,
             plan.arbiters,
@@ -397,7 +397,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
             journal_default=plan.journal_default,
         ) as cluster,
     ):
-        run = _Run(cluster, plan)
+        run = Run(cluster, plan)
         error: str | None = None
         try:
             run.to_the_end()
@@ -407,7 +407,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """A run makes some ten thousand cycles in all; looking for them all the time costs an eighth of it."""
     was_on = gc.isenabled()
     gc.disable()
@@ -418,7 +418,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Run:
+class Run:
     def __init__(self, cluster: SimCluster, plan: Plan) -> None:
         self.cluster = cluster
         self.plan = plan
@@ -449,11 +449,11 @@ class _Run:
         """Two phases: faults and load, and is it safe? Then everything whole, and is it well again in time?"""
         cluster = self.cluster
         cluster.initiate(settings=self.plan.settings)
-        cluster.run(self._faulty())
+        cluster.run(self.faulty())
         self.healed_ms = cluster.loop.now_ms
         cluster.run_until(cluster.all_counted, CONVERGES_WITHIN_S, "one primary, and everybody counted")
         self.well_ms = cluster.loop.now_ms
-        cluster.run(self._last_load())
+        cluster.run(self.last_load())
         cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged")
         self._prove_it_takes_writes()
         self._drain_consumers()
@@ -464,7 +464,7 @@ class _Run:
         if cluster.loop.unhandled:
             raise SimulationError(f"unhandled in a callback or task: {cluster.loop.unhandled[0]}")
 
-    async def _faulty(self) -> None:
+    async def faulty(self) -> None:
         """Load and faults together."""
         self.workload.start()
         for clients in (self.registers, self.operations, self.retries, self.transfers, self.consumers, self.streams):
@@ -472,7 +472,7 @@ class _Run:
                 clients.start()
         await self.faults.run(self.plan.faults_s)
 
-    async def _last_load(self) -> None:
+    async def last_load(self) -> None:
         """The load goes on for a while on the healed set, whose primary's process is killed once and comes back."""
         await asyncio.sleep(1)
         primary = self.cluster.primary()

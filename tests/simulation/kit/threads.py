@@ -73,11 +73,14 @@ class Job:
         self.done = False
         self.abandoned = False
         self.waits_s = 0.0
+        self.waits_for: SimLock | None = None
         self.result: Any = None
         self.error: BaseException | None = None
 
     def go_on(self) -> None:
         """Let it run until its next stop or its end; for the loop's thread."""
+        if self.waits_for is not None and self.waits_for.is_held and not self.abandoned:
+            return  # it would only look, and wait as long again
         if self._thread is None:
             self._thread = _idle.pop() if _idle else _Thread()
             self._thread.do(self)
@@ -141,25 +144,27 @@ class SimLock:
     """threading.Lock among jobs and the loop, which must not wait for it: all clients would wait too."""
 
     def __init__(self) -> None:
-        self._held = False
+        self.is_held = False
         self._holder: Job | None = None
 
     def acquire(self) -> bool:
-        while self._held:
+        while self.is_held:
             job = current_job()
             if job is not None and not job.abandoned:
+                job.waits_for = self
                 job.stop(0.001)
+                job.waits_for = None
             elif self._holder is None:
                 raise SimulationError("a lock is taken twice on the loop")
             elif job is not None:
                 self._holder.to_the_end()
             else:
                 raise SimulationError("the loop waits for a lock that a thread holds while its disk works")
-        self._held, self._holder = True, current_job()
+        self.is_held, self._holder = True, current_job()
         return True
 
     def release(self) -> None:
-        self._held, self._holder = False, None
+        self.is_held, self._holder = False, None
 
     def __enter__(self) -> bool:
         return self.acquire()

@@ -31,7 +31,7 @@ class _Stream(asyncio.Protocol):
     def __init__(self) -> None:
         self.transport: Any = None
         self._buffer = bytearray()
-        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._answer: asyncio.Future[bytes] | None = None
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,7 +45,7 @@ class _Stream(asyncio.Protocol):
                 return
             if (code, kind) != (_OP_MSG, 0):
                 raise AssertionError(f"a reply with opcode {code}, section {kind}")
-            body = decode(bytes(self._buffer[_MESSAGE.size : length]))
+            body = bytes(self._buffer[_MESSAGE.size : length])
             del self._buffer[:length]
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(body)
@@ -55,7 +55,7 @@ class _Stream(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(NoAnswerError(f"connection lost: {exc}"))
 
-    async def ask(self, request: bytes) -> dict[str, Any]:
+    async def ask(self, request: bytes) -> bytes:
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return await self._answer
@@ -73,6 +73,10 @@ class SimClient:
         self, host: HostPort, database: str, command: Mapping[str, object], timeout_s: float = 8.0
     ) -> dict[str, Any]:
         """The reply document, ok or not. NoAnswerError when there is none."""
+        return decode(await self.ask(host, database, command, timeout_s))
+
+    async def ask(self, host: HostPort, database: str, command: Mapping[str, object], timeout_s: float) -> bytes:
+        """As `call`; the bytes of the document."""
         body = encode({**command, "$db": database})
         request = _MESSAGE.pack(_MESSAGE.size + len(body), next(self._request_ids), 0, _OP_MSG, 0, 0) + body
         try:

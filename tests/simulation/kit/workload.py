@@ -33,7 +33,7 @@ OLD_CONCERNS = ("w1", "journaled", "majority")
 ALL_CONCERNS = tuple(CONCERNS)
 UNSYNCED = frozenset({"w1", "two"})
 """What a loss of power may take from all who had it."""
-NOT_APPLIED = frozenset({10107, 13435, 13436, 11600, 94, 14031, 9_900_001})
+NOT_APPLIED = frozenset({20, 10107, 13435, 13436, 11600, 94, 14031, 9_900_001})
 """Error codes that say that nothing was done."""
 
 
@@ -124,6 +124,10 @@ class Workload(Clients):
         self._mine: list[int] = []  # ids that may be deleted, each once
         self.history = History()
         self.on_acknowledged: Callable[[Write], None] | None = None
+
+    def begin_with(self, number: int) -> None:
+        """Give the first write this number, so that it is none of other clients'."""
+        self._numbers = itertools.count(number)
 
     def start(self) -> None:
         for _ in range(self._mix.writers):
