@@ -89,7 +89,8 @@ class Target:
         try:
             if "://" in uri:
                 return cls(uri, *fs.FileSystem.from_uri(uri))
-            return cls(uri, fs.LocalFileSystem(), str(Path(uri).absolute()))
+            path = str(Path(uri).absolute())  # workers run in another folder
+            return cls(path, fs.LocalFileSystem(), path)
         except (OSError, ValueError) as error:
             raise ExportError(f"{uri}: {error}") from error
 

@@ -158,6 +158,16 @@ def test_a_worker_that_cannot_write(spark: SparkSession, tmp_path: Path, monkeyp
     assert parts(tmp_path) == []
 
 
+def test_a_relative_folder_is_one_of_the_driver(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers run in the folder in which Java was started, or in one of a cluster."""
+    monkeypatch.chdir(tmp_path)
+    oplog = member(tmp_path, "a", past(10))
+    export(spark, [oplog], "out")
+    assert rows(ParquetOplog("a", str(tmp_path / "out"), "a")) == rows(oplog)
+
+
 def test_variant(spark: SparkSession, tmp_path: Path) -> None:
     oplog = member(tmp_path, "a", past(12))
     out = tmp_path / "out"
