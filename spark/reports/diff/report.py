@@ -261,7 +261,7 @@ def _verdict(verdict: Verdict, follower: str, common: str, group: Sequence[Docum
     if verdict is Verdict.DIVERGED:
         text = f"{follower} parted from {others} at {when}: {mine} of its own behind that, {theirs} of the others."
         return [Phrase(text, Tone.BAD)]
-    return [Phrase(f"{follower} is behind {others}: {theirs} after {when} are still to come.", Tone.WARN)]
+    return [Phrase(f"{follower} is behind {others}: it has yet to fetch {theirs} after {when}.", Tone.WARN)]
 
 
 def _inconsistent(pair: Document) -> str:
