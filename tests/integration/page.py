@@ -1,6 +1,7 @@
 """Runs the commands of a page in docs/ in order, each in a shell, and compares what they print with the page.
 
 On a page `…` stands for any text within a line, a line with nothing else for any lines, and the ports are others here.
+Where a page shows figures that are others in each run, any figure stands for any other.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from replset.cli.local_set import HTTP_OFFSET
@@ -17,6 +18,8 @@ from replset.cli.local_set import HTTP_OFFSET
 DOCS = Path(__file__).parents[2] / "docs"
 FIRST_PORT = 27017
 COMMAND_WITHIN_S = 120
+FIGURE = re.compile(r"""(?<![\w.:])(?<!": )(?!127\.)(\d+ min )?\d([\d,.:T-]*\d)?""")
+"""A number, a time, a duration, an optime; no part of a name or an address, and no value in a document."""
 
 
 def commands(page: str) -> Iterator[tuple[str, str]]:
@@ -49,7 +52,7 @@ class Shell:
 
     def run(self, command: str) -> str:
         """Return what it prints, on standard output and standard error, with the page's ports."""
-        here = self._replaced(command, self._ports)
+        here = self.here(command)
         if re.match(r"\w+\(\) \{", here):
             self._functions += f"{here}\n"
             return ""
@@ -67,10 +70,23 @@ class Shell:
             timeout=COMMAND_WITHIN_S,
             check=False,
         )
-        return self._replaced(done.stdout, {there: mine for mine, there in self._ports.items()})
+        return self.as_on_the_page(done.stdout)
+
+    def here(self, text: str) -> str:
+        """Return what a page shows with the ports of this run."""
+        return self._replaced(text, self._ports)
+
+    def as_on_the_page(self, text: str) -> str:
+        """Return what was printed with the page's ports."""
+        return self._replaced(text, {there: mine for mine, there in self._ports.items()})
 
     def _replaced(self, text: str, names: dict[str, str]) -> str:
         return re.sub(r"\b\d{5}\b", lambda match: names.get(match[0], match[0]), text)
+
+
+def without_figures(text: str) -> str:
+    """Put `#` for each figure, and make the lines of tables as short as can be: their lengths depend on the figures."""
+    return re.sub(r"([━─])+", r"\1", FIGURE.sub("#", text))
 
 
 def is_as_told(expected: str, found: str) -> bool:
@@ -80,8 +96,9 @@ def is_as_told(expected: str, found: str) -> bool:
     return re.fullmatch(wanted, "".join(" ".join(line.split()) + "\n" for line in found.splitlines())) is not None
 
 
-def differences(page: str, shell: Shell) -> list[str]:
-    """Run the page; return each command that printed something else."""
-    found = [(command, expected, shell.run(command)) for command, expected in commands(page)]
+def differences(page: str, shell: Shell, compared: Callable[[str], str] = str) -> list[str]:
+    """Run the page; return each command that printed something else. compared: what of a text must be the same."""
+    found = [(command, compared(expected), shell.run(command)) for command, expected in commands(page)]
     assert found, f"{page} has no commands"
-    return [f"$ {command}\n{printed}" for command, expected, printed in found if not is_as_told(expected, printed)]
+    wrong = [(command, printed) for command, expected, printed in found if not is_as_told(expected, compared(printed))]
+    return [f"$ {command}\n{printed}" for command, printed in wrong]
