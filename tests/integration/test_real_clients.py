@@ -116,7 +116,12 @@ def test_no_write_is_lost_or_applied_twice(make_set: MakeSet, tmp_path: Path) ->
                 time.sleep(CALM_S)
     finally:
         stop.touch()
-        tallies = [client.finish(60) for client in clients]
+        try:
+            tallies = [client.finish(60) for client in clients]
+        except AssertionError:
+            for member in local.members:
+                print(member.name, member.command({"currentOp": 1, "$all": True}))
+            raise
     assert all(tally.rounds > 5 for tally in tallies), [(tally.name, tally.rounds) for tally in tallies]
     all_counted(local)
     with pymongo.MongoClient(uri_of(local), readConcernLevel="majority") as reader:
