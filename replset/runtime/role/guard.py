@@ -7,7 +7,8 @@ milliseconds. It answers `read NUMBER` at once, so that the member sees that the
 imports only the standard library.
 
 A guard ends the guard before it, and the hook's call that this one left: a `gain` that goes on alone would come after
-the release of its successor.
+the release of its successor. It finds them by the locks that they have on one file. Nothing is written there: the disk
+may be what hangs.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import json
 import os
 import selectors
 import signal
+import struct
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -30,8 +31,12 @@ RETRY_S: Final = 1.0
 SOON_S: Final = 0.02
 LAST_TRIES: Final = 10
 """How often the release is tried after the member is gone."""
-CALL: Final = ".call"
-"""The file of the call under way is named so, behind the name of the guard's own."""
+KILL_S: Final = 1.0
+"""A process that was killed, and still has its lock after that, hangs in the kernel and does nothing more."""
+GUARD, CALL = 0, 1
+"""The bytes of the lock file: the guard locks the first one, the hook's call under way the second."""
+_LOCK: Final = "hhqqi" if sys.platform == "linux" else "qqihh"
+"""C's struct flock: type, whence, start, length and process; elsewhere start, length, process, type and whence."""
 POST: Final = "--post"
 MODULE: Final = "replset.runtime.role.guard"
 
@@ -39,14 +44,12 @@ MODULE: Final = "replset.runtime.role.guard"
 class RoleGuard:
     """Holds the role while the member says so, and in time. `run` returns when the member is gone."""
 
-    def __init__(self, hook: str, limit_s: float, call_file: int) -> None:
-        """limit_s: of one call of the hook; then it is killed, and called again.
-
-        call_file: its descriptor, with a lock. The call inherits it, so the file is locked while one of both runs.
-        """
+    def __init__(self, hook: str, limit_s: float, lock_file: int) -> None:
+        """limit_s: of one call of the hook; then it is killed, and called again. lock_file: its descriptor."""
         self._hook = hook
         self._limit_s = limit_s
-        self._call_file = call_file
+        self._lock_file = lock_file
+        self._pid = os.getpid()
         self._number, self._until_ms, self._term = 0, 0, 0
         self._has_member = True
         self._is_held: bool | None = None  # None: unknown, so it is released first
@@ -121,17 +124,19 @@ class RoleGuard:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
                 start_new_session=True,
-                pass_fds=(self._call_file,),
-                preexec_fn=self._note_call,  # the call itself: a guard that is killed here would not come to it
+                pass_fds=(self._lock_file,),
+                preexec_fn=self._lock_call,
             )
         except OSError as error:
-            write_number(self._call_file, 0)
             self._fail(f"cannot be run: {error.strerror}", now)
             return
         self._call_ends = now + self._limit_s
 
-    def _note_call(self) -> None:
-        write_number(self._call_file, os.getpid())
+    def _lock_call(self) -> None:
+        """Runs in the call's process, before the hook. The lock stays with this process, and does not go to others."""
+        lock(self._lock_file, CALL)
+        if os.getppid() != self._pid:  # the guard was killed, and its successor may have found no lock yet
+            os._exit(1)
 
     def _end_call(self, now: float) -> None:
         call = self._call
@@ -142,7 +147,6 @@ class RoleGuard:
             os.killpg(call.pid, signal.SIGKILL)  # with all that it started
             call.wait()
         self._call = None
-        write_number(self._call_file, 0)
         if status == 0:
             self._is_held, self._failures = self._event == GAIN, 0
             self._say(f"info role hook: {self._event} is done (term {self._term})")
@@ -170,29 +174,38 @@ class RoleGuard:
                 print(text, file=sys.stderr, flush=True)
 
 
-def write_number(file: int, number: int) -> None:
-    os.pwrite(file, b"%-20d" % number, 0)
+def lock(file: int, byte: int) -> bool:
+    """Lock this byte of the file until this process ends. False: another process has it."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
-def lock_and_end_earlier(path: str, kill: Callable[[int, int], None], within_s: float = 0) -> int:
-    """Lock this file, and return its descriptor; kill the process, or the group, that it names and that has the lock.
+def holder(file: int, byte: int) -> int:
+    """Return the process that has locked this byte of the file; 0: none, or one that cannot be seen from here."""
+    if sys.platform == "linux":
+        wanted = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        kind, *_, process = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+    else:
+        wanted = struct.pack(_LOCK, byte, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
+        *_, process, kind, _ = struct.unpack(_LOCK, fcntl.fcntl(file, fcntl.F_GETLK, wanted))
+    return 0 if kind == fcntl.F_UNLCK else max(0, process)
 
-    within_s: go on without the lock after that; 0: never. A process of the hook that left its group keeps the lock.
-    """
+
+def end_earlier(path: str) -> int:
+    """Kill the guard that has locked this file, and the call that it left. Return the file's descriptor, locked."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + within_s if within_s else float("inf")
-    while time.monotonic() < until:
-        with suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        number = int(os.pread(file, 20, 0) or 0)
-        if number:
-            with suppress(ProcessLookupError):
-                kill(number, signal.SIGKILL)
-        elif within_s:
-            break
-        time.sleep(SOON_S)
-    write_number(file, 0)
+    for byte, kill in ((GUARD, os.kill), (CALL, os.killpg)):
+        until = time.monotonic() + KILL_S
+        while not lock(file, byte) and time.monotonic() < until:
+            process = holder(file, byte)
+            if process:
+                with suppress(OSError):  # it has ended, or is another user's now
+                    kill(process, signal.SIGKILL)
+            time.sleep(SOON_S)
+    fcntl.lockf(file, fcntl.LOCK_UN, 1, CALL)
     return file
 
 
@@ -225,8 +238,7 @@ def main(arguments: list[str]) -> int:
         # The member ends it, by closing the pipe. A handler, since what is ignored would be ignored in the hook too.
         signal.signal(name, lambda *_: None)
     # The guard of the member's earlier process may still release, or hang. What it did is done again.
-    write_number(lock_and_end_earlier(lock_path, os.kill), os.getpid())
-    RoleGuard(hook, float(limit_s), lock_and_end_earlier(lock_path + CALL, os.killpg, float(limit_s))).run()
+    RoleGuard(hook, float(limit_s), end_earlier(lock_path)).run()
     return 0
 
 

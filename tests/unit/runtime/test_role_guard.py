@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -145,6 +147,36 @@ def test_the_next_one_ends_it_and_its_call_before_it_releases(
     time.sleep(0.1)  # for what the call that was ended would do
     assert after.calls[-1] in (FIRST, RELEASED)
     assert len(after.calls) == (2 if event == "gain" else 3)
+
+
+def test_it_needs_no_disk_that_takes_writes(make_guard: MakeGuard) -> None:
+    """A member may hang, or have stopped, because its disk is full or does not answer."""
+    guard = make_guard("ulimit -f unlimited")  # for what the hook itself writes
+    guard.wait_for(FIRST)
+    resource.prlimit(guard.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    guard.tell(60_000)
+    guard.wait_for(FIRST, GAINED)
+    guard.tell(0)
+    guard.read_until("released 2")
+    guard.end()
+    assert guard.calls == [FIRST, GAINED, RELEASED]
+
+
+def test_the_next_one_does_not_wait_for_what_a_hook_has_left_running(make_guard: MakeGuard, tmp_path: Path) -> None:
+    """A hook may start a service, in a session of its own, that has what the hook had open."""
+    script = f"[ -e {tmp_path}/service ] || {{ setsid sleep 60 & echo $! > {tmp_path}/service; sleep 60; }}"
+    guard = make_guard(script, limit_s=60)
+    service = wait_until(lambda: (tmp_path / "service").exists() and (tmp_path / "service").read_text(), 10, "a call")
+    try:
+        guard.process.kill()
+        after = make_guard(script, limit_s=60)
+        began = time.monotonic()
+        after.tell(0)
+        after.read_until("released 1")
+        assert time.monotonic() - began < 10
+        assert is_running(int(service))
+    finally:
+        os.kill(int(service), signal.SIGKILL)
 
 
 def test_a_gain_under_way_is_broken_off_with_all_that_it_started(make_guard: MakeGuard, tmp_path: Path) -> None:
