@@ -126,12 +126,14 @@ class ListeningSockets:
             raise
 
     async def _begins_tls(self, accepted: socket.socket) -> bool:
-        """Whether the client's first bytes begin a TLS handshake. They stay to be read."""
+        """Whether the client's first bytes begin a TLS handshake. They stay to be read. TimeoutError: none came."""
         readable: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(accepted, _finish, readable)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await readable
+        except TimeoutError:
+            raise TimeoutError(f"nothing was sent for {HANDSHAKE_S:g} s") from None
         finally:
             self._loop.remove_reader(accepted)
         head = accepted.recv(16, socket.MSG_PEEK)

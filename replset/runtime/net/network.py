@@ -60,12 +60,10 @@ class RealNetwork:
             transport, _ = await loop.create_connection(
                 factory, host, port, ssl=self._tls.client, ssl_handshake_timeout=HANDSHAKE_S
             )
-        except ssl.SSLCertVerificationError as error:
-            raise ConnectionAbortedError(errno.ECONNABORTED, f"TLS: {error}") from error
-        except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as error:
-            if not self._tls.is_optional:
-                if not isinstance(error, ssl.SSLError):
-                    raise
-                raise ConnectionAbortedError(errno.ECONNABORTED, f"TLS: {error}") from error
+        except (ssl.SSLError, ConnectionResetError) as error:
+            # A member without TLS closes the connection. One that takes too long for the handshake may have it.
+            if not self._tls.is_optional or isinstance(error, ssl.SSLCertVerificationError):
+                reason = str(error) or "the other end closed the connection; it may have no TLS"
+                raise ConnectionAbortedError(errno.ECONNABORTED, f"TLS: {reason}") from error
             transport, _ = await loop.create_connection(factory, host, port)
         return transport

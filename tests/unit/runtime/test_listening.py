@@ -129,6 +129,24 @@ def test_where_tls_is_optional_the_first_bytes_tell(
     run(loop, main())
 
 
+@LOOPS
+def test_where_tls_is_optional_a_client_that_sends_nothing_is_closed(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.1)
+
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server = ListeningSockets([bound], Greeter, 16, lambda: context, tls_is_optional=True)
+        (client,) = connected(bound.getsockname(), 1)
+        assert await greet(client) == b""
+        server.close()
+
+    run(loop, main())
+    assert "of 127.0.0.1: nothing was sent for 0.1 s" in caplog.text
+
+
 def test_an_address_in_use() -> None:
     with bound_socket(socket.AF_INET, ("127.0.0.1", 0)) as first:
         first.listen()
