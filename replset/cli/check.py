@@ -13,7 +13,7 @@ import typer
 
 from replset.bson import to_ejson
 from replset.cli import calls
-from replset.cli.host_option import AnyHost
+from replset.cli.host_option import AnyHost, say_if_remembered
 from replset.errors import ErrorCode, ReplError
 from replset.long_work import LongWork
 
@@ -159,6 +159,8 @@ def _named(row: Mapping[str, Any]) -> str:
 def _primary_or(host: str | None) -> str:
     """Return the primary, or the member that was asked for while there is none."""
     answered, reply = calls.ask_status(host)
+    if host is None:
+        say_if_remembered(answered)
     return next((str(row["name"]) for row in reply["members"] if row["stateStr"] == "PRIMARY"), answered)
 
 

@@ -36,9 +36,14 @@ def _note_given(context: typer.Context, host: str | None) -> str | None:
 
 def _default() -> str:
     host = default_host()
+    say_if_remembered(host)
+    return host
+
+
+def say_if_remembered(host: str) -> None:
+    """Say who is asked without --host, if only an earlier --host led to it."""
     if host in remembered_hosts() and not hosts_of_folder():
         typer.echo(f"replset: asks {host}, of the last --host in this folder", err=True)
-    return host
 
 
 Host = Annotated[

@@ -16,21 +16,33 @@ MOST_FOLDERS = 200
 
 def remembered_hosts() -> list[str]:
     """Return the member that was named last in this folder, and the others of its set; empty: none was."""
-    found = _read().get(os.getcwd())
+    found = _read().get(_folder())
     return [host for host in found if isinstance(host, str)] if isinstance(found, list) else []
 
 
 def remember_hosts(hosts: Sequence[str]) -> None:
     """Note these for this folder. Without a home that can be written, nothing is remembered."""
-    folder, folders = os.getcwd(), _read()
+    folder, folders = _folder(), _read()
+    if not folder:
+        return
     folders.pop(folder, None)
     kept = dict([*folders.items(), (folder, list(hosts))][-MOST_FOLDERS:])
     with contextlib.suppress(OSError):
         path = _file()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        temporary.replace(path)
+        try:
+            temporary.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _folder() -> str:
+    """Where this process runs; empty: that folder is gone."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return ""
 
 
 def _file() -> Path:

@@ -17,6 +17,7 @@ from replset.cli import calls, host_option, local_set
 from replset.cli.local_set import LocalSet, LocalSetError, wait_until
 from replset.cli.main import main
 from replset.cli.processes import lock_holder, start_mark
+from replset.cli.remembered import remember_hosts
 from replset.errors import HostUnreachableError
 from replset.storage.disk import RealDisk
 from replset.storage.store import lock_dbpath
@@ -209,6 +210,40 @@ def test_the_last_host_that_answered_is_remembered_for_the_folder(
     write_set(there, 0)
     assert main(["conf", "--host", "m2:1"]) == 0
     assert local_set.default_host() == "127.0.0.1:1", "the set in the folder comes first"
+
+
+def test_what_compares_or_corrects_documents_says_whose_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    remember_hosts(["m1:1", "m2:1"])
+
+    def ask(host: str, command: dict[str, object], *_: object) -> dict[str, Any]:
+        if host == "m1:1":
+            raise HostUnreachableError("m1:1 cannot be reached")
+        if "replSetGetStatus" in command:
+            return {"members": []}
+        return {"documents": 0, "bytes": 0, "differing": [], "notCompared": []}
+
+    monkeypatch.setattr(calls, "ask", ask)
+    assert main(["check"]) == 0
+    assert "replset: asks m2:1, of the last --host in this folder\n" in capsys.readouterr().err
+    assert main(["check", "--host", "m2:1"]) == 0
+    assert "--host" not in capsys.readouterr().err
+
+
+def test_a_folder_that_is_gone_has_no_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for module in (calls, host_option):
+        monkeypatch.setattr(module, "ask", lambda *_: {"config": {}})
+    assert main(["conf", "--host", "m1:1"]) == 0
+    assert main(["conf"]) == 0
+    assert local_set.default_host() == local_set.DEFAULT_HOST
 
 
 def test_the_set_of_this_folder_and_the_variable_are_remembered(
