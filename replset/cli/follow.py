@@ -104,8 +104,8 @@ def change_roles(host: str) -> None:
                 )
             time.sleep(PAUSE_S)
             reply = _status(host)
-    except ReplError as error:
-        _open_again(source, error)
+    except (ReplError, KeyboardInterrupt) as error:
+        _open_again(source, error if isinstance(error, ReplError) else ReplError("interrupted"))
         raise
     try:
         calls.on_primary(host, {"replSetFollow": "stop"})

@@ -50,6 +50,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[tuple[str, o
     ("failing", "asked", "says"),
     [
         (["find"], ["close", "open"], ""),
+        (["Ctrl-C"], ["close", "open"], ""),
         (["close"], ["close", "open"], ""),
         (["close", "open"], ["close", "open"], "may take no writes now"),
         (["stop"], ["close", "stop"], "site1 takes no writes meanwhile"),
@@ -66,6 +67,8 @@ def test_a_switch_over_that_fails_opens_the_source_only_before_the_follower_may_
     def newest(*_args: object) -> OpTime:
         if "find" in failing:
             raise HostUnreachableError("cut off")
+        if "Ctrl-C" in failing:
+            raise KeyboardInterrupt
         return AT
 
     monkeypatch.setattr(follow, "_newest_entry", newest)
