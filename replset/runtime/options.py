@@ -161,6 +161,8 @@ def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str])
             raise BadOptionError(f"--{flag_of(required)} is missing (or {variable_of(required)}, or the file)")
     options = MemberOptions(**values)  # type: ignore[arg-type]
     _check(options)
+    if "tls_mode" in values and options.tls_cert is None:  # who asks for `require` must not get none
+        raise BadOptionError(f"--tls-mode: {options.tls_mode} needs --tls-cert, --tls-key and --tls-ca")
     return options
 
 
@@ -360,8 +362,6 @@ def _check_tls(options: MemberOptions) -> None:
         raise BadOptionError(f"--{given[0]}: TLS needs --{' and --'.join(missing)} too")
     if options.tls_mode not in {REQUIRE_TLS, PREFER_TLS}:
         raise BadOptionError(f"--tls-mode: {options.tls_mode!r} is not {REQUIRE_TLS} or {PREFER_TLS}")
-    if options.tls_mode == PREFER_TLS and missing:
-        raise BadOptionError(f"--tls-mode: {PREFER_TLS} needs --{' and --'.join(missing)}")
     if options.key_file_or_certificate and (missing or options.key_file is None):
         raise BadOptionError("--key-file-or-certificate: it needs both, --key-file and --tls-cert")
 

@@ -300,7 +300,8 @@ def test_half_of_tls_is_refused(missing: str) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"tls_mode": "prefer"}, "--tls-mode: prefer needs --tls-cert and --tls-key and --tls-ca"),
+        ({"tls_mode": "prefer"}, "--tls-mode: prefer needs --tls-cert, --tls-key and --tls-ca"),
+        ({"tls_mode": "require"}, "--tls-mode: require needs --tls-cert, --tls-key and --tls-ca"),
         ({**TLS, "tls_mode": "allow"}, "--tls-mode: 'allow' is not require or prefer"),
         ({**TLS, "key_file_or_certificate": True}, "--key-file-or-certificate: it needs both"),
         ({"key_file": "/k", "key_file_or_certificate": True}, "--key-file-or-certificate: it needs both"),
