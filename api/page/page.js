@@ -67,9 +67,10 @@ function show(data) {
   document.body.classList.toggle("no-set", !status.members);
   if (!status.members) {
     setText(byId("summary"), status.errmsg);
+    const waits = status.errmsg.includes("--expect-members"); // it is initiated by itself, with the others
     showRows([{
       why: "This member is in no set.",
-      next: `replset initiate --host ${data.member} makes one; replset add ${data.member} --host MEMBER puts it into the set of that member`,
+      next: waits ? "" : `replset initiate --host ${data.member} makes one; replset add ${data.member} --host MEMBER puts it into the set of that member`,
     }]);
     return;
   }

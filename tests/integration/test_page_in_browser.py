@@ -252,6 +252,17 @@ def test_a_member_in_no_set_says_what_to_do_and_one_that_follows_whom(
             seen.wait_for("#topology svg", f"follows {local.name}")
 
 
+def test_a_member_that_waits_for_the_expected_ones_is_not_to_be_initiated(browser: Any, tmp_path: Path) -> None:
+    """The set would have it alone, and the others would wait for ever."""
+    with running_set(tmp_path / "set", "alone") as alone:
+        port, other = next_ports(2)
+        member = alone.add(port, flags=["--expect-members", f"127.0.0.1:{port},127.0.0.1:{other}"])
+        with tab(browser, member.http) as seen:
+            seen.wait_for("#remarks", "This member is in no set.")
+            seen.wait_for("#summary", "--expect-members")
+            assert "initiate" not in seen.page.locator("#remarks").inner_text()
+
+
 def test_with_users_the_page_asks_who_looks_at_it(browser: Any, tmp_path: Path) -> None:
     """A monitor sees the set and changes nothing; an administrator may; a dropped user sees nothing more."""
     with running_set(tmp_path / "closed") as closed:
