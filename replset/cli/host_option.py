@@ -21,7 +21,7 @@ def remember_given(status: int) -> None:
     host = _given.pop() if _given else None
     if status or host is None or host in remembered_hosts()[:1]:
         return
-    with contextlib.suppress(ReplError):
+    with contextlib.suppress(ReplError, KeyboardInterrupt):
         if hosts_of_folder():
             return
         found = ask(host, {"hello": 1}, ANSWER_WITHIN_S).get("hosts", [])

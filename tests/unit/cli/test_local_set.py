@@ -246,6 +246,22 @@ def test_a_folder_that_is_gone_has_no_hosts(tmp_path: Path, monkeypatch: pytest.
     assert local_set.default_host() == local_set.DEFAULT_HOST
 
 
+def test_a_command_that_is_done_is_not_undone_by_what_is_asked_to_remember_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member may not answer any more: Ctrl-C then ends the wait alone."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calls, "ask", lambda *_: {"config": {}})
+    monkeypatch.setattr(host_option, "ask", interrupted)
+    assert main(["conf", "--host", "m1:1"]) == 0
+    assert local_set.known_hosts() == []
+
+
 def test_the_set_of_this_folder_and_the_variable_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
