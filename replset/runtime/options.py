@@ -36,9 +36,9 @@ class MemberOptions:
     advertise: the host name that the other members use for this one; default the bind address.
     key_file: by its keys the members prove to each other who they are. tls_cert, tls_key, tls_ca: both ports speak
     TLS, and without a key file the members prove themselves by their certificates. tls_mode: `prefer` serves
-    connections without TLS too; key_file_or_certificate: members prove themselves by either; both are for the time in
-    which a set changes from one to the other. insecure_members: other machines may reach it without either. auth:
-    clients must log in. insecure_clients: other machines may reach it without that.
+    connections without TLS too, `require` (or None) does not; key_file_or_certificate: members prove themselves by
+    either; both are for the time in which a set changes from one to the other. insecure_members: other machines may
+    reach it without either. auth: clients must log in. insecure_clients: other machines may reach it without that.
     audit_log: who did what is written there. allowed_hosts: names by which HTTP requests may call this member, beside
     its own. expect_members: the hosts of the set that the members make by themselves when all answer.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
@@ -65,7 +65,7 @@ class MemberOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None
-    tls_mode: str = REQUIRE_TLS
+    tls_mode: str | None = None
     key_file_or_certificate: bool = False
     insecure_members: bool = False
     insecure_clients: bool = False
@@ -161,8 +161,6 @@ def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str])
             raise BadOptionError(f"--{flag_of(required)} is missing (or {variable_of(required)}, or the file)")
     options = MemberOptions(**values)  # type: ignore[arg-type]
     _check(options)
-    if "tls_mode" in values and options.tls_cert is None:  # who asks for `require` must not get none
-        raise BadOptionError(f"--tls-mode: {options.tls_mode} needs --tls-cert, --tls-key and --tls-ca")
     return options
 
 
@@ -360,7 +358,9 @@ def _check_tls(options: MemberOptions) -> None:
     missing = [flag for flag, path in files.items() if path is None]
     if given and missing:
         raise BadOptionError(f"--{given[0]}: TLS needs --{' and --'.join(missing)} too")
-    if options.tls_mode not in {REQUIRE_TLS, PREFER_TLS}:
+    if options.tls_mode is not None and missing:  # who asks for `require` must not get none
+        raise BadOptionError(f"--tls-mode: {options.tls_mode} needs --tls-cert, --tls-key and --tls-ca")
+    if options.tls_mode not in {None, REQUIRE_TLS, PREFER_TLS}:
         raise BadOptionError(f"--tls-mode: {options.tls_mode!r} is not {REQUIRE_TLS} or {PREFER_TLS}")
     if options.key_file_or_certificate and (missing or options.key_file is None):
         raise BadOptionError("--key-file-or-certificate: it needs both, --key-file and --tls-cert")
