@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from replset.errors import ErrorCode, ReplError
-from replset.ids import OPTIME_NULL, HostPort, Millis
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow, read_own
 from replset.replication.ports import MemberClient
@@ -96,11 +96,21 @@ class DocumentCheck:
         """See document_ranges.read_own."""
         return await read_own(self._context, request)
 
-    async def compare(self, ns: str, low: bytes, hosts: Sequence[HostPort]) -> ComparedRange:
-        """Compare the next range from the key `low` on with `hosts`. ReplError: this member cannot be read now."""
+    async def compare(
+        self, ns: str, low: bytes, hosts: Sequence[HostPort], reached: OpTime | None = None
+    ) -> ComparedRange:
+        """Compare the next range from the key `low` on with `hosts`. ReplError: this member cannot be read now.
+
+        reached: how far all of them are. Delayed ones are compared as of then, while that state can be read here.
+        """
         store = self._context.store
-        at = min(store.commit_point, store.last_applied)
-        chain = None if at == OPTIME_NULL else store.chain_at(at)
+        newest = min(store.commit_point, store.last_applied)
+        at, chain = newest, None
+        if reached is not None and store.pruned_through <= reached.ts:
+            at = min(newest, reached)
+            chain = store.chain_at(at)
+        if chain is None and newest != OPTIME_NULL:
+            at, chain = newest, store.chain_at(newest)
         if chain is None:
             raise ReplError("nothing is committed yet that could be compared", code=ErrorCode.SNAPSHOT_UNAVAILABLE)
         request = RangeRequest(ns, at, chain, low)

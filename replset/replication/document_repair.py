@@ -77,13 +77,20 @@ class DocumentRepair:
         self._one_writer = asyncio.Lock()
         """Of rollback files: two that are written at once, of two collections, would take the same name."""
 
-    async def repair(self, ns: str, low: bytes, others: Sequence[HostPort], trusted: HostPort | None) -> RepairedRange:
+    async def repair(
+        self,
+        ns: str,
+        low: bytes,
+        others: Sequence[HostPort],
+        trusted: HostPort | None,
+        reached: OpTime | None = None,
+    ) -> RepairedRange:
         """Do the next range from the key `low` on. others: all other data-bearing members. trusted: whose version is
-        taken where there is no majority.
+        taken where there is no majority. reached: see `DocumentCheck.compare`.
 
         ReplError: this member cannot be read, or what was there cannot be kept; then nothing is changed.
         """
-        compared = await self._check.compare(ns, low, others)
+        compared = await self._check.compare(ns, low, others, reached)
         mine = self._context.identity.member
         corrections: list[Correction] = []
         undecided: list[Difference] = []

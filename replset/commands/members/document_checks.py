@@ -16,7 +16,7 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.members.member_commands import refuse_other_set
 from replset.commands.ports import Reply
 from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError, ReplError
-from replset.ids import HostPort
+from replset.ids import HostPort, OpTime
 from replset.replication.document_check import Difference
 from replset.replication.document_ranges import RangeRequest
 
@@ -60,7 +60,7 @@ async def check_documents(ctx: CommandContext) -> Reply:
                 return _checked(documents, size, found, failed, {"ns": name, "key": Binary(next_key)})
             ctx.check_deadline()
             _check_readable(ctx)
-            one = await check.compare(name, next_key, others)
+            one = await check.compare(name, next_key, others, _reached(ctx))
             ctx.member.scrub.on_compared(one)
             documents, size = documents + one.documents, size + one.size
             found += one.differing
@@ -88,7 +88,9 @@ async def repair_documents(ctx: CommandContext) -> Reply:
         ctx.check_deadline()
         _check_readable(ctx)
         try:
-            done = await ctx.member.document_repair.repair(ns, low, others, HostPort(trusted) if trusted else None)
+            done = await ctx.member.document_repair.repair(
+                ns, low, others, HostPort(trusted) if trusted else None, _reached(ctx)
+            )
         except ReplError:
             if not corrected:
                 raise
@@ -115,6 +117,12 @@ def _others(ctx: CommandContext) -> list[HostPort]:
     """The other members with documents."""
     config = ctx.member.node.config
     return [] if config is None else [one.host for one in config.data_bearing if one.host != ctx.member.host]
+
+
+def _reached(ctx: CommandContext) -> OpTime | None:
+    """How far the member is that is farthest behind of those that can be compared; None: there is none."""
+    peers = [ctx.member.node.peer_at(host) for host in _others(ctx)]
+    return min((peer.position.last_applied for peer in peers if peer and peer.state.is_readable), default=None)
 
 
 def _check_readable(ctx: CommandContext) -> None:

@@ -68,10 +68,12 @@ class DocumentFaults(FaultBase):
         member = machine.running
         if member is None:
             return False
+        committed = min(member.store.commit_point, member.store.last_applied)
         try:
-            coll = member.store.collection(SCRUBBED)
-            if coll is None or member.store.last_applied > member.store.commit_point:
-                return False
+            with member.store.read() as snapshot:
+                coll = snapshot.collection(SCRUBBED, committed)
+                if coll is None or any(snapshot.get(coll, encode_key(n), committed) is None for n in range(COUNT)):
+                    return False
             connection = member.store._connection
             if connection.in_transaction:
                 return False

@@ -17,7 +17,7 @@ from tests.simulation.kit.clients import ClientSite
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.consumers import ConsumerMix, ConsumerReaders
 from tests.simulation.kit.entries import kind_of_entry
-from tests.simulation.kit.environment import Environment
+from tests.simulation.kit.environment import SESSION_TIMEOUT_MS, Environment
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_mix import NO_FAULTS, FaultMix, draw_changes, draw_mix, draw_rare
 from tests.simulation.kit.faults import Faults
@@ -505,8 +505,9 @@ class Run:
                     break
             else:
                 raise SimulationError(f"a set that is well does not take a majority write: {reply}")
-        # A delayed member is never level while sessions expire, each by an entry. The last one does so within seconds.
-        self.cluster.run_until(self.cluster.converged, 40, "converged after the last writes")
+        # A delayed member is never level while sessions expire, each by an entry.
+        within_s = SESSION_TIMEOUT_MS / 1000 + CONVERGES_WITHIN_S
+        self.cluster.run_until(self.cluster.converged, within_s, "converged after the last writes")
 
     def _drain_consumers(self) -> None:
         """Read the rest of what consumers and streams follow."""

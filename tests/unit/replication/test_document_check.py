@@ -147,6 +147,32 @@ def test_what_cannot_be_compared_is_no_difference(three: Three) -> None:
     assert not one.differing
 
 
+def test_a_delayed_member_is_compared_as_of_what_it_has(three: Three) -> None:
+    reached = three.c.store.last_applied
+    three.a.replace(NS, {"_id": 1, "n": "later"})
+    three.a.store.set_commit_point(three.a.store.last_applied)
+    rot(three.c, 7, None)
+    one = asyncio.run(three.check(three.a).compare(NS, b"", [C], reached))
+    assert not one.failed
+    assert [difference.id for difference in one.differing] == [7]
+
+
+def test_a_member_that_is_too_far_behind_keeps_nobody_from_being_compared(three: Three) -> None:
+    reached = three.c.store.last_applied
+    three.a.replace(NS, {"_id": 1, "n": "later"})
+    for row in three.a.store.oplog_after(reached, limit=10, max_bytes=1 << 20):
+        three.b.apply(row.entry)
+    rot(three.b, 7, None)
+    store = three.a.store
+    store.set_commit_point(store.last_applied)
+    store.options = replace(store.options, snapshot_history_s=0)
+    while remove_old_data(store, WALL_MS):
+        pass
+    one = asyncio.run(three.check(three.a).compare(NS, b"", [B, C], reached))
+    assert set(one.failed) == {C}
+    assert [difference.id for difference in one.differing] == [7]
+
+
 def test_a_collection_that_is_removed_elsewhere_stays_on_a_delayed_member(three: Three) -> None:
     """The others dropped it, and keep nothing of it any more. For the delayed member the drop has not come yet."""
     three.a.drop(NS)
