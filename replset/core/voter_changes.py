@@ -125,8 +125,13 @@ class VoterChanges:
     def is_safe(self, config: ReplSetConfig) -> bool:
         """Whether every majority of `config` includes a holder of the commit point and of an entry of this term, and so
         of all that was ever committed.
+
+        To voters a forced configuration (term -1) is older than a change of it that only an earlier primary has, and by
+        that they could still elect. Then a write majority must have an entry of this term.
         """
         node = self.node
+        if node.config is None or (node.config.term != node.term and not self._is_oplog_committed(node.config, 0)):
+            return False
         newest_of_all = self._newest_of(config, journal=True)
         holders = sum(newest >= node.commit_point and newest.term == node.term for newest in newest_of_all)
         return len(config.voters) - holders < config.majority_vote_count

@@ -199,12 +199,10 @@ class CoreCheckers:
         """A primary changes a configuration that a majority of its voters has, so that their majorities meet and
         nobody can be elected who lacks what is committed.
 
-        A primary whose configuration was forced may learn of a change that the primary before it made of the same one.
-        It was not committed, or nobody would have been elected without it, so it moves one vote of what is in force.
+        A primary whose configuration was forced may learn of a change that the primary before it made of the same one,
+        and judged by what it knew.
         """
         if self.exempt or machine.node.state is not MemberState.PRIMARY or after.term == -1:
-            return
-        if before.term == -1 and after.term < machine.node.term:
             return
         newest = self.version_in_force
         assert after.version >= newest, (
@@ -216,6 +214,11 @@ class CoreCheckers:
             machine.cluster.machines,
             f"{machine.host} makes {after.version_and_term} of {before.version_and_term}",
         )
+        hosts = {voter.host for voter in (*before.voters, *after.voters)}
+        apart = before.majority_vote_count + after.majority_vote_count <= len(hosts)
+        assert not apart, f"invariant 10: {what}: a majority of each may be of other members"
+        if before.term == -1 and after.term < machine.node.term:
+            return
         holders = [
             voter for voter in before.voters if voter.host == machine.host or self._holds(machine, voter, before)
         ]
@@ -223,9 +226,6 @@ class CoreCheckers:
         written = [voter for voter in before.oplog_voters if self._has_term(machine, voter)]
         is_written = len(written) >= before.write_majority or self._meets_term(machine, before, after)
         assert is_written, f"invariant 10: {what} before its term's writes are on a majority"
-        hosts = {voter.host for voter in (*before.voters, *after.voters)}
-        apart = before.majority_vote_count + after.majority_vote_count <= len(hosts)
-        assert not apart, f"invariant 10: {what}: a majority of each may be of other members"
         able = [voter for voter in after.voters if members[voter.host].disk.incarnation == voter.incarnation]
         lacking = [voter for voter in able if not self._knows_committed(machine, voter)]
         can_elect = len(lacking) >= after.majority_vote_count and any(voter.is_electable for voter in lacking)
@@ -234,11 +234,11 @@ class CoreCheckers:
     def _meets_term(self, machine: CoreMachine, before: ReplSetConfig, after: ReplSetConfig) -> bool:
         """For a spare, and where a vote is taken and none given, it is enough that every majority of the next
         configuration meets who has the term's writes: the voter may be needed for the write majority of the one before,
-        or count for its size alone, as an arbiter does.
+        or count for its size alone, as an arbiter does. Not where it was forced: others may have changed it too.
         """
         has_spare = any(row.spare_for is not None for row in (*before.members, *after.members))
         takes_vote = {voter.host for voter in after.voters} < {voter.host for voter in before.voters}
-        if not has_spare and not takes_vote:
+        if before.term == -1 or not (has_spare or takes_vote):
             return False
         written = [voter for voter in after.oplog_voters if self._has_term(machine, voter)]
         same = [voter.host for voter in before.voters] == [voter.host for voter in after.voters]

@@ -14,7 +14,7 @@ from replset.config import Member, ReplSetConfig
 from replset.core.effects import PersistedRecord
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, ReconfigRequest, StepDownRequest
-from replset.core.state import NEVER
+from replset.core.reconfig import ReconfigStage
 from replset.errors import ReplError
 from replset.ids import HostPort
 from tests.simulation.core_kit.changes import CoreChanges
@@ -251,12 +251,13 @@ class CoreRun:
         self.cluster.at(delay, lambda: None if self.is_over else self.cluster.isolate(self.cluster.number_of(machine)))
 
     def may_lose(self, *machines: CoreMachine) -> bool:
-        """A majority has named everybody's data, and others can lead; never where votes move, or a change is asked for.
+        """A majority has named everybody's data, and others can lead; never where votes move, or one is about to.
 
-        The members that answered a primary's check of a change may not lose a disk before it is installed: where the
-        new configuration needs them all, only an operator could bring a primary back (docs/core.md).
+        The members that answered a primary's check of a change may not lose a disk before it is on one: where the new
+        configuration needs them all, only an operator could bring a primary back (docs/core.md).
         """
-        if any(one.alive and one.node._reconfigs.next_due() != NEVER for one in self.cluster.machines.values()):
+        changes = [one.node._reconfigs._change for one in self.cluster.machines.values() if one.alive]
+        if any(change is not None and change.stage is not ReconfigStage.WAITING for change in changes):
             return False
         configs = [one.disk.config for one in self.cluster.machines.values() if one.disk.config is not None]
         if not self.loses_disks or not all(machine.alive for machine in machines) or not configs:

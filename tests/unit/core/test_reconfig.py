@@ -22,7 +22,7 @@ from replset.core.messages import (
 from replset.core.reconfig_rules import complete_config, reconfig_refusal
 from replset.ids import OPTIME_NULL, HostPort, MemberId
 from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
-from tests.simulation.core_kit.machine import config_of, host, members_of
+from tests.simulation.core_kit.machine import CoreMachine, config_of, host, members_of
 from tests.unit.core.single_node import (
     NOW,
     SingleNode,
@@ -474,6 +474,39 @@ def test_a_forced_config_is_taken_by_the_others() -> None:
     cluster.reconfig(number, cluster.user_config(number), force=True)
     cluster.until(cluster.is_quiet)
     assert {the_config(machine).term for machine in cluster.machines.values()} == {-1}
+
+
+def test_a_forced_config_keeps_two_primaries_from_taking_different_votes() -> None:
+    """It has no term, so a change that the primary before made, and nobody else has, is newer than it is to voters."""
+    cluster = running(4)
+    old = cluster.elect()
+    cluster.reconfig(cluster.number_of(old), cluster.user_config(cluster.number_of(old)), force=True)
+    cluster.until(cluster.is_quiet)
+    rows = the_config(old).members
+    others = [machine for machine in cluster.machines.values() if machine is not old]
+
+    def without(machine: CoreMachine) -> list[Member]:
+        return [replace(row, votes=0, priority=0.0) if row.host == machine.host else row for row in rows]
+
+    def cut_off(machine: CoreMachine, record: object) -> None:
+        if machine is old and isinstance(record, ReplSetConfig):
+            cluster.on_persist.remove(cut_off)
+            cluster.isolate(cluster.number_of(old))
+
+    cluster.on_persist.append(cut_off)
+    change(cluster, *without(others[2]), max_time_ms=300)
+    cluster.until(lambda: cluster.primary not in (None, old))
+    new = cluster.elect()
+    late = others[1] if new is others[0] else others[0]
+    assert late.disk.log[-1][0].term < new.node.term
+    cluster.isolate(cluster.number_of(old), cluster.number_of(late))
+    request = ReconfigRequest(cluster.user_config(cluster.number_of(new), *without(old)), False, 3_000)
+    cluster.ask(cluster.number_of(new), request)
+    cluster.run(500)
+    new.write("committed by the two that it reaches")
+    cluster.run(10_000)  # the other two must not elect one of theirs meanwhile
+    cluster.heal()
+    cluster.until(cluster.is_quiet)
 
 
 def test_a_primary_that_force_makes_unelectable_steps_down() -> None:
