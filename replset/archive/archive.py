@@ -7,7 +7,7 @@ committed entries, so a reader takes whichever leads on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Self
 
 from replset.archive.files import ArchiveError, Files, open_files
@@ -124,20 +124,17 @@ class Archive:
 
         OPTIME_NULL: the oldest segment. CappedPositionLostError: the entries behind it are in no segment.
         """
-        name = self._name_after(optime, {})
+        name = self._name_after(optime, ())
         return None if name is None else self._segment_behind(optime, name)
 
-    def _name_after(self, optime: OpTime, damaged: Mapping[SegmentName, CorruptDataError]) -> SegmentName | None:
-        """damaged: segments that cannot be read; one that holds the same entry takes their place, or this is raised."""
+    def _name_after(self, optime: OpTime, damaged: Collection[SegmentName]) -> SegmentName | None:
+        """damaged: segments to pass over. None: nothing newer is archived but them."""
         names = self.names(refresh=False)
         if not names or names[-1].last_ts <= optime.ts:
             names = self.names()
         newer = [name for name in names if name.last_ts > optime.ts and name not in damaged]
-        if damaged:
-            begins = min(name.first_ts for name in damaged)
-            newer = [name for name in newer if name.first_ts <= max(begins, optime.ts)]
-            if not newer:
-                raise next(iter(damaged.values()))
+        if damaged and optime == OPTIME_NULL:  # `_segment_behind` sees no gap in front of the oldest one
+            newer = [name for name in newer if name.first_ts <= min(damaged).first_ts]
         if not newer:
             return None
         holding = [name for name in newer if name.first_ts <= optime.ts]
@@ -154,7 +151,7 @@ class Archive:
         """Rows behind this entry in order, of one segment: up to `limit`, or `max_bytes` of entries; the first always.
 
         Empty: nothing newer is archived. CappedPositionLostError as in `after`. A damaged segment is passed over where
-        another one has its entries.
+        another one goes on from this entry, too.
         """
         damaged: dict[SegmentName, CorruptDataError] = {}
         while (name := self._name_after(optime, damaged)) is not None:
@@ -162,8 +159,14 @@ class Archive:
                 rows = self.rows(self._segment_behind(optime, name))
             except CorruptDataError as error:
                 damaged[name] = error
+            except CappedPositionLostError:
+                if damaged:
+                    break
+                raise
             else:
                 return self._first_behind(rows, optime, limit, max_bytes)
+        if damaged:
+            raise next(iter(damaged.values()))
         return []
 
     @staticmethod

@@ -189,9 +189,9 @@ def test_segments_of_two_writers_may_overlap(driver: Driver, files: FolderFiles)
 
 
 @pytest.mark.parametrize("kind", ["rows", "manifest"])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("number", "goes_on_behind"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_a_damaged_segment_is_read_from_one_that_overlaps_it(
-    driver: Driver, files: FolderFiles, number: int, kind: str
+    driver: Driver, files: FolderFiles, number: int, goes_on_behind: int, kind: str
 ) -> None:
     written = [write(driver, files, job(driver)).segment]
     for max_bytes in (1_500, 2_500):
@@ -199,17 +199,24 @@ def test_a_damaged_segment_is_read_from_one_that_overlaps_it(
         written.append(write(driver, files, job(driver, written[0].end, max_bytes=max_bytes)).segment)
         files.remove(written[1].name.manifest if written[1] else "")
     assert written[1] is not None
-    assert written[2] is not None
     files.write(written[1].name.manifest, written[1].encode())
-    write(driver, files, job(driver, written[2].end, max_bytes=1 << 20))
-    damaged = written[number]
+    end, damaged = written[goes_on_behind], written[number]
+    assert end is not None
     assert damaged is not None
+    write(driver, files, job(driver, end.end, max_bytes=1 << 20))
     change_a_bit(Path(files.address) / (damaged.file if kind == "rows" else damaged.name.manifest))
-    if number == 1:
+    if number == 1 or goes_on_behind == 1:
         assert archived(files) == rows_of(driver)
     else:  # the shorter one holds the beginning of it only
         with pytest.raises(CorruptDataError, match=damaged.name.stem):
             archived(files)
+
+
+def test_no_other_segment_takes_the_place_of_the_oldest_one(driver: Driver, files: FolderFiles) -> None:
+    oldest = write_all(driver, files)[0]
+    change_a_bit(Path(files.address) / oldest.file)
+    with pytest.raises(CorruptDataError, match=oldest.name.stem):
+        Archive.open("it", files).rows_after(OPTIME_NULL, 1, 1)
 
 
 def test_a_gap_is_a_gap(driver: Driver, files: FolderFiles) -> None:
