@@ -58,7 +58,7 @@ async def probe_oplog(ctx: CommandContext) -> Reply:
 async def snapshot(ctx: CommandContext) -> Reply:
     """One step of copying the database: begin, chunk, end."""
     refuse_other_set(ctx)
-    return await ctx.member.snapshots.serve(ctx.body)
+    return await ctx.member.snapshots.serve(ctx.body, ctx.connection.member)
 
 
 async def get_rbid(ctx: CommandContext) -> Reply:

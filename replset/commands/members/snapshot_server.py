@@ -26,7 +26,7 @@ from replset.errors import (
     OutOfDiskSpaceError,
     ReplError,
 )
-from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.replication.difference_protocol import STEPS, CompareReply, CompareRequest
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
@@ -69,16 +69,18 @@ class SnapshotOptions:
 @dataclass(slots=True)
 class _Copy:
     """path: of the file that is sent. compared: of the whole copy beside a frame; empty for any other copy. needed_ts:
-    consumers need the entries from there on. in_use: held while it is open, so that nobody removes it then. began,
-    begins_at: when it was asked for, and the newest entry then.
+    consumers need the entries from there on. in_use: held while it is open, so that nobody removes it then. asked_by:
+    None where it is not known, and for a backup. began, begins_at: when it was asked for, and the newest entry then;
+    None where nobody is to catch up from there.
     """
 
     path: str
     rollback_id: int
     used_at: Millis
     expire_ms: int
+    asked_by: HostPort | None
     began: Millis
-    begins_at: OpTime
+    begins_at: OpTime | None
     ready: bool = False
     size: int = 0
     sha256: str = ""
@@ -119,15 +121,20 @@ class SnapshotServer:
             for name in self._context.disk.list_folder(self._folder):
                 self._context.disk.remove(os.path.join(self._folder, name))
 
-    async def serve(self, body: RawDocument) -> dict[str, object]:
-        """Answer replSetSnapshot: one step of copying the database (begin, chunk, end), or of comparing with a copy."""
+    async def serve(self, body: RawDocument, asked_by: HostPort | None = None) -> dict[str, object]:
+        """Answer replSetSnapshot: one step of copying the database (begin, chunk, end), or of comparing with a copy.
+
+        asked_by: the member that copies; None: not known.
+        """
         if body.get("step") in STEPS:
             return (await self._compare(CompareRequest.parse(body))).document()
         request = SnapshotRequest.parse(body)
+        if request.step == "begin" and not request.snapshot_id:
+            self._give_up_copies(asked_by)
         await self.expire()
         match request.step:
             case "begin" if not request.snapshot_id:
-                return self._offer(*self._begin(request.oplog_bytes, request.compare)).document()
+                return self._offer(*self._begin(request.oplog_bytes, request.compare, asked_by)).document()
             case "begin":
                 return self._offer(request.snapshot_id, self._find(request.snapshot_id)).document()
             case "chunk":
@@ -141,8 +148,8 @@ class SnapshotServer:
     async def copy_for_backup(self) -> tuple[str, CopyInfo]:
         """Make a copy and return its id and what is in it. `chunk` reads it, `end` removes it."""
         await self.expire()
-        snapshot_id, copy = self._begin(None, False)
-        copy.expire_ms = BACKUP_EXPIRE_MS
+        snapshot_id, copy = self._begin(None, False, None)
+        copy.expire_ms, copy.begins_at = BACKUP_EXPIRE_MS, None  # it holds what a backup needs
         if copy.making is not None:
             await asyncio.shield(copy.making)
         try:
@@ -161,18 +168,19 @@ class SnapshotServer:
         copy = self._copies.pop(snapshot_id, None)
         if copy is not None:
             now = self._context.clock.now()
-            if copy.expire_ms != BACKUP_EXPIRE_MS:
+            if copy.begins_at is not None:
                 self._fetched.append((Millis(now + max(CATCH_UP_MS, now - copy.began)), copy.begins_at))
             await self._remove(copy)
 
     def needed(self) -> OpTime | None:
         """From which entry on the oplog must reach members that copy from here, or have just copied; None: none do.
 
-        They get as long again for catching up as the copy took. What a backup needs is in its copy.
+        They get as long again for catching up as the copy took. A member that was killed has until its copy expires: it
+        goes on with it when it is back.
         """
         now = self._context.clock.now()
         self._fetched = [(until, at) for until, at in self._fetched if until > now]
-        copied = [copy.begins_at for copy in self._copies.values() if copy.expire_ms != BACKUP_EXPIRE_MS]
+        copied = [copy.begins_at for copy in self._copies.values() if copy.begins_at is not None]
         return min((*copied, *(at for _, at in self._fetched)), default=None, key=lambda at: at.ts)
 
     async def expire(self) -> None:
@@ -192,7 +200,13 @@ class SnapshotServer:
 
     # --- one step each ------------------------------------------------------------------------------------------
 
-    def _begin(self, oplog_bytes: int | None, compare: bool) -> tuple[str, _Copy]:
+    def _give_up_copies(self, asked_by: HostPort | None) -> None:
+        """Let what a member copied before expire: it begins anew, so it has nothing of that any more."""
+        for copy in self._copies.values():
+            if asked_by is not None and copy.asked_by == asked_by:
+                copy.expire_ms, copy.begins_at = -1, None
+
+    def _begin(self, oplog_bytes: int | None, compare: bool, asked_by: HostPort | None) -> tuple[str, _Copy]:
         check_serves_oplog(self._node)
         if self._context.store.oplog_only:
             raise NotPrimaryOrSecondaryError("this member is a witness: it has no documents to copy")
@@ -207,7 +221,7 @@ class SnapshotServer:
         path = os.path.join(self._folder, f"{snapshot_id}.db")
         store, now = self._context.store, self._context.clock.now()
         copy = self._copies[snapshot_id] = _Copy(
-            path, store.rollback_id, now, self._options.expire_ms, now, store.last_applied
+            path, store.rollback_id, now, self._options.expire_ms, asked_by, now, store.last_applied
         )
         if compare:
             copy.compared = os.path.join(self._folder, f"{snapshot_id}-compared.db")

@@ -13,7 +13,7 @@ from replset.commands.members.snapshot_server import SnapshotOptions
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.optime import optime_document
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_list import RollbackList
@@ -418,16 +418,18 @@ def test_a_crash_after_the_install_exports_nothing_again(members: tuple[Member, 
 # --- the source -------------------------------------------------------------------------------------------------
 
 
-async def ask(source: Member, step: str, snapshot_id: str = "", offset: int = 0, length: int = 0) -> SnapshotReply:
+async def ask(
+    source: Member, step: str, snapshot_id: str = "", offset: int = 0, length: int = 0, by: HostPort | None = None
+) -> SnapshotReply:
     body = RawDocument(encode(SnapshotRequest(step, snapshot_id, offset, length).document()))
-    return SnapshotReply.parse(RawDocument(encode(await source.snapshots.serve(body))))
+    return SnapshotReply.parse(RawDocument(encode(await source.snapshots.serve(body, by))))
 
 
-async def ready(source: Member) -> SnapshotReply:
-    offer = await ask(source, "begin")
+async def ready(source: Member, by: HostPort | None = None) -> SnapshotReply:
+    offer = await ask(source, "begin", by=by)
     while not offer.ready:
         await asyncio.sleep(0)
-        offer = await ask(source, "begin", offer.snapshot_id)
+        offer = await ask(source, "begin", offer.snapshot_id, by=by)
     return offer
 
 
@@ -488,6 +490,30 @@ def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_time_to_c
         assert source.snapshots.needed() is None
         await source.snapshots.end(backup)
         assert source.snapshots.needed() is None
+
+    run(test)
+
+
+def test_a_member_that_begins_again_gives_up_its_copy(members: tuple[Member, Member]) -> None:
+    """It was killed and its disk is another one. Nobody can ask for the first copy any more."""
+    source, _ = members
+    one, other = HostPort("one:1"), HostPort("other:1")
+
+    async def test() -> None:
+        begun = await ask(source, "begin", by=one)  # and is killed while the source still makes it
+        others = await ready(source, by=other)
+        source.insert(NS, {"_id": "later"})
+        await asyncio.sleep(0)
+        later = source.store.last_applied
+        await ask(source, "end", others.snapshot_id, by=other)
+        source.clock.ms += 60_000
+        assert source.snapshots.needed() < later, "its member may come back and go on"
+        again = await ready(source, by=one)
+        assert source.snapshots.needed() == later
+        assert left_at_source(source) == [f"{again.snapshot_id}.db"]
+        with pytest.raises(CursorNotFoundError):
+            await ask(source, "begin", begun.snapshot_id, by=one)
+        await ready(source, by=other)  # there is room for it
 
     run(test)
 
