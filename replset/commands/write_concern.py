@@ -136,8 +136,12 @@ def write_concern_of(ctx: CommandContext, ns: str | None = None) -> WriteConcern
                 concern = replace(level, j=concern.j or level.j, wtimeout_ms=concern.wtimeout_ms)
     if ctx.request.source == "http":
         refuse_unsatisfiable(config, concern)
-    if ctx.transaction is None and not ctx.command.ends_transaction and not _was_begun(ctx):
-        refuse_few_in_sync(member, concern)
+    if ctx.transaction is None and not ctx.command.ends_transaction:
+        try:
+            refuse_few_in_sync(member, concern)
+        except NotEnoughInSyncError:
+            if not _was_begun(ctx):
+                raise
     return concern
 
 
