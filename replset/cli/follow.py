@@ -105,21 +105,26 @@ def change_roles(host: str) -> None:
             time.sleep(PAUSE_S)
             reply = _status(host)
     except (ReplError, KeyboardInterrupt) as error:
-        _open_again(source, error if isinstance(error, ReplError) else ReplError("interrupted"))
+        _open_again(source, _failure(error))
         raise
     try:
         calls.on_primary(host, {"replSetFollow": "stop"})
-    except ReplError as error:  # it may have taken effect all the same: the source must not take writes beside it
+    except (ReplError, KeyboardInterrupt) as error:
+        why = _failure(error)  # it may have taken effect all the same: the source must not take writes beside it
         raise ReplError(
-            f"{error.message}; {name} takes no writes meanwhile. If `replset follow --status` says"
+            f"{why.message}; {name} takes no writes meanwhile. If `replset follow --status` says"
             " following, run --switch-over again; if it says stopped, run: replset follow"
             f" {hosts} --host {source.hosts[0]}",
-            code=error.code,
+            code=why.code,
         ) from error
     typer.echo(f"this set has everything up to {newest}, and takes writes")
     source.command({"replSetFollow": "start", "source": hosts})
     typer.echo(f"{name} follows it")
     source.command({"replSetConsumerRemove": reply["consumer"]})
+
+
+def _failure(error: ReplError | KeyboardInterrupt) -> ReplError:
+    return error if isinstance(error, ReplError) else ReplError("interrupted")
 
 
 def _open_again(source: SourceSet, why: ReplError) -> None:

@@ -35,6 +35,8 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[tuple[str, o
             asked.append((host, command["replSetFollow"]))
             if command["replSetFollow"] in failing:
                 raise HostUnreachableError("cut off")
+            if "Ctrl-C at stop" in failing and command["replSetFollow"] == "stop":
+                raise KeyboardInterrupt
         return {**STATUS, "opTime": optime_document(AT)}
 
     def on_source(source: SourceSet, command: dict[str, Any]) -> RawDocument:
@@ -54,6 +56,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[tuple[str, o
         (["close"], ["close", "open"], ""),
         (["close", "open"], ["close", "open"], "may take no writes now"),
         (["stop"], ["close", "stop"], "site1 takes no writes meanwhile"),
+        (["Ctrl-C at stop"], ["close", "stop"], "site1 takes no writes meanwhile"),
     ],
 )
 def test_a_switch_over_that_fails_opens_the_source_only_before_the_follower_may_take_writes(
