@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from replset.cli import follow as command_line
+from replset.commands.streams.consumer_directory import ConsumerDirectory
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.followed import FollowState
 from replset.runtime.jobs import set_follower
@@ -35,6 +36,11 @@ def followed_acknowledged_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SetFollower, "_save", save)
 
 
+def nothing_kept_for_followers(patch: pytest.MonkeyPatch) -> None:
+    """The oplog of a source is trimmed whatever its consumers lack."""
+    patch.setattr(ConsumerDirectory, "needed", lambda _: None)
+
+
 def switch_over_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     """A switch-over does not wait until the follower has everything."""
     patch.setattr(command_line, "_newest_entry", lambda *_: OPTIME_NULL)
@@ -43,5 +49,6 @@ def switch_over_does_not_wait(patch: pytest.MonkeyPatch) -> None:
 FOLLOW_MUTANTS = (
     Mutant(followed_from_saved_position, (0,), "invariant 21", FOLLOW_RUNS),
     Mutant(followed_acknowledged_too_early, (0,), "invariant 21", FOLLOW_RUNS),
+    Mutant(nothing_kept_for_followers, (30,), "invariant 21", FOLLOW_RUNS),
     Mutant(switch_over_does_not_wait, (1,), "invariant 21", FOLLOW_RUNS),
 )
