@@ -6,6 +6,7 @@ import pytest
 
 from replset.bson import Binary
 from replset.commands.write_concern import WriteConcernFailure
+from replset.errors import OutOfDiskSpaceError
 from tests.unit.commands.conftest import Client, FakeMember
 
 
@@ -117,6 +118,21 @@ def test_a_command_that_fails_waits_for_its_write_concern_too(
     reply = client.run({**command, "writeConcern": {"w": 9}})
     assert (reply["code"], reply["writeConcernError"]["code"]) == (code, 100)
     assert "writeConcernError" not in client.run({**command, "writeConcern": {"w": 1}})
+
+
+def test_commands_of_a_group_that_fails_have_an_error_each(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OutOfDiskSpaceError("the disk is full")
+
+    async def write(_operation: object) -> None:
+        raise full
+
+    monkeypatch.setattr(member, "write", write)
+    member.concern_failure = WriteConcernFailure(100, "Not enough data-bearing nodes")
+    assert client.run({"create": "c", "writeConcern": {"w": 9}})["writeConcernError"]["code"] == 100
+    member.concern_failure = None
+    assert "writeConcernError" not in client.run({"create": "c", "writeConcern": {"w": 2}})
 
 
 @pytest.mark.parametrize(
