@@ -66,6 +66,8 @@ class MemberFile:
         """The newest entry that this member knew to be committed when its initial sync began."""
         self.durability_mark = OPTIME_NULL
         """The durability mark: everything up to here was on this member's disk, and others may count on it."""
+        self.checkpointed_wal = ""
+        """Which WAL the last checkpoint copied, and how many of its pages: see `wal.check_whole`."""
         self.oplog_limits = OplogLimits()
         self.rollback_id_floor = 0
         """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""
@@ -124,6 +126,7 @@ class MemberFile:
             self.initial_sync_committed = OpTime.parse(str(values.get("initial_sync_committed", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
             self.durability_mark = OpTime.parse(str(values.get("vouched", OPTIME_NULL)))
+            self.checkpointed_wal = str(values.get("checkpointed_wal", ""))
             limits = (values.get("oplog_size_mb"), values.get("oplog_min_retention_hours"))
             self.oplog_limits = OplogLimits(*(None if limit is None else float(limit) for limit in limits))
             if "vote_term" in values:
@@ -177,9 +180,14 @@ class MemberFile:
         self._put({"vote_term": vote.term, "vote_candidate": vote.candidate}, durable=durable)
         self.last_vote = vote
 
-    def raise_mark(self, durable: Callable[[], OpTime]) -> None:
-        """Raise the durability mark to the entry that `durable` returns. Nothing happens during an initial sync."""
-        self._put({}, durable=durable)
+    def raise_mark(self, durable: Callable[[], OpTime], checkpointed_wal: str | None = None) -> None:
+        """Raise the durability mark to the entry that `durable` returns, but not during an initial sync.
+
+        checkpointed_wal: before a checkpoint, what it is going to copy.
+        """
+        wal = self.checkpointed_wal if checkpointed_wal is None else checkpointed_wal
+        self._put({} if wal == self.checkpointed_wal else {"checkpointed_wal": wal}, durable=durable)
+        self.checkpointed_wal = wal
 
     def lower_mark(self, to: OpTime) -> None:
         """Lower the mark to `to`, before a rollback takes away the entries behind it. It is never raised here.

@@ -31,7 +31,7 @@ from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import BUSY_MS, check_sqlite_version, first_row, storage_error, transaction
 from replset.storage.txn import NewestEntry, Txn, read_meta, write_meta
-from replset.storage.wal import Wal
+from replset.storage.wal import Wal, check_whole
 
 log = logging.getLogger("replset.storage")
 T = TypeVar("T")
@@ -116,10 +116,13 @@ class Store:
         self._connection = disk.connect(self.path)
 
     @classmethod
-    def open(cls, disk: Disk, dbpath: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
+    def open(
+        cls, disk: Disk, dbpath: str | os.PathLike[str], options: StoreOptions | None = None, checkpointed: str = ""
+    ) -> Store:
         """Open or create; on return everything found is durable (a full checkpoint synced WAL and database).
 
-        CorruptDataError names the file and what is wrong with it; StorageError otherwise.
+        checkpointed: see `wal.check_whole`. CorruptDataError names the file and what is wrong with it; StorageError
+        otherwise.
         """
         check_sqlite_version()
         folder = os.fspath(dbpath)
@@ -127,7 +130,7 @@ class Store:
         store = None
         try:
             store = cls(disk, folder, options or StoreOptions())
-            store._connect()
+            store._connect(checkpointed)
         except (apsw.Error, OSError, StorageError) as error:
             if store is not None:
                 store.wal.close()
@@ -137,13 +140,14 @@ class Store:
             raise storage_error(error, os.path.join(folder, DATABASE_FILE)) from error
         return store
 
-    def _connect(self) -> None:
+    def _connect(self, checkpointed: str) -> None:
         connection = self._connection
         connection.set_busy_timeout(BUSY_MS)
         check_schema(connection, DATA_SCHEMA, self.path)
         mode = connection.pragma("journal_mode", "wal")
         if mode != "wal":
             raise StorageError(f"{self.path}: the file system does not carry a WAL (journal_mode {mode})")
+        check_whole(self.disk, self.path, connection, checkpointed)
         connection.pragma("synchronous", "NORMAL")
         connection.pragma("cache_size", -(self.options.cache_bytes >> 10))
         connection.pragma("temp_store", "MEMORY")

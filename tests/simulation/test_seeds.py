@@ -39,7 +39,7 @@ CHANGES = (9, 12, 13, 16, 17, 19)  # witnesses, hot spares, spare machines, arbi
 CONCERNS = (5, 6)  # a longer lag and unslowed writers; two at least in sync
 STALE = range(1, 4)
 CONSUMERS = (2,)
-ARCHIVE = (2,)
+ARCHIVE = (2, 260030)
 FOLLOW = (10,)  # a planned switch-over
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),

@@ -43,19 +43,21 @@ class DurabilityMark:
                     await self._context.workers.run(lambda: self._file.raise_mark(self.durable))
 
     async def raise_for_checkpoint(self) -> None:
-        """Sync the WAL and raise the mark to the newest entry, before a checkpoint copies it into the database.
+        """Sync the WAL, raise the mark to the newest entry and note how long the WAL is, before a checkpoint copies it.
 
         Without this, a WAL that is cut behind the checkpoint leaves pages of the newest writes in the database beside
         older ones of the oplog. The member would serve documents of which its own oplog knows nothing, and the start
-        would not notice, because the oplog still reaches the mark of a second ago. What is committed while the
-        checkpoint runs is not covered.
+        would not notice, because the oplog still reaches the mark of a second ago. Where the oplog's newest pages are
+        in the database and not in what is left of the WAL, the mark is reached too, and only the length tells. What is
+        committed while the checkpoint runs is not covered.
         """
         store = self._context.store
         newest = store.last_applied
 
         def work() -> None:
+            wal = store.wal.extent()
             store.wal.sync()
-            self._file.raise_mark(lambda: OPTIME_NULL if self.durable() == OPTIME_NULL else newest)
+            self._file.raise_mark(lambda: OPTIME_NULL if self.durable() == OPTIME_NULL else newest, wal)
 
         with suppress(OutOfDiskSpaceError):  # the checkpoint may free space, and fails by itself if it cannot
             await self._context.workers.run(work)

@@ -37,7 +37,8 @@ class MemberFiles:
 
     def open_store(self) -> Store:
         """Open replset.db; what a crash left in its WAL is checkpointed, so all that it holds is durable."""
-        return Store.open(self.disk, self.dbpath, self.with_limits(self.store_options))
+        options = self.with_limits(self.store_options)
+        return Store.open(self.disk, self.dbpath, options, self.member_file.checkpointed_wal)
 
     def with_limits(self, options: StoreOptions) -> StoreOptions:
         """Return the options with the limits of the oplog that replSetResizeOplog set on this member."""

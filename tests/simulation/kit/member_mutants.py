@@ -32,7 +32,7 @@ from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.disk import files
 from replset.runtime.positions import Positions
-from replset.storage import copies, oplog, retention, undo
+from replset.storage import copies, oplog, retention, store, undo
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import rows_of
@@ -256,6 +256,11 @@ def failed_sync_survived(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Wal, "sync", sync)
 
 
+def cut_wal_taken_for_whole(patch: pytest.MonkeyPatch) -> None:
+    """A start takes what is left of a WAL for all of it, whatever a checkpoint had copied from it."""
+    patch.setattr(store, "check_whole", lambda *_: None)
+
+
 def entries_served_unread(patch: pytest.MonkeyPatch) -> None:
     """Entries are served from the disk without a look at their hashes."""
     patch.setattr(oplog, "undamaged", lambda _connection, _path, rows: rows)
@@ -386,6 +391,10 @@ MEMBER_MUTANTS = (
     Mutant(drain_skipped, test=f"{FETCHER}::test_drain_applies_all_that_was_fetched_and_reports_nothing"),
     Mutant(
         failed_sync_survived, test="tests/simulation/test_failing_disks.py::test_a_member_whose_wal_does_not_sync_stops"
+    ),
+    Mutant(
+        cut_wal_taken_for_whole,
+        test="tests/unit/storage/test_durability.py::test_a_wal_that_is_cut_behind_its_checkpoint_is_noticed",
     ),
     Mutant(replaced_without_an_export, test=f"{SYNC}::test_what_would_be_lost_is_exported_first"),
     Mutant(wal_never_synced, scenario=(scenarios.journaled_then_dark, "no disk did")),

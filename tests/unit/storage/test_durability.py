@@ -231,3 +231,45 @@ def test_an_old_sqlite_is_refused_in_one_line(version: str) -> None:
 @pytest.mark.parametrize("version", ["3.51.3", "3.52.0", "4.0.0", None])
 def test_a_new_sqlite_is_taken(version: str | None) -> None:
     assert check_sqlite_version(version) is None
+
+
+def after_a_crash(driver: Driver, folder: Path, part: float) -> Path:
+    """Copy the files as a crash leaves them, with that part of the WAL, and return the new folder."""
+    folder.mkdir()
+    for name in ("replset.db", "replset.db-wal"):
+        data = (driver.folder / name).read_bytes()
+        (folder / name).write_bytes(data[: int(len(data) * part)] if name.endswith("-wal") else data)
+    return folder
+
+
+def test_a_wal_that_is_cut_behind_its_checkpoint_is_noticed(driver: Driver, tmp_path: Path) -> None:
+    """The newest entries may be in the database then, and only older ones of what is left of the WAL in the way."""
+    driver.apply(("create", "db.c"))
+    for number in range(200):
+        driver.apply(("put", "db.c", number, "x" * 500))
+    store = driver.store
+    extent = store.wal.extent()
+    assert store.wal.checkpoint()
+    for place, part in enumerate((0.3, 0.9)):
+        cut = after_a_crash(driver, tmp_path / f"cut{place}", part)
+        before = {file.name: file.read_bytes() for file in cut.iterdir()}
+        with pytest.raises(CorruptDataError, match="was cut"):
+            Store.open(RealDisk(), cut, driver.options, extent)
+        assert {name: (cut / name).read_bytes() for name in before} == before, "it starts again with the missing file"
+    for name, part in (("whole", 1.0), ("gone", 0.0)):
+        again = Store.open(RealDisk(), after_a_crash(driver, tmp_path / name, part), driver.options, extent)
+        assert again.last_applied == store.last_applied
+        again.close()
+
+
+def test_a_wal_that_began_anew_since_is_not_compared(driver: Driver, tmp_path: Path) -> None:
+    driver.apply(("create", "db.c"))
+    for number in range(50):
+        driver.apply(("put", "db.c", number, "x" * 500))
+    extent = driver.store.wal.extent()
+    assert driver.store.wal.checkpoint()
+    driver.apply(("put", "db.c", 50, "x"))
+    assert driver.store.wal.extent() != extent
+    again = Store.open(RealDisk(), after_a_crash(driver, tmp_path / "again", 1.0), driver.options, extent)
+    assert again.last_applied == driver.store.last_applied
+    again.close()
