@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,13 @@ os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of anoth
 HERE = Path(__file__).parent
 SLOW = {HERE / "property", HERE / "integration", HERE / "tools"}
 """Searches over many examples and real sets of processes; `./dev test --quick` leaves them to the full run."""
+
+
+@pytest.fixture(autouse=True)
+def logs_again() -> Iterator[None]:
+    """A simulation switches the log off, for all that runs behind it in the process."""
+    yield
+    logging.getLogger("replset").setLevel(logging.NOTSET)
 
 
 def pytest_collection_finish() -> None:
