@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from replset.ids import HostPort
+from replset.runtime.jobs.archiver import GAP_WAITS_MS
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.clients import ClientSite
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
@@ -546,7 +547,9 @@ class Run:
         archive.rest()
         point = running.node.commit_point
         try:
-            self.cluster.run_until(lambda: archive.reaches(point), 40, "the archive has all")
+            # What no member has any more is left out only after a while.
+            within_s = GAP_WAITS_MS / 1000 + 40
+            self.cluster.run_until(lambda: archive.reaches(point), within_s, "the archive has all")
         except SimulationError as error:
             self.checkers.fail("20", str(error))
         wrong = archive.violation(list(self.cluster.machines.values()))
