@@ -35,6 +35,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Position, ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import SERVING
+from replset.core.state import Peer
 from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, MaxTimeMSExpiredError, NotWritablePrimaryError
@@ -133,6 +134,9 @@ class FakeNode:
     @property
     def follows_set(self) -> bool:
         return self.state.is_readable
+
+    def peer_at(self, host: HostPort) -> Peer | None:
+        return None
 
     def http_address_of(self, host: HostPort) -> str | None:
         return f"{host.rpartition(':')[0]}:1{host.rpartition(':')[2]}"
