@@ -45,8 +45,8 @@ class DocumentFaults(FaultBase):
         machine = self._rng.choice(bearers)
         changed = self._rng.sample(range(COUNT), 3)
         cluster.rotten = machine.name
-        while not self._change(machine, changed):
-            await self._pause_until(ends, f"{machine.name} does not have the documents")
+        while not (cluster.all_counted() and self._change(machine, changed)):
+            await self._pause_until(ends, f"{machine.name} does not have the documents, or a copy is made")
         cluster.trace.add(machine.name, f"has other documents {changed}")
         others = [other.name for other in bearers if other is not machine]
         trusted = {"from": cluster.host(others[0])} if len(bearers) == 2 else {}
