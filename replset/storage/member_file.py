@@ -67,7 +67,7 @@ class MemberFile:
         self.durability_mark = OPTIME_NULL
         """The durability mark: everything up to here was on this member's disk, and others may count on it."""
         self.checkpointed_wal = ""
-        """Which WAL the last checkpoint copied, and how many of its pages: see `wal.check_whole`."""
+        """Which WAL the last checkpoint copied, and how many of its pages: see `wal.find_cut`."""
         self.oplog_limits = OplogLimits()
         self.rollback_id_floor = 0
         """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""

@@ -31,7 +31,7 @@ from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import BUSY_MS, check_sqlite_version, first_row, storage_error, transaction
 from replset.storage.txn import NewestEntry, Txn, read_meta, write_meta
-from replset.storage.wal import Wal, check_whole
+from replset.storage.wal import Wal, find_cut
 
 log = logging.getLogger("replset.storage")
 T = TypeVar("T")
@@ -117,12 +117,17 @@ class Store:
 
     @classmethod
     def open(
-        cls, disk: Disk, dbpath: str | os.PathLike[str], options: StoreOptions | None = None, checkpointed: str = ""
+        cls,
+        disk: Disk,
+        dbpath: str | os.PathLike[str],
+        options: StoreOptions | None = None,
+        checkpointed: str = "",
+        mark: OpTime = OPTIME_NULL,
     ) -> Store:
         """Open or create; on return everything found is durable (a full checkpoint synced WAL and database).
 
-        checkpointed: see `wal.check_whole`. CorruptDataError names the file and what is wrong with it; StorageError
-        otherwise.
+        checkpointed: see `wal.find_cut`. mark: the durability mark. CorruptDataError names the file and what is wrong
+        with it; StorageError otherwise.
         """
         check_sqlite_version()
         folder = os.fspath(dbpath)
@@ -130,7 +135,7 @@ class Store:
         store = None
         try:
             store = cls(disk, folder, options or StoreOptions())
-            store._connect(checkpointed)
+            store._connect(checkpointed, mark)
         except (apsw.Error, OSError, StorageError) as error:
             if store is not None:
                 store.wal.close()
@@ -140,14 +145,19 @@ class Store:
             raise storage_error(error, os.path.join(folder, DATABASE_FILE)) from error
         return store
 
-    def _connect(self, checkpointed: str) -> None:
+    def _connect(self, checkpointed: str, mark: OpTime) -> None:
         connection = self._connection
         connection.set_busy_timeout(BUSY_MS)
         check_schema(connection, DATA_SCHEMA, self.path)
         mode = connection.pragma("journal_mode", "wal")
         if mode != "wal":
             raise StorageError(f"{self.path}: the file system does not carry a WAL (journal_mode {mode})")
-        check_whole(self.disk, self.path, connection, checkpointed)
+        cut = find_cut(self.disk, self.path, connection, checkpointed)
+        if cut and _newest_entry(connection).optime >= mark:
+            # Nobody else would notice: the newest entries are there, and those in the middle are gone. Nothing is
+            # written, so that the member can start again with the missing file.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            raise CorruptDataError(cut)
         connection.pragma("synchronous", "NORMAL")
         connection.pragma("cache_size", -(self.options.cache_bytes >> 10))
         connection.pragma("temp_store", "MEMORY")

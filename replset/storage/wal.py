@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import apsw
 
-from replset.errors import CorruptDataError, SnapshotCutError
+from replset.errors import SnapshotCutError
 from replset.storage.disk import WAL_SUFFIX, Disk
 from replset.storage.sqlite import first_row, storage_error
 
@@ -56,7 +56,7 @@ class Wal:
             self._connection.close(True)
 
     def extent(self) -> str:
-        """Which WAL this is and how many pages it has, as `SALT:PAGES`; empty while it has none. See `check_whole`."""
+        """Which WAL this is and how many pages it has, as `SALT:PAGES`; empty while it has none. See `find_cut`."""
         assert self._connection is not None
         pages = _pages_of(self._connection)
         return f"{salt}:{pages}" if pages > 0 and (salt := _salt_of(self._disk, self._path)) else ""
@@ -145,23 +145,23 @@ class Wal:
             self._copy_limits.remove(limit)
 
 
-def check_whole(disk: Disk, path: str, connection: apsw.Connection, checkpointed: str) -> None:
-    """Raise CorruptDataError if pages are gone from the WAL of the database at `path` that a checkpoint copied.
+def find_cut(disk: Disk, path: str, connection: apsw.Connection, checkpointed: str) -> str:
+    """Say what is wrong if pages are gone from the WAL of the database at `path` that a checkpoint copied; else empty.
 
     checkpointed: `Wal.extent` before the last one. What is left of a WAL that was cut would replace newer pages of the
-    database by older ones, and entries and documents in the middle would be gone. Nothing is written here, so with the
-    missing file the member can start again. A WAL that is not there, or a later one, says nothing.
+    database by older ones, and entries and documents in the middle would be gone. A WAL that is not there, or a later
+    one, says nothing.
     """
     salt, _, pages = checkpointed.partition(":")
     if not salt or salt != _salt_of(disk, path):
-        return
+        return ""
     left = _pages_of(connection)
-    if left < int(pages):
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # it would copy the old pages, and remove the WAL
-        raise CorruptDataError(
-            f"{path}{WAL_SUFFIX} was cut: it has {left} pages, and {pages} when they were copied into {path}, which is"
-            " not whole without them. Bring the file back, or empty the folder, and the member copies its data anew"
-        )
+    if left >= int(pages):
+        return ""
+    return (
+        f"{path}{WAL_SUFFIX} was cut: it has {left} pages, and {pages} when they were copied into {path}, which is not"
+        " whole without them. Bring the file back, or empty the folder, and the member copies its data anew"
+    )
 
 
 def _pages_of(connection: apsw.Connection) -> int:

@@ -38,7 +38,8 @@ class MemberFiles:
     def open_store(self) -> Store:
         """Open replset.db; what a crash left in its WAL is checkpointed, so all that it holds is durable."""
         options = self.with_limits(self.store_options)
-        return Store.open(self.disk, self.dbpath, options, self.member_file.checkpointed_wal)
+        file = self.member_file
+        return Store.open(self.disk, self.dbpath, options, file.checkpointed_wal, file.durability_mark)
 
     def with_limits(self, options: StoreOptions) -> StoreOptions:
         """Return the options with the limits of the oplog that replSetResizeOplog set on this member."""

@@ -258,7 +258,7 @@ def failed_sync_survived(patch: pytest.MonkeyPatch) -> None:
 
 def cut_wal_taken_for_whole(patch: pytest.MonkeyPatch) -> None:
     """A start takes what is left of a WAL for all of it, whatever a checkpoint had copied from it."""
-    patch.setattr(store, "check_whole", lambda *_: None)
+    patch.setattr(store, "find_cut", lambda *_: "")
 
 
 def entries_served_unread(patch: pytest.MonkeyPatch) -> None:
