@@ -185,9 +185,10 @@ class MemberFile:
 
         checkpointed_wal: before a checkpoint, what it is going to copy.
         """
-        wal = self.checkpointed_wal if checkpointed_wal is None else checkpointed_wal
-        self._put({} if wal == self.checkpointed_wal else {"checkpointed_wal": wal}, durable=durable)
-        self.checkpointed_wal = wal
+        is_new = checkpointed_wal not in (None, self.checkpointed_wal)
+        self._put({"checkpointed_wal": checkpointed_wal} if is_new else {}, durable=durable)
+        if checkpointed_wal is not None:
+            self.checkpointed_wal = checkpointed_wal
 
     def lower_mark(self, to: OpTime) -> None:
         """Lower the mark to `to`, before a rollback takes away the entries behind it. It is never raised here.

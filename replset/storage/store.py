@@ -153,11 +153,13 @@ class Store:
         if mode != "wal":
             raise StorageError(f"{self.path}: the file system does not carry a WAL (journal_mode {mode})")
         cut = find_cut(self.disk, self.path, connection, checkpointed)
-        if cut and _newest_entry(connection).optime >= mark:
-            # Nobody else would notice: the newest entries are there, and those in the middle are gone. Nothing is
-            # written, so that the member can start again with the missing file.
+        if cut:
+            # Nothing is written, so that the member can start again with the missing file.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            raise CorruptDataError(cut)
+            if _newest_entry(connection).optime >= mark:
+                # Nobody else would notice: the newest entries are there, and those in the middle are gone.
+                raise CorruptDataError(cut)
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         connection.pragma("synchronous", "NORMAL")
         connection.pragma("cache_size", -(self.options.cache_bytes >> 10))
         connection.pragma("temp_store", "MEMORY")

@@ -55,11 +55,19 @@ class Wal:
         if self._connection is not None:
             self._connection.close(True)
 
-    def extent(self) -> str:
-        """Which WAL this is and how many pages it has, as `SALT:PAGES`; empty while it has none. See `find_cut`."""
+    def extent(self) -> str | None:
+        """Which WAL this is and how many pages it has, as `SALT:PAGES`; empty while it has none. See `find_cut`.
+
+        None: another connection holds what tells it, so that what was noted before stays.
+        """
         assert self._connection is not None
-        pages = _pages_of(self._connection)
-        return f"{salt}:{pages}" if pages > 0 and (salt := _salt_of(self._disk, self._path)) else ""
+        try:
+            pages, salt = _pages_of(self._connection), _salt_of(self._disk, self._path)
+        except apsw.BusyError:
+            return None
+        except (apsw.Error, OSError) as error:
+            raise storage_error(error, self._path + WAL_SUFFIX) from error
+        return f"{salt}:{pages}" if salt and pages > 0 else ""
 
     def sync(self) -> None:
         """Make every commit so far durable. The caller reads last_applied on the loop before it."""

@@ -39,7 +39,9 @@ class MemberFiles:
         """Open replset.db; what a crash left in its WAL is checkpointed, so all that it holds is durable."""
         options = self.with_limits(self.store_options)
         file = self.member_file
-        return Store.open(self.disk, self.dbpath, options, file.checkpointed_wal, file.durability_mark)
+        # What an initial sync is going to replace need not be whole.
+        checkpointed = "" if file.initial_sync_pending else file.checkpointed_wal
+        return Store.open(self.disk, self.dbpath, options, checkpointed, file.durability_mark)
 
     def with_limits(self, options: StoreOptions) -> StoreOptions:
         """Return the options with the limits of the oplog that replSetResizeOplog set on this member."""

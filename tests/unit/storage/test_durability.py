@@ -249,6 +249,7 @@ def test_a_wal_that_is_cut_behind_its_checkpoint_is_noticed(driver: Driver, tmp_
         driver.apply(("put", "db.c", number, "x" * 500))
     store = driver.store
     extent = store.wal.extent()
+    assert extent
     assert store.wal.checkpoint()
     for place, part in enumerate((0.3, 0.9)):
         cut = after_a_crash(driver, tmp_path / f"cut{place}", part)
@@ -267,9 +268,25 @@ def test_a_wal_that_began_anew_since_is_not_compared(driver: Driver, tmp_path: P
     for number in range(50):
         driver.apply(("put", "db.c", number, "x" * 500))
     extent = driver.store.wal.extent()
+    assert extent
     assert driver.store.wal.checkpoint()
     driver.apply(("put", "db.c", 50, "x"))
     assert driver.store.wal.extent() != extent
     again = Store.open(RealDisk(), after_a_crash(driver, tmp_path / "again", 1.0), driver.options, extent)
     assert again.last_applied == driver.store.last_applied
     again.close()
+
+
+def test_a_wal_whose_loss_the_mark_notices_is_opened(driver: Driver, tmp_path: Path) -> None:
+    """The member says then what is lost, and copies anew; a lone one waits for a person."""
+    driver.apply(("create", "db.c"))
+    for number in range(50):
+        driver.apply(("put", "db.c", number, "x" * 500))
+    store = driver.store
+    extent = store.wal.extent()
+    assert extent
+    cut = after_a_crash(driver, tmp_path / "cut", 0.3)  # nothing was copied into the database yet
+    again = Store.open(RealDisk(), cut, driver.options, extent, store.last_applied)
+    assert again.last_applied < store.last_applied
+    again.close()
+    assert not (cut / "replset.db-wal").exists()
