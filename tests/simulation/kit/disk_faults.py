@@ -119,9 +119,7 @@ class DiskFaults(FaultBase):
         ends = self._cluster.loop.time() + REPAIRED_WITHIN_S
         while self._cluster.loop.time() < ends:
             member = machine.running
-            if member is not None and member.node.quarantine:
-                await self._ask(damaged_entry.name, {"replSetResync": 1})
-            elif member is not None:
+            if not await self._copied_anew(machine) and member is not None:
                 with suppress(apsw.BusyError, apsw.ThreadingViolationError, apsw.FullError):
                     sql = "UPDATE oplog SET entry = ? WHERE ts = ? AND entry != ?"
                     member.store._connection.execute(sql, (damaged_entry.entry, damaged_entry.ts, damaged_entry.entry))
@@ -130,6 +128,13 @@ class DiskFaults(FaultBase):
                         return
             await asyncio.sleep(1)
         raise SimulationError(f"{damaged_entry.name} is still damaged\n{self._cluster.summary()}")
+
+    async def _copied_anew(self, machine: Machine) -> bool:
+        """Have a member in quarantine copied anew. False: it is in none."""
+        if machine.running is None or not machine.running.node.quarantine:
+            return False
+        await self._ask(machine.name, {"replSetResync": 1})
+        return True
 
     def _disk_full(self) -> None:
         """The disk is full for a while: writes are refused, nothing is damaged."""

@@ -89,6 +89,8 @@ class Faults(ProcessFaults, DiskFaults, DocumentFaults, NetworkFaults, Membershi
         while self._repairs:
             for repair in (await asyncio.wait(self._repairs, timeout=1.0))[0]:
                 repair.result()
+            if cluster.damaged_entry is not None:  # beside an arbiter nothing is committed without that member
+                await self._copied_anew(cluster.machines[cluster.damaged_entry.name])
             if cluster.loop.time() > ends:
                 raise SimulationError(f"not put right within {REPAIRED_WITHIN_S:g} s\n{cluster.summary()}")
         cluster.network.faults = QUIET
