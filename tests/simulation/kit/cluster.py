@@ -27,6 +27,7 @@ from replset.errors import CorruptDataError
 from replset.ids import HostPort
 from replset.key_file import Keys
 from replset.replication import rollback
+from replset.runtime import options as member_options
 from replset.runtime.jobs import archiver
 from replset.runtime.member import RunningMember
 from replset.runtime.net.credentials import Credentials
@@ -103,6 +104,7 @@ class SimCluster:
         search_batch.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = environment.group_statements
         for module in GUARDED:
             module.threading = SIM_THREADING  # type: ignore[attr-defined]
+        self._is_loopback_before, member_options.is_loopback = member_options.is_loopback, _is_loopback
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
         self.network = SimNetwork(self.loop, self.random_for("network")) if beside is None else beside.network
@@ -556,6 +558,7 @@ class SimCluster:
         write_batch.GROUP_STATEMENTS = self._statements_before
         for module in GUARDED:
             module.threading = threading  # type: ignore[attr-defined]
+        member_options.is_loopback = self._is_loopback_before
         self.loop.on_step = None if self._beside is None else self._beside._step
         for machine in self.machines.values():
             if machine.process is not None:
@@ -580,3 +583,8 @@ class SimCluster:
 def quiet_logs() -> None:
     """Members log every fault that they survive; a simulation makes thousands."""
     logging.getLogger("replset").setLevel(logging.CRITICAL)
+
+
+def _is_loopback(host: str) -> bool:
+    """Names of simulated machines are no business of the real one's name server, which may take 5 s to answer."""
+    return True
