@@ -277,7 +277,7 @@ CORE_MUTANTS = tuple(
     Mutant(break_rule, killers, verdict, CORE_ALONE)
     for break_rule, killers, verdict in (
         (config_changed_before_a_majority_has_it, (2, 22), "invariant 10"),
-        (config_changed_before_the_writes, (1,), "invariant"),
+        (config_changed_before_the_writes, (13,), "invariant"),
         (two_voters_at_once, (41, 57, 81), "invariant 10"),
         (vote_before_it_has_caught_up, (64,), "invariant"),
         (arbiter_counted_as_a_copy, (1, 12, 15), "invariant 3"),

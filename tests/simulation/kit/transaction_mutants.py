@@ -130,7 +130,7 @@ _TESTS = "tests/unit/commands/test_transactions.py"
 TRANSACTION_MUTANTS = (
     Mutant(half_committed, (1, 3, 5)),
     Mutant(half_replicated, (1, 3, 5)),
-    Mutant(half_undone, (1, 3, 5), kind=ROLLBACK_RUNS),
+    Mutant(half_undone, (4, 0), kind=ROLLBACK_RUNS),
     Mutant(conflict_with_a_transaction_missed, (1, 3, 5)),
     Mutant(conflict_with_an_older_write_missed, (3, 1, 5)),
     Mutant(held_documents_written, (3, 1, 5)),
