@@ -27,6 +27,7 @@ from replset.runtime.process.log_writer import LogWriter
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, lock_dbpath
+from tests.integration.forked import run_program
 
 COMMAND = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", "rs0"]
 BARE_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
@@ -55,14 +56,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def start(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `replset start` where it should refuse."""
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=BARE_ENVIRONMENT | (environment or {}),
-    )
+    command = COMMAND[2:]
+    return run_program(*command, *arguments, timeout_s=60, environment=environment)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
