@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,15 @@ settings.load_profile("replset")
 os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of another one's --host
 
 HERE = Path(__file__).parent
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:  # a sync there takes no time; tests/tools stay on disk
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 SLOW = {HERE / "property", HERE / "integration", HERE / "tools"}
 """Searches over many examples and real sets of processes; `./dev test --quick` leaves them to the full run."""
+TOOLS = HERE / "tools"
+APART = {HERE / "simulation", HERE / "property"}
+"""Whose tests share no processes and no ports: a module of another folder stays with one worker."""
+LONG = (TOOLS, HERE / "integration", HERE / "conformance", *sorted(APART))
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +42,39 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if item.path.parent in SLOW:
             item.add_marker("slow")
-    items.sort(key=lambda item: item.path.parent != HERE / "tools")  # the longest ones: none begins when all else ends
+    yield  # -m takes away what is not selected
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = dealt(items, workers)
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """In the order in which `--dist worksteal` gives each worker its share, one after the other's.
+
+    A share begins with long tests: first those of the tools, then by turns some that wait for processes and timeouts
+    and some that compute, so that all processors have work. It ends with short ones, which others take over best.
+    """
+    parts: dict[Path, dict[object, list[pytest.Item]]] = {folder: {} for folder in LONG}
+    short: list[pytest.Item] = []
+    for item in items:
+        folder = next((folder for folder in LONG if folder in item.path.parents), None)
+        if folder is None:
+            short.append(item)
+        else:
+            parts[folder].setdefault(item if folder in APART else item.path, []).append(item)
+    order: list[pytest.Item] = []
+    for worker in range(workers):
+        own = {folder: list(part.values())[worker::workers] for folder, part in parts.items()}
+        rows = [(n / len(own[folder]), group) for folder in LONG[1:] for n, group in enumerate(own[folder])]
+        by_turns = [group for _, group in sorted(rows, key=lambda row: row[0])]
+        share = [item for group in (*own[TOOLS], *by_turns) for item in group]
+        end = len(items) * (worker + 1) // workers
+        take = max(0, end - len(order) - len(share))
+        order += [*share, *short[:take]]
+        del short[:take]
+    return order + short
