@@ -14,6 +14,19 @@ def timestamp(ts: int) -> Timestamp:
     return Timestamp(ts >> INCREMENT_BITS, ts & _INCREMENT_MASK)
 
 
+def timestamp_bits(ts: int) -> int:
+    """Return a packed `ts` as the 64 bits of a BSON timestamp."""
+    return ts >> INCREMENT_BITS << 32 | ts & _INCREMENT_MASK
+
+
+def optime_of_bits(bits: int, term: int) -> OpTime:
+    """Return the optime of a BSON timestamp's 64 bits. RemoteProtocolError as in `parse_optime`."""
+    increment = bits & 0xFFFFFFFF
+    if term < 0 or increment > _INCREMENT_MASK:
+        raise RemoteProtocolError(f"an optime out of range: {bits >> 32}:{increment}, term {term}")
+    return OpTime(term, bits >> 32 << INCREMENT_BITS | increment)
+
+
 def optime_document(optime: OpTime) -> dict[str, object]:
     return {"ts": timestamp(optime.ts), "t": Int64(optime.term)}
 

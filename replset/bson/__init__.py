@@ -3,10 +3,11 @@
 from replset.bson.decimal128 import Decimal128
 from replset.bson.decoding import decode, validate
 from replset.bson.ejson import from_ejson, from_ejson_value, to_ejson, to_ejson_value
-from replset.bson.encoding import encode
+from replset.bson.encoding import Document, append_fields, array_of, encode, with_fields
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
 from replset.bson.from_json import bson_from_json
 from replset.bson.keystring import compare, encode_key
+from replset.bson.layout import Layout, document_of
 from replset.bson.limits import MAX_BSON_SIZE, MAX_DEPTH, MAX_INTERNAL_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.bson.raw import RawDocument, RawDocuments, documents_of, walk
 from replset.bson.values import (
@@ -37,10 +38,12 @@ __all__ = [
     "DBPointer",
     "DateTime",
     "Decimal128",
+    "Document",
     "ExtendedJSONError",
     "Int64",
     "InvalidBSONError",
     "InvalidValueError",
+    "Layout",
     "MaxKey",
     "MinKey",
     "ObjectId",
@@ -50,9 +53,12 @@ __all__ = [
     "Symbol",
     "Timestamp",
     "Undefined",
+    "append_fields",
+    "array_of",
     "bson_from_json",
     "compare",
     "decode",
+    "document_of",
     "documents_of",
     "encode",
     "encode_key",
@@ -62,4 +68,5 @@ __all__ = [
     "to_ejson_value",
     "validate",
     "walk",
+    "with_fields",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, count
 from struct import Struct
@@ -43,7 +43,11 @@ _DOCUMENT_NAMES: Final[list[bytes]] = [b"\x03" + name for name in _INDEX_NAMES]
 Writer: TypeAlias = Callable[[bytes, Any], bytes]
 
 
-def encode(document: Mapping[str, object] | RawDocument) -> bytes:
+Document: TypeAlias = Mapping[str, object] | RawDocument
+"""With its values, or as its bytes."""
+
+
+def encode(document: Document) -> bytes:
     """Return `document` as BSON bytes.
 
     A plain int becomes int32 when it fits, else int64. InvalidBSONError names the path of a value without a BSON form:
@@ -116,10 +120,24 @@ def _write_array(items: list[object] | tuple[object, ...], depth: int) -> bytes:
     return _int32(len(body) + 5) + body + b"\0"
 
 
-def _write_documents(name: bytes, documents: RawDocuments) -> bytes:
+def array_of(documents: Sequence[bytes]) -> bytes:
+    """Return the array of these documents as its bytes; `documents_of` is the other direction."""
     names = chain(_DOCUMENT_NAMES, (b"\x03%d\0" % index for index in count(len(_DOCUMENT_NAMES))))
     body = b"".join(chain.from_iterable(zip(names, documents, strict=False)))
-    return b"".join((b"\x04", name, _int32(len(body) + 5), body, b"\0"))
+    return b"".join((_int32(len(body) + 5), body, b"\0"))
+
+
+def with_fields(document: Document, fields: Mapping[str, object]) -> RawDocument:
+    """Return the document with more fields behind its own. RawDocument: it has none of these yet."""
+    if not isinstance(document, RawDocument):
+        return RawDocument(_write_document({**document, **fields}, 1))
+    return RawDocument(append_fields(document, _write_document(fields, 1)[4:-1]))
+
+
+def append_fields(document: RawDocument, fields: bytes) -> bytes:
+    """Return the bytes of the document with more fields, given as their bytes, behind its own."""
+    raw = document.raw
+    return b"".join((_int32(len(raw) + len(fields)), raw[4:-1], fields, b"\0"))
 
 
 def _write_other(name: bytes, value: object, depth: int) -> bytes:
@@ -201,7 +219,7 @@ _WRITERS: Final[dict[type, Writer]] = {
     MinKey: lambda name, value: b"\xff" + name,
     MaxKey: lambda name, value: b"\x7f" + name,
     RawDocument: lambda name, value: b"\x03" + name + value.raw,
-    RawDocuments: _write_documents,
+    RawDocuments: lambda name, value: b"\x04" + name + array_of(value),
 }
 # For subclasses, enum members among them; the order matters only where one is a subclass of another.
 _BASES: Final[list[tuple[type, Writer]]] = [

@@ -56,6 +56,14 @@ def finish(reply: dict[str, object], operation_ts: int) -> dict[str, object]:
     return reply
 
 
+def encode_times(operation_ts: int) -> bytes:
+    """The fields that `finish` adds to a reply with ok, as their bytes."""
+    if not operation_ts:
+        return b""
+    inc, seconds = operation_ts & _INC_MASK, operation_ts >> 31
+    return _times(_CLUSTER, inc, seconds, _SIGNATURE, _OPERATION, inc, seconds)
+
+
 def error_reply(error: ReplError, member: MemberPort) -> dict[str, object]:
     reply: dict[str, object] = {
         "ok": 0.0,
@@ -130,6 +138,7 @@ _OPERATION = b"\x11operationTime\0"
 _CURSOR = b"\x03cursor\0"
 _BATCH = b"\x04firstBatch\0"
 _NO_OTHER = b"\0\x12id\0" + bytes(8) + b"\x02ns\0"
+_times = Struct(f"<{len(_CLUSTER)}sII{len(_SIGNATURE)}s{len(_OPERATION)}sII").pack
 _cursor_tail = Struct(f"<x{len(_OK)}s{len(_CLUSTER)}sII{len(_SIGNATURE)}s{len(_OPERATION)}sIIx")
 _int32 = Struct("<i").pack
 _timestamp = Struct("<II").pack

@@ -219,7 +219,7 @@ class Fetcher:
             if isinstance(page, SourceFailed):
                 return
             if page.entries:
-                session.last_fetched, session.last_chain = OplogEntry(page.entries[-1]).optime, page.end_chain
+                session.last_fetched, session.last_chain = page.last, page.end_chain
             session.rollback_id = page.rollback_id
             session.known_commit_point = page.commit_point
             session.known_term = page.term
@@ -283,7 +283,7 @@ class Fetcher:
 
         Once applied, such an entry would set this member's own term, and no real primary could reach it.
         """
-        newest = OplogEntry(page.entries[-1]).optime.term if page.entries else 0
+        newest = page.last.term
         if newest > page.term or not is_plausible_term(self._node.term, page.term):
             raise RemoteProtocolError(
                 f"an entry of term {newest} from a source in term {page.term}, mine {self._node.term}"

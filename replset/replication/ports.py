@@ -7,10 +7,10 @@ The runtime implements them on the real machine, the simulator on a virtual one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from replset.bson import ObjectId, RawDocument
+from replset.bson import Document, ObjectId, RawDocument, with_fields
 from replset.ids import HostPort, Millis
 
 T = TypeVar("T")
@@ -63,7 +63,12 @@ class MemberClient(Protocol):
     """Commands to other members over the wire port."""
 
     async def call(
-        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+        self,
+        host: HostPort,
+        command: Document,
+        *,
+        timeout_ms: Millis,
+        database: str = "admin",
     ) -> RawDocument:
         """Send one command, return the reply document (also one with ok: 0).
 
@@ -80,9 +85,14 @@ class SetMemberClient:
         self._set_id = set_id
 
     async def call(
-        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+        self,
+        host: HostPort,
+        command: Document,
+        *,
+        timeout_ms: Millis,
+        database: str = "admin",
     ) -> RawDocument:
         """See MemberClient.call."""
         set_id = self._set_id()
-        with_id = command if set_id is None else {**command, "setId": set_id}
+        with_id = command if set_id is None else with_fields(command, {"setId": set_id})
         return await self._peer.call(host, with_id, timeout_ms=timeout_ms, database=database)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Self, TypeAlias, TypeVar
 
-from replset.bson import Int64, RawDocument, RawDocuments, documents_of
+from replset.bson import Int64, Layout, RawDocument, array_of, document_of, documents_of, encode
+from replset.bson.layout import BOOL, INT32, INT64, TIMESTAMP
 from replset.errors import RemoteProtocolError, ReplError
-from replset.ids import OpTime
+from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import OplogEntry
-from replset.optime import optime_document, parse_optime
+from replset.optime import optime_document, optime_of_bits, parse_optime, timestamp_bits
 
 T = TypeVar("T")
 Awaited: TypeAlias = Literal["", "applied", "durable"]
 """Which positions of other members somebody waits for."""
+_OPTIME = {"ts": TIMESTAMP, "t": INT64}
+_PLACE = {**_OPTIME, "chain": INT64}
 
 
 def parse_chain(value: object) -> int:
@@ -73,24 +77,58 @@ class FetchRequest:
     awaits_commit_point: bool = False
     progress: RawDocument | None = None
 
-    def document(self) -> dict[str, object]:
-        document: dict[str, object] = {
-            "replSetOplogFetch": 1,
-            "after": {**optime_document(self.after), "chain": Int64(self.chain)},
-            "maxBytes": self.max_bytes,
-            "maxAwaitMS": self.max_await_ms,
-            "term": Int64(self.term),
-            "knownCommitPoint": optime_document(self.known_commit_point),
-            "knownRollbackId": self.known_rollback_id,
-        }
-        if self.awaits_commit_point:
-            document["awaitsCommitPoint"] = True
-        if self.progress is not None:
-            document["progress"] = self.progress
-        return document
+    def document(self) -> RawDocument:
+        fields = _FETCH.pack(
+            timestamp_bits(self.after.ts),
+            self.after.term,
+            self.chain,
+            self.max_bytes,
+            self.max_await_ms,
+            self.term,
+            timestamp_bits(self.known_commit_point.ts),
+            self.known_commit_point.term,
+            self.known_rollback_id,
+        )
+        awaits = _AWAITS if self.awaits_commit_point else b""
+        progress = b"" if self.progress is None else _PROGRESS + self.progress.raw
+        return RawDocument(document_of(fields, awaits, progress))
 
     @classmethod
     def parse(cls, body: RawDocument) -> Self:
+        return cls._parse_layout(body.raw) or cls._parse_fields(body)
+
+    @classmethod
+    def _parse_layout(cls, raw: bytes) -> Self | None:
+        """Read a request as `document` makes it; None: it is written in another way."""
+        found = _FETCH.unpack(raw, 4)
+        if found is None:
+            return None
+        after, after_term, chain, max_bytes, max_await_ms, term, known, known_term, rollback_id = found
+        at = 4 + _FETCH.size
+        awaits = raw.startswith(_AWAITS, at)
+        if awaits:
+            at += len(_AWAITS)
+        progress = None
+        if raw.startswith(_PROGRESS, at):
+            start = at + len(_PROGRESS)
+            at = start + int.from_bytes(raw[start : start + 4], "little")
+            progress = RawDocument(raw[start:at])
+        if not raw.startswith(_BEHIND, at) and at != len(raw) - 1:
+            return None
+        return cls(
+            optime_of_bits(after, after_term),
+            chain,
+            max_bytes,
+            max_await_ms,
+            term,
+            optime_of_bits(known, known_term),
+            rollback_id,
+            awaits,
+            progress,
+        )
+
+    @classmethod
+    def _parse_fields(cls, body: RawDocument) -> Self:
         after = _field(body, "after", dict)
         return cls(
             parse_optime(after),
@@ -105,7 +143,24 @@ class FetchRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
+_FETCH = Layout(
+    {
+        "replSetOplogFetch": 1,
+        "after": _PLACE,
+        "maxBytes": INT32,
+        "maxAwaitMS": INT32,
+        "term": INT64,
+        "knownCommitPoint": _OPTIME,
+        "knownRollbackId": INT32,
+    }
+)
+_AWAITS = encode({"awaitsCommitPoint": True})[4:-1]
+_PROGRESS = b"\x03progress\0"
+_BEHIND = (b"\x07setId\0", b"\x02$db\0")
+"""What follows the fields of a request begins so: the fields that every command of a member has."""
+
+
+@dataclass(frozen=True)
 class FetchReply:
     """Holds a page of the source's oplog. `entries` continue exactly behind `prev`, whose chain is `prev_chain`.
 
@@ -130,34 +185,79 @@ class FetchReply:
     commit_term: int = 0
     awaited: Awaited = ""
 
+    @cached_property
+    def last(self) -> OpTime:
+        """The newest entry of this page; OPTIME_NULL: it has none."""
+        return OplogEntry(self.entries[-1]).optime if self.entries else OPTIME_NULL
+
     @property
     def has_more(self) -> bool:
         """Whether the source has entries behind this page already."""
-        return bool(self.entries) and OplogEntry(self.entries[-1]).optime < self.newest
+        return bool(self.entries) and self.last < self.newest
 
-    def document(self) -> dict[str, object]:
-        document: dict[str, object] = {
-            "ok": 1.0,
-            "matched": self.matched,
-            "batch": RawDocuments(self.entries),
-            "prev": {**optime_document(self.prev), "chain": Int64(self.prev_chain)},
-            "endChain": Int64(self.end_chain),
-            "rbid": self.rollback_id,
-            "term": Int64(self.term),
-            "state": self.state,
-            "isPrimary": self.is_primary,
-            "lastApplied": optime_document(self.newest),
-            "oldest": optime_document(self.oldest),
-            "commitPoint": optime_document(self.commit_point),
-            "commitTerm": Int64(self.commit_term),
-        }
-        if self.awaited:
-            document["awaited"] = self.awaited
-        return document
+    def document(self) -> RawDocument:
+        newest, oldest, committed = self.newest, self.oldest, self.commit_point
+        rest = _PAGE.pack(
+            timestamp_bits(self.prev.ts),
+            self.prev.term,
+            self.prev_chain,
+            self.end_chain,
+            self.rollback_id,
+            self.term,
+            self.state,
+            self.is_primary,
+            timestamp_bits(newest.ts),
+            newest.term,
+            timestamp_bits(oldest.ts),
+            oldest.term,
+            timestamp_bits(committed.ts),
+            committed.term,
+            self.commit_term,
+        )
+        head = _MATCHED.pack(self.matched)
+        return RawDocument(document_of(head, _BATCH, array_of(self.entries), rest, _AWAITED[self.awaited]))
 
     @classmethod
     def parse(cls, reply: RawDocument) -> Self:
         """Read a reply; entries stay the bytes they came in. Raises what an error reply says."""
+        return cls._parse_layout(reply.raw) or cls._parse_fields(reply)
+
+    @classmethod
+    def _parse_layout(cls, raw: bytes) -> Self | None:
+        """Read a reply as `document` makes it; None: it is written in another way."""
+        at = 4 + _MATCHED.size
+        matched = _MATCHED.unpack(raw, 4)
+        if matched is None or not raw.startswith(_BATCH, at):
+            return None
+        start = at + len(_BATCH)
+        at = start + int.from_bytes(raw[start : start + 4], "little")
+        found = _PAGE.unpack(raw, at)
+        awaited = _AWAITED_BY_BYTES.get(raw[at + _PAGE.size : -1].partition(_TIMES)[0])
+        if found is None or awaited is None:
+            return None
+        prev, prev_term, prev_chain, end_chain, rollback_id, term, state, is_primary = found[:8]
+        newest, newest_term, oldest, oldest_term, committed, committed_term, commit_term = found[8:]
+        if matched[0] > 1 or is_primary > 1:
+            return None
+        return cls(
+            matched[0] == 1,
+            documents_of(raw[start:at]),
+            optime_of_bits(prev, prev_term),
+            prev_chain,
+            end_chain,
+            rollback_id,
+            term,
+            state,
+            is_primary == 1,
+            optime_of_bits(newest, newest_term),
+            optime_of_bits(oldest, oldest_term),
+            optime_of_bits(committed, committed_term),
+            commit_term,
+            awaited,
+        )
+
+    @classmethod
+    def _parse_fields(cls, reply: RawDocument) -> Self:
         check_ok(reply)
         batch = reply.get_raw("batch")
         if batch is None:
@@ -179,6 +279,32 @@ class FetchReply:
             _field(reply, "commitTerm", int) if "commitTerm" in reply else 0,
             _awaited(reply.get("awaited")),
         )
+
+
+_MATCHED = Layout({"ok": 1.0, "matched": BOOL})
+_BATCH = b"\x04batch\0"
+_PAGE = Layout(
+    {
+        "prev": _PLACE,
+        "endChain": INT64,
+        "rbid": INT32,
+        "term": INT64,
+        "state": INT32,
+        "isPrimary": BOOL,
+        "lastApplied": _OPTIME,
+        "oldest": _OPTIME,
+        "commitPoint": _OPTIME,
+        "commitTerm": INT64,
+    }
+)
+_AWAITED: dict[Awaited, bytes] = {
+    "": b"",
+    "applied": encode({"awaited": "applied"})[4:-1],
+    "durable": encode({"awaited": "durable"})[4:-1],
+}
+_TIMES = b"\x03$clusterTime\0"
+"""What every reply ends with begins so."""
+_AWAITED_BY_BYTES = {fields: awaited for awaited, fields in _AWAITED.items()}
 
 
 @dataclass(frozen=True, slots=True)

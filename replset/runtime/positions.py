@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
 
-from replset.bson import RawDocument, encode
-from replset.commands.members.messages import request_document
+from replset.bson import RawDocument
+from replset.commands.members.messages import progress_document
 from replset.core.effects import Send
 from replset.core.messages import ReplyBody, Response
 from replset.core.node import Node
@@ -80,4 +80,4 @@ class Positions:
     def document(self) -> RawDocument | None:
         """The position, as it goes with a fetch; None: it does not count."""
         progress = self._node.progress_request()
-        return None if progress is None else RawDocument(encode(request_document(progress)))
+        return None if progress is None else progress_document(progress)

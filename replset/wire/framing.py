@@ -7,11 +7,11 @@ RemoteProtocolError; the caller then closes the connection.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from replset.bson import InvalidBSONError, RawDocument, encode
+from replset.bson import Document, InvalidBSONError, RawDocument, encode, with_fields
 from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.errors import BadValueError, ErrorCode, LocalProtocolError, RemoteProtocolError
 from replset.wire.checksum import SLICE_BYTES, crc32c, crc32c_in_slices
@@ -261,12 +261,12 @@ def encode_msg(request_id: int, response_to: int, document: bytes, *, flags: int
 
 def encode_request(
     request_id: int,
-    command: Mapping[str, object],
+    command: Document,
     database: str,
     sequence: tuple[str, Sequence[bytes]] | None = None,
 ) -> bytes:
     """Return a command as OP_MSG. sequence: a field of the command and its documents, sent as a separate section."""
-    body = encode({**command, "$db": database})
+    body = with_fields(command, {"$db": database}).raw
     if sequence is None:
         return encode_msg(request_id, 0, body)
     name, documents = sequence

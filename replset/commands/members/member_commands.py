@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 from replset.auth.roles import Action
-from replset.bson import Binary, ObjectId
+from replset.bson import Binary, ObjectId, append_fields
 from replset.commands import fields
 from replset.commands.command import PROVE, Command, CommandContext
 from replset.commands.members.messages import parse_request, reply_document
 from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.ports import Reply
+from replset.commands.replies import encode_times
 from replset.core.messages import Refused
 from replset.errors import AuthenticationFailedError, ErrorCode, FailedToParseError, RemoteProtocolError, ReplError
 from replset.ids import HostPort
@@ -46,7 +47,8 @@ def refuse_other_set(ctx: CommandContext) -> None:
 async def fetch_oplog(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
     refuse_other_set(ctx)
-    return await oplog_fetch(ctx.member, ctx.body)
+    page = await oplog_fetch(ctx.member, ctx.body)
+    return append_fields(page, encode_times(ctx.member.store.last_applied.ts))
 
 
 async def probe_oplog(ctx: CommandContext) -> Reply:

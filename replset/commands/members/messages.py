@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TypeVar, assert_never
 
-from replset.bson import DateTime, Int64, ObjectId, RawDocument
+from replset.bson import DateTime, Int64, Layout, ObjectId, RawDocument, array_of, document_of, documents_of, encode
+from replset.bson.layout import DATE, INT32, INT64, TIMESTAMP
 from replset.config import MAX_MEMBER_ID, MAX_MEMBERS, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -29,7 +30,7 @@ from replset.core.messages import (
 )
 from replset.errors import RemoteProtocolError, code_name, cut_message
 from replset.ids import HostPort, MemberId, OpTime
-from replset.optime import optime_document, parse_optime
+from replset.optime import optime_document, optime_of_bits, parse_optime, timestamp_bits
 
 T = TypeVar("T")
 MemberRequest = HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest
@@ -47,7 +48,7 @@ MAX_COUNT = (1 << 31) - 1
 # --- requests ---------------------------------------------------------------------------------------------------
 
 
-def request_document(body: MemberRequest) -> dict[str, object]:
+def request_document(body: MemberRequest) -> dict[str, object] | RawDocument:
     """The command document of a request."""
     match body:
         case HeartbeatRequest():
@@ -67,15 +68,7 @@ def request_document(body: MemberRequest) -> dict[str, object]:
                 **_set_id_field(body.set_id),
             }
         case ProgressRequest():
-            return {
-                POSITION: 1,
-                "optimes": [_progress_row(row, body.config_version) for row in body.progress],
-                "senderId": int(body.sender_id),
-                "term": Int64(body.term),
-                "configVersion": Int64(body.config_version),
-                "configTerm": Int64(body.config_term),
-                **_set_id_field(body.set_id),
-            }
+            return progress_document(body)
         case StepUpRequest():
             return {STEP_UP: 1, "skipDryRun": body.skip_dry_run}
         case _:
@@ -114,17 +107,7 @@ def parse_request(body: RawDocument) -> MemberRequest:
                 _set_id(body),
             )
         case "replSetUpdatePosition":
-            rows = _field(body, "optimes", list)
-            if len(rows) > MAX_PROGRESS:
-                raise RemoteProtocolError(f"at most {MAX_PROGRESS} members in one replSetUpdatePosition")
-            return ProgressRequest(
-                MemberId(_number(body, "senderId")),
-                _number(body, "term"),
-                _number(body, "configVersion"),
-                _number(body, "configTerm"),
-                tuple(_parse_progress(row) for row in rows),
-                _set_id(body),
-            )
+            return _parse_position_layout(body.raw) or _parse_position(body)
         case "replSetStepUp":
             return StepUpRequest(body.get("skipDryRun") is True)
         case other:
@@ -160,17 +143,95 @@ def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
     return document | _set_id_field(body.set_id)
 
 
-def _progress_row(row: MemberProgress, config_version: int) -> dict[str, object]:
-    position = row.position
-    return {
-        "durableOpTime": optime_document(position.last_durable),
-        "durableWallTime": DateTime(position.durable_wall_ms),
-        "appliedOpTime": optime_document(position.last_applied),
-        "appliedWallTime": DateTime(position.applied_wall_ms),
-        "memberId": int(row.member_id),
-        "cfgver": Int64(config_version),
-        "incarnation": row.incarnation,
+def progress_document(body: ProgressRequest) -> RawDocument:
+    rows = []
+    for progress in body.progress:
+        position = progress.position
+        incarnation = progress.incarnation.encode() + b"\0"
+        row = _ROW.pack(
+            timestamp_bits(position.last_durable.ts),
+            position.last_durable.term,
+            position.durable_wall_ms,
+            timestamp_bits(position.last_applied.ts),
+            position.last_applied.term,
+            position.applied_wall_ms,
+            progress.member_id,
+            body.config_version,
+        )
+        rows.append(document_of(row, _INCARNATION, len(incarnation).to_bytes(4, "little"), incarnation))
+    rest = _SENDER.pack(body.sender_id, body.term, body.config_version, body.config_term)
+    set_id = b"" if body.set_id is None else _SET_ID + body.set_id.binary
+    return RawDocument(document_of(_OPTIMES, array_of(rows), rest, set_id))
+
+
+_OPTIME = {"ts": TIMESTAMP, "t": INT64}
+_OPTIMES = encode({POSITION: 1})[4:-1] + b"\x04optimes\0"
+_ROW = Layout(
+    {
+        "durableOpTime": _OPTIME,
+        "durableWallTime": DATE,
+        "appliedOpTime": _OPTIME,
+        "appliedWallTime": DATE,
+        "memberId": INT32,
+        "cfgver": INT64,
     }
+)
+_INCARNATION = b"\x02incarnation\0"
+_SENDER = Layout({"senderId": INT32, "term": INT64, "configVersion": INT64, "configTerm": INT64})
+_SET_ID = b"\x07setId\0"
+_DB = b"\x02$db\0"
+
+
+def _parse_position_layout(raw: bytes) -> ProgressRequest | None:
+    """Read a position as `progress_document` makes it; None: it is written in another way."""
+    start = 4 + len(_OPTIMES)
+    end = start + int.from_bytes(raw[start : start + 4], "little")
+    sender = _SENDER.unpack(raw, end)
+    if sender is None or not raw.startswith(_OPTIMES, 4):
+        return None
+    at, set_id = end + _SENDER.size, None
+    if raw.startswith(_SET_ID, at):
+        at += len(_SET_ID) + 12
+        set_id = ObjectId(raw[at - 12 : at])
+    if at + 1 != len(raw) and not raw.startswith(_DB, at):
+        return None
+    rows = [_parse_row(row) for row in documents_of(raw[start:end])]
+    progress = tuple([row for row in rows if row is not None])
+    if len(progress) < len(rows) or len(rows) > MAX_PROGRESS:
+        return None
+    sender_id, term, config_version, config_term = sender
+    return ProgressRequest(MemberId(sender_id), term, config_version, config_term, progress, set_id)
+
+
+def _parse_row(raw: bytes) -> MemberProgress | None:
+    found, at = _ROW.unpack(raw, 4), 4 + _ROW.size
+    text = at + len(_INCARNATION) + 4
+    if found is None or not raw.startswith(_INCARNATION, at):
+        return None
+    if int.from_bytes(raw[text - 4 : text], "little") != len(raw) - 1 - text or raw.find(b"\0", text) != len(raw) - 2:
+        return None
+    durable, durable_term, durable_wall, applied, applied_term, applied_wall, member_id, _ = found
+    position = Position(
+        optime_of_bits(applied, applied_term), optime_of_bits(durable, durable_term), applied_wall, durable_wall
+    )
+    try:
+        return MemberProgress(MemberId(member_id), raw[text:-2].decode(), position)
+    except UnicodeDecodeError:
+        return None
+
+
+def _parse_position(body: RawDocument) -> ProgressRequest:
+    rows = _field(body, "optimes", list)
+    if len(rows) > MAX_PROGRESS:
+        raise RemoteProtocolError(f"at most {MAX_PROGRESS} members in one replSetUpdatePosition")
+    return ProgressRequest(
+        MemberId(_number(body, "senderId")),
+        _number(body, "term"),
+        _number(body, "configVersion"),
+        _number(body, "configTerm"),
+        tuple(_parse_progress(row) for row in rows),
+        _set_id(body),
+    )
 
 
 def _parse_progress(row: object) -> MemberProgress:

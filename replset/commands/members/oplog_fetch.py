@@ -39,7 +39,7 @@ BEHIND_MS = 1_000
 """How long a secondary waits for the entry that another one wants to go on from: it may be a moment behind it."""
 
 
-async def oplog_fetch(member: MemberPort, body: RawDocument) -> dict[str, object]:
+async def oplog_fetch(member: MemberPort, body: RawDocument) -> RawDocument:
     """Answer replSetOplogFetch: the entries behind `after`, as soon as there are some.
 
     The position that came with the request is counted first. A commit point alone is answered after

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Literal, cast
 
-from replset.bson import Binary, RawDocument
+from replset.bson import Binary, Document, RawDocument
 from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSentError, RemoteProtocolError
 from replset.ids import HostPort, Millis
 from replset.key_file import NONCE_BYTES, Handshake, Keys
@@ -61,7 +61,12 @@ class Transport:
     # --- calling -------------------------------------------------------------------------------------------------
 
     async def call(
-        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+        self,
+        host: HostPort,
+        command: Document,
+        *,
+        timeout_ms: Millis,
+        database: str = "admin",
     ) -> RawDocument:
         """See MemberClient.call. NothingSentError, one of its HostUnreachableErrors, where no connection came about."""
         deadline = self._clock.now() + timeout_ms
@@ -207,7 +212,7 @@ class _PeerConnection(asyncio.Protocol):
         """Whether the other end has shown a member's certificate, or needs none."""
         return self._transport is not None and certifies(self._transport.get_extra_info("ssl_object"))
 
-    async def call(self, command: Mapping[str, object], database: str) -> RawDocument:
+    async def call(self, command: Document, database: str) -> RawDocument:
         """Send and wait; OSError when the connection breaks. A call that is cancelled leaves the connection unfit."""
         if self._transport is None or self._broken:
             raise ConnectionResetError("the connection is closed")

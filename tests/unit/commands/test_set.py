@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from replset.bson import DateTime, Int64, ObjectId, RawDocument, Timestamp, encode
+from replset.bson import DateTime, Document, Int64, ObjectId, RawDocument, Timestamp, decode, encode
 from replset.commands.members.messages import request_document
 from replset.commands.ports import CommandRequest
 from replset.commands.write_concern import WriteConcernFailure
@@ -574,11 +573,11 @@ def test_another_set_of_the_same_name_gets_no_oplog(
 
 
 def test_calls_within_a_set_carry_the_id_of_the_set() -> None:
-    sent: list[Mapping[str, object]] = []
+    sent: list[dict[str, object]] = []
 
     class RecordingPeer:
-        async def call(self, host: HostPort, command: Mapping[str, object], **_: object) -> RawDocument:
-            sent.append(command)
+        async def call(self, host: HostPort, command: Document, **_: object) -> RawDocument:
+            sent.append(decode(encode(command)))
             return RawDocument(encode({"ok": 1.0}))
 
     known: list[ObjectId | None] = [None, ObjectId(b"a" * 12)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from replset.bson import Binary, Int64, RawDocument, decode, encode, encode_key
+from replset.bson import Binary, Int64, RawDocument, RawDocuments, decode, documents_of, encode, encode_key
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.members.snapshot_server import SnapshotOptions, SnapshotServer
@@ -225,7 +225,8 @@ class Member:
     async def serve(self, body: RawDocument) -> dict[str, object]:
         match body.first_key:
             case "replSetOplogFetch":
-                return await oplog_fetch(self, body)
+                page = await oplog_fetch(self, body)
+                return {**page.decode(), "batch": RawDocuments(documents_of(page.get_raw("batch") or b""))}
             case "replSetOplogProbe":
                 return await oplog_probe(self, body)
             case "replSetSnapshot":

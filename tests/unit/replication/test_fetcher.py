@@ -627,7 +627,7 @@ def test_private_documents_round_trip(members: tuple[Member, Member]) -> None:
 )
 def test_a_malformed_request_is_the_askers_fault(members: tuple[Member, Member], field: str, value: object) -> None:
     source, _ = members
-    body = RawDocument(encode({**request(source.store.oldest).document(), field: value}))
+    body = RawDocument(encode({**request(source.store.oldest).document().decode(), field: value}))
     with pytest.raises(RemoteProtocolError):
         asyncio.run(oplog_fetch(source, body))
 
@@ -670,7 +670,7 @@ def test_a_poll_ends_when_its_time_is_over(members: tuple[Member, Member]) -> No
         began = loop.time()
         body = RawDocument(encode(request(source.store.last_applied, 50).document()))
         reply = await oplog_fetch(source, body)
-        assert reply["batch"] == []
+        assert reply.get("batch") == []
         assert 0.03 < loop.time() - began < 5
 
     run(test)

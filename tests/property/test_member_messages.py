@@ -1,0 +1,119 @@
+"""The two readers of the messages that each group of writes costs: by layout, and field by field for other layouts."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replset.bson import ObjectId, RawDocument, encode, with_fields
+from replset.commands.members.messages import _parse_position, parse_progress, progress_document
+from replset.commands.replies import encode_times, finish
+from replset.core.messages import MemberProgress, Position, ProgressRequest
+from replset.errors import ReplError
+from replset.ids import MemberId, OpTime, pack_ts
+from replset.replication.protocol import FetchReply, FetchRequest
+
+INT32, INT64 = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
+TERMS = st.integers(0, (1 << 63) - 1)
+OPTIMES = st.builds(OpTime, TERMS, st.builds(pack_ts, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 31) - 1)))
+SET_IDS = st.none() | st.builds(ObjectId, st.binary(min_size=12, max_size=12))
+ROWS = st.builds(
+    MemberProgress,
+    st.builds(MemberId, INT32),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    st.builds(Position, OPTIMES, OPTIMES, INT64, INT64),
+)
+PROGRESS = st.builds(
+    ProgressRequest,
+    st.builds(MemberId, INT32),
+    INT64,
+    INT64,
+    INT64,
+    st.lists(ROWS, max_size=3).map(tuple),
+    SET_IDS,
+)
+REQUESTS = st.builds(
+    FetchRequest,
+    OPTIMES,
+    INT64,
+    INT32,
+    INT32,
+    INT64,
+    OPTIMES,
+    INT32,
+    st.booleans(),
+    st.none() | PROGRESS.map(progress_document),
+)
+ENTRIES = st.lists(st.dictionaries(st.text("ab"), st.integers(0, 9), max_size=2).map(encode), max_size=12)
+REPLIES = st.builds(
+    FetchReply,
+    st.booleans(),
+    ENTRIES,
+    OPTIMES,
+    INT64,
+    INT64,
+    INT32,
+    INT64,
+    INT32,
+    st.booleans(),
+    OPTIMES,
+    OPTIMES,
+    OPTIMES,
+    INT64,
+    st.sampled_from(["", "applied", "durable"]),
+)
+
+
+def reordered(document: RawDocument) -> RawDocument:
+    """The same fields but the first one in another order: the reader by layout does not know it."""
+    (first, value), *rest = document.decode().items()
+    return RawDocument(encode({first: value, **dict(reversed(rest))}))
+
+
+@given(REQUESTS, SET_IDS)
+def test_a_request_for_entries(request_: FetchRequest, set_id: ObjectId | None) -> None:
+    body = request_.document() if set_id is None else with_fields(request_.document(), {"setId": set_id})
+    body = with_fields(body, {"$db": "admin"})
+    assert FetchRequest.parse(body) == FetchRequest.parse(reordered(body)) == request_
+    assert RawDocument(encode(body.decode())) == body
+
+
+@given(REPLIES, st.integers(0, (1 << 63) - 1))
+def test_a_page_of_entries(reply: FetchReply, ts: int) -> None:
+    body = RawDocument(encode(finish({**reply.document().decode()}, ts)))
+    assert FetchReply.parse(reply.document()) == FetchReply.parse(body) == FetchReply.parse(reordered(body)) == reply
+    assert body.raw[-1 - len(encode_times(ts)) : -1] == encode_times(ts)
+
+
+@given(PROGRESS)
+def test_a_position(progress: ProgressRequest) -> None:
+    document = progress_document(progress)
+    body = with_fields(document, {"$db": "admin"})
+    assert parse_progress(document) == parse_progress(body) == parse_progress(reordered(body)) == progress
+    assert RawDocument(encode(document.decode())) == document
+
+
+READERS = {
+    "request": (REQUESTS.map(lambda request: request.document().raw), FetchRequest.parse, FetchRequest._parse_fields),
+    "page": (REPLIES.map(lambda reply: reply.document().raw), FetchReply.parse, FetchReply._parse_fields),
+    "position": (PROGRESS.map(lambda progress: progress_document(progress).raw), parse_progress, _parse_position),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+@given(data=st.data())
+def test_a_changed_byte_is_read_alike_or_refused(kind: str, data: st.DataObject) -> None:
+    raws, parse, parse_fields = READERS[kind]
+    raw = data.draw(raws)
+    at = data.draw(st.integers(raw.index(b"\0", 5), len(raw) - 2))  # behind the name of the command
+    changed = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at + 1 :]
+    assert outcome(parse, changed) == outcome(parse_fields, changed)
+
+
+def outcome(parse: Callable[[RawDocument], object], raw: bytes) -> object:
+    """What is read, or None if the message is refused."""
+    try:
+        return parse(RawDocument(raw))
+    except ReplError:
+        return None
