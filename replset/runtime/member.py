@@ -197,7 +197,7 @@ class RunningMember:
         self.set_name = options.repl_set
         self.test_commands = options.enable_test_commands
         self.clock = ports.clock
-        self.rng = ports.rng
+        self.rng, self._core_rng = ports.rng, ports.core_rng
         self.fail_points = FailPoints(ports.rng)
         self.workers = LimitedWorkers(ports.workers, CLIENT_THREADS)
         self.evaluations = LimitedWorkers(ports.workers, 1)
@@ -240,7 +240,7 @@ class RunningMember:
                 set_name=self.set_name,
                 http_address=self.http_address,
                 incarnation=self._member_file.incarnation,
-                rng=self.rng,
+                rng=self._core_rng,
                 config=self._member_file.config,
                 last_vote=self._member_file.last_vote or NO_VOTE,
                 position=self.durability.position(),

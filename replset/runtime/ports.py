@@ -19,13 +19,17 @@ from replset.storage.store import StoreOptions
 
 @dataclass(frozen=True, slots=True)
 class MemberPorts:
-    """Holds everything outside of one member; the simulator has its own implementations."""
+    """Holds everything outside of one member; the simulator has its own implementations.
+
+    rng: for secrets and ids. core_rng: for the times of the core, which restarts its election timer with each page.
+    """
 
     network: Network
     disk: Disk
     clock: Clock
     workers: Workers
     rng: random.Random
+    core_rng: random.Random
     sync_thread: SyncThread
     archive: ArchivePort | None = None
 

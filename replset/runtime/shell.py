@@ -16,17 +16,29 @@ from typing import Protocol
 
 from replset.core.effects import (
     AcceptWrites,
+    CommitPointAdvanced,
     Effect,
     ElectionRecord,
     LastVote,
     Persist,
     PersistedRecord,
+    ProgressChanged,
     RecordElectionEvent,
+    RelayProgress,
     Reply,
     Send,
     ends_writes,
 )
-from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response, VoteSaved
+from replset.core.messages import (
+    FetchProgress,
+    LocalPosition,
+    Message,
+    ReplyBody,
+    Request,
+    RequestBody,
+    Response,
+    VoteSaved,
+)
 from replset.core.node import Node
 from replset.errors import ConnectRefusedError, ReplError, ShutdownInProgressError
 from replset.ids import Millis
@@ -35,6 +47,9 @@ from replset.replication.ports import Clock, Workers
 from replset.runtime.background import BackgroundTasks
 
 log = logging.getLogger("replset.shell")
+
+MOVES_NO_TIMER = (CommitPointAdvanced, ProgressChanged, RelayProgress)
+"""Effects of a member's new position that leave the core's next deadline where it was, or move it on."""
 
 
 class EffectHandler(Protocol):
@@ -93,7 +108,8 @@ class Shell:
     def feed(self, message: Message) -> None:
         """Give the core one message and carry out what it answers."""
         if not self._closed:
-            self._guarded(lambda: self.node.receive(message, self._clock.now()))
+            is_position = isinstance(message, FetchProgress | LocalPosition)
+            self._guarded(lambda: self.node.receive(message, self._clock.now()), is_position)
 
     async def ask(self, body: RequestBody) -> ReplyBody:
         """Put a request to the core and wait for its answer."""
@@ -123,22 +139,24 @@ class Shell:
 
     # --- effects ------------------------------------------------------------------------------------------------
 
-    def _guarded(self, think: Callable[[], list[Effect]]) -> None:
+    def _guarded(self, think: Callable[[], list[Effect]], is_position: bool = False) -> None:
         try:
             effects = think()
         except Exception as broken:  # InvariantError, or a core that broke off halfway: neither may go on
             self._break(broken)
             return
-        self._take(effects)
+        self._take(effects, is_position)
 
-    def _take(self, effects: list[Effect]) -> None:
+    def _take(self, effects: list[Effect], is_position: bool = False) -> None:
+        """is_position: of a message after which only another effect than MOVES_NO_TIMER can have moved a deadline."""
         for effect in effects:
             if ends_writes(effect):
                 self._end_writes(effect)
             else:
                 self._effects.append(effect)
         self._pump()
-        self._schedule()
+        if not is_position or not all(isinstance(effect, MOVES_NO_TIMER) for effect in effects):
+            self._schedule()
 
     def _end_writes(self, effect: Effect) -> None:
         """Carry it out before all that waits for a save, and take back what would allow writes again.

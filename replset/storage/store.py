@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -80,6 +80,25 @@ class Pin:
     def release(self) -> None:
         """Nothing happens the second time."""
         self._on_release(self)
+
+
+class Group:
+    """The context of one group: see `Store.group`. A class, since each group on a fast path pays for it."""
+
+    __slots__ = ("_store", "_txn")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __enter__(self) -> Txn:
+        self._txn = self._store._begin()
+        return self._txn
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._store._commit(self._txn)
+        else:
+            self._store._abort(error)
 
 
 class Store:
@@ -233,8 +252,7 @@ class Store:
         except OSError as error:
             raise storage_error(error, self.dbpath) from error
 
-    @contextmanager
-    def group(self) -> Iterator[Txn]:
+    def group(self) -> Group:
         """One transaction: `with store.group() as txn`. At its end it is committed, on an exception taken back.
 
         A failed COMMIT fails the group, and what is kept in memory is loaded from the file again. Raises
@@ -245,12 +263,13 @@ class Store:
                 f"writes are refused: the disk of {self.dbpath} has less than"
                 f" {self.options.min_free_bytes >> 20} MiB free"
             )
-        with self.maintenance() as txn:
-            yield txn
+        return Group(self)
 
-    @contextmanager
-    def maintenance(self) -> Iterator[Txn]:
+    def maintenance(self) -> Group:
         """As `group`, also while the disk is nearly full: for undo, which has to go on, and for what makes space."""
+        return Group(self)
+
+    def _begin(self) -> Txn:
         invariant(not self._in_group and not self._closed, "one group at a time, on an open store")
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -259,13 +278,7 @@ class Store:
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
         self._in_group = True
-        txn = Txn(self._connection, self._catalog, self._newest, self._sessions)
-        try:
-            yield txn
-        except BaseException as error:
-            self._abort(error)
-            raise
-        self._commit(txn)
+        return Txn(self._connection, self._catalog, self._newest, self._sessions)
 
     def _commit(self, txn: Txn) -> None:
         try:

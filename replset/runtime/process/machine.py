@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from queue import SimpleQueue
+from typing import Final, TypeAlias, TypeVar
 
 from replset.ids import Millis
 from replset.replication.ports import Workers
 
 T = TypeVar("T")
+_Job: TypeAlias = tuple[asyncio.AbstractEventLoop, Callable[[], None], Callable[[BaseException | None], None]]
 SWITCH_S: Final = 0.0005
 """How long clients' work in a thread may keep the event loop waiting for its turn, while there is such work."""
 
@@ -54,27 +56,37 @@ class RealWorkers:
 
 
 class RealSyncThread:
-    """Is the thread of the WAL's sync. Its end is a callback, so the loop handles it in its next turn."""
+    """Is the thread of the WAL's sync. Its end is a callback, so the loop handles it in its next turn.
+
+    No pool: a pool's futures cost more than the rest of the way to the thread and back.
+    """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replset-sync")
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], None], on_ended: Callable[[BaseException | None], None]) -> None:
-        self._pool.submit(self._run, asyncio.get_running_loop(), work, on_ended)
+        """See SyncThread.start. RuntimeError: the system gives no thread."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="replset-sync", daemon=True)
+            thread.start()
+            self._thread = thread
+        self._jobs.put((asyncio.get_running_loop(), work, on_ended))
 
-    @staticmethod
-    def _run(
-        loop: asyncio.AbstractEventLoop, work: Callable[[], None], on_ended: Callable[[BaseException | None], None]
-    ) -> None:
-        error: BaseException | None = None
-        try:
-            work()
-        except BaseException as failure:
-            error = failure
-        loop.call_soon_threadsafe(on_ended, error)
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            loop, work, on_ended = job
+            error: BaseException | None = None
+            try:
+                work()
+            except BaseException as failure:
+                error = failure
+            loop.call_soon_threadsafe(on_ended, error)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True)
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join()
 
 
 class TrackedWorkers:

@@ -249,12 +249,14 @@ class SimCluster:
             self.loop, process, rng, self.environment.worker_ms, lambda: machine.slowness, self.environment.overlap
         )
         machine.workers = workers
+        member_rng = random.Random(machine.rng.getrandbits(64))
         ports = MemberPorts(
             self.network.port(machine.name, process),
             machine.disk,
             machine.clock,
             workers,
-            random.Random(machine.rng.getrandbits(64)),
+            member_rng,
+            member_rng,
             workers,
             None if self.archive is None else self.archive.port(machine),
         )

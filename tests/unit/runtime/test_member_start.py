@@ -36,7 +36,9 @@ def test_a_start_that_fails_closes_what_it_opened(tmp_path: Path) -> None:
 
     async def main() -> None:
         options = MemberOptions("rs0", tmp_path, min_free_mb=0)
-        ports = MemberPorts(TakenPort(), RealDisk(), RealClock(), workers, random.Random(1), RealSyncThread())
+        ports = MemberPorts(
+            TakenPort(), RealDisk(), RealClock(), workers, random.Random(1), random.Random(2), RealSyncThread()
+        )
         with pytest.raises(OSError, match="in use"):
             await RunningMember.start(options, ports)
 
