@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from tests.integration.conftest import next_ports
+from tests.spark.cluster import SHORT_LIVED
 from tools.demo import reason_of
 
 pytestmark = pytest.mark.slow
@@ -20,7 +22,8 @@ def run_demo(prelude: str = "") -> subprocess.CompletedProcess[str]:
         f"{prelude}\n"
         f"sys.exit(demo.main(['--fast', '--base-port', '{next_ports(5)[0]}']))"
     )
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280)
+    environment = {**os.environ, "JDK_JAVA_OPTIONS": SHORT_LIVED}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, env=environment)
 
 
 def test_every_step_of_the_demo_holds() -> None:
