@@ -56,8 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """In the order in which `--dist worksteal` gives each worker its share, one after the other's.
 
-    A share begins with long tests: first those of the tools, then by turns some that wait for processes and timeouts
-    and some that compute, so that all processors have work. It ends with short ones, which others take over best.
+    A share begins with long tests, by turns some that wait for processes and timeouts and some that compute, so that
+    all processors have work. It ends with short ones, which others take over best. The first worker begins with the
+    tools: one after the other, since they measure, and use the same ports.
     """
     parts: dict[Path, dict[object, list[pytest.Item]]] = {folder: {} for folder in LONG}
     short: list[pytest.Item] = []
@@ -67,12 +68,12 @@ def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
             short.append(item)
         else:
             parts[folder].setdefault(item if folder in APART else item.path, []).append(item)
-    order: list[pytest.Item] = []
+    order = [item for group in parts[TOOLS].values() for item in group]
     for worker in range(workers):
         own = {folder: list(part.values())[worker::workers] for folder, part in parts.items()}
         rows = [(n / len(own[folder]), group) for folder in LONG[1:] for n, group in enumerate(own[folder])]
         by_turns = [group for _, group in sorted(rows, key=lambda row: row[0])]
-        share = [item for group in (*own[TOOLS], *by_turns) for item in group]
+        share = [item for group in by_turns for item in group]
         end = len(items) * (worker + 1) // workers
         take = max(0, end - len(order) - len(share))
         order += [*share, *short[:take]]

@@ -29,7 +29,7 @@ def test_the_order_of_the_tests() -> None:
     assert {id(item) for item in order} == {id(item) for item in items}
     shares = [order[len(items) * n // WORKERS : len(items) * (n + 1) // WORKERS] for n in range(WORKERS)]
     for share in shares:
-        assert share[0].path.parent == TOOLS
+        assert [item.path.parent == TOOLS for item in share[:24]] == [share is shares[0]] * 24
         assert share[-1].path.parent not in LONG
         kinds = [folder for folder, _ in groupby(item.path.parent in APART for item in share)]
         assert len(kinds) >= 5, "by turns"
