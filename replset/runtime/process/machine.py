@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final, TypeAlias, TypeVar
 
@@ -64,9 +65,12 @@ class RealSyncThread:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def start(self, work: Callable[[], None], on_ended: Callable[[BaseException | None], None]) -> None:
-        """See SyncThread.start. RuntimeError: the system gives no thread."""
+        """See SyncThread.start. RuntimeError: it is closed, or the system gives no thread."""
+        if self._closed:
+            raise RuntimeError("the thread of the syncs has ended")
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="replset-sync", daemon=True)
             thread.start()
@@ -81,9 +85,12 @@ class RealSyncThread:
                 work()
             except BaseException as failure:
                 error = failure
-            loop.call_soon_threadsafe(on_ended, error)
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(on_ended, error)
 
     def close(self) -> None:
+        """Return once what was started has ended."""
+        self._closed = True
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join()
