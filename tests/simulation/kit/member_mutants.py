@@ -10,8 +10,8 @@ from typing import Any
 import apsw
 import pytest
 
-from replset.bson import RawDocument, encode
-from replset.commands.members.messages import request_document
+from replset.bson import RawDocument
+from replset.commands.members.messages import progress_document
 from replset.commands.writes.write_batch import Batch
 from replset.core import node
 from replset.core.in_sync import in_sync_have
@@ -291,7 +291,7 @@ def fetch_vouches_for_unsynced(patch: pytest.MonkeyPatch) -> None:
             replace(row, position=replace(row.position, last_durable=row.position.last_applied))
             for row in progress.progress
         ]
-        return RawDocument(encode(request_document(replace(progress, progress=tuple(rows)))))
+        return progress_document(replace(progress, progress=tuple(rows)))
 
     patch.setattr(Positions, "document", document)
 

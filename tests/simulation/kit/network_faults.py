@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from replset.bson import ObjectId
+from replset.bson import ObjectId, decode, encode
 from replset.commands.members.messages import request_document
 from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import OpTime
@@ -153,7 +153,7 @@ class NetworkFaults(FaultBase):
                 set_id,
             )
         cluster.trace.add(row.name, f"hears a stranger: {kind} {term}")
-        self._background(self._send_forged(row.name, request_document(body)))
+        self._background(self._send_forged(row.name, decode(encode(request_document(body)))))
 
     async def _send_forged(self, name: str, document: dict[str, object]) -> None:
         await self._ask(name, document)
