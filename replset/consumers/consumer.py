@@ -37,8 +37,8 @@ class Consumer:
     database, collection: what it follows; collection "": the whole database, both "": every database. filter: of
     events, {}: all. position: all events up to this token are acknowledged, or none of this consumer's. acked: of a
     shared one, tokens beyond the position that are acknowledged too. holder: of the other modes, the reader that may
-    acknowledge. generation: grows when the holder or the position is set; an acknowledgement names the one that it
-    read in. It begins with the time of its making (`first_generation`).
+    acknowledge. generation: its fencing number. It grows when the holder or the position is set; an acknowledgement
+    names the one that it read in. It begins with the time of its making (`first_generation`).
     ack_timeout_ms: a reader that is silent for so long is taken for gone. delay_ms: of an exclusive or failover one
     whose events were given back: so long nothing is given, counted by the primary from when it first looks.
     """

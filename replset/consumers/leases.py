@@ -1,4 +1,4 @@
-"""Who reads an exclusive or failover consumer. The holder is in the set's documents; how long it is silent, here.
+"""How long the reader of an exclusive or failover consumer has been silent. Which reader it is, is in its document.
 
 No clock of another member counts: a new primary gives the holder that it finds a whole lease, from when it first looks.
 """

@@ -12,12 +12,12 @@ def commit_point(
 ) -> OpTime:
     """Return the newest optime that enough voters hold on disk to survive any election (map C8, K1).
 
-    durable: last_durable by member; members that did not report are absent. holders: ids of the voting data-bearing
-    members. write_majority: min(voters // 2 + 1, len(holders)). Returns OPTIME_NULL until an entry of the primary's own
-    `term` is on that many. An older entry on a majority can still be rolled back by a primary of a term in between; it
-    is safe only once an entry of this term follows it (Raft, 5.4.2).
+    durable: last_durable by member; members that did not report are absent. holders: ids of the voters that hold the
+    oplog, witnesses too. write_majority: min(voters // 2 + 1, len(holders)). Returns OPTIME_NULL until an entry of the
+    primary's own `term` is on that many. An older entry on a majority can still be rolled back by a primary of a term
+    in between; it is safe only once an entry of this term follows it (Raft, 5.4.2).
     """
-    invariant(0 < write_majority <= len(holders), "a write majority is made of data-bearing voters")
+    invariant(0 < write_majority <= len(holders), "a write majority is made of voters that hold the oplog")
     newest_first = sorted((durable.get(holder, OPTIME_NULL) for holder in holders), reverse=True)
     on_majority = newest_first[write_majority - 1]
     return on_majority if on_majority.term == term else OPTIME_NULL

@@ -236,7 +236,8 @@ class NodeState:
     @property
     def shown_state(self) -> MemberState:
         """The state as clients see it: a witness in service is an arbiter to them, since it has no documents."""
-        return shown_state(self.self_member, self.state)
+        # Asked several times for each write: only a secondary may be shown as something else.
+        return self.state if self.state is not MemberState.SECONDARY else shown_state(self.self_member, self.state)
 
     @property
     def must_sync(self) -> bool:

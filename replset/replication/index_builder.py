@@ -1,4 +1,4 @@
-"""Fills the indexes under build on this member; on a primary it also ends each build, by a commit or an abort.
+"""Runs the index builds of this member, slice by slice; on a primary it also ends each, by a commit or an abort.
 
 A build that was begun goes on after a restart, and on a new primary after a failover. What a former primary wrote may
 break a unique index, since its fill was elsewhere: so before the commit a primary looks through the whole index.

@@ -1,4 +1,4 @@
-"""Fills the indexes that are under build, in slices, and checks what indexes hold.
+"""Fills one slice of the indexes under build, and checks what indexes hold. `index_builder.py` runs slice after slice.
 
 Every document up to an index's position is in it. Documents are taken in the order of their keys, and each slice moves
 the position on in the transaction that writes its entries. So a build goes on where it was after a crash.

@@ -231,6 +231,7 @@ def test_files_named_on_the_behaviour_page_exist() -> None:
 
 
 def reading_order() -> list[tuple[str, str]]:
+    """Files and functions of the reading order, and of the table of rules behind it."""
     text = page("architecture.md")
     section = text[text.index("## Reading order") : text.index("## Spark")]
     rows = re.findall(r"^\| `([^`]+\.py)` \| (.*?) \|", section, re.MULTILINE)
@@ -238,7 +239,7 @@ def reading_order() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("path", "name"), reading_order())
-def test_the_reading_order_names_functions_that_are_there(path: str, name: str) -> None:
+def test_the_reading_order_and_the_rules_name_functions_that_are_there(path: str, name: str) -> None:
     body: list[ast.stmt] = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
     for part in name.split("."):
         found = [node for node in body if getattr(node, "name", None) == part]
