@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from replset.bson import Document, RawDocument, encode
 from replset.ids import HostPort
 from replset.runtime.net.transport import Transport
 from tests.simulation.kit.scenarios import scenario_run
@@ -25,8 +25,8 @@ def test_each_secondary_sends_one_message_for_a_write(
     asked: Counter[tuple[HostPort, str]] = Counter()
     real = Transport.call
 
-    async def call(self: Transport, host: HostPort, command: Mapping[str, object], **rest: Any) -> Any:
-        asked[host, next(iter(command))] += 1
+    async def call(self: Transport, host: HostPort, command: Document, **rest: Any) -> Any:
+        asked[host, RawDocument(encode(command)).first_key or ""] += 1
         return await real(self, host, command, **rest)
 
     monkeypatch.setattr(Transport, "call", call)
