@@ -113,12 +113,14 @@ def is_enough(config: ReplSetConfig, concern: WriteConcern, holders: Collection[
 
 def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | None:
     """Why the set as configured can never meet `concern`, None when it can (codes 100 and 79)."""
+    if concern.w in (MAJORITY, IN_SYNC):  # every configuration can; asked for each majority write
+        return None
     number = number_of(config, concern)
     if number is None and isinstance(concern.w, str) and tag_counts(config, concern) is None:
         return Refused(
             ErrorCode.UNKNOWN_WRITE_CONCERN_MODE, f"no write concern mode named {concern.w!r} in the configuration"
         )
-    if concern.w in (MAJORITY, IN_SYNC) or is_enough(config, concern, [member.id for member in config.oplog_holders]):
+    if is_enough(config, concern, [member.id for member in config.oplog_holders]):
         return None
     if isinstance(concern.w, int):
         reason = f"w: {concern.w} asks for more members than the {len(config.data_bearing)} that hold data"
