@@ -139,7 +139,7 @@ def three_members(folder: Path, flags: list[str]) -> Iterator[tuple[LocalSet, Lo
     from replset.cli.local_set import running_set
 
     with running_set(folder) as local:
-        for port in free_ports(3, 37017):
+        for port in free_ports(3, 24017):
             local.add(port, flags=flags)
         local.initiate()
         primary = local.wait_for_primary()

@@ -77,7 +77,7 @@ def writing(members: Sequence[LocalMember], concern: object):  # type: ignore[no
 
 def started(local: LocalSet, count: int) -> tuple[LocalMember, float]:
     """Start and initiate a set. Return its primary, and the seconds from the initiate to the first majority write."""
-    for port in free_ports(count, 37017):
+    for port in free_ports(count, 24017):
         local.add(port)
     began = time.monotonic()
     local.initiate()

@@ -81,7 +81,7 @@ def running_replset(
     with running_set(folder) as local:
         # A member is `python -m replset.cli.main`, and -m looks into the working directory first.
         with contextlib.chdir(checkout or Path.cwd()):
-            for port in free_ports(members, 37017):
+            for port in free_ports(members, 24017):
                 local.add(port, flags=flags)
         local.initiate()
         primary = local.wait_for_primary()
