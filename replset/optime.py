@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from replset.bson import Int64, Timestamp
+from replset.bson.layout import INT64, TIMESTAMP
 from replset.errors import RemoteProtocolError
 from replset.ids import INCREMENT_BITS, OpTime, pack_ts
 
+OPTIME_LAYOUT = {"ts": TIMESTAMP, "t": INT64}
+"""An optime in a `Layout`. Its values: `timestamp_bits` of its ts, and the term."""
 _INCREMENT_MASK = (1 << INCREMENT_BITS) - 1
 
 

@@ -19,7 +19,7 @@ os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of anoth
 
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
-if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:  # a sync there takes no time; tests/tools stay on disk
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:  # a sync there takes no time
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 SLOW = {HERE / "property", HERE / "integration", HERE / "tools"}
 """Searches over many examples and real sets of processes; `./dev test --quick` leaves them to the full run."""

@@ -1,7 +1,7 @@
 """Packs and unpacks a run of fields whose names, types and sizes are always the same, in one step.
 
-Members send each other two such messages for each group of writes. To write and read them field by field cost a fifth
-of the processor time of a write on one connection.
+Members send each other two such messages for each group of writes. To write and read them field by field took a fifth
+of the Python calls of a write on one connection.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Layout:
     def __init__(self, fields: Mapping[str, object]) -> None:
         """fields: as of a document; a nested one may have slots too."""
         parts = list(_parts(fields))
-        self._struct = Struct(
-            "<" + "".join(f"{len(part)}s" if isinstance(part, bytes) else part.code for part in parts)
-        )
+        self._struct = _struct_of(parts)
         self._constants = tuple(part for part in parts if isinstance(part, bytes))
         self.size: Final = self._struct.size
         """Bytes of the fields."""
@@ -71,10 +69,8 @@ def _parts(fields: Mapping[str, object]) -> Iterable[bytes | Slot]:
         elif isinstance(value, Mapping):
             first, *rest = _parts(value)
             assert isinstance(first, bytes)
-            size = sum(
-                len(part) if isinstance(part, bytes) else Struct("<" + part.code).size for part in (first, *rest)
-            )
-            for part in (constant + b"\x03" + name.encode() + b"\0" + _int32(size + 5) + first, *rest):
+            head = b"\x03" + name.encode() + b"\0" + _int32(_struct_of((first, *rest)).size + 5)
+            for part in (constant + head + first, *rest):
                 if isinstance(part, bytes):
                     constant = part
                 else:

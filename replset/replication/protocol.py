@@ -13,17 +13,16 @@ from functools import cached_property
 from typing import Literal, Self, TypeAlias, TypeVar
 
 from replset.bson import Int64, Layout, RawDocument, array_of, document_of, documents_of, encode
-from replset.bson.layout import BOOL, INT32, INT64, TIMESTAMP
+from replset.bson.layout import BOOL, INT32, INT64
 from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import OplogEntry
-from replset.optime import optime_document, optime_of_bits, parse_optime, timestamp_bits
+from replset.optime import OPTIME_LAYOUT, optime_document, optime_of_bits, parse_optime, timestamp_bits
 
 T = TypeVar("T")
 Awaited: TypeAlias = Literal["", "applied", "durable"]
 """Which positions of other members somebody waits for."""
-_OPTIME = {"ts": TIMESTAMP, "t": INT64}
-_PLACE = {**_OPTIME, "chain": INT64}
+_PLACE = {**OPTIME_LAYOUT, "chain": INT64}
 
 
 def parse_chain(value: object) -> int:
@@ -150,7 +149,7 @@ _FETCH = Layout(
         "maxBytes": INT32,
         "maxAwaitMS": INT32,
         "term": INT64,
-        "knownCommitPoint": _OPTIME,
+        "knownCommitPoint": OPTIME_LAYOUT,
         "knownRollbackId": INT32,
     }
 )
@@ -291,9 +290,9 @@ _PAGE = Layout(
         "term": INT64,
         "state": INT32,
         "isPrimary": BOOL,
-        "lastApplied": _OPTIME,
-        "oldest": _OPTIME,
-        "commitPoint": _OPTIME,
+        "lastApplied": OPTIME_LAYOUT,
+        "oldest": OPTIME_LAYOUT,
+        "commitPoint": OPTIME_LAYOUT,
         "commitTerm": INT64,
     }
 )

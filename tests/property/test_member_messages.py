@@ -117,3 +117,11 @@ def outcome(parse: Callable[[RawDocument], object], raw: bytes) -> object:
         return parse(RawDocument(raw))
     except ReplError:
         return None
+
+
+@pytest.mark.parametrize("cut", range(1, 13))
+def test_a_set_id_that_is_cut_is_refused(cut: int) -> None:
+    raw = progress_document(ProgressRequest(MemberId(1), 1, 1, 1, (), ObjectId(b"a" * 12))).raw
+    short = (len(raw) - cut).to_bytes(4, "little") + raw[4 : -1 - cut] + b"\0"
+    with pytest.raises(ReplError):
+        parse_progress(RawDocument(short))

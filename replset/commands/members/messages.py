@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TypeVar, assert_never
 
 from replset.bson import DateTime, Int64, Layout, ObjectId, RawDocument, array_of, document_of, documents_of, encode
-from replset.bson.layout import DATE, INT32, INT64, TIMESTAMP
+from replset.bson.layout import DATE, INT32, INT64
 from replset.config import MAX_MEMBER_ID, MAX_MEMBERS, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -30,7 +30,7 @@ from replset.core.messages import (
 )
 from replset.errors import RemoteProtocolError, code_name, cut_message
 from replset.ids import HostPort, MemberId, OpTime
-from replset.optime import optime_document, optime_of_bits, parse_optime, timestamp_bits
+from replset.optime import OPTIME_LAYOUT, optime_document, optime_of_bits, parse_optime, timestamp_bits
 
 T = TypeVar("T")
 MemberRequest = HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest
@@ -144,6 +144,7 @@ def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
 
 
 def progress_document(body: ProgressRequest) -> RawDocument:
+    """The replSetUpdatePosition of these positions: a command, or a field of a fetch."""
     rows = []
     for progress in body.progress:
         position = progress.position
@@ -164,13 +165,12 @@ def progress_document(body: ProgressRequest) -> RawDocument:
     return RawDocument(document_of(_OPTIMES, array_of(rows), rest, set_id))
 
 
-_OPTIME = {"ts": TIMESTAMP, "t": INT64}
 _OPTIMES = encode({POSITION: 1})[4:-1] + b"\x04optimes\0"
 _ROW = Layout(
     {
-        "durableOpTime": _OPTIME,
+        "durableOpTime": OPTIME_LAYOUT,
         "durableWallTime": DATE,
-        "appliedOpTime": _OPTIME,
+        "appliedOpTime": OPTIME_LAYOUT,
         "appliedWallTime": DATE,
         "memberId": INT32,
         "cfgver": INT64,
@@ -195,9 +195,11 @@ def _parse_position_layout(raw: bytes) -> ProgressRequest | None:
         set_id = ObjectId(raw[at - 12 : at])
     if at + 1 != len(raw) and not raw.startswith(_DB, at):
         return None
-    rows = [_parse_row(row) for row in documents_of(raw[start:end])]
-    progress = tuple([row for row in rows if row is not None])
-    if len(progress) < len(rows) or len(rows) > MAX_PROGRESS:
+    rows = documents_of(raw[start:end])
+    if len(rows) > MAX_PROGRESS:
+        return None
+    progress = tuple([row for row in map(_parse_row, rows) if row is not None])
+    if len(progress) < len(rows):
         return None
     sender_id, term, config_version, config_term = sender
     return ProgressRequest(MemberId(sender_id), term, config_version, config_term, progress, set_id)
