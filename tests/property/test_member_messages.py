@@ -125,3 +125,11 @@ def test_a_set_id_that_is_cut_is_refused(cut: int) -> None:
     short = (len(raw) - cut).to_bytes(4, "little") + raw[4 : -1 - cut] + b"\0"
     with pytest.raises(ReplError):
         parse_progress(RawDocument(short))
+
+
+def test_the_names_of_an_array_mean_nothing() -> None:
+    row = MemberProgress(MemberId(1), "a", Position(OpTime(1, 2), OpTime(1, 2), 3, 4))
+    raw = progress_document(ProgressRequest(MemberId(1), 1, 1, 1, (row,), None)).raw
+    named = raw.replace(b"\x030\0", b"\x03\x80\0")
+    assert parse_progress(RawDocument(named)) == _parse_position(RawDocument(named)) == parse_progress(RawDocument(raw))
+    assert named != raw

@@ -223,7 +223,10 @@ def _parse_row(raw: bytes) -> MemberProgress | None:
 
 
 def _parse_position(body: RawDocument) -> ProgressRequest:
-    rows = _field(body, "optimes", list)
+    optimes = body.get_raw("optimes")
+    if optimes is None or body.type_of("optimes") != 4:
+        raise RemoteProtocolError("field 'optimes' is not an array")
+    rows = documents_of(optimes)
     if len(rows) > MAX_PROGRESS:
         raise RemoteProtocolError(f"at most {MAX_PROGRESS} members in one replSetUpdatePosition")
     return ProgressRequest(
@@ -231,14 +234,12 @@ def _parse_position(body: RawDocument) -> ProgressRequest:
         _number(body, "term"),
         _number(body, "configVersion"),
         _number(body, "configTerm"),
-        tuple(_parse_progress(row) for row in rows),
+        tuple(_parse_progress(RawDocument(row)) for row in rows),
         _set_id(body),
     )
 
 
-def _parse_progress(row: object) -> MemberProgress:
-    if not isinstance(row, dict):
-        raise RemoteProtocolError("an element of optimes is no document")
+def _parse_progress(row: RawDocument) -> MemberProgress:
     member, incarnation = row.get("memberId"), row.get("incarnation")
     if not isinstance(member, int) or not isinstance(incarnation, str):
         raise RemoteProtocolError("an element of optimes without memberId or incarnation")
