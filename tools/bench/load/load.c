@@ -237,7 +237,8 @@ static void run(void)
     unanswered = options.connections;
     for (int number = 0; number < options.connections; number++) send_next(&all[number]);
     uint64_t count_at = began + (uint64_t)(options.warm_up_s * 1e9), stop_at = UINT64_MAX;
-    while (now < stop_at && open_connections && waiting) {
+    /* At least one operation: a rate of none says nothing. */
+    while ((now < stop_at || !(operations + errors)) && open_connections && waiting) {
         if (!counting && now >= count_at && (options.operations || unanswered <= 0)) {
             counting = true;
             counted = now;
@@ -273,7 +274,7 @@ static const struct protocol *protocol_of(const char *mode, bool print)
 static void help(void)
 {
     puts("load --port PORT --mode MODE: loads the server on this port of 127.0.0.1; prints JSON\n"
-         "  --connections N (64), --seconds S (5), --warm-up S (1): not counted, before that\n"
+         "  --connections N (64), --seconds S (5): and until one operation is done, --warm-up S (1): not counted, before that\n"
          "  --size BYTES (256): of one document; --batch N: documents of one insert\n"
          "  --first N (the time): number of the first _id; --documents N: find looks for N numbers from there\n"
          "  --operations N: ends after N operations instead of --seconds\n"
