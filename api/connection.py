@@ -129,6 +129,7 @@ class HttpConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(HEAD_S, self._on_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.slots.give_back_descriptor()
         self.slots.release(self)
         self._stop_timer()
         self._stop_waiting()

@@ -21,8 +21,9 @@ from replset.runtime.net.tls import MemberTls
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers. The member handles SIGTERM: it steps down before it stops."""
 
-    def __init__(self, config: uvicorn.Config, tls: MemberTls | None) -> None:
+    def __init__(self, config: uvicorn.Config, tls: MemberTls | None, slots: ConnectionSlots) -> None:
         super().__init__(config)
+        self._slots = slots
         self._tls = tls
         self._stopping = asyncio.Event()
         self._listening: ListeningSockets | None = None
@@ -42,6 +43,7 @@ class _Server(uvicorn.Server):
             self.config.backlog,
             None if tls is None else lambda: tls.http,
             tls_is_optional=tls is not None and tls.is_optional,
+            has_room=self._slots.has_room,
         )
         await super().startup(sockets=[])
 
@@ -101,7 +103,7 @@ class HttpServer:
             server_header=False,
             timeout_graceful_shutdown=5,
         )
-        self._server = _Server(config, tls)
+        self._server = _Server(config, tls, slots)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -1,8 +1,9 @@
 """Limits the connections of each port, so that the process always has file descriptors left.
 
 When a port is full, a new connection takes the place of the client that has been idle longest. When nobody is idle, the
-last slots are reserved for other members and for status commands. Without these limits clients could use up all
-descriptors, and the member could neither save a vote nor reach another member nor answer `replset status`.
+last slots are reserved for other members and for status commands. A connection has a descriptor before it has a slot
+and after it has lost it; these descriptors are counted too. Without these limits clients could use up all descriptors,
+and the member could neither save a vote nor reach another member nor answer `replset status`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ RESERVED_DESCRIPTORS: Final = 256
 HTTP_CONNECTIONS: Final = 4096
 RESERVED_SLOTS: Final = 64
 """ConnectionSlots of a port that clients' ordinary requests do not get; an eighth of all where there are few."""
+SPARE_DESCRIPTORS: Final = 128
+"""Descriptors of a port beyond its slots, for connections that are being opened or closed. Where there are few
+descriptors: an eighth of those that are left beside both ports' slots."""
 BACKLOG: Final = 1024
 FEW_DESCRIPTORS: Final = 8192
-"""With fewer the backlog is an eighth: every waiting connection gets a descriptor before it is counted."""
+"""With fewer the backlog is an eighth: few connections can be accepted at once then."""
 WARN_EVERY_S: Final = 60.0
 MANY_OPEN: Final = 512
 """With so many connections, searching all of them for each new one takes too long."""
@@ -49,7 +53,9 @@ class ConnectionSlots:
 
     def __init__(self, most: int, name: str = "") -> None:
         self.most = most
+        self.spare = SPARE_DESCRIPTORS
         self.closed_idle = 0
+        self._descriptors = 0
         self._name = name
         self._open: dict[SlotUser, None] = {}
         self._on_reserved: set[SlotUser] = set()
@@ -68,8 +74,20 @@ class ConnectionSlots:
     def _for_clients(self) -> int:
         return self.most - min(RESERVED_SLOTS, self.most // 8)
 
+    def has_room(self, opening: int) -> bool:
+        """Whether a connection may be accepted. opening: how many were accepted that have not called `take` yet.
+
+        An idle connection that is closed for another has its descriptor until the loop's next turn. If all that wait
+        were accepted at once, they would take the descriptors that are left for files.
+        """
+        return self._descriptors + opening < self.most + self.spare
+
     def take(self, user: SlotUser) -> bool:
-        """Count one more connection, if needed in the place of an idle one; False when there is no slot for it."""
+        """Count one more connection, if needed in the place of an idle one; False when there is no slot for it.
+
+        In both cases its descriptor counts until it is given back.
+        """
+        self._descriptors += 1
         if len(self._open) >= self._for_clients:
             is_full = len(self._open) >= self.most
             oldest = self._longest_idle(or_reserved=is_full)
@@ -86,9 +104,13 @@ class ConnectionSlots:
         return True
 
     def release(self, user: SlotUser) -> None:
-        """Give back the slot of a closed connection. A second call does nothing."""
+        """Give back the slot of a connection that is being closed. A second call does nothing."""
         self._open.pop(user, None)
         self._on_reserved.discard(user)
+
+    def give_back_descriptor(self) -> None:
+        """Note that the descriptor of a connection is closed. Called once for each `take`."""
+        self._descriptors -= 1
 
     def _longest_idle(self, *, or_reserved: bool) -> SlotUser | None:
         """Find a connection to close. or_reserved: also on a reserved slot; it may be an unknown member."""
@@ -141,7 +163,7 @@ def backlog_for(limit: int) -> int:
 
 
 def share_descriptors(limit: int, wire: ConnectionSlots, http: ConnectionSlots) -> None:
-    """Lower the limits of both ports to what `limit` descriptors allow."""
+    """Lower the limits of both ports to what `limit` descriptors allow. Three quarters of the rest are for files."""
     available = limit - min(RESERVED_DESCRIPTORS, limit // 4)
     if wire.most + http.most > available:
         http.most = min(http.most, max(available // 4, available - wire.most))
@@ -150,3 +172,5 @@ def share_descriptors(limit: int, wire: ConnectionSlots, http: ConnectionSlots) 
             "%d file descriptors: at most %d connections on the wire port and %d on the HTTP port (see ulimit -n)",
             *(limit, wire.most, http.most),
         )
+    left = limit - wire.most - http.most
+    wire.spare = http.spare = max(1, min(SPARE_DESCRIPTORS, left // 8))

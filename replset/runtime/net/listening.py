@@ -3,6 +3,8 @@
 uvloop's own server takes one connection a turn. A turn of a busy member takes a tenth of a second, so hundreds of
 clients that connected at once, after a failover say, waited for half a minute, and health checks behind them.
 
+A connection waits in the backlog while those that were accepted have all the descriptors that they may have.
+
 With TLS a connection is given to its protocol after the handshake. Before, it is not counted as a client's. So the
 number of handshakes at once is limited, and a client that is slow at it makes room for the next one.
 """
@@ -24,16 +26,21 @@ PAUSE_S: Final = 0.2
 """After an accept for which the system had no room; the client waits in the backlog."""
 HANDSHAKE_S: Final = 10.0
 HANDSHAKES: Final = 64
-"""Handshakes at once on one port. A quarter of the descriptors beside clients' connections, where these are few."""
+"""Handshakes at once on one port. Where there are few descriptors, `has_room` allows fewer."""
 PATIENCE_S: Final = 1.0
 """A handshake that takes longer is ended for a new connection, if there are as many as may be."""
-FULL_PAUSE_S: Final = 0.05
+FULL_PAUSE_S: Final = 0.01
 WARN_EVERY_S: Final = 60.0
 TLS_HANDSHAKE: Final = b"\x16\x03"
 """How each TLS connection begins: a handshake record of version 3."""
 WIRE_OPCODES: Final = (b"\xdd\x07\0\0", b"\xd4\x07\0\0")
 """OP_MSG and OP_QUERY. A message of 790 bytes begins as TLS does, but has one of these in its header."""
 NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+def always(_opening: int) -> bool:
+    """Accept however many connections are open."""
+    return True
 
 
 class ListeningSockets:
@@ -47,8 +54,11 @@ class ListeningSockets:
         tls: Callable[[], ssl.SSLContext] | None = None,
         *,
         tls_is_optional: bool = False,
+        has_room: Callable[[int], bool] = always,
     ) -> None:
         """Begin to listen. tls: asked for each connection; None: no TLS. OSError: an address is in use.
+
+        has_room: says whether a connection may be accepted, given the number of those that have no protocol yet.
 
         tls_is_optional: a connection whose first bytes are no TLS is served without it.
         """
@@ -57,7 +67,9 @@ class ListeningSockets:
         self._factory = factory
         self._tls = tls
         self._tls_is_optional = tls_is_optional
+        self._has_room = has_room
         self._opening: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
+        self._unopened = 0  # these and those that were cancelled and have their descriptor still
         self._failed_handshakes = 0
         self._warned_at = -WARN_EVERY_S
         for one in self.sockets:
@@ -77,7 +89,7 @@ class ListeningSockets:
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
-            if self._tls is not None and not self._has_room():
+            if not self._may_accept():
                 self._pause(listening, FULL_PAUSE_S)
                 return
             try:
@@ -91,12 +103,21 @@ class ListeningSockets:
                 continue  # the client has left again
             task = self._loop.create_task(self._open(accepted, peer))
             self._opening[task] = self._loop.time()
+            self._unopened += 1
             task.add_done_callback(self._opened)
 
-    def _has_room(self) -> bool:
-        """Whether one more handshake may begin. If not, end the oldest once it has had its time."""
-        if len(self._opening) < HANDSHAKES:
-            return True
+    def _may_accept(self) -> bool:
+        """Whether there is a descriptor for a connection, and with TLS, whether one more handshake may begin."""
+        if not self._has_room(self._unopened):
+            if self._tls is not None:
+                self._end_oldest()  # its descriptor is free in the next turn
+            return False
+        return self._tls is None or len(self._opening) < HANDSHAKES or self._end_oldest()
+
+    def _end_oldest(self) -> bool:
+        """End the oldest handshake if it has had its time."""
+        if not self._opening:
+            return False
         oldest, since = next(iter(self._opening.items()))
         if self._loop.time() - since < PATIENCE_S:
             return False
@@ -106,6 +127,7 @@ class ListeningSockets:
 
     def _opened(self, task: asyncio.Task[None]) -> None:
         self._opening.pop(task, None)
+        self._unopened -= 1
 
     async def _open(self, accepted: socket.socket, peer: object) -> None:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from replset.ids import HostPort
 from replset.runtime.net.connections import BACKLOG
-from replset.runtime.net.listening import HANDSHAKE_S, ListeningSockets, bound_socket
+from replset.runtime.net.listening import HANDSHAKE_S, ListeningSockets, always, bound_socket
 from replset.runtime.net.tls import MemberTls
 
 
@@ -23,7 +23,11 @@ def split_host_port(address: HostPort) -> tuple[str, int]:
 class RealNetwork:
     """TCP; asyncio and uvloop switch Nagle's delay off themselves."""
 
-    def __init__(self, backlog: int = BACKLOG, tls: MemberTls | None = None) -> None:
+    def __init__(
+        self, backlog: int = BACKLOG, tls: MemberTls | None = None, has_room: Callable[[int], bool] = always
+    ) -> None:
+        """has_room: see ListeningSockets."""
+        self._has_room = has_room
         self._backlog = backlog
         self._tls = tls
 
@@ -42,6 +46,7 @@ class RealNetwork:
                 self._backlog,
                 None if tls is None else lambda: tls.wire,
                 tls_is_optional=tls is not None and tls.is_optional,
+                has_room=self._has_room,
             )
             opened.pop_all()
         return listening

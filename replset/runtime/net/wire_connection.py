@@ -87,6 +87,7 @@ class WireConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         rest = [*self._queue] if self._current is None else [self._current, *self._queue]
         self._transport = None
+        self._server.slots.give_back_descriptor()
         self._writable.set()
         if exc is None and self._task is not None and rest and all(message.more_to_come for message in rest):
             self._is_closed_by_client = True

@@ -317,3 +317,14 @@ async def test_answers_that_the_client_does_not_read_count_and_end(api: Api, mon
         assert most > 0, "what waits to be taken counts"
         assert api.member.admission.in_use == 0
         writer.close()
+
+
+def test_closed_connections_take_no_descriptors_of_later_ones(api: Api) -> None:
+    @on_sockets
+    async def run() -> None:
+        async with serving(api, most=2) as served:
+            served.slots.spare = 1
+            for _ in range(10):
+                assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
+
+    run()

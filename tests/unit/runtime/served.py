@@ -142,7 +142,8 @@ class Served:
         self.dropped_out: set[str] = set()
         self.clients: list[Client] = []
         self.address = HostPort("127.0.0.1:0")
-        network = RealNetwork()
+        slots = ConnectionSlots(max_connections, "wire")
+        network = RealNetwork(has_room=slots.has_room)
 
         class Listening:
             """RealNetwork, on a port that the system picks."""
@@ -158,7 +159,7 @@ class Served:
             self.dispatcher,
             drops_inbound=self.dropped_in.__contains__,
             drops_outbound=self.dropped_out.__contains__,
-            slots=ConnectionSlots(max_connections, "wire"),
+            slots=slots,
             admission=self.admission,
         )
 

@@ -22,12 +22,14 @@ class One:
 
 
 @pytest.mark.parametrize(
-    ("limit", "wire", "http"), [(1024, 576, 192), (256, 144, 48), (64, 36, 12), (20_000, 4096, 4096)]
+    ("limit", "wire", "http", "spare"),
+    [(1024, 576, 192, 32), (256, 144, 48, 8), (64, 36, 12, 2), (20_000, 4096, 4096, 128)],
 )
-def test_both_ports_share_the_descriptors(limit: int, wire: int, http: int) -> None:
+def test_both_ports_share_the_descriptors(limit: int, wire: int, http: int, spare: int) -> None:
     wires, https = ConnectionSlots(4096), ConnectionSlots(4096)
     share_descriptors(limit, wires, https)
     assert (wires.most, https.most) == (wire, http)
+    assert wires.spare == https.spare == spare
     assert wires.most + https.most <= limit - min(256, limit // 4)
 
 

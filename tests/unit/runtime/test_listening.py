@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 import socket
 import ssl
 import struct
@@ -14,6 +16,7 @@ import pytest
 import uvloop
 
 from replset.runtime.net import listening
+from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.listening import ListeningSockets, bound_socket
 
 CLIENTS = 100
@@ -65,6 +68,98 @@ def test_many_clients_are_accepted_in_a_few_turns(loop: Callable[[], asyncio.Abs
         server.close()
         with pytest.raises(ConnectionRefusedError):
             connected(address, 1)
+
+    run(loop, main())
+
+
+class Idler(asyncio.Protocol):
+    """Says hello, then waits for its client. It has a slot as the wire port's connections have one."""
+
+    idle_since = 0.0
+
+    def __init__(self, slots: ConnectionSlots) -> None:
+        self._slots = slots
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        assert self._slots.take(self)
+        self._transport.write(b"hello")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._slots.give_back_descriptor()
+        self._slots.release(self)
+
+    def close_idle(self) -> None:
+        self._slots.release(self)
+        self._transport.abort()
+
+
+@LOOPS
+def test_of_many_that_wait_only_as_many_are_accepted_as_have_descriptors(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A file that is opened in any turn of the loop finds a descriptor, and who waited longest comes first."""
+    slots = ConnectionSlots(10, "wire")
+    slots.spare = 2
+
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        server = ListeningSockets([bound], lambda: Idler(slots), 1024, has_room=slots.has_room)
+        clients = connected(bound.getsockname(), CLIENTS)
+        before, most = open_sockets(), 0
+        last = asyncio.ensure_future(greet(clients.pop()))
+        while not last.done():
+            await asyncio.sleep(0)
+            most = max(most, open_sockets())
+        server.close()
+        for client in clients:
+            client.close()
+        assert last.result() == b"hello"
+        assert 10 <= most - before <= 12
+        assert slots.closed_idle == CLIENTS - len(slots)
+        for _ in range(20):  # turns, in which the others' ends are seen
+            await asyncio.sleep(0.001)
+        assert slots.has_room(11), "each descriptor was given back"
+
+    run(loop, main())
+
+
+def open_sockets() -> int:
+    """Return how many descriptors of this process are sockets."""
+    number = 0
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very list
+            number += os.readlink(f"/proc/self/fd/{one}").startswith("socket:")
+    return number
+
+
+@LOOPS
+def test_handshakes_count_as_descriptors_until_they_have_ended(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers that begin no handshake make room for who comes after them, within the descriptors."""
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.001)
+    slots = ConnectionSlots(10, "wire")
+    slots.spare = 2
+
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server = ListeningSockets(
+            [bound], lambda: Idler(slots), 1024, lambda: context, tls_is_optional=True, has_room=slots.has_room
+        )
+        clients = connected(bound.getsockname(), CLIENTS)
+        before, most = open_sockets(), 0
+        clients[-1].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        last = asyncio.ensure_future(greet(clients.pop()))
+        while not last.done():
+            await asyncio.sleep(0)
+            most = max(most, open_sockets())
+        server.close()
+        for client in clients:
+            client.close()
+        assert last.result() == b"hello"
+        assert most - before <= 12
 
     run(loop, main())
 

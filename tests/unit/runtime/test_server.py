@@ -330,6 +330,16 @@ async def test_closing_the_server_ends_unacknowledged_commands_too() -> None:
 
 
 @on_sockets
+async def test_closed_connections_take_no_descriptors_of_later_ones() -> None:
+    async with serving(max_connections=2) as served:
+        served.server.slots.spare = 1
+        for number in range(10):
+            client = await served.client()
+            assert (await client.ask(ping(number)))["n"] == number
+            client.writer.close()
+
+
+@on_sockets
 async def test_for_more_connections_than_allowed_the_longest_idle_one_is_closed() -> None:
     async with serving(max_connections=2) as served:
         first, second = await served.client(), await served.client()
