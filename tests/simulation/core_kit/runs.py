@@ -254,7 +254,8 @@ class CoreRun:
         """A majority has named everybody's data, and others can lead; never where votes move, or one is about to.
 
         The members that answered a primary's check of a change may not lose a disk before it is on one: where the new
-        configuration needs them all, only an operator could bring a primary back (docs/core.md).
+        configuration needs them all, only an operator could bring a primary back (docs/core.md). A member that begins
+        to be copied anew counts as one that has lost its data: its vote is void until a primary counts it again.
         """
         changes = [one.node._reconfigs._change for one in self.cluster.machines.values() if one.alive]
         if any(change is not None and change.stage is not ReconfigStage.WAITING for change in changes):
@@ -262,7 +263,9 @@ class CoreRun:
         configs = [one.disk.config for one in self.cluster.machines.values() if one.disk.config is not None]
         if not self.loses_disks or not all(machine.alive for machine in machines) or not configs:
             return False
-        lost = {machine.host for machine in machines}
+        up = [one for one in self.cluster.machines.values() if one.alive]
+        copied = {one.host for one in up if one.node.state is MemberState.STARTUP2}
+        lost = {machine.host for machine in machines} | copied
         newest = max(configs, key=lambda config: config.version_and_term[::-1])
         named = {member.host: member.incarnation for member in newest.voters}
         return (
