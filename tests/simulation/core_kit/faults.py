@@ -262,6 +262,8 @@ class CoreFaults:
         leader = cluster.elect()
         old = cluster.number_of(leader)
         bearing = [m.host for m in leader.node.config.oplog_voters if m.host != leader.host]
+        if not bearing:  # the others have lost their votes
+            return False
         late = cluster.number_of(cluster.machines[self.rng.choice(bearing)])
         others = [number for number in range(5) if number not in (old, late)]
         self._partition([old], [late], others)
