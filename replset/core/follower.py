@@ -43,6 +43,7 @@ NO_SOURCE_RETRY_MS = 100
 ROLLBACK_REFUSED = "rollback refused: "
 """How a quarantine after a refused rollback begins: the set has lost what this member knows to be committed."""
 _TOO_STALE = "too stale"
+_ASKED_FOR = "asked for"
 _NO_SOURCE = "no member whose data could be copied is known"
 
 
@@ -55,12 +56,12 @@ class Follower:
         self.sources = SyncSources(node)
         self._retry_at = Millis(0)
         self._is_copying = False  # an initial sync runs
-        self._has_marker = False  # the one that runs, or ran last, has set its marker
-        self._is_requested = False  # by replSetResync: the data that it replaces is sound
+        self._has_marker = node.resync_requested  # the one that runs, or ran last, has set its marker
+        self.is_requested = node.resync_requested  # by replSetResync: the data that it replaces is whole
         self._resync_request: tuple[int, HostPort] | None = None  # answered once the marker is set, or it is refused
         self._is_forced = False
         self._no_source_since: Millis | None = None
-        self._too_stale = ""
+        self._too_stale = _ASKED_FOR if node.resync_requested else ""
 
     def tick(self) -> None:
         node = self.node
@@ -248,8 +249,8 @@ class Follower:
             if source is None or refusal is not None:
                 node.reply(request_id, refusal or Refused(ErrorCode.NODE_NOT_FOUND, _NO_SOURCE))
                 return
-            self._is_requested, self._is_forced, self._resync_request = True, request.force, (request_id, source)
-            self._resync(source, "forced" if request.force else "asked for")
+            self.is_requested, self._is_forced, self._resync_request = True, request.force, (request_id, source)
+            self._resync(source, "forced" if request.force else _ASKED_FOR)
 
     def _source_refusal(self, source: HostPort | None, request: ResyncRequest) -> Refused | None:
         """Why no other member's data may replace this member's; None: `source` may."""
@@ -315,7 +316,7 @@ class Follower:
             self._retry_at = min(self._next_try(), Millis(node.now + NO_SOURCE_RETRY_MS))
             if self._no_source_since is None:
                 self._no_source_since = node.now
-            elif self._is_requested and self._may_block_election(self._no_source_since):
+            elif self.is_requested and self._may_block_election(self._no_source_since):
                 self._give_up("no reachable member holds what this member acknowledged")
             return
         self._start_sync(source, self._too_stale or "this member has no data yet")
@@ -342,7 +343,7 @@ class Follower:
         node.push_election_timer()
 
     def _end_sync(self) -> None:
-        self._is_requested = self._is_forced = self._has_marker = False
+        self.is_requested = self._is_forced = self._has_marker = False
         self._too_stale = ""
         self._no_source_since = None
         self._retry_at = self.node.now
@@ -392,7 +393,7 @@ class Follower:
         """Whether this member's documents are sound, only too old. What somebody asked for is a copy of everything."""
         node = self.node
         is_sound = not node.quarantine and not node.damage and node.durability_mark == OPTIME_NULL
-        return self._too_stale.startswith(_TOO_STALE) and not self._is_requested and is_sound
+        return self._too_stale.startswith(_TOO_STALE) and not self.is_requested and is_sound
 
     def on_initial_sync_started(self, begun: InitialSyncStarted) -> None:
         node = self.node
@@ -412,7 +413,7 @@ class Follower:
             self._answer_resync(
                 Refused(ErrorCode.INVALID_SYNC_SOURCE if ended.refused else ErrorCode.NODE_NOT_FOUND, ended.detail)
             )
-            if self._is_requested and node.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
+            if self.is_requested and node.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
                 self._give_up(ended.detail)
             return
         node.initial_sync_pending = False

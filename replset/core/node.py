@@ -353,6 +353,14 @@ class Node:
         return self._state.durability_mark != OPTIME_NULL
 
     @property
+    def is_resync_requested(self) -> bool:
+        """Whether the initial sync that is under way was asked for, and replaces data that is sound.
+
+        Of a quarantined member it is not: after a restart, which forgets the quarantine, it must not be gone on with.
+        """
+        return self._follower.is_requested and not self._state.quarantine and not self._state.damage
+
+    @property
     def rolling_back(self) -> bool:
         """Whether a rollback is under way, in whatever state this member is."""
         return self._state.rolling_back

@@ -137,7 +137,8 @@ class NodeState:
     rolling_back: an interrupted rollback is not finished; RollbackEnded follows. durability_mark: of member.db; null
     unless the disk lacks entries up to it (docs/storage.md). oplog_only: the disk holds a witness's oplog without
     documents, whatever the configuration makes of this member. expected: the hosts of --expect-members, sorted; the
-    first of them makes the set.
+    first of them makes the set. resync_requested: the initial sync that was under way was asked for, and the data that
+    it was to replace is there and whole.
     """
 
     host: HostPort
@@ -159,6 +160,7 @@ class NodeState:
     holds_role: Callable[[], bool] = lambda: False
     rolling_back: bool = False
     oplog_only: bool = False
+    resync_requested: bool = False
     expected: tuple[HostPort, ...] = ()
     term: int = 0
     state: MemberState = MemberState.STARTUP

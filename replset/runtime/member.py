@@ -233,6 +233,11 @@ class RunningMember:
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
         )
 
+    def _holds_data_to_resync(self, data: OpenData) -> bool:
+        """Whether a resync that was asked for has replaced nothing yet, and all that it was to replace is there."""
+        file, newest = self._member_file, self.store.last_applied
+        return file.initial_sync_requested and not data.damage and newest >= file.initial_sync_newest
+
     def _make_node(self, data: OpenData, options: MemberOptions) -> Node:
         return Node(
             NodeState(
@@ -245,6 +250,7 @@ class RunningMember:
                 last_vote=self._member_file.last_vote or NO_VOTE,
                 position=self.durability.position(),
                 initial_sync_pending=self._member_file.initial_sync_pending,
+                resync_requested=self._holds_data_to_resync(data),
                 rollback_id=lambda: self.store.rollback_id,
                 unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
                 rolling_back=data.rolling_back,

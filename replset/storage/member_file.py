@@ -60,6 +60,8 @@ class MemberFile:
         self.incarnation = ""
         self.initial_sync_id = ""
         """Of the initial sync whose marker is set; empty when none is."""
+        self.initial_sync_requested = False
+        """Whether somebody asked for it. Then the data that it is to replace is sound, and not replaced yet."""
         self.initial_sync_newest = OPTIME_NULL
         """The newest entry of the data that an initial sync replaces: what this incarnation may have acknowledged."""
         self.initial_sync_committed = OPTIME_NULL
@@ -122,6 +124,7 @@ class MemberFile:
         try:
             self.incarnation = str(values["incarnation"])
             self.initial_sync_id = str(values.get("initial_sync", ""))
+            self.initial_sync_requested = "initial_sync_requested" in values
             self.initial_sync_newest = OpTime.parse(str(values.get("initial_sync_held", OPTIME_NULL)))
             self.initial_sync_committed = OpTime.parse(str(values.get("initial_sync_committed", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
@@ -218,12 +221,13 @@ class MemberFile:
         committed: OpTime = OPTIME_NULL,
         rollback_id: int = 0,
         data_lost: bool = False,
+        requested: bool = False,
     ) -> str:
         """Set the marker; return the id of this initial sync. One that was begun before goes on under its id.
 
         newest: the newest entry of the data that will be replaced. OPTIME_NULL, or data_lost: what this member
         acknowledged is lost, so it is another incarnation. committed: the newest entry known to be committed.
-        rollback_id: of that data. The highest of each is kept until the end.
+        rollback_id: of that data. The highest of each is kept until the end. requested: see initial_sync_requested.
         """
         floor = max(rollback_id, self.rollback_id_floor)
         sync_id, incarnation = self.initial_sync_id, self.incarnation
@@ -238,10 +242,11 @@ class MemberFile:
                 "initial_sync": sync_id,
                 "initial_sync_held": str(newest),
                 "initial_sync_committed": str(committed),
+                "initial_sync_requested": "1" if requested else None,
                 "rollback_id_floor": floor,
             }
         )
-        self.incarnation, self.initial_sync_id = incarnation, sync_id
+        self.incarnation, self.initial_sync_id, self.initial_sync_requested = incarnation, sync_id, requested
         self.initial_sync_newest, self.initial_sync_committed, self.rollback_id_floor = newest, committed, floor
         return sync_id
 
@@ -252,18 +257,24 @@ class MemberFile:
         this member acknowledged (its newest entry is of a later term, or of the same one and not before; Raft, 5.4.3).
         Otherwise this member must not count as one that holds them, so it gets another incarnation.
         """
-        if newest < self.initial_sync_newest:
-            incarnation = self._new_incarnation()
-            self._put({"incarnation": incarnation, "initial_sync_held": None})
-            self.incarnation, self.initial_sync_newest = incarnation, OPTIME_NULL
+        changes: dict[str, Value | None] = {}
+        incarnation, held = self.incarnation, self.initial_sync_newest
+        if self.initial_sync_requested:  # after a crash nobody may take the copy, whole or not, for the old data
+            changes["initial_sync_requested"] = None
+        if newest < held:
+            incarnation, held = self._new_incarnation(), OPTIME_NULL
+            changes |= {"incarnation": incarnation, "initial_sync_held": None}
+        self._put(changes)
+        self.incarnation, self.initial_sync_newest, self.initial_sync_requested = incarnation, held, False
         return self.incarnation
 
     def end_initial_sync(self) -> None:
         """Clear the marker: the data is this member's and whole."""
-        names = ("initial_sync", "initial_sync_held", "initial_sync_committed", "rollback_id_floor", "vouched")
+        held = ("initial_sync_held", "initial_sync_committed", "initial_sync_requested")
+        names = ("initial_sync", *held, "rollback_id_floor", "vouched")
         self._put(dict.fromkeys(names))
         self.durability_mark = OPTIME_NULL
-        self.initial_sync_id, self.rollback_id_floor = "", 0
+        self.initial_sync_id, self.initial_sync_requested, self.rollback_id_floor = "", False, 0
         self.initial_sync_newest = self.initial_sync_committed = OPTIME_NULL
 
     def append_journal(self, *, wall_ms: int, term: int, event: str, detail: str) -> None:

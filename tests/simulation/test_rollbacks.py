@@ -207,7 +207,8 @@ def test_a_resync_of_a_member_that_is_well_loses_nothing() -> None:
         assert cluster.command(primary, {"replSetResync": 1})["code"] == 95
 
 
-def test_a_resync_whose_source_dies_never_copies_a_member_that_lacks_what_is_committed() -> None:
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_a_resync_whose_source_dies_never_copies_a_member_that_lacks_what_is_committed(restarted: bool) -> None:
     """b copies c, c dies, and a, cut off until then, holds a write of its own that looks newer than what b knows as
     committed. A majority read on b shows what was acknowledged and nothing else, and a primary is elected.
     """
@@ -234,6 +235,13 @@ def test_a_resync_whose_source_dies_never_copies_a_member_that_lacks_what_is_com
         assert member.node.state is MemberState.STARTUP2
         assert member.node.commit_point == written
         cluster.kill(primary)
+        if restarted:
+            cluster.kill(other)
+            cluster.restart(other)
+            cluster.run_until(lambda: cluster.machines[other].running is not None, 30, "it has started again")
+            member = cluster.machines[other].running
+            assert member is not None
+            assert member.node.state is MemberState.STARTUP2
         cluster.heal()
         cluster.run_until(lambda: member.node.state.is_readable, 120, "it goes on with the data that it has")
         reply = cluster.command(

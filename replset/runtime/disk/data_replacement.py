@@ -54,10 +54,15 @@ class DataReplacement:
 
     async def set_marker(self, required: RequiredEntries) -> InitialSyncMarker:
         """Note durably in member.db that an initial sync has begun; while that is there the data does not count."""
-        file, lost, rollback_id = self._files.member_file, self._node.has_lost_data, self._context.store.rollback_id
+        file, rollback_id = self._files.member_file, self._context.store.rollback_id
+        lost, requested = self._node.has_lost_data, self._node.is_resync_requested
         sync_id = await self._context.workers.run(
             lambda: file.begin_initial_sync(
-                newest=required.newest, committed=required.committed, rollback_id=rollback_id, data_lost=lost
+                newest=required.newest,
+                committed=required.committed,
+                rollback_id=rollback_id,
+                data_lost=lost,
+                requested=requested,
             )
         )
         return InitialSyncMarker(sync_id, file.incarnation)

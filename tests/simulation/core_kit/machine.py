@@ -95,6 +95,7 @@ class CoreDisk:
 
     incarnation: str
     marker: bool = True
+    requested: bool = False
     config: ReplSetConfig | None = None
     last_vote: LastVote | None = None
     log: list[Entry] = field(default_factory=list)
@@ -145,6 +146,7 @@ class CoreMachine:
                 last_vote=disk.last_vote or NO_VOTE,
                 position=self.position(),
                 initial_sync_pending=disk.marker,
+                resync_requested=disk.requested,
                 oplog_only=disk.oplog_only,
                 rollback_id=lambda: self.disk.rollback_id,
                 wall_ms=lambda: WALL + self.cluster.now,
@@ -242,7 +244,7 @@ class CoreMachine:
                 self.disk.config = config
                 self.cluster.checkers.on_config_saved(self, config)
             case InitialSyncNotNeeded():
-                self.disk.marker = False
+                self.disk.marker = self.disk.requested = False
         self.persisting = False
         if isinstance(effect.record, LastVote):
             self.feed(VoteSaved(effect.record.term))
@@ -430,6 +432,7 @@ class CoreMachine:
             if not self.disk.log:
                 self.disk.incarnation = self.cluster.new_incarnation()
             self.disk.marker = True
+        self.disk.requested = self.node.is_resync_requested
         self.feed(InitialSyncStarted(self.disk.incarnation))
         self.later(self.cluster.copy_ms, lambda: self.end_sync(address, forced, oplog_only))
 
@@ -454,7 +457,7 @@ class CoreMachine:
         self.disk.rollback_id = max(self.disk.rollback_id, source.disk.rollback_id) + 1
         self.disk.log = list(source.disk.log)
         self.disk.durable = len(self.disk.log)
-        self.disk.marker = False
+        self.disk.marker = self.disk.requested = False
         self.disk.oplog_only = oplog_only
         if not reached:
             self.committed = OPTIME_NULL

@@ -365,7 +365,8 @@ def test_a_refused_resync_leaves_a_quarantine_as_it_is() -> None:
     assert node.quarantine == why
 
 
-def test_a_resync_whose_source_is_gone_is_given_up_when_only_this_member_can_be_elected() -> None:
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_a_resync_whose_source_is_gone_is_given_up_when_only_this_member_can_be_elected(restarted: bool) -> None:
     """Its own data is whole: waiting for a source that is as far, it would keep everybody from electing one."""
     cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
@@ -378,12 +379,24 @@ def test_a_resync_whose_source_is_gone_is_given_up_when_only_this_member_can_be_
     cluster.ask(cluster.number_of(mine), ResyncRequest())
     cluster.until(lambda: mine.disk.marker)
     leader.crash()
+    if restarted:
+        mine.crash()
+        mine.boot()
     cluster.heal()
     cluster.until(lambda: cluster.primary in (mine, behind), 60_000)
     cluster.until(lambda: behind.disk.log == mine.disk.log)
     assert written in [optime for optime, _ in mine.disk.log]
     assert not mine.disk.marker
     assert any("resync given up" in line for line in mine.journal)
+
+
+def test_the_resync_of_a_quarantined_member_is_not_given_up_after_a_restart() -> None:
+    """The restart forgets why its data is not to be trusted."""
+    node = following()
+    outvoted(node)
+    node.receive(Request(5, ResyncRequest()), NOW)
+    assert node.state is MemberState.STARTUP2
+    assert not node.is_resync_requested
 
 
 def test_after_a_copy_that_lacks_what_was_committed_no_entry_of_it_is_taken_for_committed() -> None:

@@ -97,6 +97,24 @@ def test_an_initial_sync_keeps_its_id_until_it_ends(open_file: Callable[[], Memb
     )
 
 
+def test_that_a_resync_was_asked_for_is_kept_until_a_copy_is_claimed(
+    open_file: Callable[[], MemberFile],
+) -> None:
+    open_file().end_initial_sync()
+    open_file().begin_initial_sync(newest=OpTime(3, 7), requested=True)
+    assert open_file().initial_sync_requested
+    file = open_file()
+    file.claim_copy(OpTime(3, 7))  # from here on the data on the disk may be the copy's
+    assert not file.initial_sync_requested
+    assert not open_file().initial_sync_requested
+    open_file().begin_initial_sync(newest=OpTime(3, 7), requested=True)  # another attempt
+    file = open_file()
+    assert file.initial_sync_requested
+    file.end_initial_sync()
+    assert not file.initial_sync_requested
+    assert not open_file().initial_sync_requested
+
+
 @pytest.mark.parametrize(
     ("held", "newest", "incarnation"),
     [
