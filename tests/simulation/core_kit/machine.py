@@ -411,7 +411,7 @@ class CoreMachine:
         if not common:
             self.feed(RollbackEnded(address, False, False, True, "no common point"))
             return
-        assert self.node.state is MemberState.ROLLBACK
+        assert self.node.state in (MemberState.ROLLBACK, MemberState.REMOVED)  # none of them serves reads
         point = common[-1][0]
         undone = self.disk.log[len(common) :]
         self.cluster.checkers.check_rollback(self, undone, point)
