@@ -19,9 +19,10 @@ from replset.ids import HostPort, MemberId, Millis, OpTime
 class MemberStatus:
     """One member of the set. Wall times are in milliseconds, 0 for never.
 
-    counted: the member votes and counts for majorities, and has the same configuration as this node. lag_ms: see
-    `staleness.py`. overloaded: it has more to do than it can, and reads should go elsewhere. state: as clients see it,
-    so a witness in service is ARBITER.
+    counted: the member votes and counts for majorities, and has the same configuration as this node. Without a vote it
+    counts for `w: N` whatever its incarnation is, which no configuration renews. lag_ms: see `staleness.py`.
+    overloaded: it has more to do than it can, and reads should go elsewhere. state: as clients see it, so a witness in
+    service is ARBITER.
     """
 
     id: MemberId
@@ -120,7 +121,7 @@ def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort
         True,
         node.shown_state,
         True,
-        node.incarnation_matches and not member.newly_added,
+        (node.incarnation_matches or (member.votes == 0 and not node.must_sync)) and not member.newly_added,
         member.newly_added,
         member.arbiter_only,
         None if node.is_arbiter else node.position,
@@ -145,13 +146,14 @@ def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort
 def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
     # Until the member has this node's configuration it may judge its own vote otherwise.
     has_config = node.config is not None and (peer.config_version, peer.config_term) == node.config.version_and_term
+    is_named = node.peer_incarnation_matches(peer) or member.votes == 0
     return MemberStatus(
         peer.id,
         peer.host,
         False,
         shown_state(member, peer.state),
         peer.is_up,
-        peer.is_up and node.peer_incarnation_matches(peer) and not member.newly_added and has_config,
+        peer.is_up and is_named and not member.newly_added and has_config,
         member.newly_added,
         member.arbiter_only,
         None if member.arbiter_only else peer.position,

@@ -387,6 +387,27 @@ def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted()
     assert {member.host: member.counted for member in status.members}[other.host] is False
 
 
+def test_a_member_without_a_vote_counts_again_after_its_disk_was_replaced() -> None:
+    """No configuration names its new incarnation: it has no vote to get back."""
+    cluster = CoreCluster(4)
+    rows = members_of(4)
+    cluster.initiate(*rows[:3], replace(rows[3], votes=0, priority=0.0))
+    cluster.until(cluster.is_quiet)
+    leader, other = cluster.elect(), cluster[3]
+    leader.write("a")
+    other.wipe()
+    cluster.run(3_000)
+
+    def counted() -> list[bool]:
+        views = [machine.node.status(cluster.now) for machine in (leader, other)]
+        return [row.counted for view in views if view is not None for row in view.members if row.id == 3]
+
+    other.boot()
+    assert not any(counted())
+    cluster.until(lambda: counted() == [True, True])
+    assert other.disk.log == leader.disk.log
+
+
 def test_the_status_names_all_members_and_which_one_blocks() -> None:
     cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
