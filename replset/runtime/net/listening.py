@@ -17,6 +17,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 log = logging.getLogger("replset.listening")
@@ -104,7 +105,7 @@ class ListeningSockets:
             task = self._loop.create_task(self._open(accepted, peer))
             self._opening[task] = self._loop.time()
             self._unopened += 1
-            task.add_done_callback(self._opened)
+            task.add_done_callback(partial(self._opened, accepted))
 
     def _may_accept(self) -> bool:
         """Whether there is a descriptor for a connection, and with TLS, whether one more handshake may begin."""
@@ -125,7 +126,9 @@ class ListeningSockets:
         oldest.cancel()
         return True
 
-    def _opened(self, task: asyncio.Task[None]) -> None:
+    def _opened(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # perhaps before it began, so that `_open` has not closed it
+            accepted.close()
         self._opening.pop(task, None)
         self._unopened -= 1
 

@@ -164,6 +164,19 @@ def test_handshakes_count_as_descriptors_until_they_have_ended(
     run(loop, main())
 
 
+@LOOPS
+def test_a_connection_that_is_given_up_at_once_is_closed(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        server = ListeningSockets([bound], lambda: Idler(ConnectionSlots(10)), 8)
+        (client,) = connected(bound.getsockname(), 1)
+        server._accept(bound)
+        server.close()
+        assert await greet(client) == b""
+
+    run(loop, main())
+
+
 class Full(socket.socket):
     """Has no room at first, and then a client that has left again."""
 
