@@ -262,6 +262,8 @@ class CoreMachine:
                 else:
                     self.cluster.answer(self, asked, body)
             case StateChanged(state=state):
+                if self.states[-1:] == [MemberState.ARBITER] and self.disk.log:
+                    self.committed = OPTIME_NULL  # what it knew as an arbiter says nothing of its old entries
                 self.states.append(state)
                 self.cluster.note(self.host, f"{state.name} term {node.term}")
             case RecordElectionEvent(record=record):
