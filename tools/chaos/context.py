@@ -20,6 +20,7 @@ from tools.chaos.history import Absence, Attack, Breach, History, Loss
 
 BALLAST = "ballast"
 WELL_WITHIN_S = 90.0
+SETTLED_WITHIN_S = 30.0
 
 
 class CannotError(Exception):
@@ -150,20 +151,27 @@ class FaultContext:
 
     # --- being well ----------------------------------------------------------------------------------------------
 
-    def wait_until_well(self, *, settled: bool = False) -> None:
-        """Every process runs, a primary takes majority writes, all are counted and have applied the newest entry.
-
-        settled: nobody of a higher priority is there to take over either.
-        """
+    def wait_until_well(self) -> None:
+        """Every process runs, a primary takes majority writes, all are counted and have applied the newest entry."""
 
         def well() -> bool:
             primary = self.local.primary()
-            return primary is not None and self._is_well(primary) and (not settled or self._is_settled(primary))
+            return primary is not None and self._is_well(primary)
 
         for member in self.local.members:
             assert member.is_running(), f"{member.name} ended by itself: {member.last_log_line()}"
         wait_until(well, WELL_WITHIN_S, "the set to be well again")
         self.hurt.clear()
+
+    def settles(self) -> bool:
+        """Whether soon nobody of a higher priority is there to take over: one that did so often pauses for minutes."""
+        until = time.monotonic() + SETTLED_WITHIN_S
+        while time.monotonic() < until:
+            with contextlib.suppress(ReplError):
+                if (primary := self.local.primary()) is not None and self._is_settled(primary):
+                    return True
+            time.sleep(0.2)
+        return False
 
     def _is_settled(self, primary: LocalMember) -> bool:
         reply: dict[str, Any] = primary.command({"replSetGetConfig": 1}, timeout_s=5)

@@ -153,7 +153,9 @@ def _break(context: FaultContext, seconds: float, on_line: OnLine, drawn: Iterat
             fault = next(drawn)
             if fault in faults.ALONE:
                 mend_all()
-                context.wait_until_well(settled=True)
+                context.wait_until_well()
+                if not context.settles():
+                    continue
             with contextlib.suppress(CannotError, ReplError):
                 at = time.monotonic() - began
                 what, mend = fault(context)
