@@ -101,6 +101,7 @@ class HttpServer:
             log_config=None,
             log_level="warning",
             server_header=False,
+            proxy_headers=False,  # a client on loopback could give itself another address in the audit log
             timeout_graceful_shutdown=5,
         )
         self._server = _Server(config, tls, slots)

@@ -328,3 +328,20 @@ def test_closed_connections_take_no_descriptors_of_later_ones(api: Api) -> None:
                 assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
 
     run()
+
+
+@on_sockets
+async def test_a_client_cannot_claim_another_address(api: Api) -> None:
+    """The audit log and the list of operations name the address that the connection comes from."""
+    seen: list[tuple[str, str]] = []
+    routes = api.app
+
+    async def noting(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
+        seen.append((scope["client"][0], scope["scheme"]))
+        await routes(scope, receive, send)
+
+    api.app = noting
+    claims = b"x-forwarded-for: 192.0.2.7\r\nx-forwarded-proto: https\r\nconnection: close\r\n\r\n"
+    async with serving(api) as served:
+        assert status_of(await served.answer(HEAD + claims)) == 200
+    assert seen == [("127.0.0.1", "http")]
