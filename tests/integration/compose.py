@@ -78,7 +78,8 @@ class LocalCompose:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._done: set[str] = set()
         bare = {name: value for name, value in os.environ.items() if not name.startswith(("REPLSET_", "SPARK_"))}
-        self._environment = bare | {"PATH": f"{Path(sys.executable).parent}:{bare['PATH']}"} | (environment or {})
+        path = f"{Path(sys.executable).parent}:{bare['PATH']}"
+        self._environment = bare | {"PATH": path, "TMPDIR": str(folder)} | (environment or {})
 
     def up(self, name: str) -> str:
         """Start a service, after those it depends on. One that does not restart runs to its end; what it said."""

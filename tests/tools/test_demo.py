@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,26 +16,26 @@ from tools.demo import reason_of
 pytestmark = pytest.mark.slow
 
 
-def run_demo(prelude: str = "") -> subprocess.CompletedProcess[str]:
-    """The demo with fast timeouts in a process of its own; `prelude` may break it first."""
+def run_demo(folder: Path, prelude: str = "") -> subprocess.CompletedProcess[str]:
+    """The demo with fast timeouts in a process of its own, its files in `folder`; `prelude` may break it first."""
     program = (
         "import sys, tools.demo as demo\n"
         f"{prelude}\n"
         f"sys.exit(demo.main(['--fast', '--base-port', '{next_ports(5)[0]}']))"
     )
-    environment = {**os.environ, "JDK_JAVA_OPTIONS": SHORT_LIVED}
+    environment = {**os.environ, "JDK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(folder)}
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, env=environment)
 
 
-def test_every_step_of_the_demo_holds() -> None:
-    done = run_demo()
+def test_every_step_of_the_demo_holds(tmp_path: Path) -> None:
+    done = run_demo(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every step held" in done.stdout
     assert done.stdout.count("✔") == 12
 
 
-def test_a_broken_step_ends_the_demo_with_a_failure() -> None:
-    done = run_demo("demo.Demo.count = lambda *_: 0")
+def test_a_broken_step_ends_the_demo_with_a_failure(tmp_path: Path) -> None:
+    done = run_demo(tmp_path, "demo.Demo.count = lambda *_: 0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "✘" in done.stdout
     assert "FAILED" in done.stdout
