@@ -41,6 +41,8 @@ class ReplSetConfig:
     members: tuple[Member, ...]
     settings: Settings = _DEFAULT_SETTINGS
     write_concern_majority_journal_default: bool = True
+    former_hosts: tuple[HostPort, ...] = ()
+    """Members that the last reconfig removed. They may have a newer configuration, if this one was never committed."""
     # Needed for every message, so computed once.
     voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
     oplog_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
@@ -118,6 +120,8 @@ class ReplSetConfig:
         document["protocolVersion"] = Int64(1)
         document["writeConcernMajorityJournalDefault"] = self.write_concern_majority_journal_default
         document["settings"] = self.settings.document()
+        if internal and self.former_hosts:
+            document["formerHosts"] = list(self.former_hosts)
         return document
 
     @classmethod
@@ -157,6 +161,7 @@ class ReplSetConfig:
             tuple(parse_member(row, f"members.{index}") for index, row in enumerate(rows)),
             parse_settings(document.get("settings", {})),
             read_boolean(document, "writeConcernMajorityJournalDefault", True, ""),
+            _read_former_hosts(document),
         )
         _validate(config, allow_multiple_arbiters)
         return config
@@ -168,7 +173,14 @@ def is_weaker(new: ReplSetConfig, old: ReplSetConfig) -> bool:
     return after.majority_writes < before.majority_writes or after.elections < before.elections
 
 
-_CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr"}
+_CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr", "formerHosts"}
+
+
+def _read_former_hosts(document: Mapping[str, object]) -> tuple[HostPort, ...]:
+    hosts = document.get("formerHosts", ())
+    if not isinstance(hosts, list | tuple) or not all(isinstance(host, str) for host in hosts):
+        raise TypeMismatchError("formerHosts must be an array of strings")
+    return tuple(HostPort(host) for host in hosts)
 
 
 def _validate(config: ReplSetConfig, allow_multiple_arbiters: bool) -> None:

@@ -93,7 +93,7 @@ class Heartbeats:
             refusal = self._reply_refusal(host, body)
             if refusal is not None:
                 body = Refused(ErrorCode.BAD_VALUE, refusal)
-            elif node.is_member(host):
+            elif node.is_member(host) or (body.config is not None and node.is_former_member(host)):
                 self._elections.observe_term(body.term)
                 self._reconfigs.install_from_heartbeat(body.config)
             elif node.config is None:
@@ -296,14 +296,17 @@ class Heartbeats:
     def _fetch_config(self, sender: HostPort, peer: Peer | None) -> None:
         """Send a heartbeat back: the reply brings the sender's configuration.
 
-        Only a member without a configuration asks a sender that is no member. Otherwise one message of a stranger could
-        put this member into another set.
+        Of those that are no members it asks only one that the last reconfig removed: this configuration may never have
+        been committed, and the others may have gone on without it. Otherwise one message of a stranger could put this
+        member into another set. A member without a configuration asks everybody.
         """
         node = self.node
         if peer is not None:
             if peer.heartbeat_id is None:
                 peer.heartbeat_due = node.now
-        elif (node.config is None or node.is_member(sender)) and sender not in self._pending.values():
+        elif sender not in self._pending.values() and (
+            node.config is None or node.is_member(sender) or node.is_former_member(sender)
+        ):
             self._pending[node.send(sender, node.heartbeat_request(), node.settings.heartbeat_timeout_ms)] = sender
 
     # --- progress (map R8) ---------------------------------------------------------------------------------------

@@ -81,9 +81,8 @@ class Reconfigs:
             node.reply(request_id, refusal)
             return
         set_id = ObjectId((node.wall_ms() // 1000).to_bytes(4, "big") + node.rng.getrandbits(64).to_bytes(8, "big"))
-        config = replace(
-            request.config, version=1, term=FIRST_TERM, settings=replace(request.config.settings, replica_set_id=set_id)
-        )
+        settings = replace(request.config.settings, replica_set_id=set_id)
+        config = replace(request.config, version=1, term=FIRST_TERM, settings=settings, former_hosts=())
         self._change = PendingReconfig(request_id, config, ReconfigStage.CHECKING, None, initiating=True)
         self._ask_members(self._change)
 

@@ -110,7 +110,11 @@ def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
 
 
 def complete_config(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSetConfig:
-    """Add what users do not write: term, set id, incarnations. A new voter begins as newlyAdded (map C14)."""
+    """Add what users do not write: term, set id, incarnations, who is removed.
+
+    A new voter begins as newlyAdded (map C14). term: -1 if it is forced. Then it names nobody as removed, so that what
+    those have does not undo what an operator forced.
+    """
     members = []
     voters = {member.id for member in new.members if member.votes}
     for member in new.members:
@@ -123,4 +127,5 @@ def complete_config(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSe
         else:
             members.append(replace(member, newly_added=member.votes == 1, incarnation=None, spare_for=None))
     settings = replace(new.settings, replica_set_id=old.settings.replica_set_id)
-    return replace(new, term=term, members=tuple(members), settings=settings)
+    removed = () if term == -1 else tuple(row.host for row in old.members if new.member_at(row.host) is None)
+    return replace(new, term=term, members=tuple(members), settings=settings, former_hosts=removed)

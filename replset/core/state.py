@@ -291,6 +291,10 @@ class NodeState:
         """Whether the configuration has a member at `host`. Nobody else's messages change anything."""
         return self.config is not None and self.config.member_at(host) is not None
 
+    def is_former_member(self, host: HostPort) -> bool:
+        """Whether the last reconfig removed this host. It is asked for a newer configuration, for nothing else."""
+        return self.config is not None and host in self.config.former_hosts
+
     def term_refusal(self, term: int) -> str | None:
         """Why this node does not accept another member's term; None: it does."""
         if is_plausible_term(self.term, term):

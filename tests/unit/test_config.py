@@ -32,6 +32,7 @@ def document(*members: Mapping[str, object], **fields: object) -> Document:
 REFUSED = [
     pytest.param({"members": []}, 14, "_id", id="C1-no-name"),
     pytest.param({"_id": "", "members": []}, 2, "must not be empty", id="C1-empty-name"),
+    pytest.param(document(formerHosts=[1]), 14, "formerHosts", id="former-hosts"),
     pytest.param(document(repaired=True), 270, "repaired", id="C1-repaired"),
     pytest.param(document(surprise=1), 2, "surprise", id="C1-unknown-field"),
     pytest.param(document(version=0), 2, "version", id="C1-version-zero"),
@@ -178,6 +179,7 @@ def test_the_document_has_mongodbs_order_and_reads_back() -> None:
             member(2, hidden=True, priority=0, secondaryDelaySecs=60),
             term=3,
             settings={"electionTimeoutMillis": 1_000, "replicaSetId": ObjectId(b"123456789012"), "own": 5},
+            formerHosts=["c:27017"],
         )
     )
     shown = config.document()
@@ -196,10 +198,11 @@ def test_the_document_has_mongodbs_order_and_reads_back() -> None:
     internal = config.document(internal=True)
     assert internal["members"][1]["newlyAdded"] is True
     assert internal["members"][0]["incarnation"] == "i0"
+    assert internal["formerHosts"] == ["c:27017"]
     assert list(internal["members"][1])[3] == "newlyAdded"
     assert ReplSetConfig.parse(decode(encode(internal))) == config
     plain = tuple(replace(each, newly_added=False, incarnation=None) for each in config.members)
-    assert ReplSetConfig.parse(decode(encode(shown))) == replace(config, members=plain)
+    assert ReplSetConfig.parse(decode(encode(shown))) == replace(config, members=plain, former_hosts=())
 
 
 def test_a_forced_configuration_shows_no_term() -> None:

@@ -156,6 +156,14 @@ def test_the_primary_fills_in_what_users_do_not_see() -> None:
     assert again.members == done.members
 
 
+def test_a_configuration_names_whom_it_removed_unless_it_was_forced() -> None:
+    new = config_of(*ROWS[:2], version=2, term=-1)
+    done = complete_config(PSS, new, 7)
+    assert done.former_hosts == (ROWS[2].host,)
+    assert complete_config(done, replace(done, version=3), 7).former_hosts == ()
+    assert complete_config(PSS, new, -1).former_hosts == ()
+
+
 def test_a_voter_at_another_host_is_a_new_one() -> None:
     rows = members_of(3)
     moved = replace(rows[2], host=HostPort("elsewhere:1"))
@@ -519,3 +527,35 @@ def test_a_primary_that_force_makes_unelectable_steps_down() -> None:
     assert leader.node.state is MemberState.SECONDARY
     cluster.until(cluster.is_quiet)
     assert cluster.elect() is not leader
+
+
+def test_a_member_learns_what_one_that_it_removed_has_since() -> None:
+    """Seed 282224 of the core: the removal was never committed, and the third member lost its disk after it had voted.
+
+    The other two hold everything. The one that removed takes the newer configuration of the removed one.
+    """
+    cluster = running(3, witnesses=1)
+    old = cluster.elect()
+    removed, witness = cluster[1 - cluster.number_of(old)], cluster[2]
+    left = [row for row in the_config(old).members if row.host != removed.host]
+
+    def cut_off(machine: CoreMachine, record: object) -> None:
+        if machine is old and isinstance(record, ReplSetConfig):
+            cluster.on_persist.remove(cut_off)
+            cluster.isolate(cluster.number_of(old))
+
+    cluster.on_persist.append(cut_off)
+    change(cluster, *left, max_time_ms=300)
+    cluster.until(lambda: cluster.primary is removed)
+    removed.write("held by the removed one alone")
+    cluster.run(1_000)
+    cluster.isolate(cluster.number_of(removed))
+    witness.wipe()
+    witness.boot()
+    cluster.run(5_000)
+    assert the_config(witness).member_at(removed.host) is None
+    cluster.heal()
+    cluster.until(cluster.is_quiet)
+    assert the_config(old).member_at(removed.host) is not None
+    assert the_config(old).former_hosts == ()
+    assert old.disk.log == removed.disk.log

@@ -235,6 +235,18 @@ def test_a_stranger_is_not_asked_for_its_configuration() -> None:
     assert not [send for send in only(effects, Send) if send.to == STRANGER]
 
 
+@pytest.mark.parametrize(("set_id", "is_asked"), [(MINE, True), (THEIRS, False)])
+def test_a_removed_member_is_asked_for_a_newer_configuration_alone(set_id: ObjectId, is_asked: bool) -> None:
+    """The removal may never have been committed. Its term still counts only with the configuration that it answers."""
+    node = lead(single_node(config=replace(WITH_ID, former_hosts=(STRANGER,))))
+    effects = by_heartbeat(node, 2, sender=STRANGER, sender_id=None, set_id=MINE)
+    effects += by_heartbeat(node, 9, sender=STRANGER, sender_id=None, set_id=MINE)
+    assert not [send for send in only(effects, Send) if send.to == STRANGER]
+    effects = by_heartbeat(node, 9, sender=STRANGER, sender_id=None, set_id=set_id, config_version=1, config_term=9)
+    assert bool([send for send in only(effects, Send) if send.to == STRANGER]) is is_asked
+    assert (node.term, node.state) == (2, MemberState.PRIMARY)
+
+
 # --- another set of the same name ------------------------------------------------------------------------------------
 
 
