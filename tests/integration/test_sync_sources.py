@@ -145,9 +145,11 @@ def test_a_member_that_was_too_stale_reports_no_rollback(make_set: MakeSet) -> N
     def is_trimmed() -> bool:
         run(primary, {"insert": "filler", "documents": [{"x": "x" * 20_000} for _ in range(20)]})
         oldest = {"find": "oplog.rs", "sort": {"$natural": 1}, "limit": 1}
-        return bool(run(primary, oldest, "local")["cursor"]["firstBatch"][0]["ts"] > newest)
+        oldest["$readPreference"] = {"mode": "secondaryPreferred"}
+        found = [run(member, oldest, "local")["cursor"]["firstBatch"] for member in local.members if member is not away]
+        return all(entries[0]["ts"] > newest for entries in found)  # either may be its sync source
 
-    wait_until(is_trimmed, 60, "the oplog to be trimmed")
+    wait_until(is_trimmed, 60, "both oplogs to be trimmed")
     local.start(away)
     all_counted(local)
     same_everywhere(local)
