@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replset.errors import ReplError
+from replset.own_process import ROOT
 from spark.java import find_java, home_for_spark
 from spark.shipping import reason_of, ship
 
@@ -88,10 +89,12 @@ def _start_java(asked: Mapping[str, str]) -> None:
     java = find_java(os.environ)
     print(f"oplog-spark: {java}", file=sys.stderr, flush=True)
     options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
+    # The workers of a local session are started in the working directory, and a folder `spark` there is not ours.
+    ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])}
     launch = SparkConf(loadDefaults=False)
     for name, value in {"spark.ui.showConsoleProgress": "false", **asked}.items():
         launch.set(name, value)
-    with _environment(JAVA_HOME=str(home_for_spark(java)), SPARK_SUBMIT_OPTS=options.strip()):
+    with _environment(JAVA_HOME=str(home_for_spark(java)), SPARK_SUBMIT_OPTS=options.strip(), **ours):
         SparkContext._ensure_initialized(conf=launch)
 
 

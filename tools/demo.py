@@ -26,6 +26,7 @@ from rich.table import Table
 from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.client import HttpClient
 from replset.errors import ReplError
+from replset.own_process import command_of
 from replset.storage.file_names import DATABASE_FILE
 
 FAST: dict[str, object] = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1}
@@ -496,8 +497,9 @@ class Demo:
 def run_module(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A program of the project in a process of its own."""
     environment = {**os.environ, "COLUMNS": "112"}
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+    return subprocess.run(
+        command_of(module, *arguments), capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
 
 
 def reason_of(done: subprocess.CompletedProcess[str], program: str) -> str:

@@ -18,7 +18,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,6 +28,7 @@ from replset.cli.processes import lock_holder, start_mark
 from replset.cli.remembered import remembered_hosts
 from replset.client import WireClient
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
+from replset.own_process import command_of
 
 T = TypeVar("T")
 HTTP_OFFSET = 1000
@@ -119,6 +119,7 @@ class LocalSet:
         self.stores_default = False
         """Whether `cluster up` still has to store the default write concern, which arbiters would weaken."""
         self.members: list[LocalMember] = []
+        self.program: Sequence[str] = command_of("replset.cli.main", "start")
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._own: set[int] = set()
 
@@ -202,11 +203,15 @@ class LocalSet:
 
     def launch(self, member: LocalMember) -> None:
         """Start (again) the process of `member`, without waiting for it."""
-        command = [sys.executable, "-m", "replset.cli.main", "start", *self.options(member)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
         with member.log.open("ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+                [*self.program, *self.options(member)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
             )
         self._children[process.pid] = process
         self.note_started(member, process.pid)

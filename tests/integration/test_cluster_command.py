@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -166,3 +168,41 @@ def test_an_arbiter_and_its_process_in_one_command(folder: Path, tmp_path: Path)
         assert "is in the set already" in replset(*command, "--key-file", str(folder / "key"), "--if-needed")
     finally:
         assert replset("cluster", "down", "--dir", str(place)) == "1 members stopped\n"
+
+
+@pytest.fixture
+def web_project(tmp_path: Path) -> Path:
+    """A folder with packages that have the names of the product's, and end whoever imports them."""
+    project = tmp_path / "project"
+    for name in ("api", "spark", "replset", "rollback_tools"):
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").write_text(f"raise SystemExit('the {name} of the project was imported')")
+    return project
+
+
+def test_a_folder_with_packages_of_our_names_does_not_hide_the_product(folder: Path, web_project: Path) -> None:
+    programs = Path(sys.executable).parent
+    up = ("cluster", "up", "--members", "1", "--base-port", str(next_ports(1)[0]), "--dir", str(folder))
+
+    def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [programs / program, *arguments],
+            cwd=web_project,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    started = run("replset", *up)
+    assert started.returncode == 0, started.stdout + started.stderr
+    (member,) = LocalSet.load(folder).members
+    assert run("rollback-tools", "list", member.http).returncode == 0
+    summary = run("oplog-spark", "summary", str(member.dbpath), "--engine", "spark")
+    assert summary.returncode == 0, summary.stderr
+    assert run("replset", "cluster", "down", "--dir", str(folder)).returncode == 0
+    # PYTHONPATH is the caller's too: what it names must not hide the packages that a member imports.
+    shutil.rmtree(web_project / "replset")
+    again = run("replset", *up, PYTHONPATH=str(web_project))
+    assert again.returncode == 0, again.stdout + again.stderr

@@ -23,7 +23,15 @@ def run_demo(folder: Path, prelude: str = "") -> subprocess.CompletedProcess[str
         f"{prelude}\n"
         f"sys.exit(demo.main(['--fast', '--base-port', '{next_ports(5)[0]}']))"
     )
-    environment = {**os.environ, "JDK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(folder)}
+    for name in ("api", "spark"):  # a caller's PYTHONPATH may name a project that has packages of our names
+        (folder / "project" / name).mkdir(parents=True)
+        (folder / "project" / name / "__init__.py").write_text("raise SystemExit('imported from PYTHONPATH')")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder / "project"),
+        "JDK_JAVA_OPTIONS": SHORT_LIVED,
+        "TMPDIR": str(folder),
+    }
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, env=environment)
 
 

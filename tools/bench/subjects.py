@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,7 +80,8 @@ def running_replset(
 ) -> Iterator[ReplSet]:
     """Yield a set whose processes run the code of `checkout` (None: of this one) and end with the block."""
     with running_set(folder) as local:
-        # A member is `python -m replset.cli.main`, and -m looks into the working directory first.
+        if checkout is not None:  # -m looks into the working directory first
+            local.program = (sys.executable, "-m", "replset.cli.main", "start")
         with contextlib.chdir(checkout or Path.cwd()):
             for port in free_ports(members, 24017):
                 local.add(port, flags=flags)

@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -136,7 +135,7 @@ def read_only(context: FaultContext) -> tuple[str, Mend]:
     member = context.a_member()
     absence = context.take_down(member)
     subprocess.run(["mount", "-o", "remount,ro", str(member.dbpath)], check=True)
-    command = [sys.executable, "-m", "replset.cli.main", "start", *context.local.options(member)]
+    command = [*context.local.program, *context.local.options(member)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     log = done.stderr.strip()
     refusals = [line for line in log.splitlines() if line.startswith("replset start: ")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any
@@ -17,6 +16,7 @@ from replset.archive.worker import MODULE
 from replset.errors import CappedPositionLostError, ErrorCode
 from replset.ids import OpTime
 from replset.oplog_row import OplogRow
+from replset.own_process import command_of
 
 log = logging.getLogger("replset.archive")
 
@@ -82,7 +82,7 @@ class ArchiveProcess:
         process = self._process
         if process is None or process.returncode is not None:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", MODULE, self._address), stdin=PIPE, stdout=PIPE, start_new_session=True
+                *command_of(MODULE, self._address), stdin=PIPE, stdout=PIPE, start_new_session=True
             )
         source, target = process.stdout, process.stdin
         if source is None or target is None:

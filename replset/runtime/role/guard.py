@@ -1,10 +1,10 @@
-"""The process that runs a member's role hook: `python -m replset.runtime.role.guard HOOK SECONDS LOCK` (docs/hooks.md).
+"""The process that runs a member's role hook: `replset.runtime.role.guard HOOK SECONDS LOCK` (docs/hooks.md).
 
 It is a process of its own so that it releases the role when the member hangs, is stopped or killed. The member writes
 lines to it, `NUMBER UNTIL TERM`: it may hold the role until this moment of the machine's monotonic clock, in
 milliseconds. It answers `read NUMBER` at once, so that the member sees that the guard itself does not hang, and
 `released NUMBER` once the role is released and nothing newer was asked for. It sends what the member shall log too. It
-imports only the standard library.
+imports next to nothing but the standard library.
 
 A guard ends the guard before it, and the hook's call that this one left: a `gain` that goes on alone would come after
 the release of its successor. It finds them by the locks that they have on one file. Nothing is written there: the disk
@@ -25,6 +25,8 @@ import time
 import urllib.request
 from contextlib import suppress
 from typing import Final
+
+from replset.own_process import command_of
 
 GAIN, RELEASE = "gain", "release"
 RETRY_S: Final = 1.0
@@ -115,7 +117,7 @@ class RoleGuard:
         if event != self._event:
             self._failures = 0
         self._event, self._is_held = event, None
-        command = [sys.executable, "-m", MODULE, POST, self._hook] if is_url(self._hook) else [self._hook]
+        command = command_of(MODULE, POST, self._hook) if is_url(self._hook) else [self._hook]
         environment = {**os.environ, "ROLE_EVENT": event, "ROLE_TERM": str(self._term)}
         try:
             self._call = subprocess.Popen(

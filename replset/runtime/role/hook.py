@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from contextlib import suppress
 from replset.core.messages import Report, RoleReleased
 from replset.core.node import Node
 from replset.ids import HostPort, Millis
+from replset.own_process import command_of
 from replset.replication.ports import Clock
 from replset.runtime.role.guard import MODULE
 
@@ -74,7 +74,7 @@ class RoleHook:
         self._last_held, self._is_told = self._number, True
         self._is_released.clear()
         process = self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, *self._command),
+            *command_of(MODULE, *self._command),
             stdin=PIPE,
             stdout=PIPE,
             env=self._environment,
