@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replset.config import ReplSetConfig
+from replset.config import ReplSetConfig, next_member_id
 from replset.core.reconfig_effect import reconfig_warning
 from replset.errors import ReplError
 
@@ -29,7 +29,7 @@ def with_members(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[
     """Return the configuration with these members added, numbered as replSetAddMember does."""
     members = list(config["members"])
     for row in rows:
-        members.append({"_id": max(int(member["_id"]) for member in members) + 1, **row})
+        members.append({"_id": next_member_id(int(member["_id"]) for member in members), **row})
     return {**config, "members": members}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -82,6 +82,13 @@ class Member:
         if internal and self.incarnation is not None:
             document["incarnation"] = self.incarnation
         return document
+
+
+def next_member_id(taken: Iterable[int]) -> MemberId:
+    """Return the `_id` for a member that is added: one above all others, or the lowest free one."""
+    known = set(taken)
+    above = max(known, default=-1) + 1
+    return MemberId(above if above <= MAX_MEMBER_ID else min(set(range(MAX_MEMBER_ID + 1)) - known))
 
 
 _MEMBER_FIELDS = {

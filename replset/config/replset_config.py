@@ -18,7 +18,13 @@ from replset.ids import HostPort, MemberId
 
 MAX_MEMBERS = 50
 MAX_VOTERS = 7
-MAX_VERSION = 2_147_483_647
+MAX_GIVEN_VERSION = 2_147_483_647
+"""The highest version that a person may give (map C1)."""
+MAX_VERSION = (1 << 53) - 1
+"""The highest version. Those above MAX_GIVEN_VERSION are left for what follows: each change raises the version, also
+those of the primary, and a forced one by up to 110,000."""
+MAX_VERSION_JUMP = 1 << 40
+"""How far above its own version a member accepts one. So many come from ten million forced changes."""
 _DEFAULT_SETTINGS = Settings()
 _LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -108,6 +114,13 @@ class ReplSetConfig:
         if self.term != -1 and term != -1 and self.term != term:
             return self.term > term
         return self.version > version
+
+    def is_plausible_after(self, version: int) -> bool:
+        """Whether a member whose configuration has `version` accepts this one.
+
+        A version never falls. If a forged or damaged message raised it to the highest number, nothing could follow.
+        """
+        return self.version <= max(version, MAX_GIVEN_VERSION) + MAX_VERSION_JUMP
 
     # --- documents -----------------------------------------------------------------------------------------------
 

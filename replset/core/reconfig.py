@@ -418,6 +418,8 @@ class Reconfigs:
             return  # another set of the same name
         if node.term_refusal(config.term) is not None:
             return
+        if node.config is not None and not config.is_plausible_after(node.config.version):
+            return
         if node.config is None and config.member_at(node.host) is None:
             return  # about to be added: the one that has this member comes next
         if node.config is None or config.is_newer_than(*node.config.version_and_term):
@@ -488,6 +490,8 @@ class Reconfigs:
         node = self.node
         if not node.writable or node.config is None or not node.is_config_committed:
             return
+        if node.config.version >= MAX_VERSION:
+            return  # what follows could not be read by anybody
         changed = self._votes.next_change(node.config)
         if changed is not None:
             self.install(replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replset.config import Member, ReplSetConfig, is_weaker
-from replset.ids import HostPort, MemberId
+from replset.config import Member, ReplSetConfig, is_weaker, next_member_id
+from replset.ids import HostPort
 
 
 def describe_effect(old: ReplSetConfig, new: ReplSetConfig) -> str:
@@ -52,7 +52,7 @@ def _advice(old: ReplSetConfig, new: ReplSetConfig) -> str:
 
 def alternatives_to_arbiter(config: ReplSetConfig) -> str:
     """What each member that could be added in place of an arbiter would give, best first; the set as it is too."""
-    free = MemberId(max(int(member.id) for member in config.members) + 1)
+    free = next_member_id(member.id for member in config.members)
     with_member = replace(config, members=(*config.members, Member(free, HostPort("another:1"))))
     with_witness = replace(
         config, members=(*config.members, Member(free, HostPort("another:1"), priority=0.0, witness=True))

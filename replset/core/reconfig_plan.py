@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from replset.config import Member, ReplSetConfig
+from replset.config import Member, ReplSetConfig, next_member_id
 from replset.core.reconfig_rules import reconfig_refusal
 from replset.errors import InvalidReplicaSetConfigError, ReplError
-from replset.ids import HostPort, MemberId
+from replset.ids import HostPort
 
 MAX_STEPS = 100
 
@@ -58,7 +58,7 @@ def _with_free_ids(current: ReplSetConfig, target: ReplSetConfig) -> ReplSetConf
         if known is not None:
             member = replace(member, id=known.id)
         elif current.member(member.id) is not None:
-            free = MemberId(next(number for number in range(256) if number not in taken))
+            free = next_member_id(taken)
             taken.add(free)
             member = replace(member, id=free)
         members.append(member)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replset.config import ReplSetConfig
+from replset.config import MAX_GIVEN_VERSION, ReplSetConfig
 from replset.core.messages import Refused
 from replset.core.write_concern import implicit_default
 from replset.errors import ErrorCode
@@ -23,6 +23,12 @@ def reconfig_refusal(
         return Refused(
             ErrorCode.NEW_CONFIG_INCOMPATIBLE,
             f"version {new.version} must be greater than the current one, {old.version}",
+        )
+    if new.version > max(MAX_GIVEN_VERSION, old.version + 1):
+        return Refused(
+            ErrorCode.BAD_VALUE,
+            f"version must be from 1 to {MAX_GIVEN_VERSION}, or one above the current one, {old.version},"
+            f" not {new.version}",
         )
     if new.settings.replica_set_id not in (None, old.settings.replica_set_id):
         return Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, "settings.replicaSetId cannot change")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, ObjectId, decode, encode
-from replset.config import MAX_VOTERS, Member, ReplSetConfig, Settings, Tolerance, is_weaker, parse_host
+from replset.config import MAX_VOTERS, Member, ReplSetConfig, Settings, Tolerance, is_weaker, next_member_id, parse_host
 from replset.errors import BadValueError, ReplError
 from replset.ids import HostPort, MemberId
 
@@ -36,7 +36,7 @@ REFUSED = [
     pytest.param(document(repaired=True), 270, "repaired", id="C1-repaired"),
     pytest.param(document(surprise=1), 2, "surprise", id="C1-unknown-field"),
     pytest.param(document(version=0), 2, "version", id="C1-version-zero"),
-    pytest.param(document(version=2**31), 2, "version", id="C1-version-too-high"),
+    pytest.param(document(version=2**53), 2, "version", id="C1-version-too-high"),
     pytest.param(document(version=1.5), 2, "version", id="C1-version-broken"),
     pytest.param(document(version="1"), 14, "version", id="C1-version-type"),
     pytest.param(document(term=-2), 2, "term", id="C1-term"),
@@ -255,6 +255,18 @@ def test_majorities(members: list[Document], majority: int, write_majority: int)
     """Map C8: writeMajority = min(voters / 2 + 1, voting data-bearing members)."""
     config = ReplSetConfig.parse(document(*members))
     assert (config.majority_vote_count, config.write_majority) == (majority, write_majority)
+
+
+@pytest.mark.parametrize(
+    ("taken", "free"),
+    [
+        pytest.param([], 0, id="first"),
+        pytest.param([0, 4, 2], 5, id="above-all"),
+        pytest.param([0, 1, 255, 3], 2, id="lowest-free"),
+    ],
+)
+def test_the_id_of_a_member_that_is_added(taken: list[int], free: int) -> None:
+    assert next_member_id(taken) == free
 
 
 @pytest.mark.parametrize(

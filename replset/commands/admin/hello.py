@@ -12,7 +12,7 @@ from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import election_id
 from replset.commands.sessions.session_request import SESSION_MINUTES
 from replset.commands.users.login import start_with_hello
-from replset.config import Member, ReplSetConfig
+from replset.config import MAX_GIVEN_VERSION, Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import ErrorCode, ReplError, ShutdownInProgressError, StorageError, TypeMismatchError
 from replset.ids import OPTIME_NULL, OpTime
@@ -103,7 +103,8 @@ def set_fields(member: MemberPort, *, legacy: bool) -> dict[str, object]:
     reply: dict[str, object] = _hosts(config)
     reply |= {
         "setName": config.set_name,
-        "setVersion": config.version,
+        # Drivers keep it as an int32, and compare it within one election.
+        "setVersion": min(config.version, MAX_GIVEN_VERSION),
         writable_name: node.writable,
         "secondary": state is MemberState.SECONDARY or (state is MemberState.PRIMARY and not node.writable),
     }

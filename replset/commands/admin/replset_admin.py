@@ -12,7 +12,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply
 from replset.commands.read_concern import append_at_least, check_reachable
 from replset.commands.write_concern import store_default, stored_default, write_and_wait
-from replset.config import ReplSetConfig, parse_host
+from replset.config import ReplSetConfig, next_member_id, parse_host
 from replset.core.messages import (
     AbortCatchUpRequest,
     Done,
@@ -134,7 +134,7 @@ async def add_member(ctx: CommandContext) -> Reply:
     config = _primary_config(ctx)
     document = config.document()
     rows = [member.document() for member in config.members]
-    row = {"_id": max(int(member.id) for member in config.members) + 1, **given}
+    row = {"_id": next_member_id(member.id for member in config.members), **given}
     return await _change(ctx, config, {**document, "members": [*rows, row]})
 
 

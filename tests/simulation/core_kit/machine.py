@@ -240,7 +240,8 @@ class CoreMachine:
             case LastVote() as vote:
                 self.cluster.checkers.on_vote(self, vote)
                 self.disk.last_vote = vote
-            case ReplSetConfig() as config:
+            case ReplSetConfig() as written:
+                config = ReplSetConfig.parse(written.document(internal=True))
                 self.disk.config = config
                 self.cluster.checkers.on_config_saved(self, config)
             case InitialSyncNotNeeded():

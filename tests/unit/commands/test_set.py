@@ -12,7 +12,7 @@ from replset.bson import DateTime, Document, Int64, ObjectId, RawDocument, Times
 from replset.commands.members.messages import request_document
 from replset.commands.ports import CommandRequest
 from replset.commands.write_concern import WriteConcernFailure
-from replset.config import ReplSetConfig
+from replset.config import MAX_GIVEN_VERSION, ReplSetConfig
 from replset.core.election_metrics import CandidateMetrics, ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -110,6 +110,12 @@ def test_hello_of_a_primary(client: Client) -> None:
     assert reply["httpAddress"] == "localhost:28017"
     assert reply["logicalSessionTimeoutMinutes"] == 30
     assert client.connection.app_name == "app"
+
+
+def test_drivers_get_a_version_that_fits_into_32_bits(client: Client, member: FakeMember) -> None:
+    member.node.config = replace(CONFIG, version=MAX_GIVEN_VERSION + 7)
+    assert client.ok({"hello": 1})["setVersion"] == MAX_GIVEN_VERSION
+    assert client.ok({"replSetGetConfig": 1}, "admin")["config"]["version"] == MAX_GIVEN_VERSION + 7
 
 
 @pytest.mark.parametrize("name", ["isMaster", "ismaster"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import ObjectId
-from replset.config import Member, ReplSetConfig
+from replset.config import MAX_GIVEN_VERSION, MAX_VERSION, Member, ReplSetConfig
 from replset.core.effects import ConfigInstalled, Persist, Reply, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -60,6 +60,7 @@ FOURTH, FIFTH = members_of(5)[3:]
     [
         pytest.param(new_of(PSS, set_name="x"), 103, "name", True, id="C10-set-name"),
         pytest.param(replace(PSS), 103, "version", False, id="C10-version"),
+        pytest.param(replace(PSS, version=MAX_GIVEN_VERSION + 1), 2, "version", True, id="C1-version"),
         pytest.param(
             new_of(PSS, ROWS[0], replace(ROWS[1], id=MemberId(7)), ROWS[2]),
             103,
@@ -100,6 +101,7 @@ def test_what_may_not_follow(new: ReplSetConfig, code: int, says: str, forced_to
     "new",
     [
         pytest.param(new_of(PSS), id="nothing-changed"),
+        pytest.param(replace(PSS, version=MAX_GIVEN_VERSION), id="highest-version"),
         pytest.param(new_of(PSS, *ROWS, FOURTH), id="one-voter-added"),
         pytest.param(new_of(PSS, *ROWS[:2]), id="one-voter-removed"),
         pytest.param(
@@ -215,6 +217,45 @@ def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:
     assert member.incarnation == cluster[3].disk.incarnation
     assert len(the_config(leader).voters) == 4
     assert "newlyAdded" not in str(the_config(leader).document())
+
+
+def test_from_the_highest_version_that_may_be_given_a_set_goes_on() -> None:
+    """The primary's own change makes a higher one. All members read it, and every kind of change follows it."""
+    cluster = running(extra=1)
+    number = leader_number(cluster)
+    highest = replace(cluster.user_config(number, *members_of(4)), version=MAX_GIVEN_VERSION)
+    assert isinstance(cluster.reconfig(number, highest), Done)
+    cluster.until(cluster.all_counted)
+    cluster.until(cluster.is_quiet)
+    for machine in cluster.machines.values():
+        assert machine.disk.config is not None
+        assert machine.disk.config.version > MAX_GIVEN_VERSION
+        assert ReplSetConfig.parse(machine.disk.config.document(internal=True)) == machine.disk.config
+    assert isinstance(change(cluster, *members_of(4)[:3]), Done)
+    number = leader_number(cluster)
+    cluster.checkers.exempt = True
+    assert isinstance(cluster.reconfig(number, cluster.user_config(number), force=True), Done)
+    cluster.until(cluster.is_quiet)
+
+
+@pytest.mark.parametrize(
+    ("version", "after"),
+    [
+        pytest.param(5, 6, id="one-more"),
+        pytest.param(MAX_GIVEN_VERSION, MAX_GIVEN_VERSION + 1, id="highest-given"),
+        pytest.param(MAX_VERSION, MAX_VERSION, id="none-is-left"),
+    ],
+)
+def test_the_version_of_the_primarys_own_change(version: int, after: int) -> None:
+    """A version that no member could read is never made."""
+    node = lead(single_node(config=replace(shaped("PSS+"), version=version)))
+    own = place(at(2))
+    node.receive(LocalPosition(own), NOW)
+    for number in (1, 2, 3):
+        node.receive_heartbeat(number, config_term=2, position=own)
+    node.tick(NOW)
+    assert node.config is not None
+    assert node.config.version == after
 
 
 def test_a_new_arbiter_gets_its_vote_at_once() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from replset.bson import ObjectId
+from replset.config import MAX_VERSION
 from replset.core.effects import CommitPointAdvanced, Reply, Send, StartFetching, StartRollback
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -158,6 +159,16 @@ def test_a_member_in_no_term_yet_takes_that_of_its_set() -> None:
     node.tick(NOW)
     node.receive_heartbeat(1, term=MAX_TERM_JUMP * 9)
     assert node.term == MAX_TERM_JUMP * 9
+
+
+@pytest.mark.parametrize(("version", "taken"), [(MAX_VERSION, 1), (20_000, 20_000)])
+def test_a_version_that_cannot_be_true_is_not_taken(version: int, taken: int) -> None:
+    """A version never falls either. After the highest one no change could follow."""
+    node = leading()
+    config = replace(WITH_ID, version=version, term=2)
+    node.receive_heartbeat(1, config=config, config_version=version, config_term=2)
+    assert node.config is not None
+    assert node.config.version == taken
 
 
 @pytest.mark.parametrize("term", [MAX_TERM, (1 << 63) - 1])
