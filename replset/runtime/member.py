@@ -79,6 +79,7 @@ from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.credentials import Credentials
 from replset.runtime.net.server import WireServer
 from replset.runtime.net.transport import Transport
+from replset.runtime.net.turns import Turns
 from replset.runtime.options import MemberOptions, command_line, exposure_warnings
 from replset.runtime.ports import MemberPorts, StepSizes
 from replset.runtime.positions import Positions
@@ -329,6 +330,7 @@ class RunningMember:
             slots=wire_slots,
             cursors=self.dispatcher.cursors,
             admission=self.admission,
+            turns=Turns(self.clock.now),
             certifies=credentials.certifies,
             needs_login=options.auth,
         )

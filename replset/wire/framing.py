@@ -41,7 +41,8 @@ class WireMessage:
     """Holds one message. sequences: OP_MSG's document sequences by name. legacy_query: it was an OP_QUERY on db.$cmd.
 
     uncut: where the documents of a large message's sequences are; `cut` puts them into `sequences`.
-    admitted: its bytes if it had to be admitted, else 0. refused: it was not admitted, and only its header was read.
+    size: its bytes. admitted: the same if it had to be admitted, else 0. refused: it was not admitted, and only its
+    header was read.
     has_checksum: its reply has one too. unverified: the buffer with such a message, where the message begins, and where
     its checksum stands; None: verified.
     """
@@ -54,6 +55,7 @@ class WireMessage:
     exhaust_allowed: bool = False
     legacy_query: bool = False
     database: str = ""  # of a legacy query; OP_MSG has $db in its body
+    size: int = 0
     admitted: int = 0
     refused: bool = False
     uncut: list[tuple[list[RawDocument], bytes, int, int]] = field(default_factory=list)
@@ -99,31 +101,47 @@ class FrameReader:
         self._admitted = 0  # of the message that is not complete yet
         self._refused = 0  # bytes still to come of a message that was not admitted
         self._parts: list[bytes] = []
+        self._at = 0  # where the first message begins in the first part
         self._size = 0
         self._needed = 0  # bytes until which parts are only collected: a large message is put together once
+        self.has_more = False
+        """Whether bytes are left that have not been looked at, since `most` messages were returned."""
 
     @property
     def pending(self) -> int:
-        """Bytes received of a message that is not complete yet."""
+        """Bytes received of messages that were not returned yet."""
         return self._size
 
-    def feed(self, data: bytes) -> list[WireMessage]:
-        """Add the next bytes and return the messages that are complete now, in order. Raises RemoteProtocolError."""
+    @property
+    def is_amid_large(self) -> bool:
+        """Whether the bytes that come next belong to a large message."""
+        return bool(self._admitted or self._refused)
+
+    def feed(self, data: bytes, most: int = MAX_WRITE_BATCH) -> list[WireMessage]:
+        """Add the next bytes and return up to `most` messages that are complete now, in order. RemoteProtocolError.
+
+        What is left is kept as it came, and is returned by the next calls, which may add no bytes.
+        """
         if self._refused:
             dropped = min(self._refused, len(data))
             self._refused -= dropped
             data = data[dropped:]
-        buffer = data
+        buffer, at = data, 0
         if self._size:
-            self._parts.append(data)
-            self._size += len(data)
+            if data:
+                self._parts.append(data)
+                self._size += len(data)
             if self._size < self._needed:
                 return []
-            buffer = b"".join(self._parts)
+            buffer, at = self._joined()
         messages: list[WireMessage] = []
-        at, end = 0, len(buffer)
+        end = len(buffer)
         needed = HEADER_SIZE
+        self.has_more = False
         while end - at >= HEADER_SIZE:
+            if len(messages) >= most:
+                self.has_more, needed = True, 0
+                break
             length, request_id, response_to, opcode = _HEADER.unpack_from(buffer, at)
             if length < HEADER_SIZE or length > MAX_MESSAGE_SIZE:
                 raise RemoteProtocolError(
@@ -145,13 +163,24 @@ class FrameReader:
                 needed = length
                 break
             message = _parse(buffer, at + HEADER_SIZE, at + length, request_id, response_to, opcode)
+            message.size = length
             if self._admitted:
                 message.admitted, self._admitted = self._admitted, 0
             messages.append(message)
             at += length
         self._size, self._needed = end - at, needed
-        self._parts = [buffer[at:]] if at < end else []
+        if self.has_more:
+            self._parts, self._at = [buffer], at
+        else:
+            self._parts, self._at = [buffer[at:]] if at < end else [], 0
         return messages
+
+    def _joined(self) -> tuple[bytes, int]:
+        """Return all bytes that are left in one piece, and where in it they begin."""
+        if len(self._parts) == 1:
+            return self._parts[0], self._at
+        self._parts[0] = self._parts[0][self._at :]
+        return b"".join(self._parts), 0
 
 
 def _refused(buffer: bytes, at: int, request_id: int, opcode: int) -> WireMessage:

@@ -18,12 +18,16 @@ from replset.replication.ports import Listener, Network
 from replset.runtime.net.admission import SMALL_BYTES, Admission
 from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.tls import Certifies, needs_no_certificate
+from replset.runtime.net.turns import Turns
 from replset.runtime.net.wire_connection import WireConnection
 
 log = logging.getLogger("replset.server")
 
 QUIESCE_S = 5.0
 """A member that stops waits so long for the commands that clients have sent already."""
+READ_BYTES = 16 << 10
+LARGE_READ_BYTES = 256 << 10
+"""Read of one connection at once, and amid a large message. The rest stays in the system's buffers."""
 LEFT_S = 60.0
 """A client whose last connection has ended finds its cursors again for so long: a driver closes all connections when
 one heartbeat fails, and goes on reading over new ones."""
@@ -41,6 +45,7 @@ class WireServer:
         drops_outbound: Callable[[HostPort], bool],
         slots: ConnectionSlots,
         admission: Admission,
+        turns: Turns,
         cursors: CursorTable | None = None,
         certifies: Certifies = needs_no_certificate,
         needs_login: bool = False,
@@ -60,6 +65,9 @@ class WireServer:
         self.drops_outbound = drops_outbound
         self.slots = slots
         self.admission = admission
+        self.turns = turns
+        self.small_buffer = memoryview(bytearray(READ_BYTES))
+        self.large_buffer = memoryview(bytearray(LARGE_READ_BYTES))
         self.connections: dict[WireConnection, None] = {}
         """In the order in which they came. That of a set differs from run to run, which a simulation must not."""
         self.connection_ids = count(1)

@@ -1,16 +1,16 @@
 """One connection of the wire port: its task runs the commands of a client or a member in order.
 
-No task is made per command. A find by `_id` on an idle connection is answered as it arrives. Reading stops while a
-client sends faster than it is answered or does not read its answers. If a connection closes, the command that it waits
-for is cancelled. A command that needs no answer (moreToCome: w: 0) and had arrived completely before the client closed
-is still run.
+No task is made per command. A find by `_id` on an idle connection is answered as it arrives. One message waits behind
+the command that runs; what a client sends beyond it is not looked at, and nothing more is read. The commands of all
+clients share each turn of the event loop (turns.py). If a connection closes, the command that it waits for is
+cancelled. Commands that need no answer (moreToCome: w: 0) and had arrived completely before the client closed are still
+run, up to the first one that needs an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("replset.server")
 
 EMPTY = encode({})
-MAX_QUEUED = 64
-"""Commands of one connection that wait behind the running one. Above this number nothing more is read."""
-MAX_QUEUED_BYTES = 1 << 20
-"""The same limit in bytes. The message that is being read may exceed it."""
 TURN = 16
 """Commands of one connection that run before other tasks of the event loop run."""
 STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
@@ -47,7 +43,7 @@ ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "rep
 """Commands that an overloaded member still answers: they need little memory and show what is wrong."""
 
 
-class WireConnection(asyncio.Protocol):
+class WireConnection(asyncio.BufferedProtocol):
     """Is one connection of a client or a member."""
 
     def __init__(self, server: WireServer) -> None:
@@ -56,9 +52,7 @@ class WireConnection(asyncio.Protocol):
         self._received_at = 0.0
         self._admitted_bytes = 0  # bytes of what has to be admitted, counted by the server for all connections
         self._reader = FrameReader(self._admit)
-        self._queue: deque[WireMessage] = deque()
-        self._queued_bytes = 0  # received since the queue was last empty
-        self._queue_admitted = 0  # of these, what the server counts
+        self._next: WireMessage | None = None  # the one that waits behind the command that runs
         self._arrived: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -85,11 +79,11 @@ class WireConnection(asyncio.Protocol):
         self._task = self._context.task = self._loop.create_task(self._serve())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        rest = [*self._queue] if self._current is None else [self._current, *self._queue]
+        first = self._current or self._next
         self._transport = None
         self._server.slots.give_back_descriptor()
         self._writable.set()
-        if exc is None and self._task is not None and rest and all(message.more_to_come for message in rest):
+        if exc is None and self._task is not None and first is not None and first.more_to_come:
             self._is_closed_by_client = True
         else:
             self.end()
@@ -106,8 +100,6 @@ class WireConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._release(self._admitted_bytes)
-        self._server.admission.release(self._queue_admitted)
-        self._queue_admitted = 0
         if self.owner is not None:
             self._server.client_left(self.owner)
         task, self._task = self._task, None
@@ -136,14 +128,16 @@ class WireConnection(asyncio.Protocol):
     @property
     def idle_since(self) -> float | None:
         """See connections.SlotUser: no command runs, no answer waits to be sent, and the client is no member."""
-        at_work = self._current is not None or self._queue or not self._writable.is_set() or self._context.is_member
-        return None if at_work else self._received_at
+        return None if self._is_at_work or self._context.is_member else self._received_at
 
     @property
     def is_serving(self) -> bool:
         """Whether a command of a client runs here, or its answer waits to be sent."""
-        is_at_work = self._current is not None or bool(self._queue) or not self._writable.is_set()
-        return is_at_work and not self._context.is_member
+        return self._is_at_work and not self._context.is_member
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self._current is not None or self._next is not None or not self._writable.is_set()
 
     def close_idle(self) -> None:
         self.end()
@@ -154,29 +148,41 @@ class WireConnection(asyncio.Protocol):
         since = self._loop.time() - self._received_at
         return self._reading and self._reader.pending > 0 and since > STALLED_S
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go: little of a client at once, unless it is amid a large message."""
+        return self._server.large_buffer if self._reader.is_amid_large else self._server.small_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self.get_buffer(-1)[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
         self._received_at = self._loop.time()
         self._server.traffic.bytes_in += len(data)
-        try:
-            messages = self._reader.feed(data)
-        except RemoteProtocolError as error:
-            self._end_for(error)
+        was_idle = self._next is None
+        if not self._read_next(data) or self._next is None:
             return
-        if len(messages) == 1 and messages[0].body.raw.startswith(_FIND, 5) and self._answer_now(messages[0]):
-            self._queued_bytes = 0
-            return
-        self._queue.extend(messages)
-        self._queued_bytes += len(data)
-        if not self._queue:
-            return
+        if was_idle and self._next.body.raw.startswith(_FIND, 5) and self._answer_now(self._next):
+            self._next = None
+            if not self._reader.has_more or not self._read_next(b"") or self._next is None:
+                return
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-        if self._queued_bytes > SMALL_BYTES:
-            self._count_queue()
-        over = len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
-        if over and self._reading and self._transport is not None:
-            self._reading = False
-            self._transport.pause_reading()
+
+    def _read_next(self, data: bytes) -> bool:
+        """Add the bytes, and find the next message unless one waits. False: the connection is closed."""
+        try:
+            for message in self._reader.feed(data, int(self._next is None)):
+                self._next = message
+        except RemoteProtocolError as error:
+            self._end_for(error)
+            return False
+        if self._reader.has_more == self._reading and self._transport is not None:
+            self._reading = not self._reading
+            if self._reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+        return True
 
     def _answer_now(self, message: WireMessage) -> bool:
         """Answer a find that needs no wait, if this connection is idle: the turn of its task costs 4 microseconds.
@@ -190,23 +196,19 @@ class WireConnection(asyncio.Protocol):
             return False
         if message.admitted or message.uncut or server.admission.is_full or server.slots.is_reserved(self):
             return False
+        if not server.turns.has_room():
+            return False
         request = self._request_of(message)
         reply = None if isinstance(request, bytes) else server.dispatcher.answer_now(request)
         if reply is None:
             return False
+        server.turns.count(message.size)
         self._send(message, reply)
         return True
 
     def _end_for(self, error: RemoteProtocolError) -> None:
         log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
         self.end()
-
-    def _count_queue(self) -> None:
-        """Count what waits behind the command that runs, unless it is little. Large messages are counted one by one."""
-        many = len(self._queue) > 1 and self._queued_bytes > SMALL_BYTES
-        size = min(self._queued_bytes, MAX_QUEUED_BYTES) if many else 0
-        self._server.admission.add(size - self._queue_admitted)
-        self._queue_admitted = size
 
     def _admit(self, size: int) -> bool:
         if self._is_stranger:  # nothing that large is needed to log in
@@ -236,25 +238,36 @@ class WireConnection(asyncio.Protocol):
     # --- running commands --------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        run_in_turn = 0
+        run_in_turn, turns = 0, self._server.turns
         try:
             while True:
-                if not self._queue and self._is_closed_by_client:
-                    self.end()
-                    return
-                if not self._queue:
+                if self._next is None:
+                    if self._is_closed_by_client:
+                        self.end()
+                        return
                     run_in_turn = 0
                     self._arrived = self._loop.create_future()
                     await self._arrived
-                    if not self._queue:
+                    if self._next is None:
                         await self._wait_until_sent()
                         continue
-                elif run_in_turn >= TURN:
+                message = self._next
+                if self._is_closed_by_client and not message.more_to_come:
+                    self.end()
+                    return
+                if self._context.is_member:
+                    if run_in_turn >= TURN:
+                        run_in_turn = 0
+                        await asyncio.sleep(0)
+                elif run_in_turn < TURN and turns.has_room():
+                    turns.count(message.size)
+                else:
                     run_in_turn = 0
-                    await asyncio.sleep(0)
+                    await turns.wait(message.size)
                 run_in_turn += 1
-                self._current = message = self._queue.popleft()
-                self._resume_reading()
+                self._current, self._next = message, None
+                if (self._reader.has_more or not self._reading) and not self._read_next(b""):
+                    return
                 await self._answer(message)
                 self._current = None
                 if message.admitted:
@@ -283,20 +296,6 @@ class WireConnection(asyncio.Protocol):
                     self.end()
                     return
         self._release(counted)
-
-    def _resume_reading(self) -> None:
-        """Read again if few enough commands wait."""
-        waiting = len(self._queue)
-        if not waiting:
-            self._queued_bytes = 0
-            if self._queue_admitted:
-                self._count_queue()
-        if self._reading:
-            return
-        within = waiting <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES
-        if within and self._transport is not None:
-            self._reading = True
-            self._transport.resume_reading()
 
     async def _prepare(self, message: WireMessage) -> bool:
         """Verify the message and separate its documents. False: it is answered already, or the connection is closed."""

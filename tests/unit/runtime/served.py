@@ -19,6 +19,8 @@ from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.listening import ListeningSockets
 from replset.runtime.net.network import RealNetwork
 from replset.runtime.net.server import WireServer
+from replset.runtime.net.turns import Turns
+from replset.runtime.process.machine import RealClock
 from replset.wire.framing import FrameReader, WireMessage, encode_msg
 
 HELLO = {"hello": 1, "$db": "admin"}
@@ -137,6 +139,7 @@ class Served:
 
     def __init__(self, max_connections: int = 100, most_held: int = MAX_BYTES_IN_USE) -> None:
         self.admission = Admission(most_held)
+        self.turns = Turns(RealClock().now)
         self.dispatcher = Dispatcher()
         self.dropped_in: set[str] = set()
         self.dropped_out: set[str] = set()
@@ -161,6 +164,7 @@ class Served:
             drops_outbound=self.dropped_out.__contains__,
             slots=slots,
             admission=self.admission,
+            turns=self.turns,
         )
 
     async def client(self) -> Client:

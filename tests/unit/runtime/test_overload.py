@@ -12,7 +12,7 @@ from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.runtime.net import wire_connection
 from replset.wire.framing import encode_msg
-from tests.unit.runtime.served import HELLO, PATIENCE_S, QUIET_S, SERVED, on_sockets, ping, serving
+from tests.unit.runtime.served import HELLO, QUIET_S, SERVED, on_sockets, ping, serving
 
 OVERLOADED = (0.0, 462, ["SystemOverloadedError", "RetryableError"])
 
@@ -178,38 +178,3 @@ async def test_a_message_that_stops_coming_is_dropped_for_others(monkeypatch: py
         assert told(await other.ask(large(3))) == OVERLOADED
         assert await stalled.is_closed()
         assert (await other.ask(large(4)))["ok"] == 1.0
-
-
-@on_sockets
-async def test_small_commands_that_wait_count_together() -> None:
-    """Each is too small to be counted, and a thousand connections may have a megabyte of them waiting."""
-    async with serving() as served:
-        go_on = asyncio.Event()
-
-        async def slow(request: CommandRequest) -> Reply:
-            await go_on.wait()
-            return {"ok": 1.0}
-
-        served.dispatcher.answers["slow"] = slow
-        client = await served.client()
-        client.send({"slow": 1, "$db": "admin"})
-        for number in range(40):
-            client.send({**ping(number), "x": "x" * 20_000})
-        async with asyncio.timeout(PATIENCE_S):
-            while served.admission.in_use < 400_000:  # noqa: ASYNC110 - a count, no event
-                await asyncio.sleep(0.01)
-        go_on.set()
-        for _ in range(41):
-            await client.receive()
-        assert served.admission.in_use == 0
-        other = await served.client()
-        go_on.clear()
-        other.send({"slow": 1, "$db": "admin"})
-        for number in range(40):
-            other.send({**ping(number), "x": "x" * 20_000})
-        async with asyncio.timeout(PATIENCE_S):
-            while served.admission.in_use < 400_000:  # noqa: ASYNC110 - a count, no event
-                await asyncio.sleep(0.01)
-            other.writer.close()
-            while served.admission.in_use:  # noqa: ASYNC110 - a count, no event
-                await asyncio.sleep(0.01)

@@ -21,6 +21,7 @@ from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.network import RealNetwork
 from replset.runtime.net.server import WireServer
 from replset.runtime.net.transport import MAX_IDLE, Transport
+from replset.runtime.net.turns import Turns
 from replset.runtime.process.machine import RealClock
 from tests.unit.runtime.served import answer_proof
 
@@ -95,6 +96,7 @@ class World:
             drops_outbound=self.dropped_out.__contains__,
             slots=ConnectionSlots(100, "wire"),
             admission=Admission(),
+            turns=Turns(RealClock().now),
         )
         self.answers.server, self.answers.address = self.server, lambda: self.host
         self.clock = RealClock()

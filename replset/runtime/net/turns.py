@@ -1,0 +1,81 @@
+"""Shares the turns of the event loop among all clients of the wire port.
+
+Each connection by itself takes only a little of a turn. Hundreds of them together would take seconds of it, and a
+heartbeat, a vote or another client's ping would wait as long. So one turn runs so many commands, bytes and milliseconds
+of all clients together. Who finds nothing left waits behind those that wait already, one command each. Other members
+never wait here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+COMMANDS: Final = 256
+BYTES: Final = 1 << 20
+TIME_MS: Final = 10
+"""Of all clients together in one turn. The command that passes a limit is the last one of its turn."""
+
+
+class Turns:
+    """Counts what clients use of the turn that runs, and keeps those that wait for the next one in their order."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        """now: reads a clock that never jumps, in milliseconds."""
+        self._now = now
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._woken = 0  # connections that come first in this turn
+        self._is_counting = False
+        self._commands = self._bytes = self._until = 0
+
+    def has_room(self) -> bool:
+        """Whether a command may run in this turn and be counted. False: `wait` first, for nobody may go before."""
+        if not self._is_counting:
+            self._begin()
+        return not (self._waiting or self._woken or self._is_used_up())
+
+    def count(self, size: int) -> None:
+        """Count one command of `size` bytes. The time of a turn begins with its first one."""
+        if not self._commands:
+            self._until = self._now() + TIME_MS
+        self._commands += 1
+        self._bytes += size
+
+    async def wait(self, size: int) -> None:
+        """Wait for a turn with room behind those that wait already, and count one command of `size` bytes in it."""
+        loop, is_back = asyncio.get_running_loop(), False
+        while True:
+            woken: asyncio.Future[None] = loop.create_future()
+            (self._waiting.appendleft if is_back else self._waiting.append)(woken)
+            if not self._is_counting:
+                self._begin()
+            try:
+                await woken
+            finally:
+                self._woken -= woken.done() and not woken.cancelled()
+            if not self._is_used_up():
+                break
+            is_back = True
+        self.count(size)
+
+    def _is_used_up(self) -> bool:
+        is_many = self._commands >= COMMANDS or self._bytes >= BYTES
+        return is_many or (self._commands > 0 and self._now() >= self._until)
+
+    def _begin(self) -> None:
+        """Count anew, and wake who comes first."""
+        self._is_counting = True
+        self._commands = self._bytes = 0
+        while self._waiting and self._woken < COMMANDS:
+            woken = self._waiting.popleft()
+            if not woken.done():
+                woken.set_result(None)
+                self._woken += 1
+        asyncio.get_running_loop().call_soon(self._end)
+
+    def _end(self) -> None:
+        self._is_counting = False
+        if self._waiting:
+            self._begin()
