@@ -50,7 +50,7 @@ class Listener(Protocol):
 class Network(Protocol):
     """Byte streams between members and to clients, with asyncio's own Protocol and Transport classes."""
 
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listener:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.BaseProtocol]) -> Listener:
         """Listen; OSError when the address is taken."""
         ...
 

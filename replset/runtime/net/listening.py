@@ -50,7 +50,7 @@ class ListeningSockets:
     def __init__(
         self,
         sockets: Sequence[socket.socket],
-        factory: Callable[[], asyncio.Protocol],
+        factory: Callable[[], asyncio.BaseProtocol],
         backlog: int,
         tls: Callable[[], ssl.SSLContext] | None = None,
         *,

@@ -31,7 +31,7 @@ class RealNetwork:
         self._backlog = backlog
         self._tls = tls
 
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> ListeningSockets:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.BaseProtocol]) -> ListeningSockets:
         """Listen on every address that the name in `address` stands for."""
         tls = self._tls
         name, port = split_host_port(address)

@@ -117,7 +117,7 @@ class SimNetwork:
 
     # --- used by ports and connections
 
-    def listen(self, address: HostPort, process: Process, factory: Callable[[], asyncio.Protocol]) -> _Listening:
+    def listen(self, address: HostPort, process: Process, factory: Callable[[], asyncio.BaseProtocol]) -> _Listening:
         if address in self._listening:
             raise OSError(errno.EADDRINUSE, f"address already in use: {address}")
         listening = _Listening(self, address, process, factory, contextvars.copy_context())
@@ -208,7 +208,7 @@ class NetworkPort:
         self._machine = machine
         self._process = process
 
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> _Listening:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.BaseProtocol]) -> _Listening:
         return self._network.listen(address, self._process, factory)
 
     async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
@@ -221,7 +221,7 @@ class _Listening:
         network: SimNetwork,
         address: HostPort,
         process: Process,
-        factory: Callable[[], asyncio.Protocol],
+        factory: Callable[[], asyncio.BaseProtocol],
         context: contextvars.Context,
     ) -> None:
         self._network = network

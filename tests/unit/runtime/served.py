@@ -152,7 +152,7 @@ class Served:
             """RealNetwork, on a port that the system picks."""
 
             @staticmethod
-            async def serve(address: HostPort, factory: Callable[[], asyncio.Protocol]) -> ListeningSockets:
+            async def serve(address: HostPort, factory: Callable[[], asyncio.BaseProtocol]) -> ListeningSockets:
                 server = await network.serve(address, factory)
                 self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
                 return server

@@ -23,7 +23,7 @@ from replset.storage.store import lock_dbpath
 
 
 class TakenPort:
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listener:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.BaseProtocol]) -> Listener:
         raise OSError(98, "Address already in use")
 
     async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:

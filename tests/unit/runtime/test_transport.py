@@ -39,7 +39,7 @@ class CountingNetwork:
         self.address = HostPort("127.0.0.1:0")
         self.connected: asyncio.Event | None = None
 
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listener:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.BaseProtocol]) -> Listener:
         server = await self._real.serve(address, factory)
         self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         return server
