@@ -47,6 +47,10 @@ def local_manifest(text: str, work: LongWork | None = None) -> Iterator[Path]:
     path = Path(text)
     if not path.is_file():
         raise ReplError(f"{text} is not a file (see `rollback-tools list DBPATH`)")
+    if path.suffix == ".bson":
+        raise ReplError(
+            f"{text} holds documents: give the rollback-*.json file beside it, or see them with `rollback-tools dump`"
+        )
     yield path
 
 

@@ -153,10 +153,17 @@ def restore(
             restored.append(bring_to(RealDisk(), os.fspath(dbpath), entries, point, work.advance))
 
         work.begin("restoring", manifest.size, "B")
-        restore_backup(
-            *(RealDisk(), os.fspath(source), os.fspath(dbpath), wanted, work.advance),
-            None if point is None and entries is None else bring_to_point,
-        )
+        is_new = not dbpath.exists()
+        try:
+            restore_backup(
+                *(RealDisk(), os.fspath(source), os.fspath(dbpath), wanted, work.advance),
+                None if point is None and entries is None else bring_to_point,
+            )
+        except (ReplError, OSError, KeyboardInterrupt):
+            if is_new:
+                with suppress(OSError):  # not empty: something could not be removed
+                    dbpath.rmdir()
+            raise
     newest = restored[0].newest if restored else manifest.newest
     typer.echo(f"{dbpath} holds the data of set {manifest.set_name} up to {newest}")
     for one in restored:

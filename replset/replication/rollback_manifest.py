@@ -174,7 +174,18 @@ class Manifest:
                 oplog_only=document.get("oplogOnly") is True,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptDataError(f"{name} is not a rollback manifest: {error!r}") from error
+            raise CorruptDataError(f"{name} is not a rollback manifest: {_fault_of(error)}") from error
+
+
+def _fault_of(error: Exception) -> str:
+    """Return in words what `Manifest.parse` met. No bytes of the file are quoted: it may be any file."""
+    if isinstance(error, UnicodeDecodeError | json.JSONDecodeError):
+        return "it is not JSON"
+    if isinstance(error, KeyError):
+        return f"it has no field {error}"
+    if isinstance(error, TypeError | AttributeError):
+        return "it is JSON of another form"
+    return str(error)
 
 
 # --- names and times -------------------------------------------------------------------------------------------

@@ -87,10 +87,11 @@ def restore_backup(
     bring_to_point: changes the database, which is whole then, before a member may start.
 
     A crash leaves the file `restoring` in it: no member starts there, and a restore begins anew. An error leaves the
-    folder empty. BadValueError: it holds something. CorruptDataError: the backup is not what was written.
+    folder as it was. BadValueError: it holds something. CorruptDataError: the backup is not what was written.
     """
     manifest = read_manifest(disk, folder)
     disk.make_folder(dbpath)
+    had_lock = LOCK_FILE in disk.list_folder(dbpath)
     lock = lock_dbpath(disk, dbpath)
     try:
         _check_empty(disk, dbpath)
@@ -108,6 +109,11 @@ def restore_backup(
         disk.remove(marker)
         disk.sync_folder(dbpath)
         return manifest
+    except (ReplError, OSError, KeyboardInterrupt):
+        if not had_lock:
+            with suppress(OSError):
+                disk.remove(os.path.join(dbpath, LOCK_FILE))
+        raise
     finally:
         lock.release()
 

@@ -216,6 +216,9 @@ class RealDisk:
             raise DbPathLockedError(
                 f"another process (pid {holder}) holds the data folder {os.path.dirname(path)}"
             ) from None
+        if not _is_at(handle, path):  # a restore that failed has removed the file since it was opened
+            os.close(handle)
+            return self.lock(path)
         os.ftruncate(handle, 0)
         os.pwrite(handle, b"%d\n" % os.getpid(), 0)
         return _FileLock(handle)
@@ -231,6 +234,13 @@ class RealDisk:
         with self._guard:
             connections = list(self._connections.get(os.path.abspath(path), ()))
         invariant(not any(map(_is_open, connections)), f"{path} is open in SQLite; nothing else may touch it")
+
+
+def _is_at(handle: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _is_open(connection: apsw.Connection) -> bool:

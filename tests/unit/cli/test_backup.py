@@ -86,9 +86,12 @@ def test_a_disk_without_room_is_noticed_before_the_data_comes(tmp_path: Path, mo
         (["restore", "one", "data", "--name", "other"], "--name is for --new-set"),
         (["restore", "one", "data", "--new-set", "no:port:there"], "host"),
         (["restore", "one", "."], "is not empty"),
+        (["restore", "one", "data", "--new-set", "a:1", "--at", "yesterday"], "yesterday"),
+        (["restore", "one", "data"], "file is not a database"),
+        (["restore", "one", "data", "--new-set", "a:1", "--at", "1:2:3"], "file is not a database"),
     ],
 )
-def test_wrong_arguments_are_one_line(
+def test_what_is_refused_is_one_line_and_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -100,3 +103,4 @@ def test_wrong_arguments_are_one_line(
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert (error.count("\n"), text in error) == (1, True), error
+    assert os.listdir(tmp_path) == ["one"]

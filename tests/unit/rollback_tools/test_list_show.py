@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from replset.bson import encode
 from replset.replication.rollback_manifest import FileKind, RollbackState, read_manifest
 from rollback_tools import main
 from tests.unit.rollback_tools.kit import WALL_MS, LostHistory
@@ -122,7 +123,19 @@ def test_show_checks_the_files(tmp_path: Path, capsys: Capture, damage: str) -> 
     [
         (["list", "none"], "none is not a folder"),
         (["show", "none"], "none is not a file (see `rollback-tools list DBPATH`)"),
-        (["show", "text.json"], "text.json is not a rollback manifest: "),
+        *(
+            ([tool, name], f"{name} {words}")
+            for tool in ("show", "verify", "diff", "restore")
+            for name, words in {
+                "text.json": "is not a rollback manifest: it is not JSON",
+                "empty": "is not a rollback manifest: it is not JSON",
+                "bytes": "is not a rollback manifest: it is not JSON",
+                "list.json": "is not a rollback manifest: it is JSON of another form",
+                "other.json": "is not a rollback manifest: it has no field 'version'",
+                "shop.orders.bson": "holds documents: give the rollback-*.json file beside it",
+                "folder": "is not a file",
+            }.items()
+        ),
     ],
 )
 def test_errors_are_one_line_and_status_2(
@@ -130,6 +143,12 @@ def test_errors_are_one_line_and_status_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.json").write_text("no")
+    (tmp_path / "empty").touch()
+    (tmp_path / "bytes").write_bytes(b"PAR1\xff\xfe\x00\x1b[2J" * 100)
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    (tmp_path / "shop.orders.bson").write_bytes(encode({"_id": b"\xff"}))
+    (tmp_path / "folder").mkdir()
     assert main.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
