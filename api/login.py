@@ -22,7 +22,7 @@ from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
 from replset.runtime.member import RunningMember
 
 PUBLIC: Final = frozenset(
-    {"/health", "/live", "/ready", "/primary", "/secondary", "/arbiter", "/v1/login", "/", "/favicon.ico"}
+    {"/health", "/ready", "/primary", "/secondary", "/arbiter", "/v1/login", "/", "/favicon.ico"}
     | {"/docs", "/openapi.json"}
 )
 """Health checks, the login itself, and pages, whose files hold nothing of the set."""

@@ -43,7 +43,9 @@ def open_files(address: str) -> Files:
     try:
         import fsspec
     except ImportError as error:
-        raise BadValueError(f"{kind}:// needs the package fsspec (pip install 'replset[archive]')") from error
+        raise BadValueError(
+            f"{kind}:// needs the package fsspec (pip install '.[archive]' in the clone of replset)"
+        ) from error
     try:
         system, root = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError, OSError) as error:

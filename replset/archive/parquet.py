@@ -18,7 +18,9 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise BadValueError("an archive needs the package pyarrow (pip install 'replset[archive]')") from error
+        raise BadValueError(
+            "an archive needs the package pyarrow (pip install '.[archive]' in the clone of replset)"
+        ) from error
     return pyarrow, pyarrow.parquet
 
 

@@ -348,3 +348,29 @@ def test_a_command_in_the_text_is_there_with_its_options(words: list[str]) -> No
         known = {flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
     given = {word.partition("=")[0] for word in words if word.startswith("--") and len(word) > 2}
     assert given <= known
+
+
+# --- what pages name in the source --------------------------------------------------------------------------------
+
+
+def source_files() -> list[Path]:
+    tops = ("replset", "api", "rollback_tools", "spark", "tests", "tools")
+    return [path for top in tops for path in (ROOT / top).rglob("*.py")]
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    files = {"/" + path.relative_to(ROOT).as_posix() for path in source_files()}
+    pages = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    named = {(path.name, name) for path in pages for name in re.findall(r"`([\w/]+\.py)`", path.read_text("utf-8"))}
+    examples = {("CONTRIBUTING.md", "fields.py")}
+    assert [(where, name) for where, name in named - examples if not any(f.endswith("/" + name) for f in files)] == []
+
+
+def test_every_name_in_the_last_column_of_the_behaviour_page_is_in_the_product() -> None:
+    words = {word for path in source_files() for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    rows = [line.rstrip(" |").split("|")[-1] for line in page("mongodb-behaviour.md").splitlines() if line[:1] == "|"]
+    named = {
+        word for cell in rows for code in re.findall(r"`([^`]+)`", cell) for word in re.findall(r"[A-Za-z_]\w+", code)
+    }
+    assert len(named) > 100
+    assert named - words == set()
