@@ -582,6 +582,10 @@ class ConnectRefusedError(NothingSentError):
     """A fresh connect was refused: no process listens there (6)."""
 
 
+class UnprovenMemberError(NothingSentError):
+    """The process at this address did not prove to be a member of this set, so it was sent nothing more (6)."""
+
+
 class StorageError(ReplError):
     """SQLite or the file system failed under us (1)."""
 

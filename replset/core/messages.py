@@ -272,6 +272,7 @@ class Response:
     error: str
     round_trip_ms: Millis
     refused: bool = False  # `to` refused a fresh connect: no process listens there
+    unproven: bool = False  # a process answers at `to` and did not prove to be a member of this set
 
 
 # --- reports of this member's own storage and replication -----------------------------------------------------

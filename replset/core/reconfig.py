@@ -256,7 +256,7 @@ class Reconfigs:
         return self._change is not None and request_id in self._change.pending
 
     def on_response(self, response: Response) -> None:
-        change = self._change
+        node, change = self.node, self._change
         if change is None:
             return
         host = change.pending.pop(response.request_id)
@@ -264,9 +264,13 @@ class Reconfigs:
             self._elections.accept_term(host, response.body.term)
             change.answers[host] = response.body
         else:
-            change.failures[host] = response.body.reason if isinstance(response.body, Refused) else response.error
-            if isinstance(response.body, Refused):
-                self._end(change, Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"{host} refuses: {response.body.reason}"))
+            refused = response.body if isinstance(response.body, Refused) else None
+            change.failures[host] = response.error if refused is None else refused.reason
+            # Of a set that has other keys. A known member that has lost its key may not hinder every other change.
+            is_stranger = response.unproven and not change.initiating and not node.is_member(host)
+            if refused is not None or is_stranger:
+                why = f"{host} refuses: {change.failures[host]}"
+                self._end(change, Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, why))
                 return
         self.advance()  # a higher term may have ended it
         if self._change is change:
@@ -283,12 +287,13 @@ class Reconfigs:
 
     def _veto(self, change: PendingReconfig) -> Refused | None:
         node = self.node
-        found = {node.incarnation: node.host}
-        for host, answer in sorted(change.answers.items()):
-            other = found.setdefault(answer.incarnation, host)
+        found: dict[str, HostPort] = {}
+        for host, incarnation in sorted(self._incarnations(change).items()):
+            other = found.setdefault(incarnation, host)
             if other != host:
-                # One disk under two names would count twice for a majority.
+                # One disk under two names, or a copy of it, would count twice for a majority.
                 return Refused(ErrorCode.INVALID_CONFIG, f"the hosts {other} and {host} are the same member")
+        for host, answer in sorted(change.answers.items()):
             if change.initiating:
                 if answer.has_data or answer.config_version > 0:
                     return Refused(
@@ -304,6 +309,15 @@ class Reconfigs:
                     f"{host} has a newer configuration (version {answer.config_version})",
                 )
         return None
+
+    def _incarnations(self, change: PendingReconfig) -> dict[HostPort, str]:
+        """The incarnation of each member of the new configuration, as it answered, or as it was known before."""
+        node, members = self.node, change.config.members
+        found = {member.host: member.incarnation or "" for member in members}
+        found |= {host: peer.incarnation for host, peer in node.peers.items() if host in found and peer.incarnation}
+        found |= {host: answer.incarnation for host, answer in change.answers.items()}
+        found[node.host] = node.incarnation
+        return {host: incarnation for host, incarnation in found.items() if incarnation}
 
     def _check_initiate(self, change: PendingReconfig) -> None:
         """Every other member must have answered, and be empty."""

@@ -40,7 +40,7 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.core.node import Node
-from replset.errors import ConnectRefusedError, ReplError, ShutdownInProgressError
+from replset.errors import ConnectRefusedError, ReplError, ShutdownInProgressError, UnprovenMemberError
 from replset.ids import Millis
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.ports import Clock, Workers
@@ -234,13 +234,14 @@ class Shell:
     async def _send(self, send: Send) -> None:
         began = self._clock.now()
         body: ReplyBody | None = None
-        error, refused = "", False
+        error, refused, unproven = "", False, False
         try:
             body = await self._handler.send_request(send)
         except ReplError as failure:
             error, refused = failure.message, isinstance(failure, ConnectRefusedError)
+            unproven = isinstance(failure, UnprovenMemberError)
         took = Millis(self._clock.now() - began)
-        self.feed(Response(send.request_id, send.to, body, error, took, refused))
+        self.feed(Response(send.request_id, send.to, body, error, took, refused, unproven))
 
     def _break(self, error: BaseException) -> None:
         self._closed = True

@@ -15,7 +15,13 @@ from itertools import count
 from typing import Literal, cast
 
 from replset.bson import Binary, Document, RawDocument
-from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSentError, RemoteProtocolError
+from replset.errors import (
+    ConnectRefusedError,
+    HostUnreachableError,
+    NothingSentError,
+    RemoteProtocolError,
+    UnprovenMemberError,
+)
 from replset.ids import HostPort, Millis
 from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.replication.ports import Clock, Network
@@ -86,6 +92,8 @@ class Transport:
             kind = NothingSentError if connection is None else HostUnreachableError
             if connection is None and isinstance(error, ConnectionRefusedError):
                 kind = ConnectRefusedError
+            elif connection is None and isinstance(error, PermissionError) and error.errno is None:  # ours, see prove
+                kind = UnprovenMemberError
             raise kind(f"{host} cannot be reached: {error.strerror or error}") from error
         finally:
             if connection is not None:

@@ -85,9 +85,11 @@ class SingleNode(Node):
         """The newest question of this kind to member `number`."""
         return [send for send in self.sent if send.to == host(number) and isinstance(send.body, kind)][-1]
 
-    def answer(self, number: int, kind: type, body: ReplyBody | None, now: int = NOW, error: str = "") -> list[Effect]:
+    def answer(
+        self, number: int, kind: type, body: ReplyBody | None, now: int = NOW, error: str = "", unproven: bool = False
+    ) -> list[Effect]:
         send = self.open(number, kind)
-        return self.receive(Response(send.request_id, send.to, body, error, Millis(2)), Millis(now))
+        return self.receive(Response(send.request_id, send.to, body, error, Millis(2), unproven=unproven), Millis(now))
 
     def receive_heartbeat(self, number: int, now: int = NOW, **told: object) -> list[Effect]:
         """Member `number` answers the newest heartbeat: up, SECONDARY, my term and configuration unless told."""

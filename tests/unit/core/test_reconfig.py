@@ -326,6 +326,16 @@ def test_one_member_under_two_names_is_refused(twin: int) -> None:
     assert len(node.config.members) == 3
 
 
+def test_a_copy_of_a_member_that_does_not_answer_now_is_refused() -> None:
+    """What is known of a member counts: the original may be down, or slower than its copy."""
+    node = leading_three()
+    node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
+    node.receive_heartbeat(2)
+    (answer,) = only(node.receive_heartbeat(3, incarnation="i1"), Reply)
+    assert isinstance(answer.body, Refused)
+    assert (answer.body.code, f"{host(1)} and {host(3)}" in answer.body.reason) == (93, True)
+
+
 def test_a_new_member_that_does_not_answer_is_added_all_the_same() -> None:
     node = leading_three()
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
@@ -333,6 +343,19 @@ def test_a_new_member_that_does_not_answer_is_added_all_the_same() -> None:
     node.answer(3, HeartbeatRequest, None, error="connection refused")
     assert node.config is not None
     assert len(node.config.members) == 4
+
+
+@pytest.mark.parametrize(("number", "members"), [(3, 3), (2, 4)])
+def test_a_new_host_that_answers_without_proof_is_refused(number: int, members: int) -> None:
+    """It belongs to a set with other keys. A known member that lost its key hinders no change."""
+    node = leading_three()
+    node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
+    effects = node.answer(number, HeartbeatRequest, None, error="no proof of membership", unproven=True)
+    effects += [effect for other in (1, 3) if other != number for effect in node.receive_heartbeat(other)]
+    assert node.config is not None
+    assert len(node.config.members) == members
+    refusals = [reply.body for reply in only(effects, Reply) if isinstance(reply.body, Refused)]
+    assert [(body.code, "no proof" in body.reason) for body in refusals] == [(103, True)] * (number == 3)
 
 
 def test_a_member_of_another_set_vetoes() -> None:

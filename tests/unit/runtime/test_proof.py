@@ -14,7 +14,7 @@ import pytest
 from replset.bson import Binary, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest, Reply
-from replset.errors import NothingSentError
+from replset.errors import NothingSentError, UnprovenMemberError
 from replset.ids import HostPort, Millis
 from replset.key_file import Keys
 from replset.runtime.net.network import RealNetwork
@@ -124,7 +124,7 @@ def test_another_key_or_none_is_explained(
     @on_sockets
     async def run() -> None:
         async with member(member_fake, *theirs) as m, asking(*own) as transport:
-            with pytest.raises(NothingSentError, match="key file"):
+            with pytest.raises(UnprovenMemberError, match="key file"):
                 await rbid(transport, m.address)
             assert m.asked[-1].body.first_key == "replSetProve", "it is asked nothing more"
             assert not (theirs and m.asked[-1].connection.is_member)
