@@ -1,7 +1,11 @@
-"""One HTTP connection: uvicorn's connection with limits on the size of a request's head and on the time that it takes.
+"""One HTTP connection: uvicorn's connection with limits on what one client makes the member hold and do.
 
-uvicorn alone takes heads of any size and waits for their end without a limit. httptools joins the pieces of one header
-again for each piece, which takes quadratic time.
+uvicorn alone parses all requests that a client sends ahead, however many. Here a request is parsed when the one before
+it is answered. What waits is counted, nothing more is read meanwhile, and each request waits for its turn among those
+of all clients (turns.py).
+
+uvicorn takes heads of any size and waits for their end without a limit. httptools joins the pieces of one header again
+for each piece, which takes quadratic time.
 
 It is also faster than uvicorn's: head and body of a short response leave in one write, and the timer of an idle
 connection is not set again for each request.
@@ -13,12 +17,11 @@ import asyncio
 import json
 import logging
 import urllib.parse
-from collections.abc import MutableMapping
-from itertools import chain
+from collections.abc import Coroutine, MutableMapping
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_VALUE_RE,
     STATUS_LINE,
@@ -27,9 +30,12 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from api.errors import error_body
+from api.exchange import DRAIN_BYTES
+from replset.bson import MAX_MESSAGE_SIZE
 from replset.errors import ErrorCode
 from replset.runtime.net.admission import STALLED_S, Admission
 from replset.runtime.net.connections import ConnectionSlots
+from replset.runtime.net.turns import Turns
 
 log = logging.getLogger("replset.http")
 
@@ -39,23 +45,85 @@ HEAD_S: Final = 10.0
 """Time for a whole head, from the beginning of the connection or the first byte of the request."""
 BODY_REST_S: Final = 5.0
 """Time for the rest of a body whose request is answered already."""
+STEP_BYTES: Final = 4 << 10
+STEPS: Final = 4
+"""Of a connection in one turn of the loop. Each byte of a chunked body may be a chunk, which is a call for each."""
+SMALL_AHEAD_BYTES: Final = 16 << 10
+"""So much may wait of each connection, also when the member has no memory left: one request is rarely larger."""
+_HEAD_END: Final = b"\r\n\r\n"
 _UVICORNS_HEADERS: Final = (b"connection", b"transfer-encoding")
-_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+_HEAD_LIMITS: Final = f"a request's head has at most {MAX_HEAD_BYTES >> 10} KiB and {MAX_HEADERS} headers"
+
+
+class RequestError(Exception):
+    """A request whose head is refused: the status and the code of the answer. The connection is closed."""
+
+    def __init__(self, status: int, code: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+
+
+class RequestBounds:
+    """Says how much of the bytes may be parsed that no byte of the next request is among them.
+
+    A request ends with its body of known length, or else with an empty line: that of its head, or that behind the last
+    chunk. So an empty line in a chunk is only one step more.
+    """
+
+    def __init__(self) -> None:
+        self.body_left = 0
+        """Of a body of known length, what has not come yet."""
+        self._before = b""
+
+    def end(self, data: bytes, at: int) -> int:
+        """Return where the next step ends that begins at `at`."""
+        if self.body_left:
+            end = min(len(data), at + self.body_left)
+            self.body_left -= end - at
+            return end
+        seen = len(self._before)
+        text = self._before + data[at : at + STEP_BYTES]
+        found = text.find(_HEAD_END)
+        self._before = text[-3:] if found < 0 else b""
+        return at + (len(text) if found < 0 else found + len(_HEAD_END)) - seen
+
+
+class Flow(FlowControl):
+    """Reads nothing more while something that has come waits to be parsed."""
+
+    something_waits = False
+
+    def resume_reading(self) -> None:
+        if not self.something_waits:
+            super().resume_reading()
 
 
 class Exchange(RequestResponseCycle):
     """One request and its response."""
 
+    turns: Turns
     _start: MutableMapping[str, Any] | None = None
     """The start of a response that waits for the first part of the body."""
 
     async def run_asgi(self, app: Any) -> None:
-        """Answer the request. `whole_body` is set if the body has come with the head, so that nobody waits for it."""
+        """Answer the request in its turn.
+
+        `whole_body` is set if the body has come with the head, so that nobody waits for it.
+        """
+        await _turn(self.turns)
         if not (self.more_body or self.waiting_for_100_continue or self.disconnected):
             self.scope["whole_body"] = bytes(self.body)  # type: ignore[typeddict-unknown-key]
             if len(self.body) > HIGH_WATER_LIMIT:
                 self.flow.resume_reading()  # paused for the body; only who reads hears that the client leaves
         await super().run_asgi(app)
+
+    async def send_500_response(self) -> None:
+        body = _error_json(ErrorCode.INTERNAL_ERROR, "the request failed; the member's log says why")
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start" and not self.response_started:
@@ -88,10 +156,12 @@ class Exchange(RequestResponseCycle):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """HttpServer makes a subclass of this that has the `slots` and the `admission` of its member."""
+    """HttpServer makes a subclass of this that has the `slots`, the `admission` and the `turns` of its member."""
 
     slots: ConnectionSlots
     admission: Admission
+    turns: Turns
+    flow: Flow
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,8 +169,14 @@ class HttpConnection(HttpToolsProtocol):
         self._answered_at = 0.0
         self._in_head = True
         self._in_request = False
+        self._has_length = False
         self._head_bytes = 0
-        self._refused_with = 0
+        self._bounds = RequestBounds()
+        self._ahead = b""  # what has come and is not parsed, from _ahead_at on
+        self._ahead_at = 0
+        self._ahead_counted = 0
+        self._waits_for_turn = False
+        self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._write_timer: asyncio.TimerHandle | None = None
@@ -110,11 +186,16 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def idle_since(self) -> float | None:
         """Return since when no request of this connection is being answered; None while one is."""
-        return None if self._is_answering else self._last_received
+        return None if self._is_answering or self._ahead else self._last_received
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether the next request has to wait: the one before it has come to its end and is not answered yet."""
+        return self._is_answering and not self._in_request
 
     def close_idle(self) -> None:
         if self.transport is not None:
@@ -122,6 +203,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = Flow(transport)
         self._last_received = self.loop.time()
         if not self.slots.take(self):
             transport.abort()
@@ -134,6 +216,7 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_timer()
         self._stop_waiting()
         self._count_head(0)
+        self._drop_ahead()
         super()._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -170,36 +253,113 @@ class HttpConnection(HttpToolsProtocol):
         self.admission.release(self._unsent)
         self._unsent = 0
 
-    # --- the head ------------------------------------------------------------------------------------------------
+    # --- what comes ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._refused_with or self.parser is None:
+        if self._is_refused or self.parser is None or (self._is_busy and not self.cycle.keep_alive):
             return
         self._last_received = self.loop.time()
-        if self._in_head:
-            self._count_head(self._head_bytes + len(data))
-        super().data_received(data)
-        if self._in_head and self._in_request:
+        is_first = not self._ahead
+        self._ahead, self._ahead_at = self._ahead[self._ahead_at :] + data, 0
+        if is_first and not self._is_busy and self.turns.has_room():
+            self.turns.count(len(data))
+            self._parse()
+        self._keep_rest()
+
+    def _parse(self) -> None:
+        """Parse up to the end of a request, or a few steps of it."""
+        data, at = self._ahead, self._ahead_at
+        for _ in range(STEPS):
+            end = self._bounds.end(data, at)
+            self._feed(data[at:end])
+            at = end
+            if at == len(data) or self._is_busy or self._is_refused or self.parser is None:
+                break
+        self._ahead, self._ahead_at = (b"", 0) if at == len(data) else (data, at)
+        if self._in_head and self._in_request and self._timer is None and not self._is_refused:
+            self._timer = self.loop.call_later(HEAD_S, self._on_late)
+
+    def _feed(self, piece: bytes) -> None:
+        if not self._has_length:
+            self._count_head(self._head_bytes + len(piece))
+        try:
+            self.parser.feed_data(piece)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(431)
-            elif self._timer is None:
-                self._timer = self.loop.call_later(HEAD_S, self._on_late)
+                raise RequestError(431, ErrorCode.FAILED_TO_PARSE, _HEAD_LIMITS)
+        except RequestError as error:
+            self._refuse(error)
+        except httptools.HttpParserUpgrade:
+            pass  # it is answered as if it had not asked for it
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if not isinstance(cause, RequestError):
+                cause = RequestError(400, ErrorCode.FAILED_TO_PARSE, f"malformed HTTP: {cause or error}")
+            self._refuse(cause)
+
+    def _keep_rest(self) -> None:
+        """Count what is not parsed, and read nothing more before it is. Without anything left, read on."""
+        size = 0 if self._is_refused or self.parser is None else len(self._ahead)
+        more = size - self._ahead_counted
+        if more <= 0 or size <= SMALL_AHEAD_BYTES:
+            self.admission.add(more)
+            self._ahead_counted = size
+        elif self.admission.admit(more):
+            self._ahead_counted = size
+        else:
+            log.warning("%s sends requests ahead, for which there is no memory: closed", self.client)
+            self._is_refused = True  # what it has sent ahead: the request that is being answered gets its answer
+            size = 0
+            if self._is_answering:
+                self.cycle.keep_alive = False
+            else:
+                self.transport.abort()
+        if size:
+            self.flow.something_waits = True
+            self.flow.pause_reading()
+            if not self._is_busy:
+                self._go_on_later()
+            return
+        self._drop_ahead()
+        if not self._is_refused and (self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT):
+            self.flow.resume_reading()
+
+    def _drop_ahead(self) -> None:
+        self.admission.release(self._ahead_counted)
+        self._ahead, self._ahead_at, self._ahead_counted = b"", 0, 0
+        if self.flow is not None:
+            self.flow.something_waits = False
+
+    def _go_on_later(self) -> None:
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self._start_task(self._go_on())
+
+    async def _go_on(self) -> None:
+        """Parse what waits, in its turn."""
+        await _turn(self.turns)
+        self._waits_for_turn = False
+        if self._ahead and not self._is_busy:
+            self._parse()
+            self._keep_rest()
+
+    # --- the head ------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._in_request = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # behind the body: a login or a host that is read after the head has been checked counts for nothing
         super().on_header(name, value)
-        if len(self.headers) > MAX_HEADERS or len(value) > MAX_HEAD_BYTES:
-            self._refused_with = 431
-            raise ValueError("too many headers")  # httptools ends the parsing and asks for the answer
+        if len(self.headers) > MAX_HEADERS:
+            raise RequestError(431, ErrorCode.FAILED_TO_PARSE, _HEAD_LIMITS)
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
-        if size > MAX_HEAD_BYTES:
-            self._refused_with = 431
-            raise ValueError("too large headers")
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise RequestError(431, ErrorCode.FAILED_TO_PARSE, _HEAD_LIMITS)
+        self._bounds.body_left = self._body_length()
+        self._has_length = self._bounds.body_left > 0
         self._in_head = False
         self._count_head(0)
         self._stop_timer()
@@ -216,21 +376,16 @@ class HttpConnection(HttpToolsProtocol):
         self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         self.scope["raw_path"] = url.path
         self.scope["query_string"] = url.query or b""
-        exchange, before = self._exchange(keep_alive=version != "1.0" and self.parser.should_keep_alive()), self.cycle
-        self.cycle = exchange
-        if before is None or before.response_complete:
-            self._answer(exchange)
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((exchange, self.app))
+        self.cycle = exchange = self._exchange(keep_alive=version != "1.0" and self.parser.should_keep_alive())
+        self._start_task(exchange.run_asgi(self.app))
 
-    def _answer(self, exchange: RequestResponseCycle) -> None:
-        task = self.loop.create_task(exchange.run_asgi(self.app))
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def _exchange(self, *, keep_alive: bool) -> Exchange:
-        return Exchange(
+        exchange = Exchange(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -243,26 +398,51 @@ class HttpConnection(HttpToolsProtocol):
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )
+        exchange.turns = self.turns
+        return exchange
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._count_head(0)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_head, self._in_request = True, False
+        self._in_head, self._in_request, self._has_length = True, False, False
+        self._bounds.body_left = 0
+        self._count_head(0)
 
     def on_response_complete(self) -> None:
         """Begin with the next request, or wait for it."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        if self._ahead:
+            self._go_on_later()
         self.flow.resume_reading()
-        if self.pipeline:
-            self._answer(self.pipeline.pop()[0])
-        elif self.timeout_keep_alive_task is None:
+        if self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
         self._answered_at = self.loop.time()
         if self._in_request and not self._in_head and not self._is_answering and self._timer is None:
             self._timer = self.loop.call_later(BODY_REST_S, self._on_late)
+
+    def _body_length(self) -> int:
+        """Return the length of the body that the head tells, 0 if it tells none. RequestError: it is refused."""
+        length = 0
+        for name, value in self.headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                text = f"Transfer-Encoding {value[:40].decode('latin-1')!r} is not read; there is: chunked"
+                raise RequestError(501, ErrorCode.NOT_IMPLEMENTED, text)
+        # Many clients read no answer before they have sent everything. So a body that is somewhat too large is read and
+        # discarded. Who asks first whether to send it, or would send it for hours, gets the answer at once.
+        most = MAX_MESSAGE_SIZE if self.expect_100_continue else DRAIN_BYTES
+        if length > most:
+            text = f"the body is over {MAX_MESSAGE_SIZE} bytes"
+            raise RequestError(413, ErrorCode.DOCUMENT_TOO_LARGE, text)
+        return length
 
     # --- while it is idle ----------------------------------------------------------------------------------------
 
@@ -272,7 +452,7 @@ class HttpConnection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection when nothing came for the whole time since its last response."""
         self.timeout_keep_alive_task = None
-        if self._is_answering or self._last_received > self._answered_at:
+        if self._is_answering or self._ahead or self._last_received > self._answered_at:
             return  # the next response sets the timer
         left = self._answered_at + self.timeout_keep_alive - self.loop.time()
         if left > 0:
@@ -280,33 +460,32 @@ class HttpConnection(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
-    def send_400_response(self, msg: str) -> None:
-        if self._refused_with:
-            self._refuse(self._refused_with)
-        else:
-            super().send_400_response(msg)
-
     # --- refusals ------------------------------------------------------------------------------------------------
 
     def _on_late(self) -> None:
         """End the connection: a head, or the rest of an answered body, did not come in time."""
         self._timer = None
-        if self._is_answering:  # uvicorn reads nothing meanwhile
+        if self._is_answering or self._ahead:  # nothing more is read meanwhile
             self._timer = self.loop.call_later(HEAD_S, self._on_late)
         elif self._in_head and self._in_request:
-            self._refuse(408)
+            self._refuse(RequestError(408, ErrorCode.FAILED_TO_PARSE, f"a request's head comes within {HEAD_S:g} s"))
         elif self.transport is not None:
             self.transport.close()
 
-    def _refuse(self, status: int) -> None:
-        self._refused_with = status
+    def _refuse(self, error: RequestError) -> None:
+        """Answer with an error instead of the request, and close the connection."""
+        self._is_refused = True
         self._stop_timer()
         self._count_head(0)
-        reason = _REASONS[status]
-        limits = f"at most {MAX_HEAD_BYTES >> 10} KiB and {MAX_HEADERS} headers, within {HEAD_S:g} s"
-        body = json.dumps(error_body(ErrorCode.FAILED_TO_PARSE, f"{reason}: a request's head has {limits}")).encode()
-        head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        if self._is_answering:  # its body is malformed
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = _error_json(error.code, str(error))
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[error.status] + head + body)
         self.transport.close()
 
     def _stop_timer(self) -> None:
@@ -318,3 +497,15 @@ class HttpConnection(HttpToolsProtocol):
         """Count `size` bytes of a head that is not complete yet."""
         self.admission.add(size - self._head_bytes)
         self._head_bytes = size
+
+
+async def _turn(turns: Turns) -> None:
+    """Wait for a turn of the loop with room for one more request."""
+    if turns.has_room():
+        turns.count(0)
+    else:
+        await turns.wait(0)
+
+
+def _error_json(code: int, text: str) -> bytes:
+    return json.dumps(error_body(code, text)).encode()

@@ -16,6 +16,7 @@ from replset.runtime.net.admission import Admission
 from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.listening import ListeningSockets, bound_socket
 from replset.runtime.net.tls import MemberTls
+from replset.runtime.net.turns import Turns
 
 
 class _Server(uvicorn.Server):
@@ -80,15 +81,19 @@ class HttpServer:
         address: HostPort,
         slots: ConnectionSlots,
         admission: Admission,
+        turns: Turns,
         backlog: int,
         tls: MemberTls | None = None,
     ) -> None:
-        """Make a server. slots: limits its connections. admission: counts the memory that their requests use."""
+        """Make a server. slots: limits its connections. admission: counts the memory that their requests use.
+
+        turns: in which they are answered.
+        """
 
         class Connection(HttpConnection):
             pass
 
-        Connection.slots, Connection.admission = slots, admission
+        Connection.slots, Connection.admission, Connection.turns = slots, admission, turns
         self._address = address
         config = uvicorn.Config(
             app,

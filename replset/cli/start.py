@@ -276,7 +276,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     SETTINGS.user = lambda: None
     SETTINGS.login = lambda client: client.prove(member.keys.on(certified=True), member.host)
     app = create_app(member, options.allowed_hosts)
-    http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog, credentials.tls)
+    http = HttpServer(app, options.http_listen, http_slots, member.admission, member.turns, backlog, credentials.tls)
     try:
         await http.start()
     except OSError as error:

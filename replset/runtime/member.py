@@ -210,6 +210,7 @@ class RunningMember:
         self.awaited_members = ""
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.admission = Admission()
+        self.turns = Turns(self.clock.now)
         self.load = Load()
 
     def _open_storage(self, data: OpenData, ports: MemberPorts) -> None:
@@ -330,7 +331,7 @@ class RunningMember:
             slots=wire_slots,
             cursors=self.dispatcher.cursors,
             admission=self.admission,
-            turns=Turns(self.clock.now),
+            turns=self.turns,
             certifies=credentials.certifies,
             needs_login=options.auth,
         )

@@ -1,9 +1,9 @@
-"""Shares the turns of the event loop among all clients of the wire port.
+"""Shares the turns of the event loop among all clients of both ports.
 
 Each connection by itself takes only a little of a turn. Hundreds of them together would take seconds of it, and a
 heartbeat, a vote or another client's ping would wait as long. So one turn runs so many commands, bytes and milliseconds
-of all clients together. Who finds nothing left waits behind those that wait already, one command each. Other members
-never wait here.
+of all clients together; an HTTP request counts as a command. Who finds nothing left waits behind those that wait
+already, one command each. Other members never wait here.
 """
 
 from __future__ import annotations

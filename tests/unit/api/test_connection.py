@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email
 import email.utils
 import json
+import re
 import socket
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -19,7 +22,10 @@ from api.serve import HttpServer
 from replset.cli.local_set import free_ports
 from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
+from replset.runtime.net import turns
+from replset.runtime.net.admission import MAX_BYTES_IN_USE
 from replset.runtime.net.connections import ConnectionSlots
+from replset.runtime.net.turns import Turns
 from tests.unit.api.kit import Api
 from tests.unit.runtime.served import on_sockets
 
@@ -31,7 +37,9 @@ class Served:
     def __init__(self, api: Api, port: int, most: int) -> None:
         self.api, self.port = api, port
         self.slots = ConnectionSlots(most, "HTTP")
-        self.server = HttpServer(api.app, HostPort(f"127.0.0.1:{port}"), self.slots, api.member.admission, 64)
+        self.turns = Turns(lambda: 0)
+        admission = api.member.admission
+        self.server = HttpServer(api.app, HostPort(f"127.0.0.1:{port}"), self.slots, admission, self.turns, 64)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -116,6 +124,263 @@ async def test_what_is_within_the_limits_is_served_also_in_small_pieces(api: Api
         assert status_of(await served.answer(*pieces)) == 200
         twice = await served.answer(HEAD + b"\r\n" + HEAD + b"connection: close\r\n\r\n")
         assert twice.count(b" 200 OK") == 2, "requests in one go"
+
+
+def answers_in(received: bytes) -> list[int]:
+    """The statuses of all answers."""
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+)", received)]
+
+
+INSERT = POST.replace(b"find", b"insertOne")
+DOCUMENT = b'{"database": "a", "collection": "b", "document": {"x": "%s"}}'
+IN_CHUNKS = INSERT + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n"
+MANY_FORMS = [
+    HEAD + b"\r\n",
+    b"\r\n" + INSERT + b"content-length: %d\r\n\r\n" % len(DOCUMENT) + DOCUMENT,
+    IN_CHUNKS % (len(DOCUMENT) + 4, DOCUMENT + b"\r\n\r\n") + b"\r\n",
+    IN_CHUNKS % (len(DOCUMENT), DOCUMENT) + b"x: y\r\n\r\n",
+    HEAD + b"content-length: 0\r\n\r\n",
+]
+"""Bodies of known length and in chunks, with an empty line and with trailers."""
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, 100_000])
+def test_requests_that_come_before_an_answer_are_parsed_one_by_one_however_they_are_cut(api: Api, size: int) -> None:
+    @on_sockets
+    async def run() -> None:
+        whole = b"".join(MANY_FORMS) + HEAD + b"connection: close\r\n\r\n"
+        async with serving(api) as served:
+            received = await served.answer(*[whole[at : at + size] for at in range(0, len(whole), size)])
+            assert answers_in(received) == [200, 201, 201, 201, 200, 200]
+
+    run()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - counts, no events
+        await asyncio.sleep(0.01)
+
+
+def held_app(api: Api, gate: asyncio.Event) -> list[str]:
+    """Answer no request before the gate opens. Return the paths of those that have begun."""
+    begun: list[str] = []
+    routes = api.app
+
+    async def waiting(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
+        begun.append(scope["path"])
+        await gate.wait()
+        await routes(scope, receive, send)
+
+    api.app = waiting
+    return begun
+
+
+@on_sockets
+async def test_a_request_waits_unparsed_and_counted_until_the_one_before_is_answered(api: Api) -> None:
+    gate = asyncio.Event()
+    begun = held_app(api, gate)
+    async with serving(api) as served, asyncio.timeout(20):
+        reader, writer = await served.open()
+        writer.write((HEAD + b"\r\n") * 1000 + HEAD + b"connection: close\r\n\r\n")
+        admission = api.member.admission
+        await until(lambda: admission.in_use > 0)
+        assert len(begun) == 1
+        gate.set()
+        assert answers_in(await reader.read()) == [200] * 1001
+        assert admission.in_use == 0
+        writer.close()
+
+
+@on_sockets
+async def test_who_sends_ahead_what_there_is_no_memory_for_gets_the_answer_under_way_and_no_more(api: Api) -> None:
+    gate = asyncio.Event()
+    begun = held_app(api, gate)
+    async with serving(api) as served, asyncio.timeout(20):
+        admission = api.member.admission
+        admission.add(MAX_BYTES_IN_USE)
+        sending, small = [await served.open() for _ in range(2)]
+        for _, writer in (sending, small):
+            writer.write(HEAD + b"\r\n")
+        await until(lambda: len(begun) == 2)
+        small[1].write(HEAD + b"connection: close\r\n\r\n")
+        sending[1].write((HEAD + b"\r\n") * 1000)
+        await until(lambda: admission.refused > 0)
+        gate.set()
+        assert answers_in(await small[0].read()) == [200, 200]
+        with contextlib.suppress(ConnectionResetError):
+            assert answers_in(await sending[0].read()) in ([], [200])
+        await until(lambda: not len(served.slots))
+        assert len(begun) == 3
+        assert admission.in_use == MAX_BYTES_IN_USE
+        for _, writer in (sending, small):
+            writer.close()
+
+
+@on_sockets
+async def test_a_turn_of_the_loop_answers_few_requests_over_all_connections(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "COMMANDS", 4)
+    loop, turn, begun = asyncio.get_running_loop(), 0, Counter[int]()
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(next_turn)
+
+    async def noting(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
+        begun[turn] += 1
+        await routes(scope, receive, send)
+
+    routes, api.app = api.app, noting
+    next_turn()
+    async with serving(api) as served, asyncio.timeout(60):
+        whole = (HEAD + b"\r\n") * 9 + HEAD + b"connection: close\r\n\r\n"
+        for received in await asyncio.gather(*[served.answer(whole) for _ in range(30)]):
+            assert answers_in(received) == [200] * 10
+        assert max(begun.values()) <= 4
+        assert sum(begun.values()) == 300
+
+
+@on_sockets
+async def test_a_body_of_many_chunks_is_parsed_in_many_turns(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is a call, also of one byte; an empty line in a chunk is a step."""
+    most, steps = 0, 0
+    parse, feed = connection.HttpConnection._parse, connection.HttpConnection._feed
+
+    def counted_parse(self: connection.HttpConnection) -> None:
+        nonlocal most, steps
+        steps = 0
+        parse(self)
+        most = max(most, steps)
+
+    def counted_feed(self: connection.HttpConnection, piece: bytes) -> None:
+        nonlocal steps
+        steps += 1
+        assert len(piece) <= connection.STEP_BYTES
+        feed(self, piece)
+
+    monkeypatch.setattr(connection.HttpConnection, "_parse", counted_parse)
+    monkeypatch.setattr(connection.HttpConnection, "_feed", counted_feed)
+    document = DOCUMENT % (b"x" * 20_000)
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in document) + b"4\r\n\r\n\r\n\r\n" * 100
+    request = INSERT + b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    async with serving(api) as served:
+        assert status_of(await served.answer(request)) == 201
+    assert most == connection.STEPS
+    assert api.member.admission.in_use == 0
+
+
+LENGTH = b"content-length: %d\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code", "text"),
+    [
+        pytest.param(b"GET /health HTTP/1.1\r\nhost x\r\n\r\n", 400, 9, "header token", id="header-without-colon"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400, 9, "malformed HTTP", id="tls"),
+        pytest.param(b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, 9, "malformed HTTP", id="path"),
+        pytest.param(b"GET x:y:z HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, 9, "malformed HTTP", id="target"),
+        pytest.param(POST + LENGTH % 1 + LENGTH % 2 + b"\r\n", 400, 9, "Content-Length", id="two-lengths"),
+        pytest.param(POST + b"content-length: 1x\r\n\r\n", 400, 9, "Content-Length", id="no-length"),
+        pytest.param(
+            POST + LENGTH % 2 + b"transfer-encoding: chunked\r\n\r\n{}", 400, 9, "Transfer-Encoding", id="both-lengths"
+        ),
+        pytest.param(
+            POST + b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 501, 238, "chunked", id="gzip"
+        ),
+        pytest.param(
+            POST + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            501,
+            238,
+            "gzip",
+            id="twice",
+        ),
+        pytest.param(POST + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400, 9, "chunk size", id="chunk-size"),
+        pytest.param(POST + LENGTH % 10**12 + b"\r\n", 413, 10334, "is over", id="length-beyond-all-bounds"),
+        pytest.param(POST + LENGTH % 10**30 + b"\r\n", 400, 9, "Content-Length", id="length-of-no-number"),
+        pytest.param(
+            POST + LENGTH % 10**8 + b"expect: 100-continue\r\n\r\n", 413, 10334, "is over", id="too-long-to-begin"
+        ),
+        pytest.param(
+            POST + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: yyyyyyy\r\n" * 9_000,
+            431,
+            9,
+            "64 KiB",
+            id="trailers",
+        ),
+        pytest.param(
+            POST + b"transfer-encoding: chunked\r\n\r\n1;x=" + b"y" * 99_000, 431, 9, "64 KiB", id="chunk-extension"
+        ),
+    ],
+)
+def test_malformed_requests_get_an_error_document_and_the_connection_ends(
+    api: Api, request_bytes: bytes, status: int, code: int, text: str
+) -> None:
+    @on_sockets
+    async def run() -> None:
+        async with serving(api) as served:
+            head, _, body = (await served.answer(request_bytes)).partition(b"\r\n\r\n")
+            assert status_of(head) == status
+            assert b"content-type: application/json" in head
+            error = json.loads(body)
+            assert (error["ok"], error["code"]) == (0, code)
+            assert text in error["errmsg"]
+        assert api.command_names() == []
+        assert api.member.admission.in_use == 0
+
+    run()
+
+
+@on_sockets
+async def test_an_answer_that_has_begun_is_not_mixed_with_the_error_of_its_body(api: Api) -> None:
+    async def early(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    api.app = early
+    async with serving(api) as served, asyncio.timeout(10):
+        reader, writer = await served.open()
+        writer.write(POST + b"transfer-encoding: chunked\r\n\r\n")
+        received = await reader.readuntil(b"begun")
+        writer.write(b"zz\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            received += await reader.read()
+        assert answers_in(received) == [200]
+        writer.close()
+
+
+@on_sockets
+async def test_headers_behind_the_body_are_not_taken_for_those_of_the_head(api: Api) -> None:
+    seen: list[tuple[bytes, bytes]] = []
+    routes = api.app
+
+    async def noting(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        seen.extend(scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    api.app = noting
+    request = IN_CHUNKS.replace(b"host:", b"connection: close\r\nhost:") % (len(DOCUMENT), DOCUMENT)
+    async with serving(api) as served:
+        assert status_of(await served.answer(request + b"authorization: Basic cm9vdDpyb290\r\n\r\n")) == 200
+    api.app = routes
+    assert [name for name, _ in seen] == [b"connection", b"host", b"content-type", b"transfer-encoding"]
+
+
+@on_sockets
+async def test_a_fault_is_answered_with_an_error_document(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
+        raise ZeroDivisionError
+
+    api.app = broken
+    async with serving(api) as served:
+        head, _, body = (await served.answer(HEAD + b"\r\n")).partition(b"\r\n\r\n")
+    assert (status_of(head), json.loads(body)["codeName"]) == (500, "InternalError")
 
 
 @on_sockets
