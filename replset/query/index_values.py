@@ -58,6 +58,10 @@ def _lists(places: list[tuple[object, Path]], through_arrays: set[int]) -> Itera
             for number, value in enumerate(values)
         ]
         return
+    if not any(rests.values()):  # the items themselves
+        for item in array:
+            yield [item if number in rests else value for number, value in enumerate(values)]
+        return
     for item in array:
         yield from _lists(
             [(value, ()) if number not in rests else (item, rests[number]) for number, value in enumerate(values)],

@@ -42,15 +42,16 @@ class Matcher:
 
     id_equality: the value that `_id` must equal, MISSING when the filter names none. id_in: a list of which `_id` must
     equal one value, None when the filter names none. Both only limit the search; `matches` still decides.
-    fields: the top-level fields that the filter reads, None for all.
+    paths: what the filter reads, as `Expression.paths`. fields: the top-level fields of these, None for all.
     """
 
-    __slots__ = ("_names", "_test", "fields", "filter", "id_equality", "id_in")
+    __slots__ = ("_names", "_test", "fields", "filter", "id_equality", "id_in", "paths")
 
-    def __init__(self, test: Test, query: Document, fields: frozenset[str] | None) -> None:
+    def __init__(self, test: Test, query: Document, paths: frozenset[str]) -> None:
         self._test = test
-        self._names = names_by_bytes(fields)
-        self.fields = fields
+        self.paths = paths
+        self.fields = top_fields(paths)
+        self._names = names_by_bytes(self.fields)
         self.filter = query
         self.id_equality: object = MISSING
         self.id_in: list[object] | None = None
@@ -97,7 +98,7 @@ def compile_filter(
     """
     scope = _Scope(frozenset(variables if names is None else names), variables)
     test = _all_tests(_tests(query, scope))
-    return Matcher(test, query, top_fields(scope.paths))
+    return Matcher(test, query, frozenset(scope.paths))
 
 
 def compile_item_filter(query: Document) -> Predicate:

@@ -26,7 +26,7 @@ from replset.oplog_entry import operation_of, transaction_entry
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup, check_case
 from replset.storage.catalog import Catalog, Collection, is_same
-from replset.storage.indexes import Index, check_number_of_keys, duplicate_of, keys_of
+from replset.storage.indexes import Index, check_number_of_keys, check_number_of_values, duplicate_of, keys_of
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -196,6 +196,7 @@ class WriteSet(Txn):
 
         WriteConflictError when the other document was written after the read point.
         """
+        check_number_of_values(coll.indexes, after, coll.ns)
         made = 0
         for index in coll.indexes:
             new = keys_of(index, after)

@@ -15,9 +15,11 @@ import apsw
 from replset.errors import DuplicateKeyError, ReplError
 from replset.storage.catalog import Collection
 from replset.storage.indexes import (
+    LARGE,
     REFUSALS,
     TO_THE_END,
     Index,
+    check_number_of_values,
     duplicate_of,
     keys_of,
     scan_index,
@@ -33,8 +35,7 @@ _KEPT = 100
 _KEYS_IN_SLICE = 50_000
 _MANY_KEYS = 100
 _KEPT_DOCUMENTS = 4
-"""Of `IndexCheck`: keystrings that one slice makes, and documents with many of them that it remembers."""
-_LARGE_DOCUMENT = 4096
+"""Keystrings that one slice of a check makes; and of `IndexCheck`, documents with many of them that it remembers."""
 CHECK_ROWS = 100
 """Documents of a slice that looks for those that cannot be in an index."""
 VERIFY_ROWS = 2000
@@ -63,9 +64,11 @@ def fill_slice(
     as_if_whole = tuple(replace(index, position=None) for index in indexes)
     more = False
     for count, (key, doc) in enumerate(txn.scan(coll, low=next_key(position)), 1):
+        if refuses:
+            check_number_of_values(coll.indexes, doc, coll.ns)
         write_entries(txn.connection, as_if_whole, key, None, doc, unique_in=coll.ns if refuses else None)
         position = key
-        is_look_due = count % _CHECK_TIME_EVERY == 0 or len(doc) > _LARGE_DOCUMENT
+        is_look_due = count % _CHECK_TIME_EVERY == 0 or len(doc) > LARGE
         if count == limit or (is_look_due and is_time_up()):
             more = True
             break
@@ -83,12 +86,15 @@ def refused_in(
     Returns why it cannot, and the key behind which the next slice begins; None at the end.
     """
     page, more = page_of(connection, key_sql(coll, False), (next_key(after), TO_THE_END), CHECK_ROWS)
-    for _, doc in page:
-        for index in indexes_of_build(coll, build):
-            try:
-                keys_of(index, doc)
-            except REFUSALS as error:
-                return error, None
+    made = 0
+    for key, doc in page:
+        try:
+            check_number_of_values(coll.indexes, doc, coll.ns)
+            made += sum(len(keys_of(index, doc)) for index in indexes_of_build(coll, build))
+        except REFUSALS as error:
+            return error, None
+        if made > _KEYS_IN_SLICE:
+            return None, key
     return None, page[-1][0] if more else None
 
 

@@ -10,14 +10,15 @@ on in slices; a write behind it is left to the build.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import apsw
 
-from replset.bson import Int64, RawDocument, decode, encode, encode_key
+from replset.bson import MAX_BSON_SIZE, Int64, RawDocument, decode, encode, encode_key
+from replset.bson.parts import PathTree, TooManyValuesError, count_part, decode_part, path_tree, raw_fields
 from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError, ReplError
 from replset.query.errors import shell_text
 from replset.query.index_values import ParallelArraysError, Path, value_lists
@@ -27,7 +28,14 @@ from replset.storage.sqlite import first_row, rows_of
 
 KEYS_MAX = 100_000
 """Keys of one document in one index, as MongoDB's indexMaxNumGeneratedKeysPerDocument."""
-_LARGE = 4096
+VALUES_MAX = 2 * KEYS_MAX
+"""Values that are read of one document for its keys in all indexes together: items of an array, fields of a document,
+and what is passed over on the way to them. They are counted before anything is decoded, since keys are made on the
+event loop, on every member. An array of 16 MiB has a million items; no heartbeat would be sent meanwhile."""
+KEY_BYTES_MAX = 2 * MAX_BSON_SIZE
+"""Bytes of the keys of one document in one index: each item of an array repeats the other parts of a compound key."""
+LARGE = 4096
+"""Documents of fewer bytes cannot have too many values."""
 REFUSALS = (CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError)
 """Why a document cannot be in an index."""
 TO_THE_END = b"\xff"
@@ -43,6 +51,8 @@ class Definition(NamedTuple):
     name: str
     fields: tuple[tuple[str, int], ...]
     paths: tuple[Path, ...]
+    descending: frozenset[int]
+    tree: PathTree
     unique: bool
     sparse: bool
     hidden: bool
@@ -57,14 +67,19 @@ def _definition(spec: bytes) -> Definition:
     given: Any = document.get("partialFilterExpression")
     expire: Any = document.get("expireAfterSeconds")
     fields = tuple((path, 1 if direction > 0 else -1) for path, direction in key.items())
+    paths = tuple(tuple(path.split(".")) for path, _ in fields)
+    partial_filter = None if given is None else compile_filter(given)
+    of_filter = [path.split(".") for path in (partial_filter.paths if partial_filter else ())]
     return Definition(
         str(document.get("name")),
         fields,
-        tuple(tuple(path.split(".")) for path, _ in fields),
+        paths,
+        frozenset(number for number, (_, direction) in enumerate(fields) if direction < 0),
+        path_tree([*paths, *of_filter]),
         document.get("unique") is True,
         document.get("sparse") is True,
         document.get("hidden") is True,
-        None if given is None else compile_filter(given),
+        partial_filter,
         None if expire is None else float(expire),
     )
 
@@ -94,6 +109,8 @@ class Index:
     partial_filter: Matcher | None = field(init=False, compare=False)
     expire_after_s: float | None = field(init=False)
     paths: tuple[Path, ...] = field(init=False, repr=False)
+    descending: frozenset[int] = field(init=False, repr=False)
+    tree: PathTree = field(init=False, repr=False, compare=False)
     table: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,26 +155,46 @@ def _keys(index: Index, document: bytes) -> tuple[set[bytes], int]:
         plain.append(value)
     if index.sparse and all(value is MISSING for value in plain):
         return set(), 0
-    return {_keystring(index, plain)}, 0
+    keystring = _keystring(index, plain)
+    if len(keystring) > KEY_BYTES_MAX:
+        raise _too_many_bytes(index)
+    return {keystring}, 0
 
 
 def _values_for(index: Index, document: bytes) -> Mapping[str, object] | None:
     """The fields of the document that the index is about; None when the partial index does not hold it."""
-    if index.partial_filter is not None:
-        whole = decode(document)
-        return whole if index.partial_filter.matches(whole) else None
-    view = RawDocument(document)
-    return {path[0]: view.get(path[0], MISSING) for path in index.paths}
+    if len(document) >= LARGE:
+        try:
+            part = decode_part(document, index.tree, VALUES_MAX)
+        except TooManyValuesError:
+            raise _too_many_values(f"index {index.name}") from None
+    elif index.partial_filter is not None:
+        part = decode(document)
+    else:
+        view = RawDocument(document)
+        return {path[0]: view.get(path[0], MISSING) for path in index.paths}
+    return part if index.partial_filter is None or index.partial_filter.matches(part) else None
 
 
 def _array_keys(index: Index, values: Mapping[str, object]) -> tuple[set[bytes], int]:
     found: set[bytes] = set()
     through: set[int] = set()
+    size = 0
+    last: list[object] = [found] * len(index.paths)  # what no document has
+    parts = [b""] * len(last)
     try:
         for row in value_lists(values, index.paths, through):
             if index.sparse and all(value is MISSING for value in row):
                 continue
-            found.add(_keystring(index, row))
+            for number, value in enumerate(row):
+                if value is not last[number]:  # a value beside the array stays, and may be large
+                    parts[number] = _part(index, number, value)
+            last = row
+            keystring = b"".join(parts)
+            size += len(keystring)
+            if size > KEY_BYTES_MAX:
+                raise _too_many_bytes(index)
+            found.add(keystring)
             if len(found) > KEYS_MAX:
                 raise CannotBuildIndexKeysError(
                     f"Index key generation for {index.name} exceeded the maximum of {KEYS_MAX} keys for one document"
@@ -168,12 +205,23 @@ def _array_keys(index: Index, values: Mapping[str, object]) -> tuple[set[bytes],
     return found, sum(1 << number for number in through)
 
 
+def _too_many_bytes(index: Index) -> CannotBuildIndexKeysError:
+    return CannotBuildIndexKeysError(
+        f"the keys of one document in index {index.name} would take more than {KEY_BYTES_MAX} bytes"
+    )
+
+
+def _too_many_values(whose: str) -> CannotBuildIndexKeysError:
+    return CannotBuildIndexKeysError(f"{whose} would read more than {VALUES_MAX} values of the document")
+
+
 def _keystring(index: Index, values: list[object]) -> bytes:
-    parts = []
-    for value, (_, direction) in zip(values, index.fields, strict=True):
-        key = _NULL_KEY if value is MISSING else encode_key(value)
-        parts.append(key if direction > 0 else key.translate(_COMPLEMENT))
-    return b"".join(parts)
+    return b"".join([_part(index, number, value) for number, value in enumerate(values)])
+
+
+def _part(index: Index, number: int, value: object) -> bytes:
+    key = _NULL_KEY if value is MISSING else encode_key(value)
+    return key.translate(_COMPLEMENT) if number in index.descending else key
 
 
 def key_of(index: Index, document: bytes, keystring: bytes | None) -> dict[str, object]:
@@ -215,13 +263,17 @@ def write_entries(
 
     unique_in: the namespace, where a key that another document has in a unique index is refused; None where the entry
     was accepted before, by another member or by this one. DuplicateKeyError, the errors of `keys_of`, and
-    CannotBuildIndexKeysError for more than KEYS_MAX new keys in all indexes together: nothing is written then.
+    CannotBuildIndexKeysError for more than KEYS_MAX new keys, or VALUES_MAX values, in all indexes together: nothing is
+    written then.
     """
+    touched = [index for index in indexes if index.position is None or key <= index.position]
+    if before is not None and after is not None and len(after) >= LARGE:
+        touched = _touched(touched, before, after)
+    if touched and unique_in is not None and after is not None:
+        check_number_of_values(indexes, after, unique_in)
     changes: list[tuple[Index, set[bytes], set[bytes], int]] = []
     made = 0
-    for index in indexes:
-        if (index.position is not None and key > index.position) or _is_untouched(index, before, after):
-            continue
+    for index in touched:
         old = _known_keys(index, before)[0]
         new, multikey = (_keys if unique_in is not None and after is not None else _known_keys)(index, after or b"")
         added = new - old
@@ -239,6 +291,19 @@ def write_entries(
     return any(multikey for _, _, _, multikey in changes)
 
 
+def check_number_of_values(indexes: Iterable[Index], document: bytes, ns: str) -> None:
+    """Refuse (201) a document of which all indexes together would read more than VALUES_MAX values.
+
+    So what its removal costs, which nobody can refuse, has a limit too.
+    """
+    left = VALUES_MAX
+    for index in indexes if len(document) >= LARGE else ():
+        try:
+            left -= count_part(document, index.tree, left)
+        except TooManyValuesError:
+            raise _too_many_values(f"the indexes of {ns} together") from None
+
+
 def check_number_of_keys(made: int, ns: str) -> None:
     """Refuse (201) a document that gets more than KEYS_MAX new keys in all indexes together.
 
@@ -250,16 +315,14 @@ def check_number_of_keys(made: int, ns: str) -> None:
         )
 
 
-def _is_untouched(index: Index, before: bytes | None, after: bytes | None) -> bool:
-    """Whether a large document has the arrays that the index is about as before, so that no key is made of them."""
-    if before is None or after is None or len(after) < _LARGE or index.partial_filter is not None:
-        return False
-    was, becomes = RawDocument(before), RawDocument(after)
-    for path in index.paths:
-        kind, raw = was.type_of(path[0]), was.get_raw(path[0])  # raw: of documents and arrays only
-        if kind != becomes.type_of(path[0]) or raw != becomes.get_raw(path[0]) or (raw is None and kind is not None):
-            return False
-    return True
+def _touched(indexes: list[Index], before: bytes, after: bytes) -> list[Index]:
+    """The indexes about whose fields a large document changes. No key is made of an array that stays as it is."""
+    names = {name for index in indexes for name in index.tree}
+    try:
+        was, becomes = raw_fields(before, names, VALUES_MAX), raw_fields(after, names, VALUES_MAX)
+    except TooManyValuesError:
+        return indexes
+    return [index for index in indexes if any(was.get(name) != becomes.get(name) for name in index.tree)]
 
 
 def _known_keys(index: Index, document: bytes | None) -> tuple[set[bytes], int]:
@@ -286,10 +349,10 @@ def _write(
     connection: apsw.Connection, index: Index, key: bytes, gone: set[bytes], added: set[bytes], multikey: int
 ) -> None:
     table = index.table
-    for keystring in gone:
-        connection.execute(f"DELETE FROM {table} WHERE keystring = ? AND key = ?", (keystring, key))
-    for keystring in sorted(added):
-        connection.execute(f"INSERT OR IGNORE INTO {table} (keystring, key) VALUES (?, ?)", (keystring, key))
+    delete = f"DELETE FROM {table} WHERE keystring = ? AND key = ?"
+    connection.executemany(delete, [(keystring, key) for keystring in sorted(gone)])
+    insert = f"INSERT OR IGNORE INTO {table} (keystring, key) VALUES (?, ?)"
+    connection.executemany(insert, [(keystring, key) for keystring in sorted(added)])
     if multikey:
         connection.execute("UPDATE indexes SET multikey = multikey | ? WHERE id = ?", (multikey, index.id))
 

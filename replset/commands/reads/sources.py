@@ -318,6 +318,7 @@ class _IndexOrder(Source):
         index = _current(view, self._index)
         yield from self._note_changed(view, index)
         moved = self._places_of_moved(view, index)
+        firsts: dict[bytes, bytes | None] = {}  # as `_firsts`, in this view
         for place in self._entries(view, index):
             shown = None
             while moved and not self._is_before(place, moved[-1]):
@@ -326,9 +327,13 @@ class _IndexOrder(Source):
             if shown == place:  # the entry is as it was
                 continue
             key = place[1]
-            doc = None if view.is_changed(key) else view.get(key)
-            if doc is not None and index.multikey and self._first_of(index, key, doc) != place[0]:
-                doc = None
+            # A document of some MiB may have 100,000 entries. It is read once in a slice, and not for each of them.
+            is_elsewhere = firsts.get(key, place[0]) != place[0]
+            doc = None if is_elsewhere or view.is_changed(key) else view.get(key)
+            if doc is not None and index.multikey:
+                firsts[key] = self._first_of(index, key, doc)
+                if firsts[key] != place[0]:
+                    doc = None
             yield place, key, doc
         while moved:
             yield _candidate(view, moved.pop())

@@ -9,6 +9,7 @@ import pytest
 from replset.bson import Binary, DateTime, Decimal128, RawDocument, encode_key
 from replset.storage import indexes
 from replset.storage.index_build import IndexCheck
+from replset.storage.snapshot import Snapshot
 from tests.unit.commands.conftest import Client, FakeMember
 
 
@@ -297,7 +298,7 @@ def test_keys_of_a_large_array_are_made_when_it_changes(client: Client, monkeypa
 
     monkeypatch.setattr(indexes, "_keys", keys)
     for change, about in (
-        ({"$set": {"z": 1}}, {"ab", "b"}),
+        ({"$set": {"z": 1}}, set()),
         ({"$set": {"b": 2}}, {"ab", "b"}),
         ({"$unset": {"b": 1}}, {"ab", "b"}),
         ({"$set": {"z": 2}}, set()),
@@ -319,3 +320,32 @@ def test_the_keys_of_one_document_in_all_indexes_are_limited(
     [error] = client.run({"insert": "c", "documents": [{"_id": 2, "a": [*range(6)], "b": [*range(5)]}]})["writeErrors"]
     assert (error["code"], "together" in error["errmsg"]) == (201, True)
     assert is_sound(member)
+
+
+def test_the_values_of_one_document_in_all_indexes_are_limited(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "VALUES_MAX", 100)
+    document = {"_id": 1, "a": [7] * 60, "padding": "x" * indexes.LARGE}
+    create(client, A)
+    insert(client, document)
+    second = {"key": {"a": 1, "b": 1}, "name": "ab"}
+    assert create(client, second)["code"] == 201  # by a build: its keys would be removed together with the others
+    client.ok({"dropIndexes": "c", "index": "*"})
+    client.ok({"delete": "c", "deletes": [{"q": {}, "limit": 0}]})
+    create(client, A, second)
+    [error] = client.run({"insert": "c", "documents": [document]})["writeErrors"]
+    assert (error["code"], "together" in error["errmsg"]) == (201, True)
+    assert is_sound(member)
+
+
+def test_a_document_with_many_keys_is_read_once_in_a_slice(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client, A)
+    insert(client, {"_id": 1, "a": list(range(100))})
+    read: list[bytes] = []
+    get = Snapshot.get
+    monkeypatch.setattr(Snapshot, "get", lambda *place: read.append(place[2]) or get(*place))
+    for order in ({"a": 1}, {"a": -1}):
+        reply = client.ok({"find": "c", "filter": {"a": {"$gte": 10}}, "hint": "a_1", "sort": order})
+        assert [doc["_id"] for doc in reply["cursor"]["firstBatch"]] == [1]
+    assert len(read) == 2

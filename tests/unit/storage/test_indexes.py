@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from replset.bson import RawDocument, Undefined, encode, encode_key
+from replset.bson import RawDocument, Undefined, encode, encode_key, parts
 from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError
+from replset.storage import indexes
 from replset.storage.indexes import KEYS_MAX, Index, keys_of
 from replset.storage.retention import remove_old_data
 from replset.storage.undo import undo_step
@@ -74,6 +75,38 @@ def test_documents_that_cannot_be_indexed() -> None:
         keys_of(index_of({"a": 1, "b": 1}), encode({"a": [1], "b": [1]}))
     with pytest.raises(CannotBuildIndexKeysError):
         keys_of(index_of({"a": 1}), encode({"a": list(range(KEYS_MAX + 1))}))
+
+
+@pytest.mark.parametrize(
+    ("key", "document"),
+    [
+        pytest.param({"a": 1}, {"a": [7] * 20}, id="an array of one value"),
+        pytest.param({"a": 1}, {"a": {"b": [[1]] * 10}}, id="a value with many in it"),
+        pytest.param({"b": 1}, {f"f{number}": 0 for number in range(21)}, id="many fields before its own"),
+        pytest.param({"a.b": 1}, {"a": [{"x": 0}] * 10}, id="documents in an array"),
+    ],
+)
+def test_a_document_with_too_many_values_is_refused_before_they_are_decoded(
+    key: dict[str, int], document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = index_of(key)
+    raw = encode({"_id": 1, **document, "padding": "x" * indexes.LARGE})
+    assert keys_of(index, raw)
+    monkeypatch.setattr(indexes, "VALUES_MAX", 20)
+    monkeypatch.setattr(parts, "read_value", lambda *_: pytest.fail("a value was decoded"))
+    with pytest.raises(CannotBuildIndexKeysError, match="more than 20 values"):
+        keys_of(index, raw)
+
+
+def test_the_bytes_of_the_keys_of_one_document_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexes, "KEY_BYTES_MAX", 10_000)
+    made: list[object] = []
+    monkeypatch.setattr(indexes, "encode_key", lambda value: made.append(value) or encode_key(value))
+    keys_of(index_of({"a": 1, "b": 1}), encode({"a": "x" * 1000, "b": [1, 2, 3]}))
+    assert made == ["x" * 1000, 1, 2, 3]  # what all keys begin with is encoded once
+    for document in ({"a": "x" * 1000, "b": list(range(20))}, {"a": "x" * 1000, "b": [0] * 20}, {"a": "x" * 10_000}):
+        with pytest.raises(CannotBuildIndexKeysError, match="more than 10000 bytes"):
+            keys_of(index_of({"a": 1, "b": 1}), encode(document))
 
 
 # --- entries
