@@ -6,7 +6,9 @@ clients that connected at once, after a failover say, waited for half a minute, 
 A connection waits in the backlog while those that were accepted have all the descriptors that they may have.
 
 With TLS a connection is given to its protocol after the handshake. Before, it is not counted as a client's. So the
-number of handshakes at once is limited, and a client that is slow at it makes room for the next one.
+number of those that have not ended their handshake is limited, and a client that is slow at it makes room for the next
+one. TLS takes some 60 kB of a connection, from the first byte that its client sends. In one turn few handshakes begin:
+each costs up to some milliseconds, depending on the key.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ ACCEPTED_AT_ONCE: Final = 128
 PAUSE_S: Final = 0.2
 """After an accept for which the system had no room; the client waits in the backlog."""
 HANDSHAKE_S: Final = 10.0
-HANDSHAKES: Final = 64
-"""Handshakes at once on one port. Where there are few descriptors, `has_room` allows fewer."""
+HANDSHAKES: Final = 512
+"""Connections of one port that have not ended their handshake. Where descriptors are few, `has_room` allows fewer.
+
+At most so many strangers make way in PATIENCE_S, so an honest client behind a full backlog of them waits for 2 s."""
+BEGUN_AT_ONCE: Final = 8
+"""Handshakes that begin in one turn of the event loop."""
 PATIENCE_S: Final = 1.0
 """A handshake that takes longer is ended for a new connection, if there are as many as may be."""
 FULL_PAUSE_S: Final = 0.01
@@ -70,6 +76,7 @@ class ListeningSockets:
         self._tls_is_optional = tls_is_optional
         self._has_room = has_room
         self._opening: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
+        self._beginnings = asyncio.Semaphore(BEGUN_AT_ONCE)
         self._unopened = 0  # these and those that were cancelled and have their descriptor still
         self._failed_handshakes = 0
         self._warned_at = -WARN_EVERY_S
@@ -136,9 +143,12 @@ class ListeningSockets:
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is None or (self._tls_is_optional and not await self._begins_tls(accepted)):
+            if self._tls is None or not await self._begins_tls(accepted):
                 await self._loop.connect_accepted_socket(self._factory, accepted)
             else:
+                await self._beginnings.acquire()
+                self._loop.call_soon(self._beginnings.release)
+                self._wait_anew_for_client()
                 await self._loop.connect_accepted_socket(
                     self._factory, accepted, ssl=self._tls(), ssl_handshake_timeout=HANDSHAKE_S
                 )
@@ -150,8 +160,14 @@ class ListeningSockets:
             accepted.close()
             raise
 
+    def _wait_anew_for_client(self) -> None:
+        """Note that from now on the client is waited for, and no longer this member: its time begins again."""
+        task = asyncio.current_task()
+        if task is not None and self._opening.pop(task, None) is not None:
+            self._opening[task] = self._loop.time()
+
     async def _begins_tls(self, accepted: socket.socket) -> bool:
-        """Whether the client's first bytes begin a TLS handshake. They stay to be read. TimeoutError: none came."""
+        """Wait for the client's first bytes, which stay to be read. False: no TLS. TimeoutError: none came."""
         readable: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(accepted, _finish, readable)
         try:
@@ -161,6 +177,8 @@ class ListeningSockets:
             raise TimeoutError(f"nothing was sent for {HANDSHAKE_S:g} s") from None
         finally:
             self._loop.remove_reader(accepted)
+        if not self._tls_is_optional:
+            return True
         head = accepted.recv(16, socket.MSG_PEEK)
         return head.startswith(TLS_HANDSHAKE) and head[12:] not in WIRE_OPCODES
 

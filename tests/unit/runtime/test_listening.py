@@ -164,6 +164,70 @@ def test_handshakes_count_as_descriptors_until_they_have_ended(
     run(loop, main())
 
 
+CLIENT_HELLO = b"\x16\x03\x01\x02\0" + bytes(512)
+
+
+@LOOPS
+def test_few_handshakes_begin_in_one_turn_and_none_before_the_client_sends(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Each takes memory and time for a key's signature, a hundred at once as much as an election timeout."""
+    begun = 0
+
+    def context() -> ssl.SSLContext:
+        nonlocal begun
+        begun += 1
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        server = ListeningSockets([bound], Greeter, 1024, context)
+        clients = connected(bound.getsockname(), CLIENTS)
+        for _ in range(20):  # turns
+            await asyncio.sleep(0.001)
+        assert begun == 0
+        for client in clients:
+            client.sendall(CLIENT_HELLO)
+        most = seen = 0
+        while begun < CLIENTS:
+            await asyncio.sleep(0)
+            most, seen = max(most, begun - seen), begun
+        assert most <= listening.BEGUN_AT_ONCE
+        server.close()
+        for client in clients:
+            client.close()
+
+    run(loop, main())
+
+
+@LOOPS
+def test_a_handshake_that_has_begun_has_its_own_time(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowd at the port makes a member slow to begin. The client, which cannot help it, is not ended for it."""
+    monkeypatch.setattr(listening, "HANDSHAKES", 3)
+    monkeypatch.setattr(listening, "PATIENCE_S", 0)
+
+    async def main() -> None:
+        bound = bound_socket(socket.AF_INET, ("127.0.0.1", 0))
+        server = ListeningSockets([bound], Greeter, 16, lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        begun, silent = connected(bound.getsockname(), 2)
+        while len(server._opening) < 2:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0)
+        begun.sendall(CLIENT_HELLO[:5])
+        tasks = list(server._opening)
+        while list(server._opening) == tasks:  # noqa: ASYNC110 - an order, no event
+            await asyncio.sleep(0)
+        (late,) = connected(bound.getsockname(), 1)
+        assert await greet(silent) == b"", "it has waited longest for its client"
+        assert next(iter(server._opening)) is tasks[0]
+        server.close()
+        begun.close()
+        late.close()
+
+    run(loop, main())
+
+
 @LOOPS
 def test_a_connection_that_is_given_up_at_once_is_closed(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
@@ -218,7 +282,7 @@ HELLO_OF_790_BYTES = struct.pack("<iiii", 790, 1, 0, 2013) + bytes(774)
 @LOOPS
 @pytest.mark.parametrize(
     ("first_bytes", "is_tls"),
-    [(b"GET / HTTP/1.1\r\n\r\n", False), (HELLO_OF_790_BYTES, False), (b"\x16\x03\x01\x02\0" + bytes(512), True)],
+    [(b"GET / HTTP/1.1\r\n\r\n", False), (HELLO_OF_790_BYTES, False), (CLIENT_HELLO, True)],
     ids=["http", "a message that begins as TLS does", "TLS"],
 )
 def test_where_tls_is_optional_the_first_bytes_tell(
