@@ -16,6 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Protocol
 
 import apsw
@@ -26,6 +27,7 @@ from replset.ids import invariant
 _CHUNK = 1 << 20
 WAL_SUFFIX = "-wal"
 SHM_SUFFIX = "-shm"
+_MACHINE_ID = "/etc/machine-id"  # Linux; drawn when the system was installed
 
 
 class Lock(Protocol):
@@ -87,6 +89,10 @@ class Disk(Protocol):
 
     def free_bytes(self, path: str) -> int:
         """What an ordinary user may still write on the file system of `path`."""
+        ...
+
+    def identity(self, path: str) -> str:
+        """Say which file of which machine this is. A copy has another one; a restart changes nothing."""
         ...
 
     def lock(self, path: str) -> Lock:
@@ -205,6 +211,12 @@ class RealDisk:
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+    def identity(self, path: str) -> str:
+        machine = ""
+        with suppress(OSError, UnicodeDecodeError), open(_MACHINE_ID, encoding="ascii") as file:
+            machine = hashlib.sha256(file.read().strip().encode()).hexdigest()[:12]
+        return f"inode {os.stat(path).st_ino}, machine {machine or 'unknown'}"
 
     def lock(self, path: str) -> Lock:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -3,6 +3,11 @@
 It holds the last vote, the configuration, the incarnation, the initial-sync marker, the durability mark and the
 election journal, on a connection of its own with synchronous=EXTRA: each `save_` is durable when it returns. Calls may
 come from any thread, one at a time each.
+
+An incarnation belongs to one place: to the address that is saved with it. A copy of a dbpath has the votes and the
+acknowledgements of its source; where it counted as that one too, one disk would count twice for a majority. So a start
+at another address draws another incarnation. It is saved once a configuration has this member at that address, so that
+one which was started at a wrong address by mistake goes on as before at the right one.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from replset.bson import decode, encode
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, ReplError
-from replset.ids import OPTIME_NULL, MemberId, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.storage.disk import Disk
 from replset.storage.schema import MEMBER_SCHEMA, check_schema, ensure_schema
 from replset.storage.sqlite import check_sqlite_version, rows_of, storage_error, transaction
@@ -49,8 +54,14 @@ class OplogLimits(NamedTuple):
 class MemberFile:
     """See the module. Read: last_vote, config, incarnation, initial_sync_pending, rollback_id_floor."""
 
-    def __init__(self, disk: Disk, dbpath: str, new_incarnation: Callable[[], str]) -> None:
+    def __init__(self, disk: Disk, dbpath: str, new_incarnation: Callable[[], str], host: str) -> None:
         """Use `MemberFile.open`."""
+        self.host = host
+        self.moved_from = ""
+        """The address that the saved incarnation belongs to, if that is another one."""
+        self.is_other_file = False
+        self._unsaved_place: dict[str, Value] = {}
+        """Whether the file was opened at this address before, and is another one now, or on another machine."""
         self.path = os.path.join(dbpath, MEMBER_FILE)
         self._disk = disk
         self._new_incarnation = new_incarnation
@@ -81,14 +92,20 @@ class MemberFile:
 
     @classmethod
     def open(
-        cls, disk: Disk, dbpath: str | os.PathLike[str], *, new_incarnation: Callable[[], str] | None = None
+        cls,
+        disk: Disk,
+        dbpath: str | os.PathLike[str],
+        *,
+        new_incarnation: Callable[[], str] | None = None,
+        host: str = "",
     ) -> MemberFile:
         """Open, or create with a first incarnation and the initial-sync marker set: a new member has to sync first.
 
-        new_incarnation: gives a random id; default 16 random hex digits of the system. CorruptDataError, StorageError.
+        new_incarnation: gives a random id; default 16 random hex digits of the system. host: the address of the member
+        that starts; empty: a tool looks at its file. CorruptDataError, StorageError.
         """
         check_sqlite_version()
-        file = cls(disk, os.fspath(dbpath), new_incarnation or (lambda: os.urandom(8).hex()))
+        file = cls(disk, os.fspath(dbpath), new_incarnation or (lambda: os.urandom(8).hex()), host)
         try:
             file._connect()
         except (apsw.Error, OSError) as error:
@@ -111,9 +128,41 @@ class MemberFile:
         values: dict[str, Value] = dict(rows_of(connection, "SELECT name, value FROM member"))
         if "incarnation" not in values:
             first = self._new_incarnation()
-            values = {"incarnation": first, "initial_sync": first}
+            values = {"incarnation": first, "initial_sync": first, **self._place()}
             self._put(values)
         self._read(values)
+        if self.host:
+            self._compare_place(values)
+
+    def _place(self) -> dict[str, Value]:
+        """The rows that say to which place the incarnation belongs."""
+        return {"host": self.host, "identity": self._disk.identity(self.path)} if self.host else {}
+
+    def _compare_place(self, values: Mapping[str, Value]) -> None:
+        """Note what differs from the place that is saved, and draw another incarnation at another address."""
+        place, saved = self._place(), str(values.get("host") or self._named_host())
+        if saved != self.host and (saved or self.config is None):  # without either, files were made ready and copied
+            self.moved_from, self.incarnation = saved, self._new_incarnation()
+            if self.config is None or self._may_join(self.config):
+                self._unsaved_place = {"incarnation": self.incarnation, **place}
+        elif any(values.get(name) != value for name, value in place.items()):
+            self.is_other_file = "identity" in values
+            self._unsaved_place = place
+
+    def save_place(self) -> None:
+        """Save what `open` found of the place, once nothing refuses this start any more. Durable on return."""
+        self._put(self._unsaved_place)
+        self._unsaved_place = {}
+
+    def _named_host(self) -> str:
+        """The address for which the configuration names the saved incarnation; "" if there is none."""
+        members = () if self.config is None else self.config.members
+        return next((member.host for member in members if member.incarnation == self.incarnation), "")
+
+    def _may_join(self, config: ReplSetConfig) -> bool:
+        """Whether the configuration has a member at this address, and names no other incarnation for it."""
+        own = config.member_at(HostPort(self.host))
+        return own is not None and own.incarnation in (None, self.incarnation)
 
     def _abandon(self) -> None:
         connection = getattr(self, "_connection", None)
@@ -205,7 +254,10 @@ class MemberFile:
 
     def save_config(self, config: ReplSetConfig) -> None:
         """Save the configuration; durable on return."""
-        self._put({"config": encode(config.document(internal=True))})
+        values: dict[str, Value] = {"config": encode(config.document(internal=True))}
+        if self.moved_from and self._may_join(config):
+            values |= {"incarnation": self.incarnation, **self._place()}
+        self._put(values)
         self.config = config
 
     def save_oplog_limits(self, limits: OplogLimits) -> None:
@@ -239,6 +291,7 @@ class MemberFile:
         self._put(
             {
                 "incarnation": incarnation,
+                **self._place(),
                 "initial_sync": sync_id,
                 "initial_sync_held": str(newest),
                 "initial_sync_committed": str(committed),
@@ -263,7 +316,7 @@ class MemberFile:
             changes["initial_sync_requested"] = None
         if newest < held:
             incarnation, held = self._new_incarnation(), OPTIME_NULL
-            changes |= {"incarnation": incarnation, "initial_sync_held": None}
+            changes |= {"incarnation": incarnation, **self._place(), "initial_sync_held": None}
         self._put(changes)
         self.incarnation, self.initial_sync_newest, self.initial_sync_requested = incarnation, held, False
         return self.incarnation

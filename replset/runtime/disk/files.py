@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from contextlib import ExitStack
@@ -14,12 +15,15 @@ from replset.replication.rollback import finish_rollbacks
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.process.machine import TrackedWorkers
+from replset.storage.copies import check_database
 from replset.storage.disk import Disk, Lock
 from replset.storage.file_names import RESTORE_FILE
 from replset.storage.member_file import MemberFile
 from replset.storage.spill import remove_spill_files
 from replset.storage.sqlite import is_disk_full
 from replset.storage.store import Store, StoreOptions, lock_dbpath
+
+log = logging.getLogger("replset.member")
 
 CHECKED_ENTRIES = 1_000
 """Newest oplog entries that a start checks against hash and chain."""
@@ -83,6 +87,12 @@ async def open_data(
 ) -> OpenData:
     """Open the files, finish what a crash interrupted, and look at the newest entries; `opened` closes the files."""
     files, store = open_files(opened, options, disk, rng, defaults)
+    files.member_file.save_place()
+    if note := place_note(files.member_file):
+        log.warning("%s: %s", files.dbpath, note)
+        files.member_file.append_journal(
+            wall_ms=clock.wall_ms(), term=store.last_applied.term, event="other place", detail=note
+        )
     context = MemberContext(
         disk=disk,
         dbpath=files.dbpath,
@@ -96,7 +106,8 @@ async def open_data(
         on_broken=_ignore,
     )
     rollback_is_finished = await finish_rollback(context)
-    damage = await context.workers.run(lambda: find_damage(store))
+    is_copy = bool(files.member_file.moved_from)
+    damage = await context.workers.run(lambda: find_damage(store) or (find_torn_page(disk, store) if is_copy else ""))
     return OpenData(files, context, not rollback_is_finished, damage)
 
 
@@ -114,7 +125,9 @@ def open_files(
     remove_spill_files(disk, dbpath)
     if disk.exists(os.path.join(dbpath, RESTORE_FILE)):
         raise StorageError(f"a restore into {dbpath} did not end: run replset restore again, or use an empty folder")
-    member_file = MemberFile.open(disk, dbpath, new_incarnation=lambda: f"{rng.getrandbits(64):016x}")
+    member_file = MemberFile.open(
+        disk, dbpath, new_incarnation=lambda: f"{rng.getrandbits(64):016x}", host=options.host
+    )
     opened.callback(member_file.close)
     config = member_file.config
     if config is not None and config.set_name != options.repl_set:
@@ -149,6 +162,31 @@ async def finish_rollback(context: MemberContext) -> bool:
             raise
         return False
     return True
+
+
+def place_note(file: MemberFile) -> str:
+    """Say that a dbpath is not where it was at the last start; empty when it is."""
+    if file.moved_from:
+        return (
+            f"this dbpath belongs to {file.moved_from}, and this member is {file.host}: it is another member, which"
+            " counts once the set has it under this address and it has caught up"
+        )
+    if file.is_other_file:
+        return (
+            "member.db is another file, or on another machine, than at the last start. If it is an older state (a"
+            " restored snapshot, a copy) and the other members' are not, then this member has forgotten votes and"
+            " acknowledgements: stop it and remove member.db, so that it counts only once it has caught up"
+        )
+    return ""
+
+
+def find_torn_page(disk: Disk, store: Store) -> str:
+    """Say what is wrong with the database as a whole: files that are copied while a member writes do not fit."""
+    try:
+        check_database(disk, store.path, 0)
+    except StorageError as error:
+        return error.message
+    return ""
 
 
 def find_damage(store: Store) -> str:

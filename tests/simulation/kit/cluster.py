@@ -107,6 +107,7 @@ class SimCluster:
         self._is_loopback_before, member_options.is_loopback = member_options.is_loopback, _is_loopback
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
+        self._rng_copies = self.random_for("copied dbpaths")
         self.network = SimNetwork(self.loop, self.random_for("network")) if beside is None else beside.network
         self.archive = SimArchive(self.random_for("archive")) if environment.archives else None
         self._lease_before, archive_lease.LEASE_MS = archive_lease.LEASE_MS, archives.LEASE_MS  # type: ignore[misc]
@@ -342,6 +343,18 @@ class SimCluster:
         machine.started = False
         self._closing.append(dead_disk)
         self.loop.call_later(0.5, self._close_disk, dead_disk, context=contextvars.Context())
+
+    def copy_dbpath(self, source: str, target: str, *, power_loss: bool = False) -> None:
+        """Put a copy of one machine's disk in the place of another's; the member of that one does not run.
+
+        power_loss: of what a loss of power would leave of it, as a copy of the storage below may be.
+        """
+        machine = self.machines[target]
+        assert machine.process is None, f"{target} runs"
+        machine.disk.close()
+        folder = os.path.join(self.root, target, "copied")
+        machine.disk = self.machines[source].disk.crash(folder, self._rng_copies, power_loss=power_loss)
+        self.trace.add(target, f"gets a copy of the disk of {source}")
 
     def _close_disk(self, disk: SimDisk) -> None:
         if disk in self._closing:

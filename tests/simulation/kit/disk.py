@@ -285,6 +285,9 @@ class SimDisk:
     def free_bytes(self, path: str) -> int:
         return self.free
 
+    def identity(self, path: str) -> str:
+        return "simulated"
+
     def lock(self, path: str) -> _SimLock:
         if path in self._locked:
             raise DbPathLockedError(f"another process (pid 0) holds the data folder {os.path.dirname(path)}")

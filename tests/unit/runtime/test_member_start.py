@@ -6,6 +6,7 @@ Each start removes the temporary files of queries.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 
 from replset.ids import HostPort
 from replset.replication.ports import Listener
+from replset.runtime.disk.files import find_torn_page
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
 from replset.runtime.ports import MemberPorts
 from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.storage.disk import RealDisk
-from replset.storage.store import lock_dbpath
+from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 
 class TakenPort:
@@ -48,3 +50,14 @@ def test_a_start_that_fails_closes_what_it_opened(tmp_path: Path) -> None:
         workers.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["member.db", "replset.db", "replset.lock"]
     lock_dbpath(RealDisk(), tmp_path).release()
+
+
+def test_files_that_were_copied_while_a_member_wrote_are_found_torn(tmp_path: Path) -> None:
+    disk = RealDisk()
+    store = Store.open(disk, str(tmp_path), StoreOptions(min_free_bytes=0))
+    store.close()
+    assert find_torn_page(disk, store) == ""
+    with open(store.path, "r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(b"of another moment")
+    assert store.path in find_torn_page(disk, store)

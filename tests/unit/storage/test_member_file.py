@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,9 +14,9 @@ import pytest
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
-from replset.ids import OPTIME_NULL, MemberId, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.storage.disk import RealDisk
-from replset.storage.member_file import JournalLine, MemberFile, OplogLimits
+from replset.storage.member_file import MEMBER_FILE, JournalLine, MemberFile, OplogLimits
 from replset.storage.store import Store, StoreOptions
 from replset.storage.undo import undo_step
 
@@ -261,3 +263,98 @@ def test_an_initial_sync_takes_the_mark_with_it_and_a_loss_makes_another_incarna
     again = MemberFile.open(RealDisk(), tmp_path)
     assert again.durability_mark == OPTIME_NULL
     again.close()
+
+
+# --- the place that an incarnation belongs to ------------------------------------------------------------------------
+
+AT_A, AT_B = HostPort("a:27017"), HostPort("b:27017")
+
+
+def config_of(**named: str | None) -> ReplSetConfig:
+    """A configuration of members at these hosts with these incarnations."""
+    rows = [
+        {"_id": number, "host": f"{host}:27017", **({} if incarnation is None else {"incarnation": incarnation})}
+        for number, (host, incarnation) in enumerate(named.items())
+    ]
+    return ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": 7, "members": rows})
+
+
+@pytest.fixture
+def start_at(tmp_path: Path) -> Iterator[Callable[[HostPort], MemberFile]]:
+    """Starts the same file at an address; incarnations are i1, i2, ..."""
+    numbers = itertools.count(1)
+    opened: list[MemberFile] = []
+
+    def start(host: HostPort) -> MemberFile:
+        if opened:
+            opened[-1].close()
+        opened.append(MemberFile.open(RealDisk(), tmp_path, new_incarnation=lambda: f"i{next(numbers)}", host=host))
+        opened[-1].save_place()
+        return opened[-1]
+
+    yield start
+    opened[-1].close()
+
+
+def test_a_copy_at_another_address_has_another_incarnation_and_the_original_keeps_its_own(
+    tmp_path: Path, start_at: Callable[[HostPort], MemberFile]
+) -> None:
+    file = start_at(AT_A)
+    file.save_config(config_of(a="i1"))
+    file.save_vote(LastVote(8, MemberId(0)))
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    copy = MemberFile.open(RealDisk(), tmp_path / "copy", new_incarnation=lambda: "other", host=AT_B)
+    assert (copy.incarnation, copy.moved_from, copy.last_vote) == ("other", AT_A, LastVote(8, MemberId(0)))
+    copy.close()
+    file = start_at(AT_A)
+    assert (file.incarnation, file.moved_from, file.is_other_file) == ("i1", "", False)
+
+
+def test_the_new_incarnation_stays_once_a_configuration_has_it(start_at: Callable[[HostPort], MemberFile]) -> None:
+    start_at(AT_A).save_config(config_of(a="i1"))
+    assert start_at(AT_B).incarnation == "i2"
+    start_at(AT_B).save_config(config_of(a="i1", b=None))
+    assert start_at(AT_B).incarnation == "i3"
+    assert start_at(AT_A).moved_from == AT_B
+
+
+def test_after_a_start_at_a_wrong_address_nothing_is_lost(start_at: Callable[[HostPort], MemberFile]) -> None:
+    """Also where it is another member's address."""
+    start_at(AT_A).save_config(config_of(a="i1", b="its own"))
+    start_at(AT_B).save_config(config_of(a="i1", b="its own"))
+    assert start_at(AT_A).incarnation == "i1"
+
+
+@pytest.mark.parametrize(
+    ("config", "incarnation", "moved_from"),
+    [
+        pytest.param(None, "i2", "", id="made-ready"),
+        pytest.param(config_of(a="i1"), "i1", "", id="named-here"),
+        pytest.param(config_of(b="i1"), "i2", AT_B, id="named-elsewhere"),
+        pytest.param(config_of(b=None), "i1", "", id="not-named"),
+    ],
+)
+def test_a_file_without_a_saved_address_belongs_to_the_member_that_the_configuration_names(
+    config: ReplSetConfig | None,
+    incarnation: str,
+    moved_from: str,
+    start_at: Callable[[HostPort], MemberFile],
+) -> None:
+    """A tool made it, or an earlier version. Before a member is in a set, its files may be copied for others."""
+    file = start_at(HostPort(""))
+    if config is not None:
+        file.save_config(config)
+    file = start_at(AT_A)
+    assert (file.incarnation, file.moved_from) == (incarnation, moved_from)
+
+
+def test_another_file_at_the_same_address_is_told_once_and_keeps_its_incarnation(
+    tmp_path: Path, start_at: Callable[[HostPort], MemberFile]
+) -> None:
+    """Moved to a larger disk, or an older state that was restored: whole sets are, so no vote is lost by it."""
+    start_at(AT_A).close()
+    shutil.copy(tmp_path / MEMBER_FILE, tmp_path / "copy")
+    os.replace(tmp_path / "copy", tmp_path / MEMBER_FILE)
+    file = start_at(AT_A)
+    assert (file.incarnation, file.moved_from, file.is_other_file) == ("i1", "", True)
+    assert not start_at(AT_A).is_other_file
