@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +14,9 @@ import typer
 
 from replset.cli.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.cli.processes import lock_holder
+from replset.config import MAX_MEMBERS, MAX_VOTERS
 from replset.errors import ReplError
+from replset.runtime.options import MemberOptions, variable_of
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--dir", help="folder of the set's files")]
@@ -23,8 +27,10 @@ COMPLETE_WITHIN_S = 30
 
 @app.command()
 def up(
-    members: Annotated[int | None, typer.Option(min=1, max=50, help="data-bearing members (3)")] = None,
-    arbiters: Annotated[int | None, typer.Option(min=0, max=7, help="members that vote, without data (0)")] = None,
+    members: Annotated[
+        int | None, typer.Option(min=1, max=50, help="data-bearing members, of which at most 7 vote (3)")
+    ] = None,
+    arbiters: Annotated[int | None, typer.Option(min=0, max=6, help="members that vote, without data (0)")] = None,
     witnesses: Annotated[
         int | None, typer.Option(min=0, max=6, help="members that vote and keep the oplog, without documents (0)")
     ] = None,
@@ -65,6 +71,8 @@ def up(
             ],
             settings,
         )
+    if unused := sorted(name for field in fields(MemberOptions) if (name := variable_of(field.name)) in os.environ):
+        typer.echo(f"not for the members of a local set: {', '.join(unused)}; see `replset start`", err=True)
     try:
         primary = bring_up(local)
         store_default(local, primary)
@@ -90,6 +98,11 @@ def planned_set(
     settings: dict[str, object],
 ) -> LocalSet:
     """Make a new set. All of it is in `set.json` before the first process starts, so that another `up` can continue."""
+    if arbiters + witnesses >= MAX_VOTERS or members + arbiters + witnesses > MAX_MEMBERS:
+        raise LocalSetError(
+            f"a set has at most {MAX_MEMBERS} members; at most {MAX_VOTERS} of them vote, all arbiters and witnesses"
+            " and at least one member with data"
+        )
     local = LocalSet(folder, name)
     local.base_port = base_port
     local.settings = settings
@@ -104,6 +117,9 @@ def planned_set(
 
 def bring_up(local: LocalSet) -> LocalMember:
     """Start the members that do not run, initiate the set if needed, and return its primary."""
+    for member in local.members:
+        if not member.is_running() and (pid := local.take_over(member)):
+            typer.echo(f"{member.name} runs already, started by hand as process {pid}: it is taken over")
     launched = [member for member in local.members if not member.is_running()]
     for member in launched:
         local.launch(member)
@@ -114,6 +130,8 @@ def bring_up(local: LocalSet) -> LocalMember:
             raise LocalSetError(f"another process than {member.name} answers on {member.host} (pid {pid})")
     if not local.has_config():
         local.initiate()
+        if no_vote := [member.name for member in local.without_vote()]:
+            typer.echo(f"without a vote, since at most {MAX_VOTERS} members vote: {', '.join(no_vote)}")
     try:
         return local.wait_for_primary()
     except LocalSetError as error:

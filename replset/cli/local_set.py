@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from replset.cli.processes import lock_holder, start_mark
 from replset.cli.remembered import remembered_hosts
 from replset.client import WireClient
+from replset.config import MAX_VOTERS
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
 from replset.own_process import command_of
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 HTTP_OFFSET = 1000
 DEFAULT_FOLDER = Path("replset-data")
 DEFAULT_HOST = "127.0.0.1:27017"
-LOCK_WITHIN_S = 10.0
+LOCK_WITHIN_S = TAKE_OVER_WITHIN_S = 10.0
 KEY_FILE, KEY_BYTES = "key", 567
 """The key file's name, and the number of its random bytes, which is that of MongoDB's manual."""
 
@@ -297,22 +298,48 @@ class LocalSet:
 
     def initiate(self, settings: dict[str, object] | None = None) -> None:
         """Run replSetInitiate with all members so far (none of them an arbiter's job yet), then wait for a primary."""
+        config = self.first_config()
+        if settings:
+            config["settings"] = settings
+        reply = self.members[0].command({"replSetInitiate": config}, timeout_s=60)
+        if reply.get("ok") != 1.0:
+            raise LocalSetError(f"replSetInitiate was refused: {reply.get('errmsg')}")
+        self.initiated = True
+        self.save()
+
+    def first_config(self) -> dict[str, object]:
+        """Return the configuration of all members so far; data-bearing ones beyond the seventh voter have no vote."""
         rows: list[dict[str, object]] = []
+        no_vote = self.without_vote()
         for number, member in enumerate(self.members):
             row: dict[str, object] = {"_id": number, "host": member.host}
             if member.arbiter:
                 row["arbiterOnly"] = True
             if member.witness:
                 row["witness"] = True
+            if member in no_vote:
+                row |= {"votes": 0, "priority": 0}
             rows.append(row)
         config: dict[str, object] = {"_id": self.name, "version": 1, "members": rows}
-        if settings or self.settings:
-            config["settings"] = settings or self.settings
-        reply = self.members[0].command({"replSetInitiate": config}, timeout_s=60)
-        if reply.get("ok") != 1.0:
-            raise LocalSetError(f"replSetInitiate was refused: {reply.get('errmsg')}")
-        self.initiated = True
-        self.save()
+        return config | ({"settings": self.settings} if self.settings else {})
+
+    def without_vote(self) -> list[LocalMember]:
+        """Return the members for which no vote is left: arbiters and witnesses always vote, of the others the first."""
+        bearing = [member for member in self.members if not member.role_without_data]
+        return bearing[max(0, MAX_VOTERS - (len(self.members) - len(bearing))) :]
+
+    def take_over(self, member: LocalMember) -> int:
+        """Record the process that holds the lock of the member's dbpath as the member's; return its pid, 0: none does.
+
+        Somebody started it by hand. LocalSetError: it does not answer on the member's port.
+        """
+        pid = lock_holder(member.dbpath)
+        if pid:
+            what = f"process {pid}, which uses {member.dbpath}, to answer on {member.host}; end it, or start it there"
+            wait_until(lambda: member.answering_pid() == pid, TAKE_OVER_WITHIN_S, what)
+            member.pid, member.started = pid, start_mark(pid)
+            self.save()
+        return pid
 
     def has_config(self) -> bool:
         """Whether some member has a configuration: the set was initiated."""

@@ -146,6 +146,24 @@ def test_what_a_failed_up_left_is_brought_up_by_the_next(folder: Path) -> None:
     assert replset("cluster", "down", "--dir", str(folder)) == "3 members stopped\n"
 
 
+def test_a_member_that_was_started_by_hand_is_taken_over(folder: Path) -> None:
+    command = ("cluster", "up", "--members", "1", "--dir", str(folder))
+    replset(*command, "--base-port", str(next_ports(1)[0]))
+    local = LocalSet.load(folder)
+    (member,) = local.members
+    local.stop(member)
+    before = member.pid, member.started
+    local.start(member)
+    by_hand = member.pid
+    member.pid, member.started = before
+    local.save()
+    first, shown = replset(*command).splitlines()
+    assert first == f"m1 runs already, started by hand as process {by_hand}: it is taken over"
+    assert shown.split()[-1] == "primary"
+    assert replset("cluster", "down", "--dir", str(folder)) == "1 members stopped\n"
+    local._children[by_hand].wait(timeout=20)
+
+
 def test_an_arbiter_and_its_process_in_one_command(folder: Path, tmp_path: Path) -> None:
     ports = next_ports(3)
     settings = ("--election-timeout", "1500", "--heartbeat-interval", "250", "--oplog-size-mb", "20")

@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from replset.cli import calls, host_option, local_set
-from replset.cli.local_set import LocalSet, LocalSetError, wait_until
+from replset.cli import calls, cluster, host_option, local_set
+from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 from replset.cli.main import main
 from replset.cli.processes import lock_holder, start_mark
 from replset.cli.remembered import remember_hosts
+from replset.config import ReplSetConfig
 from replset.errors import HostUnreachableError
 from replset.storage.disk import RealDisk
 from replset.storage.store import lock_dbpath
@@ -113,6 +114,59 @@ def test_a_member_that_was_started_by_hand_is_not_stopped_but_named(tmp_path: Pa
     assert local.stop_all() == [f"m1 runs as process {os.getpid()}, which was not started here: not stopped"]
     lock.release()
     assert local.stop_all() == []
+
+
+def test_a_member_that_was_started_by_hand_is_taken_over_where_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_set, "TAKE_OVER_WITHIN_S", 0)
+    local = write_set(tmp_path, 0)
+    member = local.members[0]
+    assert local.take_over(member) == 0
+    lock = lock_dbpath(RealDisk(), tmp_path / "m1")
+    with pytest.raises(LocalSetError, match=f"process {os.getpid()}, which uses"):
+        local.take_over(member)
+    assert not member.is_running()
+    monkeypatch.setattr(LocalMember, "answering_pid", lambda _: os.getpid())
+    assert local.take_over(member) == os.getpid()
+    assert LocalSet.load(tmp_path).members[0].is_running()
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("members", "arbiters", "witnesses", "without_vote"),
+    [(3, 0, 0, 0), (7, 0, 0, 0), (8, 0, 0, 1), (50, 0, 0, 43), (6, 2, 1, 2), (1, 6, 0, 0)],
+)
+def test_at_most_seven_members_of_a_new_set_vote(
+    tmp_path: Path, members: int, arbiters: int, witnesses: int, without_vote: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "free_ports", lambda count, base: list(range(base, base + count)))
+    local = cluster.planned_set(tmp_path, "rs0", members, arbiters, witnesses, 27017, [], {})
+    config = ReplSetConfig.parse(local.first_config())
+    assert len(config.voters) == min(7, members + arbiters + witnesses)
+    assert [member.votes for member in config.members[:members]] == [1] * (members - without_vote) + [0] * without_vote
+
+
+@pytest.mark.parametrize("counts", [(3, 4, 3), (48, 3, 0)])
+def test_more_members_or_voters_than_a_set_has_are_refused(tmp_path: Path, counts: tuple[int, int, int]) -> None:
+    with pytest.raises(LocalSetError, match="at most 50 members; at most 7 of them vote"):
+        cluster.planned_set(tmp_path, "rs0", *counts, 27017, [], {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_in_the_environment_that_a_local_set_leaves_out_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    write_set(tmp_path, 0)
+    monkeypatch.setenv("REPLSET_OPLOG_SIZE_MB", "20")
+    monkeypatch.setenv("REPLSET_HOST", "localhost:1")
+
+    def fail(_: LocalSet) -> None:
+        raise LocalSetError("enough")
+
+    monkeypatch.setattr(cluster, "bring_up", fail)
+    assert main(["cluster", "up", "--dir", str(tmp_path)]) == 2
+    assert "local set: REPLSET_OPLOG_SIZE_MB; see" in capsys.readouterr().err
 
 
 def test_the_holder_of_a_lock() -> None:
