@@ -137,9 +137,13 @@ class CommandContext:
         """What is left of maxTimeMS; None: no limit."""
         return None if self.deadline is None else max(0, self.deadline - self.member.clock.now())
 
+    def is_time_up(self) -> bool:
+        """Return True once maxTimeMS is over."""
+        return self.deadline is not None and self.member.clock.now() >= self.deadline
+
     def check_deadline(self) -> None:
         """Raise MaxTimeMSExpiredError once maxTimeMS is over. Long work calls this between its slices."""
-        if self.deadline is not None and self.member.clock.now() >= self.deadline:
+        if self.is_time_up():
             raise MaxTimeMSExpiredError("operation exceeded time limit")
 
 

@@ -11,6 +11,7 @@ from replset.bson import Binary, RawDocument
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
+from replset.commands.evaluation import IS_TIME_UP
 from replset.commands.fail_command import fail_command
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
@@ -217,6 +218,7 @@ class Dispatcher:
             return await ctx.command.run(ctx)
         operation = self.operations.begin(ctx, task)
         WORK.set(ctx.work)
+        IS_TIME_UP.set(ctx.is_time_up)
         try:
             if ctx.in_transaction:
                 return await self._carry_out_inside(ctx)

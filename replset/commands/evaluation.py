@@ -9,6 +9,7 @@ runs in a thread. It gives the event loop its turn after every half millisecond 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Final, TypeVar
 
 from replset.bson import RawDocument, encode
@@ -30,6 +31,8 @@ _LEAST_WEIGHT: Final = 64
 UNBOUNDED: Final = 1 << 62
 """The weight of a statement whose size says nothing about its cost: one with a regular expression or with loops."""
 TURN_MS: Final = 20
+IS_TIME_UP: ContextVar[Callable[[], bool] | None] = ContextVar("is_time_up", default=None)
+"""Whether the maxTimeMS of the command under way is over."""
 
 
 class TimeSlice:
@@ -58,10 +61,14 @@ def is_small(weight: int, size: int) -> bool:
 
 
 async def run_in_thread(member: MemberPort, work: Callable[[], T]) -> T:
-    """Run `work` in the thread and return its result. It must not use anything that others change meanwhile."""
+    """Run `work` in the thread and return its result. It must not use anything that others change meanwhile.
+
+    MaxTimeMSExpiredError: it takes longer than `LIMIT_S`, or than the command may.
+    """
+    is_time_up = IS_TIME_UP.get()
 
     def limited() -> T:
-        with time_limit():
+        with time_limit(is_time_up):
             return work()
 
     return await member.evaluations.run(limited)

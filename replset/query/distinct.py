@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from replset.bson import encode, encode_key
 from replset.query.order import MISSING
 from replset.query.paths import array_index, field_path
+from replset.query.time_limit import check_time
 
 _EMPTY = encode({})
 
@@ -29,6 +30,7 @@ class Distinct:
 
     def add(self, doc: Mapping[str, object]) -> None:
         for value in _values_along(doc, self._parts):
+            check_time()
             key = encode_key(value)
             if key not in self._seen:
                 self._seen.add(key)

@@ -275,6 +275,7 @@ def _duplicate(items: Sequence[object]) -> int | None:
     """The index of the first item that an earlier one equals."""
     seen: set[bytes] = set()
     for index, item in enumerate(items):
+        check_time()
         key = encode_key(item)
         if key in seen:
             return index

@@ -215,8 +215,9 @@ def _field_test(name: str, predicate: Predicate) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
         value = doc.get(name, MISSING)
         if type(value) is list:
-            check_time()
             for index, item in enumerate(value):
+                if not index & 63:
+                    check_time()
                 if predicate(item):
                     if found is not None:
                         found[:] = (index,)
@@ -228,8 +229,8 @@ def _field_test(name: str, predicate: Predicate) -> Test:
 
 def _parts_test(parts: tuple[str, ...], predicate: Predicate, into_array: bool) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
-        check_time()
         for value, index in values_at(doc, parts, into_array):
+            check_time()
             if predicate(value):
                 if found is not None and index is not None:
                     found[:] = (index,)
@@ -241,8 +242,8 @@ def _parts_test(parts: tuple[str, ...], predicate: Predicate, into_array: bool) 
 
 def _array_test(parts: tuple[str, ...], position: Callable[[object], int | None]) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
-        check_time()
         for value, _ in values_at(doc, parts, into_last=False):
+            check_time()
             index = position(value)
             if index is not None:
                 if found is not None:

@@ -16,6 +16,7 @@ from replset.query.match import compile_item_filter
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.paths import field_path
 from replset.query.sizes import size_of
+from replset.query.time_limit import check_time
 
 Document = dict[str, object]
 NO_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -311,6 +312,7 @@ def _include_in_items(items: list[object], node: _Node) -> list[object]:
     """
     found: list[object] = []
     for item in items:
+        check_time()
         if isinstance(item, dict):
             found.append(_include(item, node))
         elif type(item) is list:
@@ -334,6 +336,7 @@ def _exclude(doc: Document, node: _Node) -> Document:
 
 
 def _exclude_in(value: object, node: _Node) -> object:
+    check_time()
     if isinstance(value, dict):
         return _exclude(value, node)
     return [_exclude_in(item, node) for item in value] if type(value) is list else value
@@ -365,6 +368,7 @@ def _compute(result: Document, node: _Node, root: Document, variables: Mapping[s
 
 def _compute_in(value: object, node: _Node, root: Document, variables: Mapping[str, Any]) -> object:
     """Return the value with computed fields in it: in each item of an array, and a document in place of others."""
+    check_time()
     if type(value) is list:
         return [_compute_in(item, node, root, variables) for item in value]
     inner = dict(value) if isinstance(value, dict) else {}

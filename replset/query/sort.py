@@ -165,7 +165,13 @@ def compile_item_sort(spec: object) -> ItemKey:
 def _directed(key: ItemKey, direction: object) -> ItemKey:
     if not is_number(direction) or not (equals(1)(direction) or equals(-1)(direction)):
         raise BadValueError("The $sort element value must be either 1 or -1")
-    return key if equals(1)(direction) else lambda item: key(item).translate(_COMPLEMENT)
+    is_rising = equals(1)(direction)
+
+    def directed(item: object) -> bytes:
+        check_time()
+        return key(item) if is_rising else key(item).translate(_COMPLEMENT)
+
+    return directed
 
 
 def _field_key(path: str) -> ItemKey:

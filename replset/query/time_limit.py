@@ -3,6 +3,9 @@
 A filter tests every item of every array. So its cost is the product of two sizes that a client chooses: that of the
 filter and that of the document. Each loop over the items of an array calls `check_time`. On the event loop there is no
 such limit, since only small evaluations run there (commands/evaluation.py).
+
+Every loop over items, documents or values does so, in expressions, stages, projections and updates too. So an
+evaluation also ends soon behind the command's `maxTimeMS`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,28 +21,41 @@ from replset.errors import MaxTimeMSExpiredError
 
 LIMIT_S: Final = 5.0
 """CPU seconds for one document, or for compiling one filter or update. A plain change of 16 MiB takes a fifth of it."""
+POLL_S: Final = 0.01
+"""How often an evaluation looks whether the time of its command is up."""
 
 
 class _Limit(threading.local):
-    """The CPU time that this thread's evaluation may use, and when to check it next."""
+    """The CPU time that this thread's evaluation may use, and when to check next.
+
+    is_time_up: whether the command's time is over; None if it has no limit.
+    """
 
     seconds = 0.0
     began = 0.0
     check_at = math.inf
+    is_time_up: Callable[[], bool] | None = None
 
 
 _limit = _Limit()
 
 
 @contextmanager
-def time_limit(seconds: float = LIMIT_S) -> Iterator[None]:
-    """Make `check_time` raise MaxTimeMSExpiredError in this block once it has used `seconds` of CPU time."""
-    _limit.seconds, _limit.began = seconds, time.thread_time()
-    _limit.check_at = time.perf_counter() + seconds
+def time_limit(is_time_up: Callable[[], bool] | None = None, seconds: float = LIMIT_S) -> Iterator[None]:
+    """Make `check_time` raise MaxTimeMSExpiredError in this block once it has used `seconds` of CPU time.
+
+    is_time_up: also once this is true, asked every POLL_S; of the command's maxTimeMS.
+    """
+    _limit.seconds, _limit.began, _limit.is_time_up = seconds, time.thread_time(), is_time_up
+    _limit.check_at = time.perf_counter() + _until_next_check(seconds)
     try:
         yield
     finally:
-        _limit.check_at = math.inf
+        _limit.check_at, _limit.is_time_up = math.inf, None
+
+
+def _until_next_check(left_s: float) -> float:
+    return left_s if _limit.is_time_up is None else min(left_s, POLL_S)
 
 
 def check_time() -> None:
@@ -51,9 +67,11 @@ def check_time() -> None:
     now = time.perf_counter()
     if now < _limit.check_at:
         return
+    if _limit.is_time_up is not None and _limit.is_time_up():
+        raise MaxTimeMSExpiredError("operation exceeded time limit")
     left = _limit.began + _limit.seconds - time.thread_time()
     if left <= 0:
         raise MaxTimeMSExpiredError(
             f"one document, or the filter or update itself, took over {LIMIT_S:.0f} s to evaluate; make it smaller"
         )
-    _limit.check_at = now + left
+    _limit.check_at = now + _until_next_check(left)

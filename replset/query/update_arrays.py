@@ -77,7 +77,10 @@ def add_to_set(path: str, operand: object) -> UpdateOperation:
                 f"{type_name(old)}"
             )
         result: list[object] = [] if old is MISSING else list(old)
-        keys = {encode_key(item) for item in result}
+        keys = set()
+        for item in result:
+            check_time()
+            keys.add(encode_key(item))
         for item in items:
             key = encode_key(item)
             if key not in keys:

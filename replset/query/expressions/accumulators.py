@@ -42,6 +42,7 @@ from replset.query.expressions.objects import merged
 from replset.query.order import is_number
 from replset.query.pipeline_names import NOT_BUILT_EXPRESSIONS
 from replset.query.sort import compile_sort
+from replset.query.time_limit import check_time
 
 NO_FIELDS: Final[Document] = {}
 
@@ -253,6 +254,7 @@ def _operator(name: str, make: Callable[[], State]) -> Operator:
 
 def _result(state: State, values: Iterable[Any]) -> Any:
     for value in values:
+        check_time()
         state.add(value)
     return state.result()
 

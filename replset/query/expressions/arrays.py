@@ -296,10 +296,11 @@ def _zip(argument: Any, scope: Scope) -> Expression:
         length = max(lengths) if longest else min(lengths)
         spend_items(length * (len(arrays) + 8))
         missing = [fill.run(root, variables) for fill in fills] if length > min(lengths) else []
-        return [
-            [array[row] if row < len(array) else missing[column] for column, array in enumerate(arrays)]
-            for row in range(length)
-        ]
+        result = []
+        for row in range(length):
+            check_time()
+            result.append([array[row] if row < len(array) else missing[column] for column, array in enumerate(arrays)])
+        return result
 
     return combine(run, *parts, *fills)
 

@@ -109,6 +109,7 @@ class Expression:
 
         146 for a value that is too large, 15 for one that is nested too deeply (sizes.py).
         """
+        check_time()
         _budget.left = MAX_BYTES
         try:
             value = self.run(root, variables)

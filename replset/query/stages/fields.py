@@ -12,6 +12,7 @@ from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
 from replset.query.stages.stage import ChainStage, Run, Scope, Stage
+from replset.query.time_limit import check_time
 
 
 class FieldsStage(ChainStage):
@@ -169,6 +170,7 @@ class RedactStage(ChainStage):
         return {name: value for name, value in found.items() if value is not MISSING}
 
     def _value(self, value: Any, root: dict[str, Any]) -> Any:
+        check_time()
         if type(value) is dict:
             found = self._document(value, root)
             return MISSING if found is None else found

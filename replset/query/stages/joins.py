@@ -18,6 +18,7 @@ from replset.query.order import MISSING, is_number
 from replset.query.paths import field_path, split_path, values_at
 from replset.query.stages.stage import ReadingStage, Scope, Stage
 from replset.query.stages.unwind import UnwindStage
+from replset.query.time_limit import check_time
 
 Document = dict[str, Any]
 _LOOKUP_TEXTS: Final = frozenset({"as", "localField", "foreignField"})
@@ -100,10 +101,12 @@ class LookupStage(JoinStage):
         documents = [decode(raw) for raw in found]
         by_value: dict[bytes, list[int]] = {}
         for number, document in enumerate(documents):
+            check_time()
             for key in {_key_of(value) for value, _ in values_at(document, split_path(self.foreign))}:
                 by_value.setdefault(key, []).append(number)
         belongs = {}
         for question, values in questions.items():
+            check_time()
             matches = compile_filter(self.filter_of(values)).matches
             likely = sorted({number for value in values for number in by_value.get(_key_of(value), ())})
             belongs[question] = [found[number] for number in likely if matches(documents[number])]

@@ -456,7 +456,7 @@ def test_a_document_that_goes_meanwhile_is_not_there(tmp_path: Path) -> None:
 def test_what_takes_for_ever_is_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch, command: Document, sequences: Document
 ) -> None:
-    monkeypatch.setattr("replset.commands.evaluation.time_limit", lambda: time_limit.time_limit(0.2))
+    monkeypatch.setattr("replset.commands.evaluation.time_limit", lambda _: time_limit.time_limit(seconds=0.2))
     began = time.perf_counter()
     reply, held = run(client, command, **sequences)
     error = reply["writeErrors"][0] if "writeErrors" in reply else reply
@@ -544,3 +544,39 @@ def test_an_expression_lets_others_run_while_it_searches(client: Client) -> None
     reply, held = run(client, {"find": "re", "filter": {"t": Regex("^(?:x+x+)+y")}})
     assert reply["code"] == 51156
     assert held < HELD_S
+
+
+NESTED = {"$map": {"input": {"$range": [0, 3000]}, "in": {"$sum": {"$range": [0, {"$ifNull": ["$nowhere", 3000]}]}}}}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"find": "c", "filter": {"$expr": {"$eq": [NESTED, 1]}}},
+        {"aggregate": "c", "pipeline": [{"$project": {"x": NESTED}}], "cursor": {}},
+        {"aggregate": 1, "pipeline": [{"$documents": [{"x": {"$sum": NESTED}}]}], "cursor": {}},
+        {"update": "c", "updates": [{"q": {}, "u": [{"$set": {"x": NESTED}}]}]},
+        {"findAndModify": "c", "query": {}, "update": [{"$set": {"x": NESTED}}]},
+        {"count": "c", "query": {"$expr": {"$eq": [NESTED, 1]}}},
+        {"distinct": "c", "key": "a", "query": {"$expr": {"$eq": [NESTED, 1]}}},
+    ],
+    ids=lambda command: next(iter(command)),
+)
+def test_an_evaluation_ends_with_the_time_of_its_command(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch, command: Document
+) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    monkeypatch.setattr(time_limit, "POLL_S", 0.0)
+    looks = 0
+    now = member.clock.now
+
+    def later() -> int:
+        nonlocal looks
+        looks += 1
+        return now() + 10 * looks
+
+    monkeypatch.setattr(member.clock, "now", later)
+    reply = client.run({**command, "maxTimeMS": 1000})
+    error = reply["writeErrors"][0] if "writeErrors" in reply else reply
+    assert (error["code"], error["errmsg"]) == (50, "operation exceeded time limit")
+    assert looks < 200  # and not one for each of nine million values

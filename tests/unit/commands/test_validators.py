@@ -260,7 +260,7 @@ def test_keywords(schema: Document, valid: list[Document], invalid: list[Documen
 )
 def test_a_schema_times_a_document_ends_in_time(schema: Document) -> None:
     compiled = Schema(schema)
-    with time_limit(0.1), pytest.raises(MaxTimeMSExpiredError):
+    with time_limit(seconds=0.1), pytest.raises(MaxTimeMSExpiredError):
         compiled.matches({"a": list(range(20_000))})
 
 

@@ -536,7 +536,7 @@ def test_a_short_expression_cannot_take_memory_without_limit(monkeypatch: pytest
 
 def test_the_time_of_an_evaluation_is_limited() -> None:
     counting = {"$reduce": {"input": {"$range": [0, 1_000_000]}, "initialValue": "$a", "in": {"$add": ["$$value", 1]}}}
-    with pytest.raises(MaxTimeMSExpiredError), time_limit(0.05):
+    with pytest.raises(MaxTimeMSExpiredError), time_limit(seconds=0.05):
         value_of(counting)
 
 
