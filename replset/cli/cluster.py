@@ -15,6 +15,7 @@ import typer
 from replset.cli.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.cli.processes import lock_holder
 from replset.config import MAX_MEMBERS, MAX_VOTERS
+from replset.core.member_state import MemberState
 from replset.errors import ReplError
 from replset.runtime.options import MemberOptions, variable_of
 
@@ -233,7 +234,7 @@ def status(
 
 
 def state_of(member: LocalMember) -> str:
-    """Return one word for people: primary, secondary, arbiter, witness, starting, stopped; or what is wrong."""
+    """Return a word for people: primary, secondary, arbiter, witness, removed, starting, stopped; or what is wrong."""
     if not member.is_running():
         other = lock_holder(member.dbpath)
         return f"runs as process {other}, not started here" if other else "stopped"
@@ -248,4 +249,7 @@ def state_of(member: LocalMember) -> str:
         "secondary": "secondary",
         "arbiterOnly": member.role_without_data or "arbiter",
     }
-    return next((word for field, word in words.items() if hello.get(field)), "starting")
+    if word := next((word for field, word in words.items() if hello.get(field)), ""):
+        return word
+    status = member.command({"replSetGetStatus": 1})
+    return "removed" if status.get("myState") == MemberState.REMOVED else "starting"

@@ -75,6 +75,9 @@ def screen(
 def _leadership(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Text]:
     """Who is primary since when and why. Without one the remarks say why there is none."""
     row = next((row for row in reply["members"] if row["stateStr"] == "PRIMARY"), None)
+    if any(row["stateStr"] == "REMOVED" for row in reply["members"] if row.get("self")):
+        yield Text("REMOVED: this member is not in the set's configuration, and knows no primary", "bold red")
+        return
     if row is None:
         yield Text("NO PRIMARY: writes are refused", "bold red")
         return

@@ -14,6 +14,9 @@ from replset.core.state import NodeState, Peer, shown_state
 from replset.core.waiting import describe_delay
 from replset.ids import HostPort, MemberId, Millis, OpTime
 
+NO_MEMBER = MemberId(-1)
+"""The `_id` in the row of a member that is in no configuration."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
@@ -84,7 +87,8 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
     if node.config is None:
         return None
     ids = {member.host: int(member.id) for member in node.config.members}
-    members = []
+    # A removed member is in no configuration, and still has a state.
+    members = [] if node.self_member else [_own_status(node, Member(NO_MEMBER, node.host), now, ids)]
     for member in sorted(node.config.members, key=lambda member: member.id):
         peer = node.peers.get(member.host)
         if member.host == node.host:

@@ -90,6 +90,15 @@ def test_the_first_member_that_answers_is_enough(answers: dict[str, Any], capsys
     assert f"{why}\n  next: start these members again" in text
 
 
+def test_a_member_that_was_removed_shows_that(answers: dict[str, Any], capsys: Capture) -> None:
+    row = {"_id": -1, "name": "m0:1", "stateStr": "REMOVED", "health": 1.0, "self": True, "counted": False}
+    answers["m0:1"] = {**reply(), "members": [row]}
+    screen = shown(capsys, "--host", "m0:1")
+    assert "as m0:1 sees it" in screen
+    assert "NO PRIMARY" not in screen
+    assert "REMOVED" in next(line for line in screen.splitlines() if line.startswith("m0:1 "))
+
+
 def test_why_is_asked_of_the_first_member_that_answers(answers: dict[str, Any], capsys: Capture) -> None:
     answers["m2:1"] = {**reply(2), "elections": []}
     assert main(["why"]) == 0

@@ -181,6 +181,11 @@ def test_a_member_that_was_removed() -> None:
     (remark,) = remarks_of(cluster, other)
     assert f"{other.host} is not in the set's configuration" in remark.why
     assert f"replset add {other.host} --host" in remark.next_step
+    status = other.node.status(cluster.now)
+    assert status is not None
+    own, *others = status.members
+    assert (own.id, own.host, own.is_self, own.state.name, own.counted) == (-1, other.host, True, "REMOVED", False)
+    assert others == []
 
 
 def test_damage_of_a_member_that_the_others_need() -> None:
