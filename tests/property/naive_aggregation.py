@@ -470,6 +470,9 @@ def _group(argument: Doc, documents: list[Doc]) -> list[Doc]:
     groups: list[tuple[Any, list[Doc]]] = []
     for document in documents:
         key = evaluate(argument["_id"], document)
+        if isinstance(argument["_id"], dict) and len(argument["_id"]) == 1:
+            ((name, inner),) = argument["_id"].items()
+            key = {name: None} if not name.startswith("$") and evaluate(inner, document) is MISSING else key
         key = None if key is MISSING else key
         found = next((members for other, members in groups if equal(other, key)), None)
         if found is None:
@@ -487,8 +490,8 @@ def accumulate(spec: Doc, documents: list[Doc]) -> Any:
     if name == "$count":
         return len(documents)
     if name == "$topN":
-        chosen = _sort(argument["sortBy"], documents)[: argument["n"]]
-        values = [evaluate(argument["output"], one) for one in chosen]
+        outputs = {id(one): evaluate(argument["output"], one) for one in documents}  # of those that are left out, too
+        values = [outputs[id(one)] for one in _sort(argument["sortBy"], documents)[: argument["n"]]]
         return [None if value is MISSING else value for value in values]
     if name in ("$firstN", "$minN"):
         values = [evaluate(argument["input"], one) for one in documents]

@@ -133,6 +133,11 @@ class Maker:
                 return {name: {"n": 2, "sortBy": {"n": 1, "_id": -1}, "output": e()}}
             return {name: {"n": 2, "input": e()} if name == "$minN" else {} if name == "$count" else {"x": e()}}
 
+        def group_id() -> Any:
+            return rng.choice(
+                [e, lambda: {"k": e()}, lambda: {"k": "$" + rng.choice(NAMES)}, lambda: {"k": e(), "m": e()}]
+            )()
+
         name = rng.choice(NAMES[:6])
         return rng.choice(  # type: ignore[no-any-return]
             [
@@ -140,7 +145,7 @@ class Maker:
                 lambda: {"$project": {"n": 1, "l": 1, "p": {"$ifNull": [e(), None]}}},
                 lambda: {"$addFields": {"f": {"$ifNull": [e(), None]}, name: {"$ifNull": [e(), None]}}},
                 lambda: {
-                    "$group": {"_id": {"k": e()}, "n": accumulator(), "l": accumulator(), "s": {"$sum": e("number")}}
+                    "$group": {"_id": group_id(), "n": accumulator(), "l": accumulator(), "s": {"$sum": e("number")}}
                 },
                 lambda: {"$sort": {name: rng.choice([1, -1]), "o.y": 1}},
                 lambda: {"$unwind": "$l"},

@@ -234,18 +234,42 @@ class GroupStage(ChainStage):
 
 
 def compile_group(spec: object, scope: Scope) -> Stage:
-    """Return the stage of `{_id: expression, name: accumulator}`. Raises 15947 and 15955, and what `_fields` raises."""
+    """Return the stage of `{_id: expression, name: accumulator}`.
+
+    Raises 15947, 15955 and 17390, and what `_spec_of` raises.
+    """
     if not isinstance(spec, Mapping):
         raise ReplError("a group's fields must be specified in an object", code=ErrorCode.GROUP_NO_OBJECT)
     if "_id" not in spec:
         raise ReplError("a group specification must include an _id", code=ErrorCode.GROUP_WITHOUT_ID)
+    _check_id(spec["_id"])
     key = compile_expression(spec["_id"], scope.names)
     output = {name: value for name, value in spec.items() if name != "_id"}
-    found = _spec_of(key.evaluate, key.paths, output, scope)
+    found = _spec_of(_with_null(spec["_id"], key), key.paths, output, scope)
     counts_alike = key.is_constant and all(_counts_alike(one) for one in found.accumulators)
     value = spec["_id"]
     by = value[1:] if type(value) is str and value.startswith("$") and "." not in value else ""
     return GroupStage(found, counts_alike=counts_alike, by="" if by.startswith("$") else by)
+
+
+def _check_id(value: object) -> None:
+    if (
+        isinstance(value, Mapping)
+        and not next(iter(value), "").startswith("$")
+        and any(is_number(one) or type(one) is bool for one in value.values())
+    ):
+        raise ReplError("$group does not support inclusion-style expressions", code=ErrorCode.GROUP_ID_SHOWS_FIELDS)
+
+
+def _with_null(value: object, key: Expression) -> Callable[[dict[str, Any], Mapping[str, Any]], Any]:
+    """Return the key of a document's group. In an `_id` of one named field, a missing value counts as null there.
+
+    In an `_id` of several named fields, a missing value leaves out its field. Both are as in MongoDB.
+    """
+    if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)).startswith("$"):
+        return key.evaluate
+    (name,) = value
+    return lambda document, variables: key.evaluate(document, variables) or {name: None}
 
 
 def _counts_alike(accumulator: Accumulator) -> bool:

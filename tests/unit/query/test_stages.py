@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64, decode, encode
+from replset.bson import Int64, Undefined, decode, encode
 from replset.errors import ReplError
 from replset.query import sorter
 from replset.query.pipeline import compile_pipeline
@@ -119,6 +119,16 @@ RESULTS: list[tuple[list[Any], list[Doc], list[Doc]]] = [
         [{"k": 1, "v": 5}, {"k": 2}, {"k": 1, "v": 7}],
         [{"_id": {"k": 1}, "all": [5, 7], "top": 7}, {"_id": {"k": 2}, "all": [], "top": None}],
     ),
+    (
+        [{"$group": {"_id": {"p": "$p"}, "n": {"$sum": 1}}}],
+        [{"a": 1}, {"p": None}, {"p": Undefined()}, {"p": {}}],
+        [{"_id": {"p": None}, "n": 2}, {"_id": {"p": Undefined()}, "n": 1}, {"_id": {"p": {}}, "n": 1}],
+    ),
+    (
+        [{"$group": {"_id": {"p": "$p", "q": "$q"}, "n": {"$sum": 1}}}],
+        [{"a": 1}, {"p": None}, {"q": 1}],
+        [{"_id": {}, "n": 1}, {"_id": {"p": None}, "n": 1}, {"_id": {"q": 1}, "n": 1}],
+    ),
     ([{"$group": {"_id": {"$mod": ["$a", 2]}}}], [{"a": 3}, {"a": 1}, {"a": 2}], [{"_id": 1}, {"_id": 0}]),
     (
         [{"$sortByCount": "$a"}],
@@ -190,6 +200,8 @@ REFUSED: list[tuple[Any, int]] = [
     ({"$unwind": {}}, 28812),
     ({"$unwind": "a"}, 28818),
     ({"$redact": "$$NOPE"}, 17276),
+    ({"$group": {"_id": {"a": 1}}}, 17390),
+    ({"$group": {"_id": {"a": "$a", "b": True}}}, 17390),
     ({"$sortByCount": 1}, 40149),
     ({"$sortByCount": "a"}, 40148),
     ({"$sortByCount": {"a": 1}}, 40147),
