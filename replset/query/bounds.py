@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from replset.bson import Regex, Undefined, encode_key
-from replset.query.conditions import is_operators
+from replset.query.conditions import are_for_values, condition_on, is_field, is_operators
 from replset.query.errors import shell_text
 from replset.query.order import MISSING, is_true
 from replset.query.paths import array_index
@@ -137,10 +137,10 @@ def _collect(
         elif name == "$expr":
             found.is_whole = False
             _collect_expression(value, found, variables)
-        elif name.startswith("$"):
-            found.is_whole = found.is_whole and name == "$comment"
+        elif is_field(name):
+            _collect_path(prefix + name, condition_on(name, value), found)
         else:
-            _collect_path(prefix + name, value, found)
+            found.is_whole = found.is_whole and name == "$comment"
 
 
 def _collect_path(path: str, value: Any, found: FilterBounds) -> None:
@@ -188,7 +188,7 @@ def _collect_items(path: str, operand: Any, found: FilterBounds) -> None:
     """$elemMatch: one item meets all conditions, so its own key lies in all their intervals."""
     found.is_whole = False
     inner = FilterBounds()
-    if not is_operators(operand) or next(iter(operand)).startswith(("$and", "$or", "$nor")):
+    if not are_for_values(operand):
         _collect(operand, f"{path}.", inner)
         found.conditions += [replace(one, is_exact=False) for one in inner.conditions]
         return

@@ -27,6 +27,7 @@ from replset.query.order import (
     is_number,
     is_true,
 )
+from replset.query.paths import DBREF_NAMES
 from replset.query.time_limit import check_time
 
 NOT_BUILT = frozenset(
@@ -38,8 +39,12 @@ NOT_BUILT = frozenset(
 _NUMBER_TYPES = frozenset(TYPE_BYTES[name] for name in ("double", "int", "long", "decimal"))
 _MIN_KEY_NUMBER, _MIN_KEY_BYTE = -1, TYPE_BYTES["minKey"]
 """A number after $type is a type byte, except that MinKey is -1, the signed form of its byte."""
-_DBREF_NAMES = frozenset({"$ref", "$id", "$db"})
-_LOGICAL = frozenset({"$and", "$or", "$nor"})
+_WHOLE_DBREF = frozenset({"$ref", "$id"})
+_BESIDE_FIELDS = DBREF_NAMES.union(
+    ("$and", "$or", "$nor", "$comment", "$expr", "$jsonSchema", "$sampleRate", "$alwaysTrue", "$alwaysFalse"),
+    ("$where", "$text"),
+)
+"""Names with a dollar that stand beside field names in a filter, not below one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,31 @@ ItemFilter = Callable[[Mapping[str, object]], Callable[[object], bool]]
 
 
 def is_operators(value: object) -> TypeGuard[Mapping[str, object]]:
-    """Return True for a document of operators: its first name begins with a dollar, and it is not a DBRef."""
-    if not isinstance(value, Mapping):
-        return False
-    first = next(iter(value), "")
-    return first.startswith("$") and first not in _DBREF_NAMES
+    """Return True for a document of operators: its first name begins with a dollar, and it is not a DBRef.
+
+    A DBRef has a $ref and an $id.
+    """
+    return isinstance(value, Mapping) and next(iter(value), "").startswith("$") and not value.keys() >= _WHOLE_DBREF
+
+
+def are_for_values(condition: Mapping[str, object]) -> bool:
+    """Return True if the condition of $elemMatch, $pull or $all has operators for values, False for a filter.
+
+    `{$gt: 5}` has operators; `{a: 1}`, `{$or: [...]}` and what has a name of a DBRef, `{$id: 1}`, are filters over
+    documents.
+    """
+    first = next(iter(condition), "")
+    return first.startswith("$") and first not in _BESIDE_FIELDS and DBREF_NAMES.isdisjoint(condition)
+
+
+def is_field(name: str) -> bool:
+    """Return True for a field name in a filter, False for an operator. The names of a DBRef are field names."""
+    return not name.startswith("$") or name in DBREF_NAMES
+
+
+def condition_on(name: str, value: object) -> object:
+    """Return the condition of `{name: value}`. Behind a name of a DBRef it is always a value, as in MongoDB."""
+    return {"$eq": value} if name in DBREF_NAMES else value
 
 
 def literal(value: object, name: str = "$eq") -> Condition:
@@ -237,7 +262,7 @@ def _all(operand: object, path: str, item_filter: ItemFilter) -> Condition:
             if not is_elem_match or len(value) != 1:
                 raise BadValueError("$all/$elemMatch has to be consistent")
             conditions.append(_elem_match(value["$elemMatch"], path, item_filter))
-        elif is_operators(value):
+        elif isinstance(value, Mapping) and are_for_values(value):
             raise BadValueError("no $ expressions in $all")
         else:
             conditions.append(literal(value))
@@ -255,7 +280,7 @@ def item_finder(operand: object, path: str, item_filter: ItemFilter) -> Callable
     """
     if not isinstance(operand, Mapping):
         raise BadValueError("$elemMatch needs an Object")
-    if is_operators(operand) and next(iter(operand)) not in _LOGICAL:
+    if are_for_values(operand):
         holds = all_predicates([value_predicate(condition) for condition in parse(operand, path, item_filter)])
     else:
         holds = item_filter(operand)

@@ -17,6 +17,8 @@ from replset.query.conditions import (
     ItemCondition,
     ValueCondition,
     all_predicates,
+    condition_on,
+    is_field,
     is_operators,
     literal,
     parse,
@@ -122,8 +124,9 @@ def _tests(query: Document, scope: _Scope | None) -> list[Test]:
     """Return the tests of a filter. scope: None below the top level of the document."""
     tests: list[Test] = []
     for name, value in query.items():
-        if not name.startswith("$"):
-            conditions = parse(value, name, compile_item_filter) if is_operators(value) else [literal(value)]
+        if is_field(name):
+            wanted = condition_on(name, value)
+            conditions = parse(wanted, name, compile_item_filter) if is_operators(wanted) else [literal(wanted)]
             tests += [path_test(condition, name) for condition in conditions]
             if scope is not None:
                 scope.paths.add(name)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from replset.bson import MAX_DEPTH
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import BadValueError
 from replset.query.order import MISSING
+
+DBREF_NAMES: Final = frozenset({"$ref", "$id", "$db"})
+"""The names of a DBRef. They begin with a dollar and are names of fields all the same, as in MongoDB."""
 
 
 def split_path(path: str) -> tuple[str, ...]:
@@ -18,22 +22,31 @@ def split_path(path: str) -> tuple[str, ...]:
 
 
 def field_path(path: str) -> tuple[str, ...]:
-    """Return the field names of a path in a projection, a sort or distinct. No name may be empty or begin with $."""
+    """Return the field names of a path in a projection, a sort, an expression or distinct.
+
+    Raises 40352 and 40353 for a path that is empty or ends with a dot, and what check_field_name raises.
+    """
     if not path:
         raise ReplError("FieldPath cannot be constructed with empty string", code=ErrorCode.EMPTY_PATH)
     if path.endswith("."):
         raise ReplError(f"FieldPath must not end with a '.': {path[:100]}", code=ErrorCode.PATH_ENDS_WITH_DOT)
     parts = split_path(path)
     for part in parts:
-        if not part:
-            raise ReplError("FieldPath field names may not be empty strings.", code=ErrorCode.EMPTY_PATH_PART)
-        if part.startswith("$"):
-            raise ReplError(
-                f"FieldPath field names may not start with '$': {path[:100]}", code=ErrorCode.DOLLAR_IN_PATH
-            )
-        if "\0" in part:
-            raise ReplError("FieldPath field names may not contain '\\0'.", code=ErrorCode.NUL_IN_PATH)
+        check_field_name(part, path)
     return parts
+
+
+def check_field_name(name: str, path: str) -> None:
+    """Refuse a field name that is empty (15998), begins with a dollar (16410) or holds a zero byte (16411).
+
+    path: for the message. The names of a DBRef are allowed.
+    """
+    if not name:
+        raise ReplError("FieldPath field names may not be empty strings.", code=ErrorCode.EMPTY_PATH_PART)
+    if name.startswith("$") and name not in DBREF_NAMES:
+        raise ReplError(f"FieldPath field names may not start with '$': {path[:100]}", code=ErrorCode.DOLLAR_IN_PATH)
+    if "\0" in name:
+        raise ReplError("FieldPath field names may not contain '\\0'.", code=ErrorCode.NUL_IN_PATH)
 
 
 def array_index(name: str) -> int | None:

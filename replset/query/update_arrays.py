@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from replset.bson import Regex, encode_key
 from replset.query.arithmetic import whole_number
-from replset.query.conditions import is_operators, literal, value_predicate
+from replset.query.conditions import are_for_values, literal, value_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, show
 from replset.query.match import compile_item_filter, compile_value_filter
 from replset.query.order import MISSING, Predicate, equals, is_number, type_name
@@ -93,9 +93,9 @@ def add_to_set(path: str, operand: object) -> UpdateOperation:
 
 def pull(path: str, operand: object) -> UpdateOperation:
     """Remove the items that equal a value, match operators, or match a filter over documents."""
-    if is_operators(operand):
-        return _removal(compile_value_filter(operand, path))
     if isinstance(operand, Mapping):
+        if are_for_values(operand):
+            return _removal(compile_value_filter(operand, path))
         holds = compile_item_filter(operand)
         return _removal(lambda item: isinstance(item, Mapping) and holds(item))
     return _removal(value_predicate(literal(operand)) if type(operand) is Regex else equals(operand))

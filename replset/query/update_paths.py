@@ -20,13 +20,12 @@ from replset.query.errors import (
     show,
 )
 from replset.query.order import MISSING, Predicate, identical
-from replset.query.paths import array_index
+from replset.query.paths import DBREF_NAMES, array_index
 from replset.query.time_limit import check_time
 
 MAX_PADDING = 1_500_000
 ALL_ITEMS = "$[]"
 POSITIONAL = "$"
-_DBREF_NAMES = frozenset({"$ref", "$id", "$db"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def update_path(path: str) -> tuple[str, ...]:
     if "" in parts:
         raise EmptyFieldNameError(f"The update path '{path}' contains an empty field name, which is not allowed.")
     for part in parts:
-        if part.startswith("$") and not is_dynamic(part) and part not in _DBREF_NAMES:
+        if part.startswith("$") and not is_dynamic(part) and part not in DBREF_NAMES:
             raise DollarPrefixedFieldNameError(
                 f"The dollar ($) prefixed field '{part}' in '{path}' is not valid for storage."
             )

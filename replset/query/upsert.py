@@ -7,7 +7,7 @@ from typing import Any
 
 from replset.bson import Regex
 from replset.errors import ErrorCode, ReplError
-from replset.query.conditions import is_operators
+from replset.query.conditions import are_for_values, condition_on, is_field, is_operators
 from replset.query.errors import ConflictingUpdateOperatorsError
 from replset.query.update_paths import PathTree
 
@@ -46,18 +46,19 @@ def _equalities(query: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         if type(value) is list and (name == "$and" or (name == "$or" and len(value) == 1)):
             for branch in value:
                 yield from _equalities(branch)
-        elif name.startswith("$") or type(value) is Regex:
-            continue
-        elif not is_operators(value):
-            yield name, value
-        elif "$eq" in value:
-            yield name, value["$eq"]
-        else:
-            every = value.get("$all")
-            if (
-                isinstance(every, list)
-                and len(every) == 1
-                and not is_operators(every[0])
-                and type(every[0]) is not Regex
-            ):
-                yield name, every[0]
+        elif is_field(name):
+            yield from _equality(name, condition_on(name, value))
+
+
+def _equality(name: str, condition: object) -> Iterator[tuple[str, object]]:
+    if not is_operators(condition):
+        if type(condition) is not Regex:
+            yield name, condition
+    elif "$eq" in condition:
+        yield name, condition["$eq"]
+    else:
+        every = condition.get("$all")
+        if isinstance(every, list) and len(every) == 1 and type(every[0]) is not Regex:
+            (only,) = every
+            if not (isinstance(only, Mapping) and are_for_values(only)):
+                yield name, only

@@ -62,7 +62,7 @@ SCALARS = st.one_of(
     st.sampled_from([Regex("a"), Regex("^b", "i"), Regex("("), Symbol("a"), Code("a"), Binary(b"a", 5), b"a"]),
     st.just(CodeWithScope("a", {"b": 1})),
 )
-FIELDS = st.sampled_from(["a", "b", "c", "0", "1", "_id"])
+FIELDS = st.sampled_from(["a", "b", "c", "0", "1", "_id", "$id"])
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(FIELDS, inner, max_size=3)),
@@ -79,7 +79,7 @@ OPERATORS = st.sampled_from(
     [
         *("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$and", "$or", "$nor", "$not", "$exists", "$type"),
         *("$size", "$all", "$elemMatch", "$mod", "$regex", "$options", "$comment", "$expr", "$slice", "$meta", "$each"),
-        *("$position", "$sort", "$natural", "$foo", "$ref", "and", "or", "xor"),
+        *("$position", "$sort", "$natural", "$foo", "$ref", "$id", "and", "or", "xor"),
     ]
 )
 MODIFIERS = st.sampled_from(

@@ -21,6 +21,7 @@ from replset.query.conditions import is_operators
 from replset.query.errors import show
 from replset.query.match import compile_filter
 from replset.query.order import equals, is_number, is_true
+from replset.query.paths import DBREF_NAMES
 from replset.query.sort import MAX_FIELDS
 
 INDEXES_MAX: Final = 64
@@ -147,7 +148,7 @@ def _key_pattern(key: bytes) -> dict[str, object]:
         if not all(path.split(".")):
             raise bad("Index keys cannot contain an empty field.")
         for depth, part in enumerate(path.split(".")):
-            if part.startswith("$") and not (depth and part in ("$id", "$ref", "$db")):
+            if part.startswith("$") and not (depth and part in DBREF_NAMES):
                 raise bad("Index key contains an illegal field name: field name starts with '$'.")
     return pattern
 

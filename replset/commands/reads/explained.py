@@ -28,7 +28,7 @@ from replset.commands.reads.plan import (
 from replset.commands.reads.scan import Scan, open_collection, pause
 from replset.ids import OpTime
 from replset.query.bounds import FULL, Interval, Intervals, point
-from replset.query.conditions import is_operators
+from replset.query.conditions import condition_on, is_field, is_operators
 from replset.query.sort import Sort
 from replset.storage.catalog import Collection
 
@@ -261,8 +261,10 @@ def _direction(backwards: bool) -> str:
 
 def _parsed(query: dict[str, object]) -> dict[str, object]:
     """The filter with its parts named, as MongoDB shows it."""
-    parts = [
-        {name: value if name.startswith("$") or is_operators(value) else {"$eq": value}}
-        for name, value in query.items()
-    ]
+    parts = [{name: _condition(name, value)} for name, value in query.items()]
     return parts[0] if len(parts) == 1 else {"$and": parts} if parts else {}
+
+
+def _condition(name: str, value: object) -> object:
+    wanted = condition_on(name, value)
+    return wanted if not is_field(name) or is_operators(wanted) else {"$eq": wanted}

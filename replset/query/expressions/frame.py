@@ -17,7 +17,7 @@ from replset.bson.values import Undefined
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.query.errors import not_built, show
 from replset.query.order import MISSING, is_null, type_name
-from replset.query.paths import field_path
+from replset.query.paths import check_field_name, field_path
 from replset.query.pipeline_names import NOT_BUILT_EXPRESSIONS
 from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
 from replset.query.time_limit import check_time
@@ -339,11 +339,7 @@ def _document(value: Document, scope: Scope) -> Expression:
     names = list(value)
     parts = []
     for name, inner in value.items():
-        if name.startswith("$"):
-            raise ReplError(
-                f"FieldPath field names may not start with '$': {name:.80}; see $setField",
-                code=ErrorCode.DOLLAR_IN_PATH,
-            )
+        check_field_name(name, name)
         if "." in name:
             raise fault(16412, f"FieldPath field names may not contain '.': {name:.80}; see $setField")
         parts.append(scope.compile(inner))

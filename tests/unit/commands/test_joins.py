@@ -278,6 +278,16 @@ def test_an_array_over_16_mib(client: Client) -> None:
     assert client.code(command) == 10334
 
 
+def test_the_names_of_a_dbref_join_like_others(client: Client) -> None:
+    insert(client, "f", [{"_id": number, "back": {"$ref": "c", "$id": 10 + number}} for number in range(3)])
+    insert(client, "c", [{"_id": 11, "r": [{"$ref": "f", "$id": 1}, {"$ref": "f", "$id": 2}]}])
+    client.ok({"createIndexes": "f", "indexes": [{"key": {"back.$id": 1}, "name": "b"}]})
+    assert [one["_id"] for one in run(client, "c", lookup(localField="r.$id", foreignField="_id"))[0]["x"]] == [1, 2]
+    assert [one["_id"] for one in run(client, "c", lookup(localField="_id", foreignField="back.$id"))[0]["x"]] == [1]
+    graph = {"from": "f", "startWith": "$_id", "connectFromField": "back.$id", "connectToField": "back.$id", "as": "x"}
+    assert [one["_id"] for one in run(client, "c", {"$graphLookup": graph})[0]["x"]] == [1]
+
+
 @pytest.mark.parametrize(
     ("stage", "code"),
     [
@@ -317,6 +327,7 @@ def test_refusals(client: Client, stage: Doc, code: int) -> None:
         ({"restrictSearchWithMatch": 5}, 40185),
         ({"restrictSearchWithMatch": {"$nope": 1}}, 2),
         ({"connectToField": "$a"}, 16410),
+        ({"connectToField": "a.$b"}, 16410),
     ],
 )
 def test_refusals_of_graph_lookup(client: Client, more: Doc, code: int) -> None:

@@ -20,15 +20,18 @@ MAJORITY = {"readConcern": {"level": "majority"}}
 PLAIN: list[Any] = [
     None, 0, 1, 2, 2.5, Int64(3), float("nan"), -1, "", "a", "ab", "b", True, False, Undefined(), MinKey(), MaxKey(),
     DateTime(5), ObjectId("0123456789abcdef01234567"), Regex("a", ""), {"b": 1}, {"b": 1, "c": 2}, {"b": [1, 2]}, {},
+    {"$ref": "f", "$id": 1},
 ]  # fmt: skip
 ARRAYS: list[Any] = [
     [], [1], [1, 2], [2, "a", None], [[1]], [[1, 2], 3], [[]], [Undefined()],
     [{"b": 1}, {"b": 2}], [{"b": 1, "c": 2}, {"b": 2, "c": 1}], [{"b": [1, 2]}, 1], [{}], [{"c": 1}], [[{"b": 1}]],
+    [{"$ref": "f", "$id": 1}, {"$ref": "f", "$id": 2}],
 ]  # fmt: skip
-PATHS = ["a", "a", "b", "c", "a.b", "a.c", "b.b", "a.0", "a.b.c", "_id"]
+PATHS = ["a", "a", "b", "c", "a.b", "a.c", "b.b", "a.0", "a.b.c", "_id", "a.$id"]
 KEYS: list[dict[str, object]] = [
     {"a": 1}, {"a": -1}, {"b": 1}, {"c": -1}, {"a.b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": -1}, {"b": 1, "a": 1, "c": 1},
     {"a.b": 1, "a.c": 1}, {"a.b": -1, "c": 1}, {"c": 1, "a.b": 1}, {"a": 1, "_id": 1}, {"a.0": 1}, {"b": -1, "c": -1},
+    {"a.$id": 1}, {"a.$ref": 1, "a.$id": -1},
 ]  # fmt: skip
 OPTIONS: list[dict[str, object]] = [
     {}, {}, {}, {"sparse": True}, {"partialFilterExpression": {"b": {"$gt": 0}}},
@@ -37,7 +40,7 @@ OPTIONS: list[dict[str, object]] = [
 ]  # fmt: skip
 SORTS: list[dict[str, object]] = [
     {"a": 1}, {"a": -1}, {"a": 1, "b": 1}, {"a": -1, "b": -1}, {"b": 1}, {"c": 1}, {"a.b": 1}, {"b": 1, "a": 1},
-    {"a.b": 1, "a.c": 1}, {"_id": 1}, {"_id": -1}, {"c": -1, "b": -1}, {"a.b": -1, "c": 1},
+    {"a.b": 1, "a.c": 1}, {"_id": 1}, {"_id": -1}, {"c": -1, "b": -1}, {"a.b": -1, "c": 1}, {"a.$id": 1},
 ]  # fmt: skip
 
 
@@ -74,7 +77,15 @@ class Draw:
             case 9:
                 return {"$regex": rng.choice(["^a", "^a+", "a", "^ab?", "^"])}
             case 10:
-                return {"$elemMatch": rng.choice([{"b": 1}, {"b": 1, "c": 1}, {"$gt": 0, "$lt": 2}, {"b": None}])}
+                items = [
+                    {"b": 1},
+                    {"b": 1, "c": 1},
+                    {"$gt": 0, "$lt": 2},
+                    {"b": None},
+                    {"$id": 1},
+                    {"$ref": "f", "$id": 2},
+                ]
+                return {"$elemMatch": rng.choice(items)}
             case 11:
                 return {"$all": [self.value() for _ in range(1, 3)]}
             case 12:

@@ -75,7 +75,22 @@ CASES: list[tuple[Doc, list[Doc], list[Doc]]] = [
     ),
     ({"a": []}, [{"a": []}, {"a": [[]]}], [{"a": [1]}, {}]),
     ({"a": {"b": 1, "$gt": 2}}, [{"a": {"b": 1, "$gt": 2}}], [{"a": 3}]),
+    # a DBRef as a value, and its names as those of fields
     ({"a": {"$ref": "c", "$id": 1}}, [{"a": {"$ref": "c", "$id": 1}}], [{"a": {"$id": 1, "$ref": "c"}}]),
+    ({"a": {"$in": [{"$id": 1, "$ref": "c"}]}}, [{"a": {"$id": 1, "$ref": "c"}}], [{"a": {"$ref": "c", "$id": 1}}]),
+    ({"a.$id": {"$in": [1]}}, [{"a": [{"$ref": "c", "$id": 1}]}], [{"a": [{"$ref": "c", "$id": 2}]}, {"a": {"id": 1}}]),
+    ({"a": {"$elemMatch": {"$id": 1}}}, [{"a": [{"$id": 2}, {"$id": 1}]}], [{"a": [1]}, {"a": {"$id": 1}}]),
+    (
+        {"a": {"$elemMatch": {"$ref": "c", "$id": 1}}},
+        [{"a": [{"$id": 1, "$db": "d", "$ref": "c"}]}],
+        [{"a": [{"$ref": "c"}, {"$id": 1}]}],
+    ),
+    ({"a": {"$elemMatch": {"b": 1, "$db": "d"}}}, [{"a": [{"$db": "d", "b": 1}]}], [{"a": [{"b": 1}]}]),
+    ({"a": {"$elemMatch": {"$or": [{"$id": 1}, {"b": 1}]}}}, [{"a": [{"$id": 1}]}], [{"a": [{"$id": 2}]}]),
+    ({"a": {"$elemMatch": {"$id": {"$gt": 0}}}}, [{"a": [{"$id": {"$gt": 0}}]}], [{"a": [{"$id": 1}]}]),
+    ({"a": {"$elemMatch": {"$jsonSchema": {"required": ["b"]}}}}, [{"a": [{"b": 1}]}], [{"a": [{}]}]),
+    ({"a": {"$all": [{"$id": 1}]}}, [{"a": {"$id": 1}}, {"a": [{"$id": 1}]}], [{"a": [{"$id": 1, "b": 2}]}]),
+    ({"$id": 1}, [{"$id": 1}, {"$id": [1]}], [{"id": 1}]),
     ({"a": {"$eq": {"b": 1}}}, [{"a": {"b": 1}}], [{"a": {"b": 2}}]),
     # paths
     ({"a.b": 1}, [{"a": {"b": 1}}, {"a": {"b": [1]}}, {"a": [{"b": 2}, {"b": 1}]}], [{"a": {"b": 2}}, {"a.b": 1}]),
@@ -234,6 +249,9 @@ def test_matches(query: Doc, taken: list[Doc], left: list[Doc]) -> None:
 REFUSED: list[tuple[Doc, int, str]] = [
     ({"a": {"$foo": 1}}, 2, "unknown operator: $foo"),
     ({"a": {"$gt": 1, "b": 2}}, 2, "unknown operator: b"),
+    ({"a": {"$id": 1}}, 2, "unknown operator: $id"),
+    ({"a": {"$in": [{"$id": 1}]}}, 2, "cannot nest $ under $in"),
+    ({"a": {"$elemMatch": {"$gt": 1, "$id": 2}}}, 2, "unknown top level operator: $gt"),
     ({"$foo": 1}, 2, "unknown top level operator: $foo"),
     ({"$gt": 1}, 2, "unknown top level operator: $gt"),
     ({"a": {"$and": [{"b": 1}]}}, 2, "unknown operator: $and"),

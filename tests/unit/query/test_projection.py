@@ -35,6 +35,8 @@ CASES: list[tuple[Doc, Doc, Doc]] = [
     (DOC, {"zz": 1}, {"_id": 1}),
     (DOC, {"b.d": 1, "a": 1, "b.c": 1}, {"_id": 1, "a": 1, "b": {"c": 2, "d": 3}}),
     ({"a": 1, "_id": 2}, {"a": 1}, {"a": 1, "_id": 2}),
+    ({"r": [{"$ref": "c", "$id": 2}]}, {"r.$id": 1}, {"r": [{"$id": 2}]}),
+    ({"r": {"$ref": "c", "$id": 2}}, {"r.$id": 0}, {"r": {"$ref": "c"}}),
     ({"_id": {"x": 1, "y": 2}, "a": 1}, {"_id.x": 1, "a": 1}, {"_id": {"x": 1}, "a": 1}),
     ({"_id": {"x": 1, "y": 2}, "a": 1}, {"_id.x": 0}, {"_id": {"y": 2}, "a": 1}),
     # $slice
@@ -99,6 +101,7 @@ REFUSED: list[tuple[Doc, int, str]] = [
     ({"a..b": 1}, 15998, "empty strings"),
     ({"$a": 1}, 16410, "may not start with '$'"),
     ({"a.$b": 1}, 16410, "may not start with '$'"),
+    ({"a.$ids": 1}, 16410, "may not start with '$'"),
     ({"a\0": 1}, 16411, "may not contain"),
     ({"a": {}}, 51270, "An empty sub-projection is not a valid value. Found empty object at path a"),
     ({"a": {"$slice": "x"}}, 31273, "$slice only supports numbers"),
