@@ -245,12 +245,12 @@ def _parts_test(parts: tuple[str, ...], predicate: Predicate, into_array: bool) 
 
 def _array_test(parts: tuple[str, ...], position: Callable[[object], int | None]) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
-        for value, _ in values_at(doc, parts, into_last=False):
+        for value, outer in values_at(doc, parts, into_last=False):
             check_time()
             index = position(value)
             if index is not None:
                 if found is not None:
-                    found[:] = (index,)
+                    found[:] = (index if outer is None else outer,)
                 return True
         return False
 

@@ -59,11 +59,12 @@ def array_index(name: str) -> int | None:
 def values_at(
     document: Mapping[str, object], parts: Sequence[str], into_last: bool = True
 ) -> Iterator[tuple[object, int | None]]:
-    """Yield (value or MISSING, index in the innermost array on the path or None) for a filter's path.
+    """Yield (value or MISSING, index in the outermost array that was searched, or None) for a filter's path.
 
     An array inside the path gives the values of the rest of the path in each of its documents. An index in the path
-    names one item as well. An array at the end gives its items and then itself; with into_last=False only itself.
-    An array without documents inside the path gives nothing. Any other value inside the path gives MISSING.
+    names one item as well; that is no search. An array at the end gives its items and then itself; with
+    into_last=False only itself. An array without documents inside the path gives nothing. Any other value inside the
+    path gives MISSING.
     """
     return _values_at(document, parts, into_last, None)
 
@@ -102,15 +103,13 @@ def _through_array(
     wanted = array_index(parts[0])
     for index, item in enumerate(items):
         if isinstance(item, Mapping):
-            for value, inner in _values_at(item, parts, into_last, seen):
-                yield value, index if inner is None else inner
+            for value, _ in _values_at(item, parts, into_last, seen):
+                yield value, index
         if index != wanted:
             continue
         if len(parts) == 1:
-            yield item, index  # MongoDB does not search in an array that an index named
+            yield item, None  # MongoDB does not search in an array that an index named
         elif isinstance(item, Mapping):
-            for value, inner in _values_at(item, parts[1:], into_last, seen):
-                yield value, index if inner is None else inner
+            yield from _values_at(item, parts[1:], into_last, seen)
         elif type(item) is list:
-            for value, inner in _through_array(item, parts[1:], into_last, seen):
-                yield value, index if inner is None else inner
+            yield from _through_array(item, parts[1:], into_last, seen)

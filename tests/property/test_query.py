@@ -257,6 +257,36 @@ def test_comparisons_agree_with_the_order_of_values(value: object, operand: obje
     assert compile_filter({"a": operand}).matches({"a": value}) is (order == 0)
 
 
+LEAVES = st.one_of(st.sampled_from([0, 1]), st.lists(st.sampled_from([0, 1]), max_size=2))
+INNER = st.dictionaries(st.sampled_from("bc"), LEAVES, max_size=2)
+ITEMS = st.lists(st.one_of(LEAVES, INNER, st.fixed_dictionaries({"b": st.lists(INNER, max_size=2)})), max_size=3)
+
+
+def with_first_array(value: Any, names: list[str], change: Callable[[list[Any]], list[Any]]) -> Any:
+    """`value` with another array in place of the first one on the path."""
+    if isinstance(value, list):
+        return change(value)
+    if not names or not isinstance(value, dict) or names[0] not in value:
+        return value
+    return {**value, names[0]: with_first_array(value[names[0]], names[1:], change)}
+
+
+@EXAMPLES
+@given(
+    st.one_of(st.fixed_dictionaries({"a": ITEMS}), st.fixed_dictionaries({"a": st.fixed_dictionaries({"b": ITEMS})})),
+    st.sampled_from(["a", "a.b", "a.b", "a.b.b", "a.b.c"]),
+    st.sampled_from([0, {"$exists": True}, {"$elemMatch": {"$gte": 1}}, {"$elemMatch": {"b": 1}}]),
+)
+def test_the_position_is_the_first_item_that_matches_alone(doc: Doc, path: str, condition: object) -> None:
+    matcher, names = compile_filter({path: condition}), path.split(".")
+    position = matcher.position(doc)
+    arrays: list[list[Any]] = []
+    with_first_array(doc, names, lambda items: arrays.append(items) or items)
+    items = arrays[0] if arrays else []
+    alone = [with_first_array(doc, names, lambda _, item=item: [item]) for item in items]
+    assert position == next((index for index, one in enumerate(alone) if matcher.matches(one)), None)
+
+
 @EXAMPLES
 @given(st.lists(st.fixed_dictionaries({}, optional={"a": PLAIN, "b": PLAIN}), max_size=8), st.sampled_from([1, -1]))
 def test_a_sort_agrees_with_the_order_of_values(docs: list[Doc], direction: int) -> None:
