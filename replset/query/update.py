@@ -22,7 +22,6 @@ from replset.query.errors import (
 )
 from replset.query.match import NO_VARIABLES, Matcher, compile_filter
 from replset.query.order import MISSING, Predicate, type_name
-from replset.query.paths import array_index
 from replset.query.pipeline import compile_pipeline, stage_of
 from replset.query.row import Row
 from replset.query.stages.stage import Chain, Run, Scope
@@ -242,10 +241,13 @@ def _apply_rename(doc: Document, step: _Step, context: UpdateContext) -> Documen
     return PathUpdate(step.parts, lambda old, context: value, True, context).apply(removed)
 
 
-def _path_order(part: str) -> tuple[int, int, str]:
-    """Return the sort key of a path's part. MongoDB applies an update by path: numbers by value, then names."""
-    index = array_index(part)
-    return (1, 0, part) if index is None else (0, index, "")
+def _path_order(part: str) -> tuple[str, int, str]:
+    """Return the sort key of a path's part. MongoDB applies an update in the order of its paths.
+
+    Names are ordered as text, but those that begin with a digit by their length first, which is the order of numbers by
+    value. A name with a leading zero is no number.
+    """
+    return ("1", len(part), part) if "1" <= part[0] <= "9" else (part[0], 0, part)
 
 
 def _check_replacement(update: Mapping[str, object]) -> Document:

@@ -6,6 +6,8 @@ test_query.py draws updates of any form; few of those get as far as changing a d
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,3 +88,19 @@ def test_an_update_comes_back_through_its_oplog_entry(
         once = apply_update_object(doc, wire)
         assert encode(once) == encode(after)
         assert encode(apply_update_object(once, wire)) == encode(after)
+
+
+NAMES = st.text("0129-a", min_size=1, max_size=5).filter(lambda name: name[0] not in "129" or name.isdigit())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(NAMES, unique=True))
+def test_new_fields_come_in_the_order_of_their_names(names: list[str]) -> None:
+    update = compile_update({"$set": dict.fromkeys(names, 1)})
+    after = update.apply({"_id": 1}, now=DateTime(1), timestamp=Timestamp(1, 1))
+    assert sorted(after) == sorted(["_id", *names])
+    for one, following in pairwise(list(after)[1:]):
+        if all(name.isdigit() and str(int(name)) == name for name in (one, following)):
+            assert int(one) < int(following)
+        else:
+            assert one < following
