@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from typing import Final
 
-from replset.bson import InvalidBSONError, RawDocument, encode
+from replset.bson import MAX_BSON_SIZE, InvalidBSONError, RawDocument, encode
 from replset.bson.repeated import decode_whole
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.query.order import identical
 from replset.query.paths import array_index
 
 DIFF_VERSION = 2
-LARGE_DIFF = 64 << 10
-"""Bytes of a difference from which on it must be smaller than the document."""
-
+LARGEST_DIFF: Final = MAX_BSON_SIZE + 1024
+"""Bytes of a difference that an oplog entry surely has room for: those of the largest document, and its sections."""
 
 Targets = dict[str, "Targets"]
 """The paths that an update changes, as a tree of names. All positions in arrays are one, POSITION."""
@@ -62,8 +62,9 @@ def update_entry_object(
     """Return the `o` of an update entry: `{$v: 2, diff: ...}`, or `after`. None when nothing changed.
 
     The form tells a change stream what happened: a replacement is logged as a whole, what update operators did as a
-    difference, as MongoDB does. is_replacement: None if nobody said; then the smaller one is taken. after_size: bytes
-    of encode(after), if the caller knows them. targets: see compute_diff.
+    difference, as MongoDB does; only one that an entry may have no room for, or that is too deep, gives way to the
+    document. is_replacement: None if nobody said; then the smaller one is taken. after_size: bytes of encode(after), if
+    the caller knows them. targets: see compute_diff.
     """
     diff = compute_diff(before, after, targets)
     if diff is None:
@@ -75,7 +76,7 @@ def update_entry_object(
         return after
     most = _size(after) if after_size is None else after_size
     if is_replacement is False:
-        most = max(most, LARGE_DIFF)
+        most = max(most, LARGEST_DIFF)
     if _size(entry) < most and identical(apply_diff(before, diff), after):
         return entry
     return after

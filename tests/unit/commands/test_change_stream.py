@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64, Timestamp, decode, encode
+from replset.bson import MAX_BSON_SIZE, Int64, Timestamp, decode, encode
 from replset.commands.streams import change_stream
 from replset.commands.streams.event_reader import EventOptions, EventReader
 from replset.core.member_state import MemberState
@@ -382,6 +382,16 @@ def test_large_events_are_cut_and_resumed_within(items: Client, monkeypatch: pyt
     assert Stream(items, "items", split, resumeAfter=second["_id"], **options).several(1) == [last]
     assert refusal(items, resumeAfter=first["_id"]) == 280
     assert whole.fails()["code"] == 10334
+
+
+def test_the_largest_value_that_is_set_is_shown_as_an_update(items: Client) -> None:
+    value = "x" * (MAX_BSON_SIZE - len(encode({"_id": 0, "a": 1, "pad": ""})))
+    stream, with_document = Stream(items), Stream(items, fullDocument="updateLookup")
+    update(items, {"$set": {"pad": value}})
+    (event,) = stream.several(1)
+    assert event["operationType"] == "update"
+    assert event["updateDescription"]["updatedFields"] == {"pad": value}
+    assert with_document.fails()["code"] == 10334
 
 
 def test_a_field_that_is_too_large_is_not_cut() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from replset.query import diff as diff_module
 from replset.query.diff import apply_diff, compute_diff, targets_of, update_entry_object
 
 
@@ -32,3 +33,12 @@ def test_the_form_tells_a_replacement_from_an_update() -> None:
     assert update_entry_object(before, after, is_replacement=True) is after
     assert update_entry_object({"a": 1}, {"a": 2}, is_replacement=False) == {"$v": 2, "diff": {"u": {"a": 2}}}
     assert update_entry_object({"a": 1}, {"a": 2}) == {"a": 2}
+
+
+def test_what_operators_did_is_a_difference_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = {"_id": 1}, {"_id": 1, "a": "x" * (100 << 10)}
+    entry = {"$v": 2, "diff": {"i": {"a": after["a"]}}}
+    assert update_entry_object(before, after, is_replacement=False) == entry
+    assert update_entry_object(before, after) is after
+    monkeypatch.setattr(diff_module, "LARGEST_DIFF", 100 << 10)
+    assert update_entry_object(before, after, is_replacement=False) is after, "no entry could hold the difference"
