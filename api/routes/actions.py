@@ -16,7 +16,6 @@ from api.guard import check_content_type
 from api.idempotency import KeyedWrite
 from api.lines import NDJSON, send_lines, wants_lines
 from api.read_from import add_read_from, advised_elsewhere
-from replset.bson import ObjectId
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
 
@@ -54,7 +53,7 @@ class ActionRoutes:
 
         def build() -> ActionCommand:
             fields = parse_fields(request.content_type, data)
-            return build_command(action, fields, self._new_id if keyed is None else keyed.new_id)
+            return build_command(action, fields, self._member.new_id if keyed is None else keyed.new_id)
 
         command = await self._member.workers.run(build) if len(data) > LARGE_BYTES else build()
         if action.is_write:
@@ -122,9 +121,6 @@ class ActionRoutes:
             if cursor:
                 kill = {"killCursors": collection, "cursors": [cursor]}
                 await run_command(self._member, kill, database, request.sender)
-
-    def _new_id(self) -> ObjectId:
-        return ObjectId.generate(self._member.clock.wall_ms() // 1000, self._member.rng)
 
 
 def _find_action(request: HttpRequest) -> ActionType:

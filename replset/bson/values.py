@@ -6,7 +6,6 @@ There are two exceptions, where the BSON value is the same: an Int64 is an int, 
 
 from __future__ import annotations
 
-import os
 import random
 import uuid
 from collections.abc import Mapping
@@ -22,8 +21,6 @@ INT64_MIN = -(1 << 63)
 INT64_MAX = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_PROCESS_RANDOM = os.urandom(5)
-_counter = count(int.from_bytes(os.urandom(3), "big"))
 
 
 class Int64(int):
@@ -64,14 +61,6 @@ class ObjectId:
             raise InvalidValueError(f"an ObjectId takes 12 bytes or 24 hex digits, not {value!r:.60}")
         self._bytes = bytes(value)
 
-    @classmethod
-    def generate(cls, seconds: int, rng: random.Random | None = None) -> ObjectId:
-        """Return a new id. seconds: Unix time. rng: makes the other eight bytes, for runs that repeat exactly."""
-        head = (seconds & 0xFFFFFFFF).to_bytes(4, "big")
-        if rng is not None:
-            return cls(head + rng.randbytes(8))
-        return cls(head + _PROCESS_RANDOM + (next(_counter) & 0xFFFFFF).to_bytes(3, "big"))
-
     @property
     def binary(self) -> bytes:
         return self._bytes
@@ -98,6 +87,23 @@ class ObjectId:
 
     def __reduce__(self) -> tuple[type[ObjectId], tuple[bytes]]:
         return ObjectId, (self._bytes,)
+
+
+class ObjectIds:
+    """Makes the new ids of one process. Each sorts behind the one before, unless the clock goes back.
+
+    As in MongoDB: seconds, five random bytes of the process, and a counter that rises by one from a random number.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        drawn = rng.randbytes(8)
+        self._process = drawn[:5]
+        self._counter = count(int.from_bytes(drawn[5:], "big"))
+
+    def make(self, seconds: int) -> ObjectId:
+        """Return a new id. seconds: Unix time. The counter begins again at zero behind its three bytes."""
+        counter = next(self._counter) & 0xFFFFFF
+        return ObjectId((seconds & 0xFFFFFFFF).to_bytes(4, "big") + self._process + counter.to_bytes(3, "big"))
 
 
 class _TimestampFields(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from replset.auth.login import Login
 from replset.auth.users import SaslConversation
-from replset.bson import RawDocument
+from replset.bson import ObjectId, RawDocument
 from replset.commands.fail_points import FailPoints
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.snapshot_server import SnapshotServer
@@ -204,6 +204,10 @@ class MemberPort(Protocol):
 
     @property
     def rng(self) -> random.Random: ...
+
+    def new_id(self) -> ObjectId:
+        """Return an `_id` for a document that has none. It sorts behind those that this member made before."""
+        ...
 
     @property
     def workers(self) -> Workers: ...

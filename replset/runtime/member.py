@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Literal, Self, TypeVar
 
 from replset.archive.ports import ArchivePort
-from replset.bson import ObjectId
+from replset.bson import ObjectId, ObjectIds
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.histogram import Histogram
@@ -119,7 +119,7 @@ class RunningMember:
         damaged) and OSError (port in use); nothing stays open then.
         """
         steps = steps or StepSizes()
-        process_id = ObjectId.generate(ports.clock.wall_ms() // 1000, ports.rng)
+        ids = ObjectIds(ports.rng)
         with ExitStack() as opened:
             data = await open_data(opened, options, ports.disk, ports.clock, ports.workers, ports.rng, steps.store)
             member = cls(
@@ -130,7 +130,7 @@ class RunningMember:
                 wire_slots=ConnectionSlots(options.max_connections, "wire") if wire_slots is None else wire_slots,
                 audit=AuditTrail(None, ports.clock.wall_ms) if audit is None else audit,
                 steps=steps,
-                process_id=process_id,
+                ids=ids,
             )
             await member.rollbacks.refresh()
             member._clear_leftovers()
@@ -149,10 +149,10 @@ class RunningMember:
         wire_slots: ConnectionSlots,
         audit: AuditTrail,
         steps: StepSizes,
-        process_id: ObjectId,
+        ids: ObjectIds,
     ) -> None:
         """For `start`."""
-        self._set_outside(options, ports, credentials, audit, process_id)
+        self._set_outside(options, ports, credentials, audit, ids)
         self._is_started = False
         self._is_stopping = False
         self._rolling_back = data.rolling_back
@@ -183,7 +183,7 @@ class RunningMember:
         ports: MemberPorts,
         credentials: Credentials,
         audit: AuditTrail,
-        process_id: ObjectId,
+        ids: ObjectIds,
     ) -> None:
         """What others read of this member."""
         self.options = options
@@ -202,7 +202,8 @@ class RunningMember:
         self.fail_points = FailPoints(ports.rng)
         self.workers = LimitedWorkers(ports.workers, CLIENT_THREADS)
         self.evaluations = LimitedWorkers(ports.workers, 1)
-        self.topology = Topology(process_id, ports.clock)
+        self._ids = ids
+        self.topology = Topology(self.new_id(), ports.clock)
         self.started_at = ports.clock.now()
         self.shutting_down = False
         self.recent_log = RecentLog()
@@ -595,6 +596,9 @@ class RunningMember:
     @property
     def most_connections(self) -> int:
         return self._server.slots.most
+
+    def new_id(self) -> ObjectId:
+        return self._ids.make(self.clock.wall_ms() // 1000)
 
     def _scrub_source(self) -> HostPort | None:
         """The primary, while this member is a secondary: each secondary compares its documents with it."""

@@ -6,11 +6,12 @@ does beside writing (checkpoints, pruning) is done here in the same rhythm, once
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from pathlib import Path
 
-from replset.bson import ObjectId, encode, encode_key
+from replset.bson import ObjectIds, encode, encode_key
 from replset.oplog_entry import insert_entry
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -28,13 +29,14 @@ def append(dbpath: Path, rate: int, seconds: float) -> int:
         optime = txn.next_optime(1, wall_ms)
         coll = txn.create_collection(NS, UUID, {}, ts=optime.ts)
         txn.append(insert_entry(NS, UUID, encode({}), optime, wall_ms), optime, op="c", ns=NS, wall_ms=wall_ms)
+    ids = ObjectIds(random.Random(1))
     written, began, kept = 0, time.monotonic(), 0.0
     while (past := time.monotonic() - began) < seconds:
         due = int(past * rate)
         with store.group() as txn:
             for _ in range(due - written):
                 wall_ms = time.time_ns() // 1_000_000
-                oid = ObjectId.generate(wall_ms // 1000)
+                oid = ids.make(wall_ms // 1000)
                 key, doc = encode_key(oid), encode({"_id": oid, "text": "x" * 218})
                 optime = txn.next_optime(1, wall_ms)
                 txn.insert_new(coll, key, doc, optime.ts)

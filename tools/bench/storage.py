@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Callable
 from time import perf_counter
 
-from replset.bson import ObjectId, encode, encode_key
+from replset.bson import ObjectIds, encode, encode_key
 from replset.oplog_entry import OplogEntry, insert_entry, update_entry
 from replset.storage.catalog import Collection
 from replset.storage.disk import RealDisk
@@ -22,9 +23,10 @@ Pair = tuple[bytes, bytes]
 
 def documents(count: int) -> list[Pair]:
     """Keys and documents of 256 bytes."""
+    ids = ObjectIds(random.Random(1))
     made = []
     for number in range(count):
-        oid = ObjectId.generate(WALL // 1000 + number // 10_000)
+        oid = ids.make(WALL // 1000 + number // 10_000)
         made.append((encode_key(oid), encode({"_id": oid, "text": "x" * 218})))
     return made
 

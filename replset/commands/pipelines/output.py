@@ -26,7 +26,7 @@ from replset.commands.ports import Reply
 from replset.commands.reads.filters import filter_of
 from replset.commands.reads.scan import pause
 from replset.commands.users.authorization import authorize
-from replset.commands.writes.insert import InsertBatch, new_id, prepare_all
+from replset.commands.writes.insert import InsertBatch, prepare_all
 from replset.commands.writes.search_batch import Search
 from replset.commands.writes.update import UpdateBatch, UpdateStatement
 from replset.commands.writes.write_batch import Batch, run_groups
@@ -294,7 +294,7 @@ def _is_unique_by(stage: MergeStage, index: Any) -> bool:
 def _statement(run: PipelineRun, stage: MergeStage, raw: bytes) -> MergeStatement:
     new = decode(raw)
     if "_id" not in new and "_id" in stage.on:
-        new = {"_id": new_id(run.ctx.member), **new}
+        new = {"_id": run.ctx.member.new_id(), **new}
     query: dict[str, object] = {path: {"$eq": value} for path, value in zip(stage.on, stage.key_of(new), strict=True)}
     variables = stage.variables_of(new) if stage.when_matched == "pipeline" else {}
     # Each stage can double what the one before made, so the size of the command says nothing about the cost.

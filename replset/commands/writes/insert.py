@@ -7,7 +7,7 @@ from functools import partial
 from struct import Struct
 
 from replset.auth.roles import Action
-from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, decode, encode_key, validate, walk
+from replset.bson import MAX_BSON_SIZE, InvalidBSONError, RawDocument, decode, encode_key, validate, walk
 from replset.bson.decoding import read_value
 from replset.bson.keystring import encode_key_of
 from replset.commands import fields
@@ -86,10 +86,6 @@ def check_id_document(value: object) -> None:
             )
 
 
-def new_id(member: MemberPort) -> ObjectId:
-    return ObjectId.generate(member.clock.wall_ms() // 1000, member.rng)
-
-
 def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
     """Return the document with its `_id` first; it gets a new `_id` if it has none."""
     front = b""
@@ -102,7 +98,7 @@ def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
             rest.append(doc[start:end])
         start = end
     if not front:
-        front = b"\x07_id\0" + new_id(member).binary
+        front = b"\x07_id\0" + member.new_id().binary
     body = b"".join((front, *rest))
     if len(body) + 5 > MAX_BSON_SIZE:
         raise BadValueError(

@@ -17,7 +17,7 @@ from replset.commands.let import variables_of
 from replset.commands.ports import Reply
 from replset.commands.reads.filters import filter_of
 from replset.commands.reads.hint import hint_of
-from replset.commands.writes.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
+from replset.commands.writes.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key
 from replset.commands.writes.retryable import Executed, refuse_retryable
 from replset.commands.writes.search_batch import Match, ReturnedDocument, Search, SearchingBatch, SearchStatement
 from replset.commands.writes.validators import Validator
@@ -193,7 +193,7 @@ class UpdateBatch(SearchingBatch):
         base = upsert_base(self.statements[self.index].query)
         made = self._compiled().apply(base, now=self.now, timestamp=self.stamp, is_insert=True)
         if "_id" not in made:
-            made = {"_id": new_id(self.ctx.member), **made}
+            made = {"_id": self.ctx.member.new_id(), **made}
         value = made["_id"]
         check_id(value)
         check_id_document(value)

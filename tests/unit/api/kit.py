@@ -7,14 +7,14 @@ import json
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 
 from api.app import create_routes, with_limits
-from replset.bson import RawDocument, encode
+from replset.bson import ObjectIds, RawDocument, encode
 from replset.commands.histogram import SECONDS, SIZES, Histogram
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, RecentLog, Reply, Traffic
@@ -155,6 +155,7 @@ class FakeMember:
         )
         self.clock = SimpleNamespace(now=lambda: Millis(5000), wall_ms=lambda: 1_700_000_000_000)
         self.rng = random.Random(1)
+        self.new_id = partial(ObjectIds(random.Random(1)).make, 1_700_000_000)
         self.users = SimpleNamespace(required=False)
         self.consumers = SimpleNamespace(summary=lambda: [{"name": "mailer", "lagSecs": 3}])
         self.audit = AuditTrail(None, self.clock.wall_ms)

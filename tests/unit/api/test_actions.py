@@ -572,6 +572,15 @@ def test_an_idempotency_key_names_a_session(api: Api) -> None:
     parse_session(RawDocument(encode(first)), "insert", is_retryable=True, ends_transaction=False)
 
 
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["alone", "with a key"])
+def test_generated_ids_rise(api: Api, headers: dict[str, str]) -> None:
+    made = []
+    for _ in range(1 if headers else 2):
+        api.act("insertMany", documents=[{"a": number} for number in range(20)], headers=headers)
+        made += [document["_id"] for document in api.dispatcher.command["documents"]]
+    assert made == sorted(set(made))
+
+
 def test_a_command_cannot_name_the_session_of_an_idempotency_key(api: Api) -> None:
     uid = {"$binary": {"base64": base64.b64encode(KEYED).decode(), "subType": "00"}}
     session = {"id": {"$uuid": "00010203-0405-4607-8809-0a0b0c0d0e0f"}, "uid": uid}

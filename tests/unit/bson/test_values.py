@@ -7,6 +7,7 @@ import random
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from replset.bson import (
     MaxKey,
     MinKey,
     ObjectId,
+    ObjectIds,
     Regex,
     Symbol,
     Timestamp,
@@ -87,13 +89,21 @@ def test_object_id() -> None:
 
 
 def test_generated_object_ids() -> None:
-    ids = [ObjectId.generate(1_700_000_000) for _ in range(1000)]
-    assert len(set(ids)) == 1000
-    assert {one.seconds for one in ids} == {1_700_000_000}
+    made = ObjectIds(random.Random(1))
+    ids = [made.make(1_700_000_000 + number // 500) for number in range(1000)]
+    assert ids == sorted(set(ids))
+    assert {one.seconds for one in ids} == {1_700_000_000, 1_700_000_001}
     assert len({one.binary[4:9] for one in ids}) == 1
-    assert ObjectId.generate(5, random.Random(1)) == ObjectId.generate(5, random.Random(1))
-    assert ObjectId.generate(5, random.Random(1)) != ObjectId.generate(5, random.Random(2))
-    assert ObjectId.generate((1 << 32) + 5).seconds == 5
+    counters = [int.from_bytes(one.binary[9:], "big") for one in ids]
+    assert counters == list(range(counters[0], counters[0] + 1000))
+    assert ObjectIds(random.Random(1)).make(5) == ObjectIds(random.Random(1)).make(5)
+    assert ObjectIds(random.Random(1)).make(5) != ObjectIds(random.Random(2)).make(5)
+    assert made.make((1 << 32) + 5).seconds == 5
+
+
+def test_the_counter_of_object_ids_begins_again() -> None:
+    made = ObjectIds(SimpleNamespace(randbytes=lambda count: b"\xff" * count))  # type: ignore[arg-type]
+    assert [str(made.make(1)) for _ in range(2)] == ["00000001ffffffffffffffff", "00000001ffffffffff000000"]
 
 
 def test_dates() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from replset.bson import ObjectId, RawDocument, decode, encode
+from replset.bson import ObjectId, ObjectIds, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
 from replset.commands.command import PROVE
 from replset.commands.dispatcher import Dispatcher
@@ -173,6 +173,7 @@ class FakeMember:
     set_name: str = "rs0"
     clock: FakeClock = field(default_factory=FakeClock)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
+    ids: ObjectIds = field(default_factory=lambda: ObjectIds(random.Random(8)))
     workers: FakeWorkers = field(default_factory=FakeWorkers)
     evaluations: FakeWorkers = field(default_factory=FakeWorkers)
     peer: NoPeer = field(default_factory=NoPeer)
@@ -238,6 +239,9 @@ class FakeMember:
             leads_in=lambda: self.node.term if self.node.writable else None,
             write=self.write,
         )
+
+    def new_id(self) -> ObjectId:
+        return self.ids.make(self.clock.wall_ms() // 1000)
 
     async def resize_oplog(self, limits: OplogLimits) -> None:
         self.oplog_limits = limits

@@ -41,6 +41,14 @@ def test_an_id_is_made_and_moved_to_the_front(client: Client) -> None:
     assert list(moved.items()) == [("_id", 5), ("a", 1)]
 
 
+def test_ids_rise_in_the_order_in_which_they_are_made(client: Client) -> None:
+    for number in range(10):
+        client.ok({"insert": "c", "documents": [{"a": 2 * number}, {"a": 2 * number + 1}]})
+    client.ok({"update": "c", "updates": [{"q": {"a": 20}, "u": {"$set": {"b": 1}}, "upsert": True}]})
+    by_id = client.ok({"find": "c", "sort": {"_id": 1}})["cursor"]["firstBatch"]
+    assert [one["a"] for one in by_id] == list(range(21))
+
+
 def test_an_empty_timestamp_in_the_top_level_is_the_present(client: Client) -> None:
     client.ok(
         {"insert": "c", "documents": [{"_id": Timestamp(0, 0), "t": Timestamp(0, 0), "d": {"t": Timestamp(0, 0)}}]}
