@@ -557,6 +557,12 @@ class OutOfDiskSpaceError(ReplError):
     code = ErrorCode.OUT_OF_DISK_SPACE
 
 
+class CannotApplyError(ReplError):
+    """An entry that the set has accepted cannot be applied to what is on this member's disk (1)."""
+
+    code = ErrorCode.INTERNAL_ERROR
+
+
 class InvalidSyncSourceError(ReplError):
     """The source lacks what this member acknowledged or knows to be committed; nothing of it is copied (119)."""
 
@@ -603,6 +609,10 @@ class DamagedEntryError(CorruptDataError):
     def __init__(self, message: str, at: OpTime) -> None:
         super().__init__(message)
         self.at = at
+
+
+class DataMismatchError(StorageError):
+    """What is on this member's disk does not fit a change that the set made (1)."""
 
 
 class StoreBusyError(StorageError):

@@ -171,6 +171,9 @@ class Follower:
             return
         if failed.problem is SourceProblem.DIVERGED:
             self._on_diverged(failed)
+        elif failed.problem is SourceProblem.NOT_APPLIED:
+            # Another source has the same entry. Without it no later one may be applied.
+            self.quarantine(failed.detail)
 
     def _on_diverged(self, failed: SourceFailed) -> None:
         node = self.node
@@ -224,7 +227,7 @@ class Follower:
         elif ended.too_stale:
             self._on_too_stale(ended.source, f"{_TOO_STALE}: {ended.detail}")
         else:
-            self.quarantine(ROLLBACK_REFUSED + ended.detail)
+            self.quarantine(ended.detail if ended.not_undone else ROLLBACK_REFUSED + ended.detail)
 
     def quarantine(self, why: str) -> None:
         """Go to RECOVERING, fetch nothing and wait for an operator. Nothing is undone or deleted."""

@@ -304,6 +304,7 @@ class SourceProblem(Enum):
     DIVERGED = "diverged"  # the source's oplog lacks this member's newest entry
     CHAIN_DIFFERS = "chain differs"  # same entry, another hash chain: corruption, not rollback
     NOT_READABLE = "not readable"  # the source is in a state that serves no oplog
+    NOT_APPLIED = "not applied"  # the source's entry does not fit what is on this member's disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +366,7 @@ class RollbackEnded:
 
     `ok` False and `retry` False: refused; the member quarantines itself in RECOVERING.
     `too_stale`: there is no common point; resync. `chain_differs_at`: the source has another hash chain at this entry.
+    `not_undone`: what is on this member's disk cannot be undone.
     """
 
     source: HostPort
@@ -373,6 +375,7 @@ class RollbackEnded:
     too_stale: bool
     detail: str
     chain_differs_at: OpTime = OPTIME_NULL
+    not_undone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class Node:
                 self._start_after_data_loss()
             elif member is not None and member.holds_oplog and not state.has_data and not state.initial_sync_pending:
                 self._start_without_data(state.config)
+            elif state.quarantine:
+                state.journal("quarantined", state.quarantine)
             self._reconfigs.update_peers()
             state.become(MemberState.REMOVED if member is None else self._reconfigs.initial_state(member))
             state.push_election_timer()

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 from replset.bson import MAX_INTERNAL_SIZE, Binary, RawDocument, encode, encode_key
 from replset.bson.keystring import encode_key_of
-from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, SnapshotCutError, StorageError
+from replset.errors import (
+    CannotApplyError,
+    ErrorCode,
+    FailedToParseError,
+    RemoteProtocolError,
+    ReplError,
+    SnapshotCutError,
+)
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, INSERT, UPDATE, InsertReader, OplogEntry
 from replset.oplog_row import UnchainedRow
@@ -22,6 +29,7 @@ from replset.replication import index_ops
 from replset.replication.session_write import expire_applied, image_of_entry, read_extra, record_applied, record_insert
 from replset.replication.write_ops import changed_options, changed_spec
 from replset.storage.catalog import Collection
+from replset.storage.sqlite import is_about_the_disk
 from replset.storage.store import Store
 from replset.storage.txn import Txn
 
@@ -33,6 +41,7 @@ MAX_RUN = 100
 """Inserts between two looks at the clock: about a millisecond."""
 _CHECK_TIME_EVERY = 16
 _ID_FIRST = b"_id\0"
+_MALFORMED = frozenset({ErrorCode.TRANSACTION_TOO_LARGE, ErrorCode.DUPLICATE_FIELD_IN_DIFF})
 UpdateFunction = Callable[[bytes, RawDocument], bytes]
 
 
@@ -83,7 +92,8 @@ def apply_batch(
     applied already. builds_indexes: whether this member has indexes besides those of _id. LargeUpdateError: an update
     of entries[start] must be computed first; call again with it in `evaluated`, behind those of the calls before.
     UnfinishedBuildError: entries[start] needs indexes that are filled first. RemoteProtocolError: an entry is malformed
-    or of a kind that this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
+    or of a kind that this version cannot apply. CannotApplyError: it is sound, and does not fit what is on this disk.
+    Nothing of the group was applied then. Errors of the disk are passed on.
     """
     done = size = 0
     known = {(update.o, update.before): update.after for update in evaluated}
@@ -121,11 +131,34 @@ def apply_batch(
                 size += len(raw)
                 if size > MAX_GROUP_BYTES or (done % _CHECK_TIME_EVERY == 0 and is_time_up()):
                     break
-    except (StorageError, OutOfDiskSpaceError):
+    except (LargeUpdateError, UnfinishedBuildError):
         raise
-    except ReplError as error:
-        raise RemoteProtocolError(f"entry {start + done} of a batch cannot be applied: {error.message}") from error
+    except Exception as error:
+        if is_about_the_disk(error):
+            raise
+        raise _not_applied(entries[min(start + done, stop - 1)], error) from error
     return done
+
+
+def _not_applied(raw: bytes, error: Exception) -> ReplError:
+    """Whose fault it is that an entry was not applied: its source's, or this member's data."""
+    why = error.message if isinstance(error, ReplError) else f"{type(error).__name__}: {error}"
+    try:
+        entry = OplogEntry(raw)
+        entry.o.decode()
+        at = f"{entry.optime} ({entry.op!r} of {entry.ns})"
+    except (ReplError, ValueError):
+        return RemoteProtocolError(f"an oplog entry is malformed: {why}")
+    if is_malformed(error):
+        return RemoteProtocolError(f"the entry {at} cannot be applied: {why}")
+    return CannotApplyError(f"the entry {at} does not fit what is on this member's disk: {why}")
+
+
+def is_malformed(error: Exception) -> bool:
+    """Whether the error says of an entry that it is none, or of a kind that is not known here."""
+    return isinstance(error, RemoteProtocolError | FailedToParseError) or (
+        isinstance(error, ReplError) and error.code in _MALFORMED
+    )
 
 
 def _append_only(txn: Txn, entries: Sequence[bytes], start: int, stop: int, is_time_up: Callable[[], bool]) -> int:

@@ -22,7 +22,12 @@ from replset.bson import RawDocument
 from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
 from replset.core.node import Node
 from replset.core.term_limits import is_plausible_term
-from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
+from replset.errors import (
+    HostUnreachableError,
+    OutOfDiskSpaceError,
+    RemoteProtocolError,
+    ReplError,
+)
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import CHAIN_START, chain_after
@@ -32,12 +37,14 @@ from replset.replication.applier import (
     UnfinishedBuildError,
     apply_batch,
     evaluate_large,
+    is_malformed,
 )
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.index_builder import write_slice
 from replset.replication.ports import MemberClient
 from replset.replication.protocol import Awaited, FetchReply, FetchRequest
+from replset.storage.sqlite import is_about_the_disk
 
 log = logging.getLogger("replset.fetcher")
 
@@ -333,6 +340,11 @@ class Fetcher:
                     await asyncio.sleep(0)
         except (RemoteProtocolError, OutOfDiskSpaceError) as error:
             return _failure(session.source, SourceProblem.NOT_READABLE, error.message)
+        except Exception as error:
+            if is_about_the_disk(error):
+                raise
+            log.error("an entry of %s is not applied", session.source, exc_info=error)
+            return _failure(session.source, SourceProblem.NOT_APPLIED, _text(error))
         if not session.draining:
             self._context.on_report(
                 SourceBatch(session.source, page.term, page.commit_point, page.is_primary, page.commit_term)
@@ -402,10 +414,10 @@ class Fetcher:
         store = self._context.store
         try:
             return await self._context.workers.run(lambda: evaluate_large(store, large))
-        except StorageError:
-            raise
         except ReplError as error:
-            raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
+            if is_malformed(error):
+                raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
+            raise
 
     async def _wait_for_delay(self, session: _Session, page: FetchReply, start: int) -> int:
         """Return where to stop applying: the end of the page, or on a delayed member the first entry too young."""
@@ -425,6 +437,10 @@ class Fetcher:
 def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, ReplError) else f"{type(error).__name__}: {error}"
 
 
 def _failure(source: HostPort, problem: SourceProblem, detail: str) -> SourceFailed:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from replset.errors import (
+    CannotCreateIndexError,
     IndexBuildAbortedError,
     InterruptedDueToReplStateChangeError,
     NotWritablePrimaryError,
     OutOfDiskSpaceError,
     ReplError,
     ShutdownInProgressError,
-    StorageError,
 )
 from replset.ids import OpTime
 from replset.replication.context import MemberContext
@@ -27,6 +27,7 @@ from replset.replication.index_ops import do_abort_build, do_commit_build
 from replset.replication.write_ops import WriteGroup
 from replset.storage.index_build import duplicate_in, fill_slice, indexes_of_build, refused_in
 from replset.storage.indexes import Index
+from replset.storage.sqlite import is_about_the_disk
 
 log = logging.getLogger("replset.index_builder")
 
@@ -140,10 +141,14 @@ class IndexBuilder:
                 failure = await self._find_refused(uuid, build)
             if term is not None and failure is None and build not in self._aborts:
                 failure = await self._find_duplicate(uuid, build)
-        except (StorageError, OutOfDiskSpaceError):
-            raise
-        except ReplError as error:  # a document that cannot be in an index
-            failure = error
+        except Exception as error:
+            if is_about_the_disk(error):
+                raise
+            # A document that cannot be in an index, or whose bytes this disk changed. On a secondary the entry that
+            # ends the build decides what follows.
+            failure = (
+                error if isinstance(error, ReplError) else CannotCreateIndexError(f"{type(error).__name__}: {error}")
+            )
         if term is not None and term == self._leads_in():
             await self._end(uuid, build, term, self._aborts.pop(build, failure))
 

@@ -16,7 +16,7 @@ from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry, command_entry
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import Collection
-from replset.storage.index_build import fill_slice, indexes_of_build
+from replset.storage.index_build import fill_at_once, fill_slice, indexes_of_build
 from replset.storage.indexes import Index
 from replset.storage.txn import Txn
 
@@ -128,7 +128,11 @@ def apply_index_entry(txn: Txn, entry: OplogEntry, coll: Collection, ts: int) ->
 def _create(txn: Txn, coll: Collection, spec: RawDocument, build: bytes | None, ts: int) -> None:
     known = txn.catalog.by_uuid[coll.uuid].indexes
     if txn.builds_indexes and all(index.name != spec.get("name") for index in known):
-        txn.create_index(coll, spec, build=build, ts=ts)
+        index = txn.create_index(coll, spec, build=build, ts=ts)
+        if build is None:
+            # The collection was empty where the entry was made. Here it holds documents if later entries were applied
+            # before, or if the disk brought deleted ones back.
+            fill_at_once(txn, coll, index)
 
 
 def unfinished_build(txn: Txn, entry: OplogEntry) -> tuple[bytes, bytes] | None:

@@ -34,7 +34,7 @@ from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.partial_copy import CopyRecord
 from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest
-from replset.replication.rollback import export_before_wipe, finish_rollbacks
+from replset.replication.rollback import NotUndoneError, export_before_wipe, finish_rollbacks, leave_rollback
 from replset.replication.rollback_manifest import Manifest, RollbackState, settle_manifest
 from replset.storage.copies import OPLOG_ONLY, check_database
 from replset.storage.disk import Disk
@@ -229,7 +229,11 @@ class InitialSync:
         it a write that only this member holds would be gone from the set and from the rollback files.
         """
         store = self._context.store
-        await finish_rollbacks(self._context, self._context.on_undone)
+        try:
+            await finish_rollbacks(self._context, self._context.on_undone)
+        except NotUndoneError as error:
+            log.warning("%s; the copy takes it away", error.message)
+            await leave_rollback(self._context, error.stem)
         with store.read() as snapshot:
             if snapshot.meta(_COPY_FOR) == sync_id:
                 return None  # this attempt's own copy, installed just before a crash: nothing of mine is in it

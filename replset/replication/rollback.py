@@ -30,7 +30,14 @@ from replset.replication.ports import MemberClient
 from replset.replication.rollback_files import RollbackFiles
 from replset.replication.rollback_manifest import Manifest, RollbackState, manifests_on, settle_manifest, sync_names
 from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
-from replset.storage.undo import clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
+from replset.storage.sqlite import is_about_the_disk
+from replset.storage.undo import (
+    RollbackMark,
+    clear_rollback_done,
+    rollback_done_marks,
+    rollback_in_progress,
+    undo_step,
+)
 
 log = logging.getLogger("replset.rollback")
 T = TypeVar("T")
@@ -46,6 +53,17 @@ class TooFarBackError(UnrecoverableRollbackError):
     def __init__(self, message: str, common_point: OpTime) -> None:
         super().__init__(message)
         self.common_point = common_point
+
+
+class NotUndoneError(UnrecoverableRollbackError):
+    """What is on this member's disk cannot be undone (127). Each further try would fail the same way."""
+
+    def __init__(self, mark: RollbackMark, why: str) -> None:
+        super().__init__(
+            f"rollback {mark.stem} to {mark.common_point} cannot be undone on this member's disk: {why}; what it takes"
+            " back is in its files"
+        )
+        self.stem = mark.stem
 
 
 class Rollback:
@@ -82,6 +100,9 @@ class Rollback:
         self.progress.begin(source, self._context.clock.wall_ms())
         try:
             ended = await work
+        except NotUndoneError as error:
+            host = source or self._context.identity.member
+            ended = RollbackEnded(host, False, False, False, error.message, not_undone=True)
         except (ReplError, OSError) as error:
             self._context.on_broken(error)
             return
@@ -225,7 +246,10 @@ class Rollback:
 
 
 async def undo(context: MemberContext, common: OpTime, stem: str, on_undone: Callable[[], None]) -> None:
-    """Undo everything behind `common` in bounded steps. The first writes the mark, the last the done mark."""
+    """Undo everything behind `common` in bounded steps. The first writes the mark, the last the done mark.
+
+    NotUndoneError: the documents here, or their undo, are not as they were written. Steps before are done.
+    """
 
     def step() -> bool:
         more = undo_step(context.store, common, stem=stem, limit=UNDO_STEP_ENTRIES)
@@ -234,7 +258,14 @@ async def undo(context: MemberContext, common: OpTime, stem: str, on_undone: Cal
 
     more = True
     while more:
-        more = await context.write_queue.write(step)
+        try:
+            more = await context.write_queue.write(step)
+        except Exception as error:
+            if is_about_the_disk(error):
+                raise
+            log.exception("rollback %s", stem)
+            why = error.message if isinstance(error, ReplError) else f"{type(error).__name__}: {error}"
+            raise NotUndoneError(RollbackMark(stem, common), why) from error
         await asyncio.sleep(0)
 
 
@@ -243,7 +274,8 @@ async def finish_rollbacks(context: MemberContext, on_undone: Callable[[], None]
 
     At a start before anything else, and before a copy is installed: a rollback in progress is undone down to its
     recorded common point; one that is undone gets its manifest finished; a planned manifest without any committed
-    step is abandoned (nothing of it happened). ReplError and OSError: storage failed; call again at the next start.
+    step is abandoned (nothing of it happened). NotUndoneError; other ReplErrors and OSError: storage failed; call again
+    at the next start.
     """
     store, workers = context.store, context.workers
     mark = rollback_in_progress(store)
@@ -257,6 +289,17 @@ async def finish_rollbacks(context: MemberContext, on_undone: Callable[[], None]
     for stem in done:
         await context.write_queue.write(partial(clear_rollback_done, store, stem))
     return settled
+
+
+async def leave_rollback(context: MemberContext, stem: str) -> None:
+    """Note that a rollback which cannot be undone is exported: a copy is about to replace the data that it is about."""
+
+    def settle() -> None:
+        for manifest in manifests_on(context.disk, context.dbpath):
+            if manifest.id == stem and manifest.state is RollbackState.PLANNED:
+                settle_manifest(context.disk, context.dbpath, manifest, RollbackState.EXPORTED, context.clock.wall_ms())
+
+    await context.workers.run(settle)
 
 
 def _settle_manifests(context: MemberContext, done: frozenset[str]) -> list[Manifest]:

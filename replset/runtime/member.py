@@ -257,6 +257,7 @@ class RunningMember:
                 rollback_id=lambda: self.store.rollback_id,
                 unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
                 rolling_back=data.rolling_back,
+                quarantine="" if self._member_file.initial_sync_pending else data.not_undone,
                 oplog_only=self.store.oplog_only,
                 durability_mark=self._member_file.durability_mark,
                 wall_ms=self.clock.wall_ms,

@@ -8,7 +8,7 @@ from replset.bson import InvalidBSONError
 from replset.oplog_entry import COMMAND, OplogEntry
 from replset.storage.catalog import Collection
 from replset.storage.indexes import write_entries
-from replset.storage.sqlite import rows_of
+from replset.storage.sqlite import first_row, rows_of
 from replset.storage.txn import Txn
 
 
@@ -26,7 +26,13 @@ def correct(txn: Txn, coll: Collection, key: bytes, before: bytes | None, after:
     if after is None:
         list(rows_of(connection, coll.sql_delete, (key,)))
     elif before is None:
-        connection.execute(coll.sql_insert, (key, after))
+        # Not the place of a document whose delete may be undone: that rollback would find it taken.
+        (last,) = first_row(connection, f"SELECT max(rowid) FROM {coll.table}")
+        (kept,) = first_row(
+            connection, "SELECT max(place) FROM undo WHERE coll = ? AND place IS NOT NULL", (coll.uuid,)
+        )
+        sql = f"INSERT INTO {coll.table} (rowid, key, doc) VALUES (?, ?, ?)"
+        connection.execute(sql, (1 + max(last or 0, kept or 0), key, after))
     else:
         connection.execute(coll.sql_update, (after, key))
 

@@ -57,10 +57,10 @@ def fill_slice(
     index. Without it the entry that commits or aborts the build decides.
     """
     coll = txn.catalog.by_uuid.get(uuid)
-    indexes = [] if coll is None else indexes_of_build(coll, build)
-    if coll is None or not indexes or indexes[0].position is None:
+    indexes = [] if coll is None else [one for one in indexes_of_build(coll, build) if one.position is not None]
+    if coll is None or not indexes:
         return False
-    position = indexes[0].position  # one for all of a build
+    position = min(index.position or b"" for index in indexes)  # one for all, unless some came later than others
     as_if_whole = tuple(replace(index, position=None) for index in indexes)
     more = False
     for count, (key, doc) in enumerate(txn.scan(coll, low=next_key(position)), 1):
@@ -76,6 +76,13 @@ def fill_slice(
         set_index(txn.connection, index, "position", position if more else None)
     txn.catalog.reload_indexes(txn.connection, uuid)
     return more
+
+
+def fill_at_once(txn: Txn, coll: Collection, index: Index) -> None:
+    """Put all documents there are into an index that is ready."""
+    for key, doc in txn.scan(coll):
+        write_entries(txn.connection, (index,), key, None, doc)
+    txn.catalog.reload_indexes(txn.connection, coll.uuid)
 
 
 def refused_in(

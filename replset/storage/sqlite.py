@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
+from replset.errors import CorruptDataError, DataMismatchError, OutOfDiskSpaceError, StorageError
 
 MIN_SQLITE = (3, 51, 3)
 """Before it, two connections could reset one WAL twice and lose commits."""
@@ -35,6 +35,8 @@ def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceE
         return OutOfDiskSpaceError(f"{path}: no space left on the disk")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return CorruptDataError(f"{path} is damaged: {error}")
+    if isinstance(error, apsw.ConstraintError | apsw.MismatchError | apsw.SQLError):  # a row or a table too many or few
+        return DataMismatchError(f"{path}: {type(error).__name__}: {error}")
     return StorageError(f"{path}: {type(error).__name__}: {error}")
 
 
@@ -43,6 +45,17 @@ def is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OutOfDiskSpaceError):
         return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_about_the_disk(error: Exception) -> bool:
+    """Whether the machine failed: the disk, the file as a whole or the memory.
+
+    Every other error of work on accepted entries is about what they meet in this member's file. It comes again at each
+    start, so it must not end the member.
+    """
+    if isinstance(error, DataMismatchError):
+        return False
+    return isinstance(error, OSError | MemoryError | StorageError) or is_disk_full(error)
 
 
 @contextmanager

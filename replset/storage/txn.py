@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import apsw
 
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
-from replset.errors import ErrorCode, NamespaceExistsError, ReplError, StorageError
+from replset.errors import DataMismatchError, ErrorCode, NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import StoredRow, UnchainedRow, stored_rows
 from replset.storage import natural_order
@@ -81,11 +81,9 @@ def revert(
         if before is None:
             connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
         else:
-            connection.execute(
-                f"INSERT INTO {table} (rowid, key, doc) VALUES (?, ?, ?)"
-                " ON CONFLICT (key) DO UPDATE SET doc = excluded.doc",
-                (place, key, before),
-            )
+            connection.execute(f"UPDATE {table} SET doc = ? WHERE key = ?", (before, key))
+            if connection.changes() == 0:
+                _put_back(connection, table, place, key, before)
     elif kind == CREATE:
         connection.execute("DELETE FROM catalog WHERE uuid = ?", (coll,))
         connection.execute(f"DROP TABLE {collection_table(coll)}")
@@ -99,9 +97,19 @@ def revert(
     elif kind == COLL_MOD:
         set_options(connection, catalog, coll, RawDocument(before or b""))
     else:
-        invariant(kind == DROP, f"undo knows no {kind!r}")
+        if kind != DROP:
+            raise DataMismatchError(f"undo knows no {kind!r}")
         connection.execute("UPDATE catalog SET dropped_ts = NULL WHERE uuid = ?", (coll,))
         catalog.put(replace(catalog.by_uuid[coll], dropped_ts=None))
+
+
+def _put_back(connection: apsw.Connection, table: str, place: int | None, key: bytes | None, doc: bytes) -> None:
+    """Insert a document in its place, or at the end where a document that only this disk has is there."""
+    sql = f"INSERT INTO {table} (rowid, key, doc) VALUES (?, ?, ?)"
+    try:
+        connection.execute(sql, (place, key, doc))
+    except apsw.ConstraintError:
+        connection.execute(sql, (None, key, doc))
 
 
 class Txn:
@@ -270,7 +278,8 @@ class Txn:
             self.connection.execute(coll.sql_insert, (key, doc))
         else:
             self.connection.execute(coll.sql_update, (doc, key))
-            invariant(self.connection.changes() == 1, "put replaces a document that is there")
+            if self.connection.changes() != 1:
+                raise DataMismatchError(f"a document of {coll.ns} was there, and cannot be replaced")
         self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before, None))
 
     def remove(self, coll: Collection, key: bytes, *, ts: int, before: bytes) -> None:
@@ -279,7 +288,8 @@ class Txn:
         if indexes:
             self._write_entries(coll, indexes, key, before, None)
         removed = list(rows_of(self.connection, coll.sql_delete, (key,)))
-        invariant(len(removed) == 1, "remove takes a document that is there")
+        if len(removed) != 1:
+            raise DataMismatchError(f"a document of {coll.ns} was there, and cannot be removed")
         self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before, removed[0][0]))
 
     def _write_entries(
@@ -292,19 +302,19 @@ class Txn:
     # --- indexes
 
     def create_index(self, coll: Collection, spec: RawDocument, *, build: bytes | None = None, ts: int) -> Index:
-        """Make an index: ready at once with build=None, for an empty collection; else under build."""
-        is_whole = build is None
-        if is_whole:
-            row = first_row(self.connection, f"SELECT 1 FROM {coll.table} LIMIT 1")
-            invariant(row is None, "only the index of an empty collection is ready at once")
-        id_ = insert_index(self.connection, coll.uuid, spec, build, is_whole=is_whole)
+        """Make an index: ready at once with build=None, for an empty collection; else under build.
+
+        Of a collection that is not empty after all the caller fills it in this group.
+        """
+        id_ = insert_index(self.connection, coll.uuid, spec, build, is_whole=build is None)
         self._undo.append((ts, len(self._undo), INDEX, coll.uuid, None, state_before_creation(id_), None))
         self.catalog.reload_indexes(self.connection, coll.uuid)
         return next(index for index in self.catalog.by_uuid[coll.uuid].indexes if index.id == id_)
 
     def commit_index(self, index: Index, *, ts: int) -> None:
         """Let queries use an index that holds all documents."""
-        invariant(index.position is None, "an index that is committed holds all documents")
+        if index.position is not None:
+            raise DataMismatchError(f"index {index.name} is committed and does not hold all documents")
         self._change_index(index, "ready", 1, ts)
 
     def drop_index(self, index: Index, *, ts: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import apsw
 import pytest
 
+from replset.bson import encode, encode_key
 from replset.core.member_state import MemberState
 from replset.oplog_row import entry_hash, next_chain
 from replset.runtime.disk import housekeeping
@@ -103,6 +104,78 @@ def test_documents_that_a_disk_changed_are_put_right_by_the_majority(seed: int) 
     outcome = run_seed(seed, replace(plan, faults=replace(plan.faults, damage_document=20)))
     assert outcome.error is None, outcome.report()
     assert "has other documents" in "\n".join(outcome.trace)
+
+
+def change_document(scenario: ScenarioRun, name: str, key: int, doc: bytes) -> None:
+    """The disk of a member gives a document of `scrub.kept` other bytes, or brings it back."""
+    store = member(scenario.cluster, name).store
+    coll = store.collection("scrub.kept")
+    assert coll is not None
+    sql = f"INSERT INTO {coll.table} (key, doc) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET doc = excluded.doc"
+    store._connection.execute(sql, (encode_key(key), doc))
+
+
+def test_an_index_on_a_collection_that_is_empty_but_for_one_member_ends_nobody() -> None:
+    """The disk of one member brought a deleted document back."""
+    with scenario_run(seed=21) as scenario:
+        cluster, one = scenario.cluster, scenario.others[0]
+        everywhere = {"writeConcern": {"w": 3}}
+        insert = {"insert": "kept", "documents": [{"_id": 1, "a": 1}], **everywhere}
+        assert cluster.command(scenario.primary, insert, "scrub")["ok"] == 1.0
+        delete = {"delete": "kept", "deletes": [{"q": {}, "limit": 0}], **everywhere}
+        assert cluster.command(scenario.primary, delete, "scrub")["n"] == 1
+        change_document(scenario, one, 1, encode({"_id": 1, "a": 1}))
+        index = {"createIndexes": "kept", "indexes": [{"key": {"a": 1}, "name": "a_1"}], "commitQuorum": 3}
+        assert cluster.command(scenario.primary, index, "scrub")["ok"] == 1.0
+        assert scenario.write(scenario.primary).outcome == "ok"
+        cluster.run_until(cluster.converged, 60, "converged")
+        assert member(cluster, one).node.state is MemberState.SECONDARY
+        cluster.run_for(3)  # until the others' newest positions are known, behind the delete
+        reply = cluster.command(one, {"replSetRepairDocuments": "scrub.kept"})
+        assert [row["_id"] for row in reply["corrected"]] == [1]
+        scenario.heal_all_and_judge()
+
+
+def test_an_entry_that_does_not_fit_the_disk_of_a_member_leaves_it_in_recovering_until_it_copies_anew() -> None:
+    with scenario_run(seed=22) as scenario:
+        cluster, one = scenario.cluster, scenario.others[0]
+        insert = {"insert": "kept", "documents": [{"_id": 1, "a": 1}], "writeConcern": {"w": 3}}
+        assert cluster.command(scenario.primary, insert, "scrub")["ok"] == 1.0
+        change_document(scenario, one, 1, b"\x07 none")
+        update = {"update": "kept", "updates": [{"q": {"_id": 1}, "u": {"$set": {"a": 2}}}]}
+        assert cluster.command(scenario.primary, update, "scrub")["n"] == 1
+        for _start in range(2):
+            cluster.run_until(lambda: bool(member(cluster, one).node.quarantine), 60, "it is quarantined")
+            assert member(cluster, one).node.state is MemberState.RECOVERING
+            assert "'u' of scrub.kept" in member(cluster, one).node.quarantine
+            assert scenario.write(scenario.primary).outcome == "ok"
+            scenario.kill(one)
+            scenario.restart(one)
+            cluster.run_until(lambda: cluster.machines[one].running is not None, 60, "it starts")
+        cluster.run_until(lambda: bool(member(cluster, one).node.quarantine), 60, "it is quarantined")
+        assert cluster.command(one, {"replSetResync": 1})["ok"] == 1.0
+        scenario.heal_all_and_judge()
+
+
+def test_a_rollback_that_the_disk_does_not_let_undo_leaves_its_member_in_recovering_until_it_copies_anew() -> None:
+    with scenario_run(seed=23) as scenario:
+        cluster, old = scenario.cluster, scenario.primary
+        scenario.write(old)
+        scenario.cut(old)
+        scenario.write(old, concern="w1")
+        store = member(cluster, old).store
+        store._connection.execute("UPDATE undo SET kind = 'dob' WHERE ts = ?", (store.last_applied.ts,))
+        cluster.run_until(lambda: cluster.primary() in scenario.others, 60, "another member leads")
+        scenario.heal()
+        for _start in range(2):
+            cluster.run_until(lambda: "cannot be undone" in member(cluster, old).node.quarantine, 60, "quarantine")
+            assert member(cluster, old).node.state is MemberState.RECOVERING
+            scenario.kill(old)
+            scenario.restart(old)
+            cluster.run_until(lambda: cluster.machines[old].running is not None, 60, "it starts")
+        cluster.run_until(lambda: "cannot be undone" in member(cluster, old).node.quarantine, 60, "quarantine")
+        assert cluster.command(old, {"replSetResync": 1})["ok"] == 1.0
+        scenario.heal_all_and_judge()
 
 
 def lose_pages(scenario: ScenarioRun, name: str) -> None:

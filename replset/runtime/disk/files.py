@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from replset.errors import DamagedEntryError, InvalidReplicaSetConfigError, ReplError, StorageError
 from replset.replication.context import Identity, MemberContext
 from replset.replication.ports import Clock, Workers
-from replset.replication.rollback import finish_rollbacks
+from replset.replication.rollback import NotUndoneError, finish_rollbacks
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.process.machine import TrackedWorkers
@@ -67,12 +67,14 @@ class MemberFiles:
 class OpenData:
     """What a member begins with. context: without its callbacks, since nobody else uses the files yet.
 
-    rolling_back: a rollback that a crash interrupted waits for space on the disk. damage: see `find_damage`.
+    rolling_back: a rollback that a crash interrupted waits for space on the disk. not_undone: why it cannot be
+    finished; empty when it can. damage: see `find_damage`.
     """
 
     files: MemberFiles
     context: MemberContext
     rolling_back: bool
+    not_undone: str
     damage: str
 
 
@@ -105,10 +107,14 @@ async def open_data(
         on_undone=_ignore,
         on_broken=_ignore,
     )
-    rollback_is_finished = await finish_rollback(context)
+    not_undone, rolling_back = "", False
+    try:
+        rolling_back = not await finish_rollback(context)
+    except NotUndoneError as error:
+        not_undone = error.message
     is_copy = bool(files.member_file.moved_from)
     damage = await context.workers.run(lambda: find_damage(store) or (find_torn_page(disk, store) if is_copy else ""))
-    return OpenData(files, context, not rollback_is_finished, damage)
+    return OpenData(files, context, rolling_back, not_undone, damage)
 
 
 def _ignore(*_: object) -> None:
@@ -153,7 +159,7 @@ def open_files(
 async def finish_rollback(context: MemberContext) -> bool:
     """Finish a rollback that a crash interrupted; False when the disk is too full for that now.
 
-    The member then goes on with it while it runs, in ROLLBACK.
+    The member then goes on with it while it runs, in ROLLBACK. NotUndoneError: it starts in quarantine.
     """
     try:
         await finish_rollbacks(context, lambda: None)

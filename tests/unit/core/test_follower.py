@@ -252,6 +252,23 @@ def test_an_interrupted_rollback_before_an_initial_sync_ends_in_that_sync() -> N
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
 
 
+@pytest.mark.parametrize("is_rollback", [False, True])
+def test_what_does_not_fit_the_disk_is_quarantined(is_rollback: bool) -> None:
+    """Each further try would fail the same way. The remark names the command that replaces the data."""
+    node = following()
+    if is_rollback:
+        failed(node, SourceProblem.DIVERGED, at(3), at(1))
+        node.receive(RollbackEnded(host(1), False, False, False, "it cannot be undone", not_undone=True), NOW)
+    else:
+        failed(node, SourceProblem.NOT_APPLIED)
+    assert node.state is MemberState.RECOVERING
+    assert node.quarantine
+    status = node.status(NOW)
+    assert status is not None
+    remark = next(one for one in status.remarks if one.why.startswith(f"{host(0)} keeps out"))
+    assert f"replset resync --host {host(0)}" in remark.next_step
+
+
 def test_each_member_reports_its_unacknowledged_rollbacks_and_its_quarantine() -> None:
     node = following(unacknowledged_rollbacks=2)
     outvoted(node)

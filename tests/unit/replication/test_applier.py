@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replset.bson import DateTime, Int64, Timestamp, encode
-from replset.errors import RemoteProtocolError
+from replset.errors import CannotApplyError, RemoteProtocolError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import (
     OplogEntry,
@@ -260,6 +260,61 @@ def test_a_replacement_that_looks_like_a_diff_is_told_by_its_version(members: tu
     source.replace(NS, {"_id": 1, "$v": 7, "diff": {"u": {"a": 1}}})
     copy_log(source, mine)
     assert mine.documents(NS) == {1: {"_id": 1, "$v": 7, "diff": {"u": {"a": 1}}}}
+
+
+def index_entry(member: Member, name: str, o: dict[str, object]) -> bytes:
+    coll = member.store.collection(NS)
+    assert coll is not None
+    newest = member.store.last_applied
+    return command_entry("app", coll.uuid, {name: "orders", **o}, OpTime(1, newest.ts + 1), 5)
+
+
+def test_an_index_that_was_made_empty_holds_what_is_here(members: tuple[Member, Member]) -> None:
+    """The set had no document then. A disk brought one back here, or a later part of the oplog was applied before."""
+    source, mine = members
+    source.create(NS)
+    copy_log(source, mine)
+    coll = mine.store.collection(NS)
+    assert coll is not None
+    with mine.store.maintenance() as txn:
+        txn.connection.execute(coll.sql_insert, (key_of(1), encode({"_id": 1, "a": [5, 6]})))
+    made = index_entry(source, "createIndexes", {"v": 2, "key": {"a": 1}, "name": "a_1"})
+    source.apply(made)
+    source.insert(NS, {"_id": 2, "a": 7})
+    copy_log(source, mine)
+    index = mine.store._catalog.by_uuid[coll.uuid].indexes[0]
+    assert index.ready
+    assert index.multikey
+    with mine.store.read() as snapshot:
+        assert [key for _, key in snapshot.index_scan(index, b"", None, limit=9)] == [key_of(1), key_of(1), key_of(2)]
+    again = index_entry(mine, "dropIndexes", {"index": "a_1"})
+    mine.apply(again)
+    mine.apply(index_entry(mine, "createIndexes", {"v": 2, "key": {"a": 1}, "name": "a_1"}))
+    assert len(mine.store._catalog.by_uuid[coll.uuid].indexes) == 1
+
+
+@pytest.mark.parametrize("what", ["bytes of a document", "a table", "a row of the undo"])
+def test_an_entry_that_does_not_fit_this_disk_is_this_members_fault(members: tuple[Member, Member], what: str) -> None:
+    """Its error ends nothing, since it would come again at each start."""
+    source, mine = members
+    source.create(NS)
+    source.insert(NS, {"_id": 1, "a": {"b": 1}})
+    copy_log(source, mine)
+    source.change(NS, 1, {"sa": {"u": {"b": 2}}})
+    coll, before = mine.store.collection(NS), mine.store.last_applied
+    assert coll is not None
+    entry = source.oplog()[-1]
+    with mine.store.maintenance() as txn:
+        if what == "bytes of a document":
+            txn.connection.execute(coll.sql_update, (b"\x07 no document", key_of(1)))
+        elif what == "a table":
+            txn.connection.execute(f"DROP TABLE {coll.table}")
+        else:
+            ts = OplogEntry(entry).optime.ts
+            txn.connection.execute("INSERT INTO undo (ts, seq, kind) VALUES (?, 0, 'doc')", (ts,))
+    with pytest.raises(CannotApplyError, match="does not fit what is on this member's disk"):
+        apply_batch(mine.store, [entry], 0, 1, lambda: False)
+    assert mine.store.last_applied == before
 
 
 def test_an_update_of_what_is_not_there_is_passed_over(members: tuple[Member, Member]) -> None:

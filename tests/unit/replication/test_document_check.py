@@ -26,6 +26,7 @@ from replset.runtime.jobs import scrubber
 from replset.runtime.jobs.scrubber import Scrubber
 from replset.storage import digests
 from replset.storage.retention import remove_old_data
+from replset.storage.undo import undo_step
 from tests.unit.replication.kit import WALL_MS, Member, Network
 
 NS = "db.c"
@@ -257,6 +258,39 @@ def test_a_row_that_lost_its_bytes_is_put_right(three: Three) -> None:
     rot(three.b, 3, b"")
     assert [one.id for one in three.repair(three.b).corrected] == [3]
     assert document(three.b, 3) == {"_id": 3, "n": 3}
+
+
+def test_what_is_put_back_takes_no_place_that_a_rollback_needs(three: Three) -> None:
+    """The newest document is deleted, and the delete is rolled back."""
+    rot(three.b, 3, None)
+    common = three.b.store.last_applied
+    three.b.delete(NS, 19)
+    three.b.insert(NS, {"_id": "new"})
+    three.b.delete(NS, "new")
+    assert [one.id for one in three.repair(three.b).corrected] == [3]
+    three.b.insert(NS, {"_id": "newer"})
+    while undo_step(three.b.store, common, stem="rollback-1", limit=1):
+        pass
+    assert three.differing(three.a) == []
+    coll = three.b.store.collection(NS)
+    assert coll is not None
+    with three.b.store.read() as snapshot:
+        assert [decode(doc)["_id"] for _, _, doc in snapshot.natural_scan(coll)][-2:] == [19, 3]
+
+
+@pytest.mark.parametrize("is_there", ["another document", "the document itself"])
+def test_a_rollback_goes_on_where_the_disk_brought_a_document_back(three: Three, is_there: str) -> None:
+    common = three.b.store.last_applied
+    three.b.delete(NS, 19)
+    coll = three.b.store.collection(NS)
+    assert coll is not None
+    _id = 77 if is_there == "another document" else 19
+    sql = f"INSERT INTO {coll.table} (rowid, key, doc) VALUES (20, ?, ?)"
+    three.b.store._connection.execute(sql, (encode_key(_id), encode({"_id": _id})))
+    while undo_step(three.b.store, common, stem="rollback-1"):
+        pass
+    assert document(three.b, 19) == {"_id": 19, "n": 19}
+    assert three.differing(three.a) == ([77] if is_there == "another document" else [])
 
 
 def test_without_a_majority_nothing_changes_unless_a_member_is_trusted(three: Three) -> None:

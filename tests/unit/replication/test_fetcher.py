@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from replset.bson import Int64, RawDocument, Timestamp, encode
+from replset.bson import Int64, RawDocument, Timestamp, encode, encode_key
 from replset.commands.members import oplog_fetch as oplog_fetch_module
 from replset.commands.members.messages import request_document
 from replset.commands.members.oplog_fetch import fetch_now, has_news, oplog_fetch, oplog_probe
@@ -394,6 +394,22 @@ def test_a_page_with_a_bad_entry(members: tuple[Member, Member], bad: bytes) -> 
     assert mine.broken == []
 
 
+def test_an_entry_that_does_not_fit_this_disk_is_reported_and_stops_nothing(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    coll = mine.store.collection(NS)
+    assert coll is not None
+    with mine.store.maintenance() as txn:
+        txn.connection.execute(coll.sql_update, (b"\x07 no document", encode_key(1)))
+    source.change(NS, 1, {"u": {"a": 2}})
+    before = mine.store.last_applied
+    for _start in range(2):
+        failed = failure_of(mine)
+        assert failed.problem is SourceProblem.NOT_APPLIED
+        assert "'u' of app.orders" in failed.detail
+    assert mine.store.last_applied == before
+    assert mine.broken == []
+
+
 def test_what_came_before_a_failure_is_applied(members: tuple[Member, Member]) -> None:
     source, mine = members
     source.insert(NS, *numbered(range(100, 200)))
@@ -553,7 +569,7 @@ def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeyp
     source, mine = members
     source.insert(NS, {"_id": "next"})
 
-    def broken(*arguments: object) -> int:
+    def broken(*arguments: object, **options: object) -> int:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(fetcher_module, "apply_batch", broken)

@@ -11,7 +11,7 @@ from replset.bson import decode
 from replset.ids import OpTime
 from replset.replication import rollback as rollback_module
 from replset.replication.common_point import CommonPoint
-from replset.replication.rollback import finish_rollbacks
+from replset.replication.rollback import NotUndoneError, finish_rollbacks
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, read_manifest, verify_file
 from replset.storage.store import Store
 from replset.storage.undo import rollback_done_marks, rollback_in_progress, undo_step
@@ -28,6 +28,7 @@ from tests.unit.replication.diverged import (
     run_rollback,
     two_members,
 )
+from tests.unit.replication.kit import synced
 
 
 def crash_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, operation: int = 0, step: int = 0) -> int:
@@ -140,3 +141,29 @@ def test_a_storage_failure_in_the_middle_stops_the_member(tmp_path: Path, monkey
     asyncio.run(mine.rollback.run(SOURCE))
     assert [type(error) for error in mine.broken] == [OSError]
     assert mine.reports == []
+
+
+@pytest.mark.parametrize("when", ["at once", "after a step"])
+def test_a_rollback_that_cannot_be_undone_ends_nothing_and_a_copy_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its undo is not what was written. At each start it would fail the same way."""
+    monkeypatch.setattr(rollback_module, "UNDO_STEP_ENTRIES", 4)
+    source, mine = two_members(tmp_path)
+    common = diverge(source, mine)
+    order = "DESC" if when == "at once" else "ASC"
+    sql = f"SELECT ts, seq FROM undo WHERE ts > ? AND kind = 'doc' ORDER BY ts {order} LIMIT 1"
+    with mine.store.maintenance() as txn:
+        (row,) = txn.connection.execute(sql, (common.ts,)).fetchall()
+        txn.connection.execute("UPDATE undo SET kind = 'dob' WHERE ts = ? AND seq = ?", row)
+    ended = run_rollback(mine)
+    assert (ended.ok, ended.retry, ended.not_undone) == (False, False, True)
+    assert mine.broken == []
+    again = reopened(mine, tmp_path, mine.network)
+    if when == "after a step":
+        with pytest.raises(NotUndoneError):
+            asyncio.run(finish_rollbacks(again.context, lambda: None))
+    assert synced(again, "a resync", forced=True).ok
+    assert again.everything() == source.everything()
+    assert RollbackState.PLANNED not in {manifest.state for manifest in list_manifests(again.dbpath)}
+    assert asyncio.run(finish_rollbacks(again.context, lambda: None)) == []
