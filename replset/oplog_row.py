@@ -17,6 +17,13 @@ _two = Struct("<QQ").pack
 _SIGN = 1 << 63
 _WHOLE = 1 << 64
 COLUMNS = "ts, term, op, ns, key, wall, hash, chain, entry"
+READ_COLUMNS = (
+    "ts, CAST(term AS INTEGER), CAST(op AS TEXT), CAST(ns AS TEXT), CAST(key AS BLOB), CAST(wall AS INTEGER),"
+    " CAST(hash AS INTEGER), CAST(chain AS INTEGER), CAST(entry AS BLOB)"
+)
+"""Of a row, each as what it was written as: a disk that changes one bit of a row's header makes text of bytes, or a
+float of a number.
+"""
 CHAIN_START = 0
 """The chain before the first entry ever."""
 

@@ -8,8 +8,13 @@ import apsw
 
 from replset.bson import RawDocument, encode
 from replset.storage.indexes import Index, load_all_indexes, load_indexes
-from replset.storage.schema import SESSIONS_UUID, collection_table
+from replset.storage.schema import DOC, SESSIONS_UUID, collection_table
 from replset.storage.sqlite import first_row, rows_of
+
+_COLUMNS = (
+    "CAST(ns AS TEXT), CAST(uuid AS BLOB), CAST(options AS BLOB), CAST(created_ts AS INTEGER),"
+    " CAST(dropped_ts AS INTEGER)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Collection:
         source = self.options.get("viewOn")
         put(self, "view_on", source if isinstance(source, str) else None)
         put(self, "table", table)
-        put(self, "sql_get", f"SELECT doc FROM {table} WHERE key = ?")
+        put(self, "sql_get", f"SELECT {DOC} FROM {table} WHERE key = ?")
         put(self, "sql_insert", f"INSERT INTO {table} (key, doc) VALUES (?, ?)")
         put(self, "sql_update", f"UPDATE {table} SET doc = ? WHERE key = ?")
         # NULL stands for the collection of sessions: see schema.py. No index finds these, so few are looked through.
@@ -94,7 +99,7 @@ def is_same(now: Collection, before: Collection) -> bool:
 
 def load_catalog(connection: apsw.Connection) -> list[Collection]:
     """Every collection, dropped ones that are still there included, in the order of their namespaces."""
-    rows = rows_of(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog ORDER BY ns, created_ts")
+    rows = rows_of(connection, f"SELECT {_COLUMNS} FROM catalog ORDER BY ns, created_ts")
     indexes = load_all_indexes(connection)
     return [
         Collection(ns, uuid, RawDocument(options), created, dropped, indexes.get(uuid, ()))
@@ -105,7 +110,7 @@ def load_catalog(connection: apsw.Connection) -> list[Collection]:
 def load_collection(connection: apsw.Connection, uuid: bytes) -> Collection | None:
     if uuid == SESSIONS_UUID:
         return SESSIONS
-    row = first_row(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog WHERE uuid = ?", (uuid,))
+    row = first_row(connection, f"SELECT {_COLUMNS} FROM catalog WHERE uuid = ?", (uuid,))
     if row is None:
         return None
     return Collection(row[0], row[1], RawDocument(row[2]), row[3], row[4], load_indexes(connection, uuid))

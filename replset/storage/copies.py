@@ -13,7 +13,7 @@ import apsw
 
 from replset.errors import CorruptDataError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_row import COLUMNS
+from replset.oplog_row import READ_COLUMNS
 from replset.storage import oplog
 from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
 from replset.storage.file_names import DATABASE_FILE
@@ -114,7 +114,7 @@ def _fill_oplog(
         if size > max_bytes and ts < committed_ts:
             break
         first = ts
-    rows = rows_of(source, f"SELECT {COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts", (first,))
+    rows = rows_of(source, f"SELECT {READ_COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts", (first,))
     while batch := list(islice(rows, _ROWS_A_STEP)):
         target.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", batch)
         pause()

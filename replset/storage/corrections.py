@@ -40,7 +40,7 @@ def correct(txn: Txn, coll: Collection, key: bytes, before: bytes | None, after:
 def written_after(txn: Txn, ns: str, ts: int) -> set[bytes] | None:
     """The keys of the documents of `ns` that entries after `ts` are about; None: that cannot be told."""
     keys: set[bytes] = set()
-    sql = "SELECT op, key, entry FROM oplog WHERE ts > ? AND (ns = ? OR op = ?)"
+    sql = "SELECT op, CAST(key AS BLOB), CAST(entry AS BLOB) FROM oplog WHERE ts > ? AND (ns = ? OR op = ?)"
     for op, key, entry in rows_of(txn.connection, sql, (ts, ns, COMMAND)):
         if op != COMMAND:
             keys.add(key)

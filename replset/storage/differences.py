@@ -24,7 +24,7 @@ from replset.storage.collection_changes import count_from_now_on
 from replset.storage.copies import OPLOG_ONLY
 from replset.storage.disk import Disk
 from replset.storage.indexes import Index, index_table_sql, load_indexes, write_entries
-from replset.storage.schema import collection_table, collection_table_sql
+from replset.storage.schema import DOC, IS_MISTYPED, KEY, collection_table, collection_table_sql
 from replset.storage.sqlite import first_row, rows_of, storage_error, transaction
 from replset.storage.txn import write_meta
 
@@ -172,7 +172,7 @@ def _hashed_rows(connection: apsw.Connection, table: str, low: int, high: int) -
 
 
 def _rows_of_span(connection: apsw.Connection, table: str, span: int) -> Iterator[Row]:
-    sql = f"SELECT rowid, key, doc FROM {table} WHERE rowid >= ? AND rowid <= ? ORDER BY rowid"
+    sql = f"SELECT rowid, {KEY}, {DOC} FROM {table} WHERE rowid >= ? AND rowid <= ? ORDER BY rowid"
     low = span << SPAN_BITS
     return (Row._make(row) for row in rows_of(connection, sql, (low, low + (1 << SPAN_BITS) - 1)))
 
@@ -211,6 +211,10 @@ def begin_build(disk: Disk, path: str, frame_path: str) -> list[bytes]:
                         count_from_now_on(connection, coll)
             for uuid in sorted(had - {coll.uuid for coll in collections}):
                 connection.execute(f"DROP TABLE {collection_table(uuid)}")
+            for uuid in (*(coll.uuid for coll in collections), SESSIONS.uuid):
+                connection.execute(
+                    f"UPDATE {collection_table(uuid)} SET key = {KEY}, doc = {DOC} WHERE {IS_MISTYPED}"
+                )  # as the source's rows are read, or what is copied would not be what was compared
             _adopt_indexes(connection, frame)
         return [coll.uuid for coll in collections] + [SESSIONS.uuid]
 
@@ -274,7 +278,7 @@ def _collection(connection: apsw.Connection, uuid: bytes) -> Collection:
 
 
 def _remove(connection: apsw.Connection, coll: Collection, indexes: tuple[Index, ...], place: int) -> None:
-    row = first_row(connection, f"SELECT key, doc FROM {coll.table} WHERE rowid = ?", (place,))
+    row = first_row(connection, f"SELECT {KEY}, {DOC} FROM {coll.table} WHERE rowid = ?", (place,))
     if row is not None:
         write_entries(connection, indexes, row[0], row[1], None)
         connection.execute(f"DELETE FROM {coll.table} WHERE rowid = ?", (place,))
@@ -314,7 +318,7 @@ def _fill(connection: apsw.Connection, uuid: bytes, pause: Callable[[], None]) -
     sql = "UPDATE indexes SET position = NULL WHERE coll = ? AND ready AND position = x'' RETURNING id"
     begun = {id_ for (id_,) in list(rows_of(connection, sql, (uuid,)))}
     indexes = tuple(index for index in load_indexes(connection, uuid) if index.id in begun)
-    rows = rows_of(connection, f"SELECT key, doc FROM {collection_table(uuid)}")
+    rows = rows_of(connection, f"SELECT {KEY}, {DOC} FROM {collection_table(uuid)}")
     while batch := list(islice(rows, _READ_ROWS)):
         for key, doc in batch:
             write_entries(connection, indexes, key, None, doc)

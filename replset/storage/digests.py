@@ -18,7 +18,9 @@ RANGE_DOCUMENTS, RANGE_BYTES = 1_000, 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class KeptDocument:
-    """One document of a range. hash: xxh3_64 of its bytes, signed."""
+    """One document of a range. hash: xxh3_64 of its bytes, signed; of a row that says that they are none, of others, so
+    that it differs from every whole one.
+    """
 
     key: bytes
     hash: int
@@ -39,6 +41,7 @@ class DocumentRange:
     documents: tuple[KeptDocument, ...]
 
 
+_MISTYPED = b" is no blob"
 EMPTY_RANGE = DocumentRange(None, 0, 0, 0, ())
 
 
@@ -47,7 +50,7 @@ def read_range(snapshot: Snapshot, coll: Collection, at: OpTime, low: bytes, hig
 
     high: None for the end of the collection. Raises what `Snapshot.scan` raises.
     """
-    rows: list[KeptDocument] = []
+    found: list[tuple[bytes, bytes]] = []
     size, last, end = 0, low, None
     for read, (key, doc) in enumerate(snapshot.scan(coll, at, low=low, high=high, pauses=True)):
         if read == RANGE_DOCUMENTS or size > RANGE_BYTES:
@@ -56,10 +59,12 @@ def read_range(snapshot: Snapshot, coll: Collection, at: OpTime, low: bytes, hig
         last = key
         if not doc:
             continue  # it was written later than `at`
-        rows.append(KeptDocument(key, entry_hash(doc), doc))
+        found.append((key, doc))
         size += len(doc)
-    text = ",".join([f"{one.key.hex()}:{one.doc.hex()}" for one in rows])
-    return DocumentRange(end, len(rows), size, _digest(text.upper()), tuple(rows))
+    mistyped = snapshot.mistyped(coll, low, next_key(last))
+    rows = [KeptDocument(key, entry_hash(doc + _MISTYPED if key in mistyped else doc), doc) for key, doc in found]
+    text = ",".join([f"{key.hex()}:{doc.hex()}".upper() + ("!" if key in mistyped else "") for key, doc in found])
+    return DocumentRange(end, len(rows), size, _digest(text), tuple(rows))
 
 
 def read_digest(snapshot: Snapshot, coll: Collection, at: OpTime, low: bytes, high: bytes | None) -> DocumentRange:
@@ -72,7 +77,9 @@ def read_digest(snapshot: Snapshot, coll: Collection, at: OpTime, low: bytes, hi
     if last is None:
         return replace(read_range(snapshot, coll, at, low, high), documents=())
     key, is_full = last
-    count, size, text = snapshot.range_text(coll, low, key)
+    count, size, text, is_mistyped = snapshot.range_text(coll, low, key)
+    if is_mistyped:
+        return replace(read_range(snapshot, coll, at, low, high), documents=())
     end = next_key(key) if is_full else None
     if end is not None and high is not None and end >= high:
         end = None

@@ -162,7 +162,7 @@ class IndexCheck:
         for key, doc in islice(snapshot.scan(self.coll, low=next_key(after)), limit):
             count += 1
             if self.index.position is None or key <= self.index.position:
-                for keystring in keys_of(self.index, doc):
+                for keystring in self._keys_of(doc):
                     keys += 1
                     if not snapshot.has_index_entry(self.index, keystring, key):
                         self._note(self.missing, (keystring, key))
@@ -194,13 +194,20 @@ class IndexCheck:
         known = self._keys.get(key)
         if known is not None and known[0] == doc:
             return known[1]
-        keys = frozenset(keys_of(self.index, doc))
+        keys = frozenset(self._keys_of(doc))
         self._keys_made += len(keys)
         if len(keys) > _MANY_KEYS:
             if len(self._keys) == _KEPT_DOCUMENTS:
                 self._keys.clear()
             self._keys[key] = doc, keys
         return keys
+
+    def _keys_of(self, doc: bytes) -> list[bytes]:
+        """As `keys_of`; a document that cannot be in the index, or whose bytes a disk has changed, has no key."""
+        try:
+            return keys_of(self.index, doc)
+        except ReplError:
+            return []
 
     @staticmethod
     def _note(found: list[tuple[bytes, bytes]], entry: tuple[bytes, bytes]) -> None:

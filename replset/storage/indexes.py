@@ -43,6 +43,10 @@ TO_THE_END = b"\xff"
 _COMPLEMENT = bytes(range(255, -1, -1))
 _NULL_KEY = encode_key(None)
 _COLUMNS = "id, coll, spec, build, position, ready, multikey"
+_AS_WRITTEN = (
+    "id, CAST(coll AS BLOB), CAST(spec AS BLOB), CAST(build AS BLOB), CAST(position AS BLOB), CAST(ready AS INTEGER),"
+    " CAST(multikey AS INTEGER)"
+)
 
 
 class Definition(NamedTuple):
@@ -374,7 +378,7 @@ def scan_index(
     if after is not None:  # in place of the bound before it: with both, SQLite would begin at the bound each time
         where[backwards], values[backwards] = f"(keystring, key) {'<' if backwards else '>'} (?, ?)", after
     sql = (
-        f"SELECT keystring, key FROM {index.table} WHERE {' AND '.join(where)}"
+        f"SELECT CAST(keystring AS BLOB), CAST(key AS BLOB) FROM {index.table} WHERE {' AND '.join(where)}"
         f" ORDER BY keystring {order}, key {order} LIMIT ?"
     )
     return list(rows_of(connection, sql, (*values[0], *values[1], limit)))
@@ -391,14 +395,14 @@ def index_table_sql(table: str) -> str:
 
 def load_indexes(connection: apsw.Connection, coll: bytes) -> tuple[Index, ...]:
     """The indexes of a collection that are not dropped, in the order in which they were made."""
-    sql = f"SELECT {_COLUMNS} FROM indexes WHERE coll = ? AND dropped_ts IS NULL ORDER BY id"
+    sql = f"SELECT {_AS_WRITTEN} FROM indexes WHERE coll = ? AND dropped_ts IS NULL ORDER BY id"
     return tuple(_index(row) for row in rows_of(connection, sql, (coll,)))
 
 
 def load_all_indexes(connection: apsw.Connection) -> dict[bytes, tuple[Index, ...]]:
     """As `load_indexes`, of all collections that have some."""
     found: dict[bytes, tuple[Index, ...]] = {}
-    for row in rows_of(connection, f"SELECT {_COLUMNS} FROM indexes WHERE dropped_ts IS NULL ORDER BY id"):
+    for row in rows_of(connection, f"SELECT {_AS_WRITTEN} FROM indexes WHERE dropped_ts IS NULL ORDER BY id"):
         index = _index(row)
         found[index.coll] = (*found.get(index.coll, ()), index)
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import apsw
 
 from replset.storage.catalog import Collection
+from replset.storage.schema import DOC, KEY
 from replset.storage.sqlite import PAGE_BYTES, PAGE_ROWS, first_row, page_of, rows_of
 
 Row = tuple[int, bytes, bytes]
@@ -43,7 +44,8 @@ def pages(
     later = f"EXISTS (SELECT 1 FROM undo WHERE {coll.sql_in_undo} AND key = d.key AND ts > ?), "
     changed, values = ("", ()) if since is None else (later, (coll.uuid, since))
     sql = (
-        f"SELECT {changed}rowid, key, doc FROM {coll.table} AS d WHERE rowid {beyond} ? ORDER BY rowid {order} LIMIT ?"
+        f"SELECT {changed}rowid, {KEY}, {DOC} FROM {coll.table} AS d"
+        f" WHERE rowid {beyond} ? ORDER BY rowid {order} LIMIT ?"
     )
     place = (_LAST if backwards else _FIRST) if after is None else after
     more = True
@@ -121,6 +123,7 @@ class _Earlier:
         return None if is_moved else self._earliest(key)
 
     def _earliest(self, key: bytes) -> bytes | None:
-        row = first_row(self._connection, f"SELECT before {self._later} {_EARLIEST}", (self._uuid, key, self._since))
+        sql = f"SELECT CAST(before AS BLOB) {self._later} {_EARLIEST}"
+        row = first_row(self._connection, sql, (self._uuid, key, self._since))
         before: bytes | None = row[0]
         return before

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_row import COLUMNS, OplogRow, TermSpan
+from replset.oplog_row import READ_COLUMNS, OplogRow, TermSpan
 from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, load_sqlite_utils
 
@@ -123,7 +123,7 @@ class OfflineOplog:
         filters = {"ns": ns, "op": op}
         wanted = {name: value for name, value in filters.items() if value is not None}
         where = "".join(f" AND {name} = ?" for name in wanted)
-        sql = f"SELECT {COLUMNS} FROM oplog WHERE ts > ?{where} ORDER BY ts LIMIT ?"
+        sql = f"SELECT {READ_COLUMNS} FROM oplog WHERE ts > ?{where} ORDER BY ts LIMIT ?"
         place, left = after.ts, limit
         while left is None or left > 0:
             size = _PAGE if left is None else min(_PAGE, left)
@@ -137,7 +137,7 @@ class OfflineOplog:
 
     def newest_rows(self, count: int) -> list[OplogRow]:
         """The last `count` rows, oldest first."""
-        sql = f"SELECT {COLUMNS} FROM oplog ORDER BY ts DESC LIMIT ?"
+        sql = f"SELECT {READ_COLUMNS} FROM oplog ORDER BY ts DESC LIMIT ?"
         return [OplogRow._make(row) for row in reversed(self._rows(sql, [count]))]
 
     def _trimmed_through(self) -> int:

@@ -11,12 +11,12 @@ from replset.bson import InvalidBSONError
 from replset.errors import CappedPositionLostError, CorruptDataError, DamagedEntryError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
-from replset.oplog_row import COLUMNS, OplogRow, TermSpan, entry_hash, first_damaged, next_chain
+from replset.oplog_row import READ_COLUMNS, OplogRow, TermSpan, entry_hash, first_damaged, next_chain
 from replset.storage.sqlite import first_row, rows_of
 
 
 def newest_row(connection: apsw.Connection) -> OplogRow | None:
-    return _one(connection, f"SELECT {COLUMNS} FROM oplog ORDER BY ts DESC LIMIT 1", ())
+    return _one(connection, f"SELECT {READ_COLUMNS} FROM oplog ORDER BY ts DESC LIMIT 1", ())
 
 
 class OplogHead(NamedTuple):
@@ -36,12 +36,12 @@ def newest_heads(connection: apsw.Connection, limit: int) -> list[OplogHead]:
 
 
 def oldest_row(connection: apsw.Connection) -> OplogRow | None:
-    return _one(connection, f"SELECT {COLUMNS} FROM oplog ORDER BY ts LIMIT 1", ())
+    return _one(connection, f"SELECT {READ_COLUMNS} FROM oplog ORDER BY ts LIMIT 1", ())
 
 
 def row_at(connection: apsw.Connection, optime: OpTime) -> OplogRow | None:
     """The row with exactly this optime."""
-    row = _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts = ?", (optime.ts,))
+    row = _one(connection, f"SELECT {READ_COLUMNS} FROM oplog WHERE ts = ?", (optime.ts,))
     return row if row is not None and row.term == optime.term else None
 
 
@@ -62,7 +62,7 @@ def is_in_history(connection: apsw.Connection, theirs: OplogRow) -> bool:
 
 
 def row_at_or_before(connection: apsw.Connection, ts: int) -> OplogRow | None:
-    return _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts <= ? ORDER BY ts DESC LIMIT 1", (ts,))
+    return _one(connection, f"SELECT {READ_COLUMNS} FROM oplog WHERE ts <= ? ORDER BY ts DESC LIMIT 1", (ts,))
 
 
 def count_between(connection: apsw.Connection, after_ts: int, up_to_ts: int, most: int) -> int:
@@ -101,7 +101,7 @@ def rows_after(
     if op is not None:
         conditions.append("op = ?")
         values.append(op)
-    sql = f"SELECT {COLUMNS} FROM oplog WHERE {' AND '.join(conditions)} ORDER BY ts LIMIT ?"
+    sql = f"SELECT {READ_COLUMNS} FROM oplog WHERE {' AND '.join(conditions)} ORDER BY ts LIMIT ?"
     rows: list[OplogRow] = []
     size = 0
     cursor = rows_of(connection, sql, (*values, limit if ns is None else -1))
@@ -132,7 +132,9 @@ def undamaged(connection: apsw.Connection, path: str, rows: list[OplogRow]) -> l
     """
     if not rows:
         return rows
-    previous = first_row(connection, "SELECT chain FROM oplog WHERE ts < ? ORDER BY ts DESC LIMIT 1", (rows[0].ts,))
+    previous = first_row(
+        connection, "SELECT CAST(chain AS INTEGER) FROM oplog WHERE ts < ? ORDER BY ts DESC LIMIT 1", (rows[0].ts,)
+    )
     damaged = first_damaged(rows, None if previous is None else previous[0])
     if damaged == 0:
         raise _damaged(path, rows[0], "hash or chain")
@@ -163,7 +165,7 @@ def check_chain(connection: apsw.Connection, path: str, *, after_ts: int, limit:
 
     CorruptDataError names the optime where hash or chain is not what the bytes give.
     """
-    sql = f"SELECT {COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts LIMIT ?"
+    sql = f"SELECT {READ_COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts LIMIT ?"
     try:
         return _check_rows(rows_of(connection, sql, (after_ts, limit + 1)), path)
     except UnicodeDecodeError as error:

@@ -28,10 +28,12 @@ from replset.oplog_row import OplogRow
 from replset.storage import natural_order, oplog
 from replset.storage.catalog import SESSIONS, Collection, load_collection
 from replset.storage.indexes import Index, has_entry, scan_index
+from replset.storage.schema import IS_MISTYPED, KEY
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
 from replset.storage.txn import Meta, key_sql, next_key, read_meta
 
 _ABSENT = object()
+_BEFORE = "CAST(before AS BLOB)"
 _CHANGES = 1000
 """Writes that one call of `changed_documents` looks at."""
 _SESSION_CHANGES = 2000
@@ -199,7 +201,7 @@ class Snapshot:
         since = self._prepare(coll, at)
         if since is not None:
             rows = self._execute(
-                f"SELECT before FROM undo WHERE {coll.sql_in_undo} AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1",
+                f"SELECT {_BEFORE} FROM undo WHERE {coll.sql_in_undo} AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1",
                 (coll.uuid, key, since),
             )
             if rows:
@@ -263,7 +265,7 @@ class Snapshot:
         """The documents with low <= key < high as they were at `since`. page: those that are there now."""
         earliest: dict[bytes, bytes | None] = {}
         for key, before in self._execute(
-            f"SELECT key, before FROM undo WHERE {coll.sql_in_undo} AND key >= ? AND key < ? AND ts > ?"
+            f"SELECT key, {_BEFORE} FROM undo WHERE {coll.sql_in_undo} AND key >= ? AND key < ? AND ts > ?"
             " ORDER BY key, ts, seq",
             (coll.uuid, low, high, since),
         ):
@@ -298,10 +300,10 @@ class Snapshot:
         """
         if ts <= self.pruned_through or self._known(coll.uuid) is None:
             return []
-        at = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts = ? ORDER BY seq LIMIT 2 OFFSET ?"
+        at = f"SELECT {_BEFORE} FROM undo WHERE coll = ? AND key = ? AND ts = ? ORDER BY seq LIMIT 2 OFFSET ?"
         versions: list[bytes | None] = [before for (before,) in self._execute(at, (coll.uuid, key, ts, number))]
         if len(versions) == 1:
-            later = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1"
+            later = f"SELECT {_BEFORE} FROM undo WHERE coll = ? AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1"
             rows = self._execute(later, (coll.uuid, key, ts)) or self._execute(coll.sql_get, (key,))
             versions.append(rows[0][0] if rows else None)
         return versions
@@ -382,14 +384,25 @@ class Snapshot:
                 return None
         return last, is_full
 
-    def range_text(self, coll: Collection, low: bytes, last: bytes) -> tuple[int, int, str]:
-        """How many documents there are from one key to another, their bytes, and all keys and documents in hex."""
+    def range_text(self, coll: Collection, low: bytes, last: bytes) -> tuple[int, int, str, bool]:
+        """How many documents there are from one key to another, their bytes, all keys and documents in hex, and whether
+        some of the rows say that they are no bytes.
+        """
         sql = (
-            "SELECT count(*), total(length(doc)), group_concat(hex(key) || ':' || hex(doc)) FROM"
-            f" (SELECT key, doc FROM {coll.table} WHERE key >= ? AND key <= ? ORDER BY key)"
+            "SELECT count(*), total(length(doc)), group_concat(hex(key) || ':' || hex(doc)),"
+            f" max({IS_MISTYPED}) FROM (SELECT key, doc FROM {coll.table} WHERE key >= ? AND key <= ? ORDER BY key)"
         )
-        ((count, size, text),) = self._execute(sql, (low, last))
-        return count, int(size), text or ""
+        ((count, size, text, is_mistyped),) = self._execute(sql, (low, last))
+        return count, int(size), text or "", bool(is_mistyped)
+
+    def mistyped(self, coll: Collection, low: bytes, high: bytes) -> set[bytes]:
+        """The keys from `low` to before `high` whose rows say that they are no bytes: a disk has changed a bit of them.
+
+        All reads take them for the bytes that they were.
+        """
+        self._prepare(coll, None)
+        sql = f"SELECT {KEY} FROM {coll.table} WHERE key >= ? AND key < ? AND {IS_MISTYPED}"
+        return {key for (key,) in self._execute(sql, (low, high))}
 
     # --- indexes
 
@@ -427,9 +440,10 @@ class Snapshot:
         # The plus keeps SQLite from the index by collection, which would read all undo of the collection.
         end: tuple[int, int] = last[0] if last else (self.newest.ts, _LAST)
         rows = self._execute(
-            "SELECT key, before FROM undo AS u WHERE (ts, seq) > (?, ?) AND (ts, seq) <= (?, ?) AND +coll = ?"
-            " AND key IS NOT NULL AND before IS NOT NULL AND NOT EXISTS (SELECT 1 FROM undo AS e WHERE e.coll = u.coll"
-            " AND e.key = u.key AND e.ts > ? AND e.ts <= u.ts AND (e.ts, e.seq) < (u.ts, u.seq)) ORDER BY ts, seq",
+            f"SELECT CAST(key AS BLOB), {_BEFORE} FROM undo AS u WHERE (ts, seq) > (?, ?) AND (ts, seq) <= (?, ?)"
+            " AND +coll = ? AND key IS NOT NULL AND before IS NOT NULL AND NOT EXISTS (SELECT 1 FROM undo AS e"
+            " WHERE e.coll = u.coll AND e.key = u.key AND e.ts > ? AND e.ts <= u.ts"
+            " AND (e.ts, e.seq) < (u.ts, u.seq)) ORDER BY ts, seq",
             (*begin, *end, coll.uuid, at.ts),
         )
         return rows, end, bool(last)

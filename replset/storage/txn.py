@@ -37,6 +37,7 @@ from replset.storage.indexes import (
     state_of,
     write_entries,
 )
+from replset.storage.schema import DOC as DOC_COLUMN
 from replset.storage.schema import collection_table, collection_table_sql
 from replset.storage.sqlite import PAGE_ROWS, first_row, page_of, rows_of
 
@@ -75,7 +76,7 @@ def revert(
         table = collection_table(coll)
         indexes = catalog.by_uuid[coll].indexes
         if indexes:
-            row = first_row(connection, f"SELECT doc FROM {table} WHERE key = ?", (key,))
+            row = first_row(connection, f"SELECT {DOC_COLUMN} FROM {table} WHERE key = ?", (key,))
             if write_entries(connection, indexes, key or b"", None if row is None else row[0], before):
                 catalog.reload_indexes(connection, coll)
         if before is None:
@@ -491,7 +492,7 @@ class Txn:
 def key_sql(coll: Collection, backwards: bool) -> str:
     """The statement for a page of (key, document) in the order of keys, from one key to before another."""
     order = "DESC" if backwards else "ASC"
-    return f"SELECT key, doc FROM {coll.table} WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT ?"
+    return f"SELECT key, {DOC_COLUMN} FROM {coll.table} WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT ?"
 
 
 def next_key(key: bytes) -> bytes:

@@ -139,7 +139,10 @@ def _floor(connection: apsw.Connection, common_ts: int, limit: int, max_bytes: i
 
 def _undo_above(txn: Txn, floor: int) -> None:
     connection = txn.connection
-    sql = "SELECT kind, coll, key, before, place FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC"
+    sql = (
+        "SELECT CAST(kind AS TEXT), CAST(coll AS BLOB), CAST(key AS BLOB), CAST(before AS BLOB), CAST(place AS INTEGER)"
+        " FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC"
+    )
     rows = list(rows_of(connection, sql, (floor,)))
     for kind, coll, key, before, place in rows:
         revert(connection, txn.catalog, kind, coll, key, before, place)

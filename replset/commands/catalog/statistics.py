@@ -24,6 +24,7 @@ from replset.commands.reads.scan import SLICE_BYTES, SLICE_RAW, pause
 from replset.errors import NamespaceNotFoundError, NotBuiltError, SnapshotCutError
 from replset.storage.catalog import Collection
 from replset.storage.index_build import IndexCheck
+from replset.storage.indexes import TO_THE_END
 from replset.storage.snapshot import Sizes, Snapshot
 from replset.storage.txn import next_key
 
@@ -241,6 +242,7 @@ async def validate(ctx: CommandContext) -> Reply:
             bad.append(key)
 
     await each_document(ctx, coll, take)
+    bad += sorted((await read_in_thread(ctx, lambda snapshot: snapshot.mistyped(coll, b"", TO_THE_END))) - set(bad))
     keys: dict[str, object] = {"_id_": Int64(count)}
     details: dict[str, object] = {"_id_": {"valid": not bad}}
     errors = [f"{len(bad)} documents are damaged or stored under another key"] if bad else []

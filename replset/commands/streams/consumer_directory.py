@@ -19,6 +19,7 @@ from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.query.change_tokens import Token
 from replset.replication.write_ops import WriteGroup, do_update, update_object
 from replset.storage.retention import falls_off_in_s
+from replset.storage.schema import DOC, KEY
 from replset.storage.sqlite import rows_of
 from replset.storage.store import Store
 
@@ -92,7 +93,7 @@ class ConsumerDirectory:
         coll = store.collection(CONSUMERS_NS)
         if coll is None:
             return []
-        sql = f"SELECT key, doc FROM {coll.table} ORDER BY key"
+        sql = f"SELECT {KEY}, {DOC} FROM {coll.table} ORDER BY key"
         rows: list[tuple[bytes, bytes]] = store.query(lambda connection: list(rows_of(connection, sql, ())))
         before, self._parsed = self._parsed, {}
         for key, raw in rows:

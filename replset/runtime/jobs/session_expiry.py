@@ -25,6 +25,7 @@ from replset.replication.session_write import expiry_note
 from replset.replication.write_ops import WriteGroup, do_noop
 from replset.runtime.disk.writer import Writer
 from replset.storage.catalog import SESSIONS
+from replset.storage.schema import DOC, KEY
 from replset.storage.sessions import read_record
 from replset.storage.sqlite import rows_of
 
@@ -104,7 +105,7 @@ class SessionExpiry:
                     return page, True
             return page, len(page) == SLICE
 
-        sql = f"SELECT key, doc FROM {SESSIONS.table} WHERE key > ? ORDER BY key LIMIT {SLICE}"
+        sql = f"SELECT {KEY}, {DOC} FROM {SESSIONS.table} WHERE key > ? ORDER BY key LIMIT {SLICE}"
         return self._context.store.query(read)
 
 

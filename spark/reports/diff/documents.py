@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from replset.bson import RawDocument, to_ejson_value
-from replset.errors import BadValueError
+from replset.errors import BadValueError, ReplError
 from replset.ids import OpTime
 from replset.oplog_row import entry_hash
 from spark.columns import ddl_of, repeated, schema_of, sorted_by
@@ -24,7 +24,7 @@ from spark.jobs import map_numbers
 from spark.local_jobs import THREADS
 from spark.oplog import Oplog, OplogError
 from spark.readers.sqlite import SqliteOplog
-from spark.render.documents import SAMPLES
+from spark.render.documents import SAMPLES, entry_value
 from spark.reports.replay.base import DbpathBase
 
 if TYPE_CHECKING:
@@ -71,15 +71,20 @@ class DocumentDiff:
     def _sample(self, ns: str, key: bytes) -> dict[str, Any]:
         """One document as each member has it; null where it has none."""
         found = [(base.name, base.document(ns, key, self.point)) for base in self._bases]
-        ids = [RawDocument(document).get("_id") for _, document in found if document is not None]
+        ids = [_id_of(document) for _, document in found if document is not None]
         return {
             "ns": ns,
-            "_id": to_ejson_value(ids[0]) if ids else None,
-            "versions": [
-                {"member": name, "document": None if raw is None else to_ejson_value(RawDocument(raw).decode())}
-                for name, raw in found
-            ],
+            "_id": next((to_ejson_value(one) for one in ids if one is not None), None),
+            "versions": [{"member": name, "document": entry_value(raw)} for name, raw in found],
         }
+
+
+def _id_of(document: bytes) -> object:
+    """None where the document's bytes are none any more."""
+    try:
+        return RawDocument(document).get("_id")
+    except (ReplError, ValueError):
+        return None
 
 
 def check_oplogs(oplogs: Sequence[Oplog]) -> None:

@@ -25,6 +25,9 @@ ROWS_PER_PART = 250_000
 BYTES_PER_PART = 64 << 20
 _BATCH_ROWS = 4_096
 _BATCH_BYTES = 4 << 20
+_KEY = "CAST(key AS BLOB)"
+_DOCUMENT = "CASE typeof(doc) WHEN 'blob' THEN doc ELSE CAST('no blob: ' || ifnull(doc, '') AS BLOB) END"
+"""Of a row that says that its document is no bytes, others: a disk has changed it, whatever the bytes are."""
 SCHEMA = schema_of("key document", key=pa.binary(), document=pa.binary())
 Part = tuple[int, int]
 _WHOLE: Part = (0, -1)
@@ -162,9 +165,9 @@ class DbpathBase:
         if uuid is None:
             return None
         with open_database(self.name, self.path) as connection:
-            undone = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? AND kind = 'doc'"
+            undone = "SELECT CAST(before AS BLOB) FROM undo WHERE coll = ? AND key = ? AND ts > ? AND kind = 'doc'"
             rows = _rows(connection, f"{undone} ORDER BY ts, seq LIMIT 1", (uuid, key, at.ts)) or _rows(
-                connection, f"SELECT doc FROM {_table(uuid)} WHERE key = ?", (key,)
+                connection, f"SELECT {_DOCUMENT} FROM {_table(uuid)} WHERE key = ?", (key,)
             )
             return None if not rows or rows[0][0] is None else bytes(rows[0][0])
 
@@ -174,9 +177,10 @@ class DbpathBase:
             if start.undone:
                 # One statement sees one state of the file: a document changed since `at` is as it was before that.
                 sql = (
-                    "WITH later AS (SELECT key, before, min(ts) FROM undo "
+                    "WITH later AS (SELECT key, CAST(before AS BLOB) AS before, min(ts) FROM undo "
                     "WHERE coll = ? AND ts > ? AND kind = 'doc' GROUP BY key) "
-                    f"SELECT key, doc AS document FROM {table} WHERE key NOT IN (SELECT key FROM later) "
+                    f"SELECT {_KEY} AS key, {_DOCUMENT} AS document FROM {table}"
+                    " WHERE key NOT IN (SELECT key FROM later) "
                     "UNION ALL SELECT key, before FROM later WHERE before IS NOT NULL"
                 )
                 yield from _stream(connection, sql, (start.uuid, at.ts))
@@ -185,7 +189,7 @@ class DbpathBase:
                         self.name, f"its undo up to {OpTime(at.term, pruned)} was pruned while it was read"
                     )
                 return
-            sql = f"SELECT key, doc AS document FROM {table} WHERE rowid >= ? AND rowid < ?"
+            sql = f"SELECT {_KEY} AS key, {_DOCUMENT} AS document FROM {table} WHERE rowid >= ? AND rowid < ?"
             yield from _stream(connection, sql, part)
             if (newest := _newest(connection)).ts > at.ts:
                 raise OplogError(self.name, f"the member moved on to {newest}, past {at}: take a copy of it")

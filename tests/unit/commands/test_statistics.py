@@ -111,6 +111,22 @@ def test_validate(filled: Client, member: FakeMember) -> None:
     assert filled.code({"validate": "c", "repair": True}) == 238
 
 
+def test_a_row_of_another_type_is_read_and_is_not_valid(filled: Client, member: FakeMember) -> None:
+    """One bit of its header says that it is text: the bytes are there."""
+    coll = member.store.collection("test.c")
+    assert coll is not None
+    before = filled.ok({"find": "c", "batchSize": 100})["cursor"]["firstBatch"]
+    with member.store.group() as txn:
+        txn.connection.execute(f"UPDATE {coll.table} SET doc = CAST(doc AS TEXT) WHERE rowid = 7")
+    assert filled.ok({"find": "c", "batchSize": 100})["cursor"]["firstBatch"] == before
+    assert len(filled.ok({"find": "c", "filter": {"_id": before[6]["_id"]}})["cursor"]["firstBatch"]) == 1
+    report = filled.ok({"validate": "c"})
+    assert (report["valid"], report["nInvalidDocuments"], len(report["corruptRecords"])) == (False, 1, 1)
+    with member.store.group() as txn:
+        txn.connection.execute(f"UPDATE {coll.table} SET doc = CAST(x'ff' AS TEXT) WHERE rowid = 7")
+    assert filled.ok({"validate": "c"})["nInvalidDocuments"] == 1
+
+
 def test_validate_of_documents_with_many_keys(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their keys are made once, not for each of their entries."""
     many = [{"_id": number, "a": list(range(number, 3_000, 3))} for number in range(3)]

@@ -118,6 +118,23 @@ def test_only_what_differs_is_fetched(members: tuple[Member, Member]) -> None:
     assert_alike(source, mine)
 
 
+@pytest.mark.parametrize("whose", ["mine", "the source's"])
+def test_rows_of_another_type_are_written_anew(members: tuple[Member, Member], whose: str) -> None:
+    """One bit of a row's header says that its document is text."""
+    source, mine = members
+    member = mine if whose == "mine" else source
+    coll = member.store.collection(NS)
+    assert coll is not None
+    member.store._connection.execute(f"UPDATE {coll.table} SET doc = CAST(doc AS TEXT) WHERE rowid < 10")
+    member.store._connection.execute(f"UPDATE {coll.table} SET doc = 7 WHERE rowid = 10 AND ?", (member is mine,))
+    source.replace(NS, {"_id": 5, "text": "changed"})
+    trim(source)
+    assert sync(mine).ok
+    assert_alike(source, mine)
+    with mine.store.read() as snapshot:
+        assert not snapshot.mistyped(coll, b"", b"\xff")
+
+
 def do(member: Member, operation: Callable[[WriteGroup], object]) -> None:
     with member.store.group() as txn:
         operation(WriteGroup(txn, member.node.term, member.clock.wall_ms(), member.rng))

@@ -260,6 +260,33 @@ def test_a_row_that_lost_its_bytes_is_put_right(three: Three) -> None:
     assert document(three.b, 3) == {"_id": 3, "n": 3}
 
 
+def mistype(member: Member, _id: int, made: str) -> None:
+    """One bit of a row's header says that its document is text, or a number."""
+    coll = member.store.collection(NS)
+    assert coll is not None
+    sql = f"UPDATE {coll.table} SET doc = {made} WHERE key = ?"
+    member.store._connection.execute(sql, (encode_key(_id),))
+
+
+@pytest.mark.parametrize("ranges", ["digests", "documents"])
+@pytest.mark.parametrize("made", ["CAST(doc AS TEXT)", "CAST(doc || x'ff00' AS TEXT)", "7", "7.5"])
+def test_a_row_of_another_type_is_a_difference_and_is_put_right(three: Three, made: str, ranges: str) -> None:
+    """SQLite gives text for it, or an error, where documents are bytes."""
+    mistype(three.b, 3, made)
+    if ranges == "documents":
+        three.a.insert(NS, {"_id": 3.5})  # an entry behind what all have committed: read one by one
+    assert three.differing(three.a) == [3]
+    if made == "CAST(doc AS TEXT)":
+        assert document(three.b, 3) == {"_id": 3, "n": 3}, "its bytes are there"
+    assert [one.id for one in three.repair(three.b).corrected] == [3]
+    assert three.differing(three.a) == []
+    coll = three.b.store.collection(NS)
+    assert coll is not None
+    with three.b.store.read() as snapshot:
+        assert snapshot.mistyped(coll, b"", b"\xff") == set()
+        assert snapshot.get(coll, encode_key(3)) == encode({"_id": 3, "n": 3})
+
+
 def test_what_is_put_back_takes_no_place_that_a_rollback_needs(three: Three) -> None:
     """The newest document is deleted, and the delete is rolled back."""
     rot(three.b, 3, None)

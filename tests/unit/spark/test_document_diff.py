@@ -99,6 +99,22 @@ def test_a_changed_and_a_lost_document_are_found(members: list[SqliteOplog], cap
     assert diff(capsys, members[:2], "--documents", "--ns", "shop.users")[0] == 0
 
 
+@pytest.mark.parametrize("made", ["CAST(doc AS TEXT)", "CAST(doc || x'ff00' AS TEXT)", "7"])
+def test_a_row_of_another_type_is_found(members: list[SqliteOplog], capsys: Capture, made: str) -> None:
+    """One bit of its header is changed: what cannot be read as it was written is a difference."""
+    import sqlite3
+    from contextlib import closing
+
+    key = next(key for key in range(7) if _unchanged_since(members, key))
+    with closing(sqlite3.connect(members[1].path)) as connection:
+        ((uuid,),) = connection.execute("SELECT uuid FROM catalog WHERE ns = ?", (NS,))
+        connection.execute(f"UPDATE d_{uuid.hex()} SET doc = {made} WHERE key = ?", (encode_key(key),))
+        connection.commit()
+    status, found = diff(capsys, members[:2], "--documents")
+    assert (status, found["documentsAt"]["differing"]) == (1, 1)
+    assert found["documentsAt"]["samples"][0]["_id"] == key
+
+
 def _unchanged_since(members: list[SqliteOplog], key: int) -> bool:
     """Whether the document is there, and as it was left by the entries before the newest five."""
     from spark.reports.replay.base import DbpathBase

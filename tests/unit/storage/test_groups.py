@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -10,6 +11,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from replset.errors import (
+    DamagedEntryError,
     DataMismatchError,
     InvariantError,
     NamespaceExistsError,
@@ -19,6 +21,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import insert_entry
+from replset.oplog_row import OplogRow
 from replset.storage.disk import RealDisk
 from replset.storage.oplog_tail import ROW_BYTES
 from replset.storage.store import Store, StoreOptions
@@ -313,6 +316,30 @@ def test_oplog_reads(driver: Driver) -> None:
         assert snapshot.oplog_after(OPTIME_NULL, limit=3, max_bytes=1 << 30, ns="db.c", op="i") == in_memory[1:4]
         assert snapshot.newest == newest.optime
     assert newest.key == key_of(9)
+
+
+@pytest.mark.parametrize("column", ["hash", "chain", "op", "ns", "key", "entry"])
+def test_a_column_of_another_type_stops_no_read_and_no_start(driver: Driver, column: str) -> None:
+    """One bit of a row's header makes a float of a number, text of bytes, and bytes of text."""
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(6)))
+    ts = driver.store.last_applied.ts - 2
+    made = {"hash": "REAL", "chain": "REAL", "op": "BLOB", "ns": "BLOB"}
+    kind = made.get(column, "TEXT")
+    driver.store._connection.execute(f"UPDATE oplog SET {column} = CAST({column} AS {kind}) WHERE ts = ?", (ts,))
+    reopened = driver.reopen()
+    damage, rows = "", list[OplogRow]()
+    with reopened.read() as snapshot:
+        try:
+            snapshot.check_newest(5)
+        except DamagedEntryError as error:
+            damage = error.message
+    with suppress(DamagedEntryError):
+        while len(rows) < 7:
+            after = rows[-1].optime if rows else OPTIME_NULL
+            rows += reopened.oplog_after(after, limit=10, max_bytes=1 << 20)
+    assert len(rows) == (4 if damage else 7)
+    assert bool(damage) == (column in ("hash", "chain")), "the bytes of the others are there"
+    assert all(isinstance(row.entry, bytes) and isinstance(row.ns, str) for row in rows)
 
 
 def test_the_memory_of_the_newest_entries_is_bounded(make_driver: Callable[..., Driver]) -> None:
