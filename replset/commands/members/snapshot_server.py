@@ -112,8 +112,8 @@ class SnapshotServer:
         self._options = options or SnapshotOptions()
         self._needed = needed
         self._copies: dict[str, _Copy] = {}
-        self._fetched: list[tuple[Millis, OpTime]] = []
-        """Until when the entries behind a copy stay after its end, and where it begins."""
+        self._fetched: list[tuple[Millis, OpTime, HostPort | None]] = []
+        """Until when the entries behind a copy stay after its end, where it begins, and who asked for it."""
 
     def clear_leftovers(self) -> None:
         """Remove the copies of an earlier run of this member; nobody can ask for them any more."""
@@ -168,8 +168,9 @@ class SnapshotServer:
         copy = self._copies.pop(snapshot_id, None)
         if copy is not None:
             now = self._context.clock.now()
-            if copy.begins_at is not None:
-                self._fetched.append((Millis(now + max(CATCH_UP_MS, now - copy.began)), copy.begins_at))
+            if copy.ready and copy.begins_at is not None:
+                until = Millis(now + max(CATCH_UP_MS, now - copy.began))
+                self._fetched.append((until, copy.begins_at, copy.asked_by))
             await self._remove(copy)
 
     def needed(self) -> OpTime | None:
@@ -179,17 +180,20 @@ class SnapshotServer:
         goes on with it when it is back.
         """
         now = self._context.clock.now()
-        self._fetched = [(until, at) for until, at in self._fetched if until > now]
+        self._fetched = [row for row in self._fetched if row[0] > now]
         copied = [copy.begins_at for copy in self._copies.values() if copy.begins_at is not None]
-        return min((*copied, *(at for _, at in self._fetched)), default=None, key=lambda at: at.ts)
+        return min((*copied, *(at for _, at, _ in self._fetched)), default=None, key=lambda at: at.ts)
 
     async def expire(self) -> None:
-        """Remove the copies that nobody has asked for in their `expire_ms`."""
+        """Remove the copies that nobody has asked for in their `expire_ms`.
+
+        The member may have fetched all of it, and still check it or fill its indexes. So the entries behind the copy
+        stay as after any other end: trimmed, they would leave that member too stale once it is done.
+        """
         now = self._context.clock.now()
         for snapshot_id, copy in list(self._copies.items()):
             if now - copy.used_at > copy.expire_ms and (copy.making is None or copy.making.done()):
-                del self._copies[snapshot_id]
-                await self._remove(copy)
+                await self.end(snapshot_id)
 
     async def close(self) -> None:
         """Remove every copy. A copy that is being made is waited for."""
@@ -205,6 +209,7 @@ class SnapshotServer:
         for copy in self._copies.values():
             if asked_by is not None and copy.asked_by == asked_by:
                 copy.expire_ms, copy.begins_at = -1, None
+        self._fetched = [row for row in self._fetched if asked_by is None or row[2] != asked_by]
 
     def _begin(self, oplog_bytes: int | None, compare: bool, asked_by: HostPort | None) -> tuple[str, _Copy]:
         check_serves_oplog(self._node)

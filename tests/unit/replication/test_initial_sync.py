@@ -494,6 +494,40 @@ def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_time_to_c
     run(test)
 
 
+def test_the_entries_behind_a_copy_that_expires_stay_as_long_as_behind_one_that_is_ended(
+    members: tuple[Member, Member],
+) -> None:
+    """Its member fetched it and still works on it: it fills indexes and checks them for longer than a copy stays."""
+    source, _ = members
+
+    async def test() -> None:
+        begin = source.store.last_applied
+        await ready(source)
+        source.insert(NS, {"_id": "later"})
+        source.clock.ms += 600_001
+        await source.snapshots.expire()
+        assert left_at_source(source) == []
+        source.clock.ms += 600_000
+        assert source.snapshots.needed() == begin
+        source.clock.ms += 1
+        assert source.snapshots.needed() is None
+        await source.snapshots.copy_for_backup()
+        source.clock.ms += 60_001
+        await source.snapshots.expire()
+        assert source.snapshots.needed() is None, "a backup has all that it needs"
+        one = HostPort("one:1")
+        await ready(source, by=one)
+        source.clock.ms += 600_001
+        later = source.store.last_applied
+        source.insert(NS, {"_id": "much later"})
+        await source.snapshots.expire()
+        assert source.snapshots.needed() == later
+        await ready(source, by=one)
+        assert source.snapshots.needed() == source.store.last_applied, "it begins anew"
+
+    run(test)
+
+
 def test_a_member_that_begins_again_gives_up_its_copy(members: tuple[Member, Member]) -> None:
     """It was killed and its disk is another one. Nobody can ask for the first copy any more."""
     source, _ = members
