@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from api.errors import OUTCOME_UNKNOWN, HttpError, failure, http_error, unknown_outcome
 from api.exchange import HttpRequest
-from replset.bson import RawDocument, encode
+from replset.bson import MAX_BSON_SIZE, RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.replies import decode_only_batch, decode_write_reply
 from replset.commands.sessions.session_request import KEYED, foreign_session
@@ -38,9 +38,16 @@ ERROR_FIELDS = frozenset({"ok", "code", "codeName", "errmsg", "operationTime", "
 
 
 async def run_command(
-    member: RunningMember, command: Mapping[str, Any] | RawDocument, database: str, sender: ConnectionContext
+    member: RunningMember,
+    command: Mapping[str, Any] | RawDocument,
+    database: str,
+    sender: ConnectionContext,
+    batch_bytes: int = MAX_BSON_SIZE,
 ) -> Reply:
-    """Run one command on this member and return its reply, also when the reply says ok: 0."""
+    """Run one command on this member and return its reply, also when the reply says ok: 0.
+
+    batch_bytes: of a cursor's documents at once.
+    """
     sequences: dict[str, list[RawDocument]] = {}
     try:
         if isinstance(command, RawDocument):
@@ -54,7 +61,8 @@ async def run_command(
             body = RawDocument(encode(rest))
     except ReplError as error:
         raise http_error(error) from error
-    reply = await member.dispatcher.run(CommandRequest(database, body, sequences, sender, "http"))
+    request = CommandRequest(database, body, sequences, sender, "http", batch_bytes=batch_bytes)
+    reply = await member.dispatcher.run(request)
     return decode_only_batch(reply) or RawDocument(reply) if isinstance(reply, bytes) else reply
 
 

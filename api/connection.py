@@ -111,7 +111,7 @@ class Exchange(RequestResponseCycle):
 
         `whole_body` is set if the body has come with the head, so that nobody waits for it.
         """
-        await _turn(self.turns)
+        await self.turns.take()
         if not (self.more_body or self.waiting_for_100_continue or self.disconnected):
             self.scope["whole_body"] = bytes(self.body)  # type: ignore[typeddict-unknown-key]
             if len(self.body) > HIGH_WATER_LIMIT:
@@ -336,7 +336,7 @@ class HttpConnection(HttpToolsProtocol):
 
     async def _go_on(self) -> None:
         """Parse what waits, in its turn."""
-        await _turn(self.turns)
+        await self.turns.take()
         self._waits_for_turn = False
         if self._ahead and not self._is_busy:
             self._parse()
@@ -497,14 +497,6 @@ class HttpConnection(HttpToolsProtocol):
         """Count `size` bytes of a head that is not complete yet."""
         self.admission.add(size - self._head_bytes)
         self._head_bytes = size
-
-
-async def _turn(turns: Turns) -> None:
-    """Wait for a turn of the loop with room for one more request."""
-    if turns.has_room():
-        turns.count(0)
-    else:
-        await turns.wait(0)
 
 
 def _error_json(code: int, text: str) -> bytes:

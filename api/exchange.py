@@ -39,6 +39,8 @@ OPTIONS_BYTES = 256 << 10
 """Of a body that is read on the event loop, as of a field of a command."""
 DRAIN_BYTES = 1 << 28
 """A body that is too large is read up to this size and discarded, because many clients read no response before."""
+PIECE_BYTES = 256 << 10
+"""A longer response is sent in pieces of this size, each after the client has taken those before it."""
 MIN_BYTES_PER_S = 10_000
 """A body that comes more slowly than this is given up."""
 

@@ -9,7 +9,18 @@ from typing import Any, Final
 
 from api.action_table import ACTIONS
 from api.errors import HttpError, http_error
-from api.exchange import DRAIN_BYTES, App, HttpRequest, Receive, RequestMemory, Scope, Send, error_answer, send_answer
+from api.exchange import (
+    DRAIN_BYTES,
+    PIECE_BYTES,
+    App,
+    HttpRequest,
+    Receive,
+    RequestMemory,
+    Scope,
+    Send,
+    error_answer,
+    send_answer,
+)
 from api.guard import Guard
 from api.read_from import read_from
 from replset.commands.read_preference import ReadPreference
@@ -19,8 +30,6 @@ from replset.runtime.net.admission import STALLED_S
 
 log = logging.getLogger("replset.http")
 
-PIECE_BYTES: Final = 256 << 10
-"""A longer response is sent in pieces of this size, each after the client has taken those before it."""
 MAX_REQUESTS: Final = 4096
 """Requests of all connections at once."""
 READERS_MS: Final = 100

@@ -15,6 +15,8 @@ from replset.bson import Binary, InvalidBSONError, RawDocument, to_ejson
 from replset.runtime.member import RunningMember
 
 NDJSON = "application/x-ndjson"
+BATCH_BYTES = 64 << 10
+"""Of documents at once. They become lines on the event loop: many threads at it would keep the loop from running."""
 
 
 def wants_lines(request: HttpRequest) -> bool:
@@ -60,8 +62,10 @@ async def send_lines(
         head += [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
         await send({"type": "http.response.start", "status": 200, "headers": head})
         while batch is not None and not disconnected.done():
-            body = await encoded(member, batch, partial(lines_of, batch))
+            async with member.one_export:  # each turn of the loop makes lines for one client only
+                body = await encoded(member, batch, partial(lines_of, batch))
             await send({"type": "http.response.body", "body": body, "more_body": True})
+            del body
             batch = await anext(batches, None)
         await send({"type": "http.response.body", "body": b""})
     except HttpError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeAlias
 
 from api.action_table import ACTIONS
 from api.actions import ActionCommand, ActionType, action_answer, build_command, found, read_cursor
@@ -11,15 +13,30 @@ from api.bulk_write import BulkWrite, run_bulk
 from api.commands import Reply, check_reply, run_command, run_write
 from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
 from api.errors import HttpError, failure
-from api.exchange import App, HttpAnswer, HttpRequest, Receive, Scope, Send, error_answer, read_body, send_answer
+from api.exchange import (
+    App,
+    HttpAnswer,
+    HttpRequest,
+    Receive,
+    RequestMemory,
+    Scope,
+    Send,
+    error_answer,
+    read_body,
+    send_answer,
+)
 from api.guard import check_content_type
 from api.idempotency import KeyedWrite
-from api.lines import NDJSON, send_lines, wants_lines
+from api.lines import BATCH_BYTES, NDJSON, send_lines, wants_lines
 from api.read_from import add_read_from, advised_elsewhere
+from replset.bson import MAX_BSON_SIZE
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
+from replset.runtime.net.admission import SMALL_BYTES
 
 PREFIX = "/v1/action/"
+Run: TypeAlias = Callable[[dict[str, Any]], Awaitable[Reply]]
+"""Runs a command on the database of an action."""
 
 
 class ActionRoutes:
@@ -61,14 +78,25 @@ class ActionRoutes:
         request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused
         preference = command.body.get("$readPreference")
         try:
-            reply = check_reply(await run_command(self._member, command.body, command.database, request.sender))
-            if action.answer_fields is found and wants_lines(request):
+            is_stream = action.answer_fields is found and wants_lines(request)
+            if is_stream:
+                request.memory.reserve(2 * BATCH_BYTES)  # a batch and its lines
+            batch_bytes = BATCH_BYTES if is_stream else MAX_BSON_SIZE
+            run = partial(
+                run_command,
+                self._member,
+                database=command.database,
+                sender=request.sender,
+                batch_bytes=batch_bytes,
+            )
+            reply = check_reply(await run(command.body))
+            if is_stream:
                 advised = advised_elsewhere(self._member, preference)
-                await send_lines(self._member, self._batches(reply, command, request), receive, send, advised)
+                await send_lines(self._member, self._batches(reply, command, run), receive, send, advised)
                 return None
             fields = action.answer_fields(reply, command)
             if action.answer_fields is found:
-                fields["documents"] = await self._all_documents(reply, command, request)
+                fields["documents"] = await self._all_documents(self._batches(reply, command, run), request.memory)
         except HttpError as error:
             add_read_from(self._member, error, preference)
             raise
@@ -90,37 +118,38 @@ class ActionRoutes:
         answer.headers = headers
         return answer
 
-    async def _all_documents(self, reply: Reply, command: ActionCommand, request: HttpRequest) -> DocumentList:
+    async def _all_documents(self, batches: AsyncGenerator[DocumentList], memory: RequestMemory) -> DocumentList:
         """Return the documents of all batches. An answer is complete, or an error says that it is too large."""
         documents, size = DocumentList(), 0
-        async with aclosing(self._batches(reply, command, request)) as batches:
+        async with aclosing(batches):
             async for batch in batches:
                 documents += batch
-                size += sum(len(document.raw) for document in batch)
+                more = sum(len(document.raw) for document in batch)
+                size += more
                 if size > MAX_ANSWER_BYTES:
                     text = (
                         f"the answer is too large; use limit and skip, 'accept: {NDJSON}', or the wire port's cursors"
                     )
                     raise failure(ErrorCode.DOCUMENT_TOO_LARGE, text)
+                if size > SMALL_BYTES:
+                    memory.reserve(more)
         return documents
 
-    async def _batches(
-        self, reply: Reply, command: ActionCommand, request: HttpRequest
-    ) -> AsyncGenerator[DocumentList]:
+    async def _batches(self, reply: Reply, command: ActionCommand, run: Run) -> AsyncGenerator[DocumentList]:
         """Yield the documents of one batch after the other. A cursor that is not read to its end is killed."""
         cursor, documents = read_cursor(reply, "firstBatch")
-        collection, database = next(iter(command.body.values())), command.database
+        del reply  # its documents are copies, and their client may take long to read them
+        collection = next(iter(command.body.values()))
         try:
             yield documents
             while cursor:
+                del documents
                 more = {"getMore": cursor, "collection": collection}
-                reply = check_reply(await run_command(self._member, more, database, request.sender))
-                cursor, documents = read_cursor(reply, "nextBatch")
+                cursor, documents = read_cursor(check_reply(await run(more)), "nextBatch")
                 yield documents
         finally:
             if cursor:
-                kill = {"killCursors": collection, "cursors": [cursor]}
-                await run_command(self._member, kill, database, request.sender)
+                await run({"killCursors": collection, "cursors": [cursor]})
 
 
 def _find_action(request: HttpRequest) -> ActionType:

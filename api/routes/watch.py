@@ -17,7 +17,7 @@ from api.commands import Reply, check_reply, run_command
 from api.errors import HttpError, failure
 from api.event_stream import RESPONSE_OR_LINES, EventStream, change_events
 from api.exchange import HttpRequest, read_options
-from api.lines import encoded, encoded_line, lines_of
+from api.lines import BATCH_BYTES, encoded, encoded_line, lines_of
 from api.openapi import answers, body
 from api.read_from import add_read_from
 from replset.bson import Int64, Timestamp
@@ -164,7 +164,7 @@ class WatchStream(EventStream):
             raise
 
     async def _run(self, command: Mapping[str, Any]) -> Reply:
-        return check_reply(await run_command(self._member, command, self._database, self._http.sender))
+        return check_reply(await run_command(self._member, command, self._database, self._http.sender, BATCH_BYTES))
 
     async def _shown(self, reply: Reply, batch: str) -> bytes:
         self._cursor, documents = read_cursor(reply, batch)

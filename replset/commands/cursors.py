@@ -8,7 +8,8 @@ next may not exist any more. The memory for documents that cursors keep is limit
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -22,6 +23,8 @@ from replset.replication.ports import Clock
 
 FIRST_BATCH = 101
 MAX_BATCH_BYTES = MAX_BSON_SIZE
+LEAST_BATCH_BYTES = 64 << 10
+"""A batch may have so much whatever other memory is in use."""
 IDLE_MS = 10 * 60_000
 SWEEP_MS = 60_000
 MAX_MEMORY_BYTES = 64 << 20
@@ -85,6 +88,8 @@ class Cursor(ABC):
         self.finished = False
         self.killed = False
         self.busy = False
+        self.batch_bytes = MAX_BATCH_BYTES
+        """Limit of the next batch; `CursorTable.space_for_batch` sets it."""
         self.memory_bytes = 0
         """What it keeps of documents between two batches; `CursorTable.set_memory` changes it."""
         self.table: CursorTable | None = None
@@ -108,7 +113,7 @@ class Cursor(ABC):
 
     @abstractmethod
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
-        """Return the next documents, at most `limit` (None: as many as fit) and MAX_BATCH_BYTES, but at least one.
+        """Return the next documents, at most `limit` (None: as many as fit) and `batch_bytes`, but at least one.
 
         pause: awaited between two slices of the work. await_ms: how long a tailing cursor waits when there is nothing
         yet (None: its default).
@@ -140,7 +145,7 @@ class DocumentsCursor(Cursor):
         size = 0
         while self._left and (limit is None or len(documents) < limit):
             size += len(self._left[-1]) + 16
-            if size > MAX_BATCH_BYTES and documents:
+            if size > self.batch_bytes and documents:
                 break
             documents.append(self._left.pop())
         self.finished = not self._left
@@ -154,6 +159,8 @@ class CursorTable:
         """memory: the member's count of the memory that requests take."""
         self._memory = memory
         self._memory_bytes = 0
+        self._batches_bytes = 0
+        """Limits of the batches that are being read."""
         self._clock = clock
         self._rng = rng
         self._open: dict[int, Cursor] = {}
@@ -170,6 +177,21 @@ class CursorTable:
         cursor.table, cursor.memory_bytes = self, size
         self._memory_bytes += more
         self._memory.add(more)
+
+    @contextmanager
+    def space_for_batch(self, cursor: Cursor, most: int) -> Iterator[None]:
+        """Limit the batch that is read meanwhile to `most` bytes, and to a quarter of the memory that is left.
+
+        All batches that are read at once count as if they had their limit already: hundreds of clients that ask for
+        large ones at once get small ones, and ask for the rest. Who counts the reply takes over behind it.
+        """
+        space = (self._memory.left - self._batches_bytes) // 4
+        cursor.batch_bytes = size = max(LEAST_BATCH_BYTES, min(most, space))
+        self._batches_bytes += size
+        try:
+            yield
+        finally:
+            self._batches_bytes -= size
 
     def has_room(self, cursor: Cursor, size: int) -> bool:
         """Whether the cursor may have so much without an end of others."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from replset.auth.login import Login
 from replset.auth.users import SaslConversation
-from replset.bson import ObjectId, RawDocument
+from replset.bson import MAX_BSON_SIZE, ObjectId, RawDocument
 from replset.commands.fail_points import FailPoints
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.snapshot_server import SnapshotServer
@@ -56,6 +56,19 @@ class MemoryCounter(Protocol):
 
     def add(self, size: int) -> None:
         """Add `size` bytes; a negative number takes bytes off."""
+        ...
+
+    @property
+    def left(self) -> int:
+        """Bytes that may still be used; negative if more are than may be."""
+        ...
+
+
+class Slices(Protocol):
+    """Shares the turns of the event loop among all commands that go on."""
+
+    async def wait(self, size: int) -> None:
+        """Wait for a turn with room for one more slice. size: its bytes, 0 where they are not known."""
         ...
 
 
@@ -163,7 +176,7 @@ class CommandRequest:
 
     legacy: it came as OP_QUERY, where only hello and its aliases are answered. exhaust: its client takes a stream of
     replies. error_labels: of a fail point; they replace all others in the reply. acting: the client of another member
-    that forwards its write.
+    that forwards its write. batch_bytes: what its sender takes of a cursor at once.
     """
 
     database: str
@@ -175,6 +188,7 @@ class CommandRequest:
     exhaust: bool = False
     error_labels: list[str] | None = None
     acting: ConnectionContext | None = None
+    batch_bytes: int = MAX_BSON_SIZE
 
     @property
     def sender(self) -> ConnectionContext:
@@ -274,6 +288,9 @@ class MemberPort(Protocol):
 
     @property
     def admission(self) -> MemoryCounter: ...
+
+    @property
+    def slices(self) -> Slices: ...
 
     @property
     def snapshots(self) -> SnapshotServer:

@@ -212,6 +212,8 @@ class RunningMember:
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.admission = Admission()
         self.turns = Turns(self.clock.now)
+        self.slices = Turns(self.clock.now)
+        self.one_export = asyncio.Lock()
         self.load = Load()
 
     def _open_storage(self, data: OpenData, ports: MemberPorts) -> None:

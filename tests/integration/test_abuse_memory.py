@@ -29,6 +29,10 @@ def held_mb(member: LocalMember) -> int:
     return int(found[1]) >> 10
 
 
+def open_files(member: LocalMember) -> int:
+    return len(list(Path(f"/proc/{member.pid}/fd").iterdir()))
+
+
 def http_port(member: LocalMember) -> int:
     return member.port + 1000
 
@@ -67,6 +71,48 @@ def test_requests_that_are_not_sent_to_their_end_are_ended(make_set: MakeSet) ->
         for half in halves:
             assert half.recv(1 << 16).startswith(b"HTTP/1.1 408"), "its time is over"
     assert run(member, {"ping": 1}, "admin")["ok"] == 1.0
+
+
+def test_requests_sent_ahead_by_who_reads_nothing_hold_little(make_set: MakeSet) -> None:
+    member = make_set(members=1).wait_for_primary()
+    requests = b"GET / HTTP/1.1\r\nhost:\r\n\r\n" * 40_000
+    with contextlib.ExitStack() as opened:
+        for _ in range(60):
+            stranger = opened.enter_context(socket.create_connection(("127.0.0.1", http_port(member)), timeout=40))
+            stranger.setblocking(False)
+            with contextlib.suppress(OSError):
+                stranger.send(requests)
+        for _ in range(20):
+            assert run(member, {"ping": 1}, "admin")["ok"] == 1.0
+        assert held_mb(member) < MOST_MB // 2
+
+
+def test_exports_that_nobody_reads_hold_little_and_end(make_set: MakeSet) -> None:
+    member = make_set(members=1).wait_for_primary()
+    with WireClient(member.host, timeout_s=60) as client:
+        for batch in range(10):
+            documents = [encode({"_id": batch * 2000 + number, "x": "x" * 2_000}) for number in range(2_000)]
+            assert client.ask("shop", {"insert": "orders"}, ("documents", documents)).get("ok") == 1.0
+    body = b'{"database": "shop", "collection": "orders"}'
+    head = (
+        b"POST /v1/action/find HTTP/1.1\r\nhost: localhost\r\naccept: application/x-ndjson\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    )
+    before = open_files(member)
+    with contextlib.ExitStack() as opened:
+        for _ in range(100):
+            reader = opened.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", http_port(member)))
+            reader.sendall(head + body)
+
+        def all_ended() -> bool:
+            assert held_mb(member) < MOST_MB // 2
+            if open_files(member) > before + 50:
+                raise HostUnreachableError("exports are open")
+            return True
+
+        wait_until(all_ended, 180, "the exports to end")
 
 
 def test_sorted_cursors_left_open_hold_a_bounded_part_of_the_memory(make_set: MakeSet) -> None:

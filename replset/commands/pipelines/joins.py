@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from replset.bson import MAX_BSON_SIZE, Int64, RawDocument, decode, encode, encode_key
-from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, DocumentsCursor, Pause
+from replset.commands.cursors import Cursor, DocumentsCursor, Pause
 from replset.commands.evaluation import evaluate, run_in_thread
 from replset.commands.pipelines.segments import PipelineRun, checked
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, pause
@@ -70,7 +70,7 @@ class RowCursor(Cursor):
                 self.finished = True
                 break
             size += len(self._ready) + 16
-            if size > MAX_BATCH_BYTES and documents:
+            if size > self.batch_bytes and documents:
                 break
             documents.append(self._ready)
             self._ready = None

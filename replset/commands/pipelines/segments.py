@@ -13,7 +13,7 @@ from typing import Any
 
 from replset.bson import MAX_BSON_SIZE, encode
 from replset.commands.command import CommandContext
-from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, CursorTable, Pause
+from replset.commands.cursors import Cursor, CursorTable, Pause
 from replset.commands.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
 from replset.commands.namespaces import namespace
 from replset.commands.pipelines.views import resolve
@@ -230,7 +230,7 @@ class ChainCursor(Cursor):
                 await self._go_on(pause)
                 continue
             size += len(self._waiting[-1]) + 16
-            if size > MAX_BATCH_BYTES and documents:
+            if size > self.batch_bytes and documents:
                 return documents
             documents.append(self._waiting.pop())
         self.finished = self._is_over and not self._waiting

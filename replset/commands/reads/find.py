@@ -13,7 +13,7 @@ from replset.bson import decode, encode
 from replset.bson.decoding import decode_fields, names_by_bytes
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, DocumentsCursor, Pause
+from replset.commands.cursors import FIRST_BATCH, Cursor, CursorTable, DocumentsCursor, Pause
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, read_statement, run_in_thread, weight_of
 from replset.commands.let import let_of, variables_of
 from replset.commands.namespaces import OPLOG, collection_of, namespace
@@ -214,7 +214,7 @@ class FindCursor(Cursor):
                 continue
             raw = self._waiting[-1]
             size += len(raw) + 16
-            if size > MAX_BATCH_BYTES and documents:
+            if size > self.batch_bytes and documents:
                 return documents
             documents.append(self._waiting.pop())
             if self._left is not None:
@@ -229,7 +229,7 @@ class FindCursor(Cursor):
     async def _next_rows(self, space: int | None) -> list[bytes]:
         if self._ordered is not None:
             return await self._next_ordered(self._ordered, space)
-        rows = await self._scan.next_slice(None if space is None else space + self._skip)
+        rows = await self._scan.next_slice(None if space is None else space + self._skip, self.batch_bytes)
         if self._skip:
             skipped = min(self._skip, len(rows))
             self._skip -= skipped
@@ -246,7 +246,7 @@ class FindCursor(Cursor):
             for raw in ordered:
                 found.append(raw)
                 size += len(raw)
-                if len(found) == count or size > SLICE_BYTES:
+                if len(found) == count or size > min(SLICE_BYTES, self.batch_bytes):
                     break
             else:
                 self._is_ordered_out = True

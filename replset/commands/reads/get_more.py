@@ -26,7 +26,11 @@ async def first_batch(
 ) -> Reply:
     """Answer with the cursor's first batch, and keep the cursor if there is more to come and it is not the only one."""
     try:
-        documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
+        if is_only:  # what is left out here never comes
+            documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
+        else:
+            with ctx.cursors.space_for_batch(cursor, ctx.request.batch_bytes):
+                documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
     except BaseException:
         cursor.close()
         raise
@@ -120,7 +124,8 @@ async def get_more(ctx: CommandContext) -> Reply:
             check_max_time(ctx)
         if cursor.linearizable:
             await read_point(ctx, LINEARIZABLE)
-        documents = await _confirmed_batch(ctx, cursor, batch_size or None, await_ms)
+        with ctx.cursors.space_for_batch(cursor, ctx.request.batch_bytes):
+            documents = await _confirmed_batch(ctx, cursor, batch_size or None, await_ms)
         cursor.left_ms = _left_ms(ctx)
     except BaseException:
         cursor.close()

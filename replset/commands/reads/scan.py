@@ -6,7 +6,6 @@ thread (evaluation.py).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
@@ -67,16 +66,20 @@ class Scan(Generic[T]):
         self._own = own
         self.at = at
         self.exhausted = False
+        self._mean_bytes = 1
+        """Of a document, as of the last slice: a slice of few bytes must not read rows that it leaves out again."""
         self.keys_examined = self.documents_examined = 0
 
-    async def next_slice(self, want: int | None = None) -> list[T]:
+    async def next_slice(self, want: int | None = None, most_bytes: int = SLICE_BYTES) -> list[T]:
         """Go on for one slice, until `want` documents match (None: all of the slice). Sets `exhausted` at the end.
+
+        most_bytes: of documents that are read, however many match.
 
         CursorNotFoundError after a rollback; SnapshotTooOldError; 175 when the collection or the index was dropped
         since (unless the read is at an older point).
         """
         self._check()
-        fetched, is_last = self._fetch(want)
+        fetched, is_last = self._fetch(want, min(most_bytes, SLICE_BYTES))
         places = [number for number, candidate in enumerate(fetched) if candidate[2] is not None]
         documents = [raw for _, _, raw in fetched if raw is not None]
         found, looked_at = await evaluate(self._member, self._weight, documents, self._read, want)
@@ -105,7 +108,7 @@ class Scan(Generic[T]):
             if known.ns != self._coll.ns:
                 raise QueryPlanKilledError(f"collection renamed: {self._coll.ns}")
 
-    def _fetch(self, want: int | None) -> tuple[list[Candidate], bool]:
+    def _fetch(self, want: int | None, most_bytes: int) -> tuple[list[Candidate], bool]:
         """The next candidates, and whether they are the last."""
         store = self._member.store
         if self._only_key is not None and self.at is None and self._own is None:
@@ -115,13 +118,15 @@ class Scan(Generic[T]):
         size = 0
         until = self._member.clock.now() + FETCH_MS
         with store.read() as snapshot:
-            view: View = SnapshotView(snapshot, self._coll, self.at, limit)
+            rows = min(limit, most_bytes // self._mean_bytes + 1)
+            view: View = SnapshotView(snapshot, self._coll, self.at, rows)
             if self._own is not None:
                 view = OverlayView(view, self._own)
             for candidate in self._source.candidates(view):
                 fetched.append(candidate)
                 size += len(candidate[2] or b"")
-                if len(fetched) == limit or size > SLICE_BYTES or self._member.clock.now() >= until:
+                if len(fetched) == limit or size > most_bytes or self._member.clock.now() >= until:
+                    self._mean_bytes = size // len(fetched) + 1
                     return fetched, False
         return fetched, True
 
@@ -152,6 +157,10 @@ def collection_at(ctx: CommandContext, ns: str, at: OpTime) -> Collection | None
 
 
 async def pause(ctx: CommandContext) -> None:
-    """Let other clients run between two slices. Raises MaxTimeMSExpiredError when maxTimeMS is over."""
+    """Let other clients run between two slices. Raises MaxTimeMSExpiredError when maxTimeMS is over.
+
+    The slices of all commands together take a part of each turn of the event loop. Hundreds of commands that each took
+    one in every turn would keep new ones waiting for seconds.
+    """
     ctx.check_deadline()
-    await asyncio.sleep(0)
+    await ctx.member.slices.wait(0)

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from replset.bson import decode, encode
-from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, Pause
+from replset.commands.cursors import Cursor, Pause
 from replset.commands.evaluation import evaluate
 from replset.commands.ports import MemberPort
 from replset.commands.slow_operations import WORK
@@ -81,7 +81,7 @@ class TailingCursor(Cursor):
             while self._pending and (limit is None or len(documents) < limit) and self._left != 0:
                 raw = self._pending[-1]
                 size += len(raw) + 16
-                if size > MAX_BATCH_BYTES and documents:
+                if size > self.batch_bytes and documents:
                     return documents
                 documents.append(self._pending.pop())
                 if self._left is not None:

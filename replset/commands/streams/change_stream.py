@@ -16,7 +16,7 @@ from replset.auth.roles import Action
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument
 from replset.commands import fields
 from replset.commands.command import CommandContext
-from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, Pause
+from replset.commands.cursors import Cursor, Pause
 from replset.commands.evaluation import UNBOUNDED, evaluate
 from replset.commands.namespaces import INTERNAL_DATABASES, collection_field, namespace
 from replset.commands.pipelines.views import refuse_view
@@ -83,7 +83,7 @@ class ChangeStreamCursor(Cursor):
             self.check_alive()
             if self._waiting:
                 size += len(self._waiting[0][1]) + 16
-                if size > MAX_BATCH_BYTES and documents:
+                if size > self.batch_bytes and documents:
                     break
                 if not documents:
                     deadline = min(deadline, now() + MORE_MS / 1000)
@@ -151,7 +151,7 @@ class ChangeStreamCursor(Cursor):
                     self._keep(event, raw)
                     size += len(raw)
                 self._is_over |= event.is_last
-            if size >= MAX_BATCH_BYTES and looked_at < len(left):
+            if size >= self.batch_bytes and looked_at < len(left):
                 return left[looked_at - 1].token
             left = left[looked_at:]
         return reached

@@ -34,6 +34,11 @@ class Admission:
     def is_full(self) -> bool:
         return self.in_use >= self._most
 
+    @property
+    def left(self) -> int:
+        """Bytes that may still be used; negative if more are, since what is in memory already is counted too."""
+        return self._most - self.in_use
+
     def admit(self, size: int) -> bool:
         """Count a request of `size` bytes from now on; False, and one more refusal, when it does not fit."""
         if self.in_use and self.in_use + size > self._most:

@@ -43,6 +43,13 @@ class Turns:
         self._commands += 1
         self._bytes += size
 
+    async def take(self, size: int = 0) -> None:
+        """Count one command of `size` bytes, in this turn if it has room."""
+        if self.has_room():
+            self.count(size)
+        else:
+            await self.wait(size)
+
     async def wait(self, size: int) -> None:
         """Wait for a turn with room behind those that wait already, and count one command of `size` bytes in it."""
         loop, is_back = asyncio.get_running_loop(), False

@@ -165,6 +165,7 @@ class FakeMember:
         self.topology: Any = SimpleNamespace(counter=0)
         self.connection_count = 7
         self.admission = Admission()
+        self.one_export = asyncio.Lock()
         self.load = Load()
         self.most_connections = 4096
         self.http_slots = None

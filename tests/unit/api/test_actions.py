@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from api.action_table import ACTIONS
+from api.lines import BATCH_BYTES
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
 from replset.commands.replies import encode_write_reply, finish
 from replset.commands.sessions.session_request import KEYED, parse_session
@@ -303,6 +304,43 @@ def test_documents_as_lines(api: Api, name: str) -> None:
     response = api.act(name, pipeline=[], headers=LINES) if name == "aggregate" else api.act(name, headers=LINES)
     assert (response.status_code, response.headers["content-type"]) == (200, "application/x-ndjson")
     assert [json.loads(line) for line in response.text.splitlines()] == [{"_id": 1, "at": EJSON_ID}, {"_id": 2}]
+
+
+def test_lines_are_read_in_small_batches_for_which_memory_is_reserved(api: Api) -> None:
+    used: list[int] = []
+
+    def reply(command: dict[str, Any]) -> dict[str, Any]:
+        used.append(api.member.admission.in_use)
+        name = "firstBatch" if "find" in command else "nextBatch"
+        return cursor({"_id": 1}, name=name, cursor_id=7 * (len(used) < 3))
+
+    api.dispatcher.answers |= {"find": reply, "getMore": reply}
+    assert api.act("find", headers=LINES).text.count("\n") == 3
+    assert {request.batch_bytes for request in api.dispatcher.requests} == {BATCH_BYTES}
+    assert min(used) >= 2 * BATCH_BYTES
+    assert api.member.admission.in_use == 0
+    api.member.admission.add(api.member.admission.left - BATCH_BYTES)
+    refused(api.act("find", headers=LINES), 503, 462)
+    assert len(used) == 3
+    api.act("find")
+    assert api.dispatcher.requests[-1].batch_bytes > BATCH_BYTES, "an answer in one piece"
+
+
+def test_an_answer_in_one_piece_counts_while_its_batches_are_read(api: Api) -> None:
+    page = {"_id": 1, "pad": "x" * 1_000_000}
+    used: list[int] = []
+
+    def more(_: dict[str, Any]) -> dict[str, Any]:
+        used.append(api.member.admission.in_use)
+        return cursor(page, name="nextBatch", cursor_id=77)
+
+    api.dispatcher.answers |= {"find": cursor(page, cursor_id=77), "getMore": more}
+    api.member.admission.add(api.member.admission.left - 3_500_000)
+    before = api.member.admission.in_use
+    refused(api.act("find"), 503, 462)
+    assert [(size - before) // 1_000_000 for size in used] == [1, 2, 3]
+    assert api.member.admission.in_use == before
+    assert api.command_names()[-1] == "killCursors"
 
 
 def test_lines_are_not_limited_by_the_size_of_the_answer(api: Api) -> None:

@@ -79,7 +79,7 @@ def test_a_long_answer_is_sent_in_pieces_and_counts_until_it_is_read() -> None:
             sent.append((len(message["body"]), message["more_body"], api.member.admission.in_use))
 
     run_limits(api, long_answer, send)
-    piece = limits.PIECE_BYTES
+    piece = exchange.PIECE_BYTES
     left = 1_000_000 - 3 * piece
     assert sent == [
         (piece, True, 1_000_000),

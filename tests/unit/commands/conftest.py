@@ -54,6 +54,7 @@ from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.disk.flow_control import FlowControl
 from replset.runtime.net.admission import Admission
+from replset.runtime.net.turns import Turns
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store, StoreOptions
@@ -182,6 +183,7 @@ class FakeMember:
     reload_credentials: Callable[[], bool] = lambda: True
     keys: Keys = field(default_factory=Keys.public)
     admission: Admission = field(default_factory=Admission)
+    slices: Turns = field(default_factory=lambda: Turns(lambda: 0))
     flow_control: FlowControl = field(default_factory=lambda: FlowControl(FakeClock(), lambda: (0, ())))
     warnings: list[str] = field(default_factory=list)
     node: FakeNode = field(default_factory=FakeNode)

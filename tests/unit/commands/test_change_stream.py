@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import MAX_BSON_SIZE, Int64, Timestamp, decode, encode
+from replset.commands import cursors
 from replset.commands.streams import change_stream
 from replset.commands.streams.event_reader import EventOptions, EventReader
 from replset.core.member_state import MemberState
@@ -16,6 +17,7 @@ from replset.ids import OpTime, pack_ts
 from replset.query.change_events import Scope
 from replset.query.change_tokens import Kind, Token, behind
 from replset.query.stages.changes import split_event
+from replset.runtime.net.admission import MAX_BYTES_IN_USE
 from replset.storage.txn import write_meta
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -307,7 +309,8 @@ def test_images_are_kept_a_few_at_a_time(items: Client, member: FakeMember) -> N
 
 def test_stages_fill_no_more_than_a_batch(items: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 16 << 10
-    monkeypatch.setattr(change_stream, "MAX_BATCH_BYTES", most)
+    items.dispatcher.member.admission.add(MAX_BYTES_IN_USE)  # type: ignore[attr-defined]
+    monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", most)
     stage = {"$addFields": {"text": {"$literal": "x" * (most // 16)}}}
     stream = Stream(items, "items", stage)
     insert(items, *range(100, 164))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from replset.bson import RawDocument, encode
 from replset.commands import cursors
-from replset.commands.cursors import IDLE_MS, RECENTLY_USED_MS
+from replset.commands.cursors import IDLE_MS, LEAST_BATCH_BYTES, MAX_BATCH_BYTES, RECENTLY_USED_MS, DocumentsCursor
 from replset.commands.ports import ConnectionContext
 from replset.commands.streams.change_stream import KEPT_BYTES
 from replset.ids import Millis, OpTime
+from replset.runtime.net.admission import MAX_BYTES_IN_USE
+from replset.storage import natural_order
 from tests.unit.commands.conftest import Client, FakeMember
 
 SORTED = {"find": "c", "sort": {"n": 1}, "batchSize": 2}
@@ -136,3 +139,62 @@ def test_what_a_change_stream_keeps_is_little_and_counts(client: Client, member:
         assert member.admission.in_use <= KEPT_BYTES
     client.dispatcher.cursors.close_all()
     assert member.admission.in_use == 0
+
+
+def test_batches_are_short_while_little_memory_is_left_and_nothing_is_left_out(
+    client: Client, member: FakeMember
+) -> None:
+    member.admission.add(MAX_BYTES_IN_USE)
+    find = {"find": "c", "batchSize": 300}
+    reply = client.ok(find)["cursor"]
+    found = reply["firstBatch"]
+    assert sum(len(encode(row)) for row in found) <= LEAST_BATCH_BYTES
+    while reply["id"]:
+        reply = client.ok({"getMore": reply["id"], "collection": "c"})["cursor"]
+        assert 0 < sum(len(encode(row)) for row in reply["nextBatch"]) <= LEAST_BATCH_BYTES
+        found += reply["nextBatch"]
+    assert [row["_id"] for row in found] == list(range(300))
+    assert len(client.ok({**find, "singleBatch": True})["cursor"]["firstBatch"]) == 300, "no other one follows"
+
+
+def test_batches_that_are_read_at_once_have_the_memory_that_is_left_together(
+    client: Client, member: FakeMember
+) -> None:
+    table = client.dispatcher.cursors
+    with ExitStack() as reading:
+        sizes = []
+        for _ in range(200):
+            cursor = DocumentsCursor("test.c", [])
+            reading.enter_context(table.space_for_batch(cursor, MAX_BATCH_BYTES))
+            sizes.append(cursor.batch_bytes)
+    assert sizes[0] == MAX_BATCH_BYTES
+    assert sum(size for size in sizes if size > LEAST_BATCH_BYTES) <= member.admission.left
+    with table.space_for_batch(cursor, MAX_BATCH_BYTES):
+        assert cursor.batch_bytes == MAX_BATCH_BYTES, "the others have ended"
+
+
+def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    pages = natural_order.page_of
+
+    def counted(*arguments: Any) -> Any:
+        page, more = pages(*arguments)
+        rows.append(len(page))
+        return page, more
+
+    monkeypatch.setattr(natural_order, "page_of", counted)
+    table, take = client.dispatcher.cursors, 10_000
+    reply = client.ok({"find": "c", "batchSize": 1})["cursor"]
+    (cursor,) = table._open.values()
+    seen = 1
+    space = table.space_for_batch
+    monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, take))
+    monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", take)
+    client.ok({"getMore": reply["id"], "collection": "c"})
+    rows.clear()
+    while seen < 100:
+        found = client.ok({"getMore": reply["id"], "collection": "c"})["cursor"]["nextBatch"]
+        seen += len(found)
+        assert len(found) <= 10
+        assert len(cursor._waiting) <= 10  # type: ignore[attr-defined]
+    assert max(rows) <= 12
