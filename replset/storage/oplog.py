@@ -35,6 +35,36 @@ def newest_heads(connection: apsw.Connection, limit: int) -> list[OplogHead]:
     return [OplogHead(OpTime(term, ts), op, ns, wall_ms) for term, ts, op, ns, wall_ms in rows][::-1]
 
 
+def heads_between(
+    connection: apsw.Connection, after_ts: int, until_ts: int, *, limit: int, backwards: bool
+) -> list[OplogHead]:
+    """Read the first rows with after_ts < ts <= until_ts, without their entries. backwards: the last, newest first."""
+    order = "DESC" if backwards else "ASC"
+    sql = f"SELECT term, ts, op, ns, wall FROM oplog WHERE ts > ? AND ts <= ? ORDER BY ts {order} LIMIT ?"
+    rows = rows_of(connection, sql, (after_ts, until_ts, limit))
+    return [OplogHead(OpTime(term, ts), op, ns, wall_ms) for term, ts, op, ns, wall_ms in rows]
+
+
+def rows_at(connection: apsw.Connection, path: str, places: Iterable[int], max_bytes: int) -> list[OplogRow]:
+    """Read the rows with these ts, in their order, until `max_bytes` of entries; the first one always.
+
+    Each is checked against its hash: DamagedEntryError. CappedPositionLostError: one was trimmed away.
+    """
+    rows: list[OplogRow] = []
+    size = 0
+    for ts in places:
+        row = _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts = ?", (ts,))
+        if row is None:
+            raise CappedPositionLostError("an entry that is read was trimmed away")
+        if entry_hash(row.entry) != row.hash:
+            raise _damaged(path, row, "hash")
+        rows.append(row)
+        size += len(row.entry)
+        if size > max_bytes:
+            break
+    return rows
+
+
 def oldest_row(connection: apsw.Connection) -> OplogRow | None:
     return _one(connection, f"SELECT {READ_COLUMNS} FROM oplog ORDER BY ts LIMIT 1", ())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -454,6 +454,16 @@ class Store:
                 connection, self.path, after_ts, limit=RECHECK_ROWS, max_bytes=RECHECK_BYTES
             )
         )
+
+    def oplog_heads(self, after_ts: int, until_ts: int, *, limit: int, backwards: bool) -> list[oplog.OplogHead]:
+        """See `oplog.heads_between`."""
+        return self.query(
+            lambda connection: oplog.heads_between(connection, after_ts, until_ts, limit=limit, backwards=backwards)
+        )
+
+    def oplog_rows_at(self, places: Sequence[int], *, max_bytes: int) -> list[OplogRow]:
+        """See `oplog.rows_at`."""
+        return self.query(lambda connection: oplog.rows_at(connection, self.path, places, max_bytes))
 
     def row_at_or_before(self, optime: OpTime) -> OplogRow | None:
         """The newest row with ts <= optime.ts, of whatever term."""

@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from replset.bson import Int64, RawDocument
-from replset.commands.namespaces import OPLOG, namespace
 from replset.commands.pipelines.segments import PipelineRun, split_pipeline
 from replset.commands.reads.explained import VERBOSITY, Explained, explain_query, with_command
 from replset.commands.reads.find import make_query
 from replset.commands.reads.scan import pause
-from replset.errors import NotBuiltError
 from replset.query.row import Row
 from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.stage import ChainStage, SourceStage, Stage
@@ -33,8 +31,6 @@ async def explain_pipeline(
 ) -> dict[str, object]:
     """The reply: that of a find if a query does it all, else a list of stages. What would be written is not."""
     ctx = run.ctx
-    if namespace(ctx.database, collection) == OPLOG:
-        raise NotBuiltError("explain on the oplog is not built yet")
     output = stages[-1:] if stages and isinstance(stages[-1], OutStage | MergeStage) else []
     stages = stages[: len(stages) - len(output)]
     shown: list[Mapping[str, object]] = []

@@ -67,8 +67,7 @@ async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
     refuse_linearizable(read_concern_of(ctx), OPLOG)
     if found.matcher is None:
         return await count_in_worker(ctx, lambda snapshot: snapshot.entries_after(0))
-    query = fields.decoded(ctx.body, "query", ctx.name) if weight <= SMALL_STATEMENT else {}
-    cursor = OplogCursor(ctx.member, query, Wanted(found.matcher, None, weight), backwards=False)
+    cursor = OplogCursor(ctx.member, found.query, Wanted(found.matcher, None, weight), backwards=False, counts=True)
     total = 0
     while not cursor.finished:
         total += len(await cursor.batch(partial(pause, ctx), SMALL_REPLY, None))

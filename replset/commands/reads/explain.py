@@ -52,8 +52,8 @@ async def explain(ctx: CommandContext) -> Reply:
     if coll is not None and coll.view_on is not None and command.name in VIEW_READS:
         return await explain_on_view(inside, verbosity)
     parse = _PARSERS[command.name]
-    if namespace(ctx.database, collection_field(inner, name)) == OPLOG:
-        raise NotBuiltError("explain on the oplog is not built yet")
+    if namespace(ctx.database, collection_field(inner, name)) == OPLOG and command.name not in ("find", "count"):
+        raise NotBuiltError(f"{command.name} on the oplog is not built yet")
     return await explain_query(ctx, await parse(inside), collection_field(inner, name), verbosity, inner)
 
 

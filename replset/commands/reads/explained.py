@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from replset.bson import RawDocument
 from replset.commands.admin.diagnostics import SERVER_VERSION
 from replset.commands.command import CommandContext
-from replset.commands.namespaces import namespace
+from replset.commands.namespaces import OPLOG, namespace
 from replset.commands.pipelines.views import refuse_view
 from replset.commands.read_concern import read_concern_of
 from replset.commands.reads.filters import Filter
 from replset.commands.reads.hint import Hint, Limits
+from replset.commands.reads.oplog_cursor import OplogCursor
 from replset.commands.reads.plan import (
     ID_FIELDS,
     ID_INDEX,
@@ -24,8 +26,10 @@ from replset.commands.reads.plan import (
     Natural,
     Plan,
     choose_plan,
+    natural_direction,
 )
 from replset.commands.reads.scan import Scan, open_collection, pause
+from replset.commands.reads.tailing import Wanted
 from replset.ids import OpTime
 from replset.query.bounds import FULL, Interval, Intervals, point
 from replset.query.conditions import condition_on, is_field, is_operators
@@ -71,6 +75,9 @@ async def explain_query(
     coll, at = await open_collection(ctx, collection, read_concern_of(ctx))
     refuse_view(coll)  # writes; a read of a view is explained as a pipeline
     chosen = None if coll is None else choose_plan(coll, wanted.found, wanted.sort, wanted.hint)
+    is_oplog = namespace(ctx.database, collection) == OPLOG
+    if is_oplog:
+        chosen = Chosen(Natural(natural_direction(wanted.sort, wanted.hint) < 0), True)
     reply: dict[str, object] = {
         "explainVersion": "1",
         "queryPlanner": {
@@ -85,7 +92,7 @@ async def explain_query(
         },
     }
     if verbosity != "queryPlanner":
-        counts = await _execute(ctx, wanted, coll, at, chosen)
+        counts = await (_execute_on_oplog(ctx, wanted) if is_oplog else _execute(ctx, wanted, coll, at, chosen))
         returned = 0 if wanted.outer in ("UPDATE", "DELETE") else counts.matched
         reply["executionStats"] = {
             "executionSuccess": True,
@@ -138,6 +145,20 @@ async def _execute(
         counts.matched = min(counts.matched, wanted.limit)
     is_natural = isinstance(chosen.plan, Natural)
     counts.keys, counts.documents = 0 if is_natural else scan.keys_examined, scan.documents_examined
+    counts.took_ms = ctx.member.clock.now() - began
+    return counts
+
+
+async def _execute_on_oplog(ctx: CommandContext, wanted: Explained) -> _Counts:
+    """As `_execute`. keys: rows of which only the columns were looked at."""
+    began = ctx.member.clock.now()
+    counts = _Counts()
+    asked = Wanted(wanted.found.matcher, None, wanted.weight, skip=wanted.skip, limit=wanted.limit)
+    backwards = natural_direction(wanted.sort, wanted.hint) < 0
+    cursor = OplogCursor(ctx.member, wanted.found.query, asked, backwards=backwards, counts=wanted.outer == "COUNT")
+    while not cursor.finished:
+        counts.matched += len(await cursor.batch(partial(pause, ctx), None, None))
+    counts.keys, counts.documents = cursor.heads_examined, cursor.entries_examined
     counts.took_ms = ctx.member.clock.now() - began
     return counts
 
