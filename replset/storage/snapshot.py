@@ -8,7 +8,7 @@ place that was seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -53,6 +53,11 @@ class Sizes:
     data: int
     table: int
     indexes: dict[str, int]
+
+
+def _trees(coll: Collection) -> tuple[str, ...]:
+    """The names of the trees that hold the collection and its indexes."""
+    return (coll.table, _id_tree(coll), *[index.table for index in coll.indexes if index.ready])
 
 
 def _id_tree(coll: Collection) -> str:
@@ -343,8 +348,15 @@ class Snapshot:
     def bytes_on_disk(self, coll: Collection) -> int:
         """What the collection takes with its indexes; 0 when it was dropped. Walks their pages: for a worker."""
         known = self._known(coll.uuid)
-        trees = () if known is None else (_id_tree(coll), *[index.table for index in known.indexes if index.ready])
-        return self._bytes_of(coll.table, *trees) if trees else 0
+        return 0 if known is None else self._bytes_of(*_trees(known))
+
+    def all_bytes_on_disk(self, collections: Iterable[Collection]) -> list[int]:
+        """As `bytes_on_disk`, of each, in one walk over all pages of the database.
+
+        To find one table by its name, SQLite reads the whole schema. For a thousand collections that takes seconds.
+        """
+        sizes = dict(self._execute("SELECT name, pgsize FROM dbstat WHERE aggregate = 1", ()))
+        return [sum(sizes.get(tree, 0) for tree in _trees(coll)) for coll in collections]
 
     def _bytes_of(self, *trees: str) -> int:
         """The bytes of all pages of tables and indexes of SQLite."""

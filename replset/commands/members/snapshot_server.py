@@ -55,14 +55,12 @@ def check_serves_oplog(node: Node) -> None:
 class SnapshotOptions:
     """Limits on copies for initial syncs.
 
-    max_copies: at a time. expire_ms: a copy without a request for so long is removed. spare_bytes: disk space to keep
-    free. bytes_per_s: limit of one copy, unless settings.followerBytesPerSecond is lower, so that the set's own traffic
-    keeps its share of network and disk.
+    max_copies: at a time. expire_ms: a copy without a request for so long is removed. bytes_per_s: limit of one copy,
+    unless settings.followerBytesPerSecond is lower, so that the set's own traffic keeps its share of network and disk.
     """
 
     max_copies: int = 2
     expire_ms: int = 600_000
-    spare_bytes: int = 256 << 20
     bytes_per_s: int = 200 << 20
 
 
@@ -234,7 +232,7 @@ class SnapshotServer:
             copy.needed_ts = store.last_applied.ts if needed is None else needed.ts
         size = 0 if oplog_bytes is None else 2 * min(store.oplog_bytes, oplog_bytes)
         size += store.data_bytes() if compare or oplog_bytes is None else 0
-        size += self._options.spare_bytes
+        size += store.options.min_free_bytes  # a copy must not end the writes to this member
         copy.making = asyncio.get_running_loop().create_task(self._make(store, copy, size, oplog_bytes))
         return snapshot_id, copy
 
@@ -265,8 +263,8 @@ class SnapshotServer:
         copy.ready = True
 
     def _check_disk_space(self) -> None:
-        """Stop the copy before it fills the disk; called between two pieces of it."""
-        if self._context.disk.free_bytes(self._context.dbpath) < self._options.spare_bytes:
+        """Stop the copy before writes are refused; called between two pieces of it."""
+        if not self._context.store.has_disk_space():
             raise OutOfDiskSpaceError("the disk is nearly full")
 
     def _offer(self, snapshot_id: str, copy: _Copy) -> SnapshotReply:

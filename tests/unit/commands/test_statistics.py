@@ -10,6 +10,7 @@ from replset.bson import Int64, encode
 from replset.commands.catalog import statistics
 from replset.storage import index_build
 from replset.storage.indexes import Index
+from replset.storage.snapshot import Snapshot
 from tests.unit.commands.conftest import Client, FakeMember
 
 DOCUMENTS = [{"_id": number, "a": number % 3, "text": "x" * 100} for number in range(50)]
@@ -73,9 +74,16 @@ def test_sizes_of_more_collections_than_are_read_at_once(filled: Client, monkeyp
     monkeypatch.setattr(statistics, "COLLECTIONS_AT_ONCE", 2)
     for number in range(3):
         filled.ok({"insert": f"more{number}", "documents": DOCUMENTS}, "other")
-    rows = {row["name"]: row["sizeOnDisk"] for row in filled.ok({"listDatabases": 1}, "admin")["databases"]}
-    for database in ("test", "other"):
-        assert rows[database] == filled.ok({"dbStats": 1}, database)["totalSize"]
+    walks: list[str] = []
+    execute = Snapshot._execute
+    monkeypatch.setattr(Snapshot, "_execute", lambda *given: walks.append(given[1]) or execute(*given))
+    for most, count in ((1 << 30, 1), (0, 4)):  # in a small database one walk, else one for each collection
+        monkeypatch.setattr(statistics, "BYTES_AT_ONCE", most)
+        walks.clear()
+        rows = {row["name"]: row["sizeOnDisk"] for row in filled.ok({"listDatabases": 1}, "admin")["databases"]}
+        assert sum("dbstat" in sql for sql in walks) == count
+        for database in ("test", "other"):
+            assert rows[database] == filled.ok({"dbStats": 1}, database)["totalSize"]
 
 
 def test_db_hash_is_an_md5_in_the_order_of_ids(filled: Client) -> None:

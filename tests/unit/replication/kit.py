@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from replset.bson import Binary, Int64, RawDocument, RawDocuments, decode, documents_of, encode, encode_key
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
-from replset.commands.members.snapshot_server import SnapshotOptions, SnapshotServer
+from replset.commands.members.snapshot_server import SnapshotServer
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
@@ -196,7 +196,6 @@ class Member:
             self.context,
             self.node,  # type: ignore[arg-type]
             self.rng,
-            SnapshotOptions(spare_bytes=0),
         )
         self.rollback = Rollback(
             self.context,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -586,7 +587,7 @@ def test_no_copy_without_data_or_in_a_state_that_serves_none(members: tuple[Memb
 
 def test_no_copy_on_a_disk_without_room(members: tuple[Member, Member]) -> None:
     source, mine = members
-    source.snapshots._options = SnapshotOptions(spare_bytes=1 << 60)
+    source.store.options = replace(source.store.options, min_free_bytes=1 << 60)
     ended = sync(mine)
     assert not ended.ok
     assert "disk" in ended.detail
