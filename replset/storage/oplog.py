@@ -53,7 +53,7 @@ def rows_at(connection: apsw.Connection, path: str, places: Iterable[int], max_b
     rows: list[OplogRow] = []
     size = 0
     for ts in places:
-        row = _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts = ?", (ts,))
+        row = _one(connection, f"SELECT {READ_COLUMNS} FROM oplog WHERE ts = ?", (ts,))
         if row is None:
             raise CappedPositionLostError("an entry that is read was trimmed away")
         if entry_hash(row.entry) != row.hash:
