@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from api.errors import HttpError
-from api.exchange import App, HttpRequest, error_answer, to_response
+from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, to_response
 from api.guard import Guard, check_content_type
 from api.limits import RequestLimits
 from api.login import LoginRequired, check_route
@@ -47,7 +47,28 @@ def create_app(member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
 
 def with_limits(routes: FastAPI, member: RunningMember, allowed_hosts: Sequence[str] = ()) -> App:
     """Put what comes first before the routes: limits, guard, logins and actions."""
-    return RequestLimits(LoginRequired(ActionRoutes(routes, member), member), member, Guard(member, allowed_hosts))
+    logins = LoginRequired(ActionRoutes(routes, member), member)
+    return answer_head(RequestLimits(logins, member, Guard(member, allowed_hosts)))
+
+
+def answer_head(next_app: App) -> App:
+    """Answer HEAD as GET, without the body."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        is_over = False
+
+        async def send_head(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_over
+            if message["type"] == "http.response.start":
+                await send(message)
+            elif not is_over:
+                is_over = True  # then `receive` tells that the client has left, which ends what sends on and on
+                await send({"type": "http.response.body", "body": b""})
+
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await (next_app({**scope, "method": "GET"}, receive, send_head) if is_head else next_app(scope, receive, send))
+
+    return app
 
 
 def create_routes(member: RunningMember) -> FastAPI:

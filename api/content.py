@@ -28,6 +28,7 @@ from replset.bson import (
     encode,
     from_ejson,
     from_ejson_value,
+    load_json,
     to_ejson,
     validate,
     walk,
@@ -176,10 +177,7 @@ def _check_not_empty(data: bytes) -> None:
 
 
 def _load_json(data: bytes) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise ExtendedJSONError(f"malformed JSON: {error}") from None
+    fields = load_json(data)
     if not isinstance(fields, dict):
         raise ExtendedJSONError("the body is a JSON document, not an array or a single value")
     return fields

@@ -285,7 +285,7 @@ async def send_answer(member: RunningMember, request: HttpRequest, answer: HttpA
     if answer.headers:
         headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def to_response(member: RunningMember, request: HttpRequest, answer: HttpAnswer) -> Response:

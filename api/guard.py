@@ -10,9 +10,9 @@ plain `fetch` can send.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from functools import cached_property
-from urllib.parse import urlsplit
 
 from api.content import JSON, is_bson
 from api.errors import HttpError, failure
@@ -23,6 +23,8 @@ from replset.runtime.member import RunningMember
 from replset.runtime.net.network import split_host_port
 
 MAX_SEEN = 100
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::([0-9]{1,5})?)?")
+"""Whole: what follows the bracket of an IPv6 address is a port, or the address is another site's."""
 WEB_SCHEMES = frozenset({"http", "https"})
 
 
@@ -106,15 +108,12 @@ def _is_of_another_site(scope: Scope) -> bool:
 
 
 def _split(address: str) -> tuple[str, str]:
-    """Return name and port of `NAME[:PORT]`, both empty when the text cannot be read."""
-    try:
-        parts = urlsplit(f"//{address}")
-        port = parts.port
-    except ValueError:
+    """Return name and port of `NAME[:PORT]`, both empty when the text is not of this form."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
         return "", ""
-    if parts.path or parts.query or parts.username is not None:
-        return "", ""
-    return (parts.hostname or "").rstrip("."), "" if port is None else str(port)
+    name, port = found.groups(default="")
+    return name.strip("[]").lower().rstrip("."), str(int(port)) if port else ""
 
 
 def _is_loopback(name: str) -> bool:

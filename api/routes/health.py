@@ -54,7 +54,6 @@ def router(member: RunningMember) -> APIRouter:
             response_class=JSONResponse,
             responses={**_RESPONSES, **(answers(400) if path in readers else {})},
         )
-        routes.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return routes
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
+from starlette.exceptions import HTTPException
 
 from api.commands import check_reply, decode_reply, run_command
 from api.content import BSON, times_of
@@ -28,6 +29,8 @@ from replset.runtime.member import RunningMember
 
 DEFAULT_ROWS = 100
 MAX_ROWS = 10_000
+POSTED = frozenset({"ack", "restore"})
+"""Names behind a rollback's that are no files of it. `restore` has a route elsewhere."""
 
 
 def router(member: RunningMember) -> APIRouter:
@@ -64,7 +67,7 @@ def router(member: RunningMember) -> APIRouter:
     async def writes(
         rollback: str,
         request: Request,
-        lsid: Annotated[str, Query(description="a session's UUID", pattern="^[0-9a-fA-F-]{32,36}$")] = "",
+        lsid: Annotated[str | None, Query(description="a session's UUID", pattern="^[0-9a-fA-F-]{32,36}$")] = None,
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = DEFAULT_ROWS,
     ) -> Response:
@@ -73,7 +76,7 @@ def router(member: RunningMember) -> APIRouter:
         def read() -> LostPage:
             manifest = find_manifest(folder, rollback)
             try:
-                return lost_entries(folder, manifest, session=lsid, after=after, limit=limit)
+                return lost_entries(folder, manifest, session=lsid or "", after=after, limit=limit)
             except (OSError, CorruptDataError, InvalidBSONError) as error:
                 raise failure(
                     ErrorCode.BAD_VALUE, f"the lost entries cannot be read from byte {after}: {error}"
@@ -108,6 +111,8 @@ def router(member: RunningMember) -> APIRouter:
         },
     )
     async def rollback_file(rollback: str, file: str) -> Response:
+        if file in POSTED:
+            raise HTTPException(405, headers={"allow": "POST"})
         folder = Path(member.rollbacks.folder)
         manifest = await member.workers.run(lambda: find_manifest(folder, rollback))
         if file not in {row.name for row in manifest.files} or not await member.workers.run((folder / file).is_file):

@@ -2,7 +2,7 @@
 
 from replset.bson.decimal128 import Decimal128
 from replset.bson.decoding import decode, validate
-from replset.bson.ejson import from_ejson, from_ejson_value, to_ejson, to_ejson_value
+from replset.bson.ejson import from_ejson, from_ejson_value, load_json, to_ejson, to_ejson_value
 from replset.bson.encoding import Document, append_fields, array_of, encode, with_fields
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
 from replset.bson.from_json import bson_from_json
@@ -66,6 +66,7 @@ __all__ = [
     "encode_key",
     "from_ejson",
     "from_ejson_value",
+    "load_json",
     "to_ejson",
     "to_ejson_value",
     "validate",

@@ -2,7 +2,7 @@
 
 Reading takes both forms, also mixed in one document. A JSON object with the key of a type wrapper ($oid, $date, ...)
 must be that wrapper and nothing else. Other keys that begin with $, such as $gt, $regex or $ref, are ordinary keys.
-JSON integers become int32 or int64 by size, and doubles beyond 64 bits. Of equal keys the last counts. The options of a
+JSON integers become int32 or int64 by size, and doubles beyond 64 bits. Equal keys are refused. The options of a
 regular expression are sorted when read and when written, as the BSON corpus requires.
 """
 
@@ -45,6 +45,10 @@ from replset.bson.values import (
 
 _INT32_MIN, _INT32_MAX = -0x80000000, 0x7FFFFFFF
 _YEAR_10000_MS = 253_402_300_800_000
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
+"""Of JSON; the group is there behind a key."""
+_SPACES: Final = (b'" ', b'"\t', b'"\n', b'"\r')
+"""Without them each key is followed by a colon at once."""
 _INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 _DOUBLE = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _SPECIAL_DOUBLES: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
@@ -56,16 +60,49 @@ _HEX_SUBTYPE = re.compile(r"[0-9a-fA-F]{1,2}", re.ASCII)
 
 def from_ejson(text: str | bytes) -> dict[str, object]:
     """Parse `text` into a document. ExtendedJSONError names line and column, or the path of the wrong value."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ExtendedJSONError(f"malformed JSON: {error}") from None
+    value = load_json(text)
     if not isinstance(value, dict):
         raise ExtendedJSONError(f"a document is a JSON object, not {_json_type(value)}")
     document = _read(value, 1)
     if not isinstance(document, dict):
         raise ExtendedJSONError("a document is a JSON object, not a type wrapper")
     return document
+
+
+def load_json(text: str | bytes) -> Any:
+    """Parse JSON to Python values. ExtendedJSONError: it is malformed, or an object has one key twice."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ExtendedJSONError(f"malformed JSON: {error}") from None
+    # orjson takes the last of equal keys. What the others said, a filter or a condition perhaps, would be lost.
+    data, keys = text.encode() if isinstance(text, str) else text, _count_keys(value)
+    is_plain = data.count(b'":') == keys and not any(space in data for space in _SPACES)
+    if not is_plain and sum(map(bool, _STRINGS.findall(data))) != keys:
+        try:
+            json.loads(text, object_pairs_hook=_refuse_equal_keys)
+        except RecursionError:
+            raise ExtendedJSONError("a key is there twice in one object") from None
+    return value
+
+
+def _count_keys(value: object) -> int:
+    count, left = 0, [value]
+    for item in left:  # it grows meanwhile
+        if type(item) is dict:
+            count += len(item)
+            left += item.values()
+        elif type(item) is list:
+            left += item
+    return count
+
+
+def _refuse_equal_keys(fields: list[tuple[str, object]]) -> None:
+    names: set[str] = set()
+    for name, _ in fields:
+        if name in names:
+            raise ExtendedJSONError(f"the key {name[:80]!r} is there twice in one object")
+        names.add(name)
 
 
 def from_ejson_value(value: object) -> object:

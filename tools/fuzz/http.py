@@ -54,6 +54,7 @@ QUERIES = st.dictionaries(
     st.one_of(st.sampled_from(["", "0", "-1", "true", "1:1:1", "9" * 30, "1:4294967296:1", "x"]), st.text(max_size=5)),
     max_size=3,
 )
+EVIL_HOST = b"[::1].evil.example"
 HEADERS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -71,6 +72,7 @@ HEADERS = st.lists(
                 b"\xff",
                 b"http://[",
                 b"http://example.com:x",
+                EVIL_HOST,
                 b"",
                 b"1",
             ]
@@ -108,6 +110,12 @@ def in_bytes(body: Any) -> bytes:
     return json.dumps(body, default=repr).encode(errors="replace")
 
 
+def with_key_twice(body: bytes) -> bytes:
+    """The first key of the document is there twice, which is refused."""
+    key, colon, _ = body.partition(b":")
+    return key + colon + b"1," + body[1:] if colon and body.startswith(b'{"') else body
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, str, bytes, list[tuple[bytes, bytes]], bytes]:
     """Method, path, query, headers, body."""
@@ -135,7 +143,9 @@ def requests(draw: st.DrawFn) -> tuple[str, str, bytes, list[tuple[bytes, bytes]
         method = draw(st.sampled_from(["GET", "GET", "GET", "HEAD", "POST", "DELETE", "PUT", "OPTIONS"]))
         if method == "DELETE":
             path = f"/v1/replset/members/{draw(st.sampled_from(['b:1', 'x', '', 'a..b', 'a:27017']))}"
-    if draw(st.integers(0, 4)) == 0:
+    if draw(st.integers(0, 9)) == 0:
+        body = with_key_twice(body)
+    elif draw(st.integers(0, 4)) == 0:
         body = draw(damaged(st.just(body)))
     query = "&".join(f"{name}={quote_plus(value, errors='replace')}" for name, value in draw(QUERIES).items())
     return method, path.encode(errors="replace").decode(), query.encode(), headers, body
@@ -165,7 +175,11 @@ def judged(answer: Http, path: str, what: object) -> str:
 
 
 def check(one: OneMember, request: tuple[str, str, bytes, list[tuple[bytes, bytes]], bytes]) -> str:
-    outcome = judged(one.http(*request), request[1], request)
+    answer = one.http(*request)
+    outcome = judged(answer, request[1], request)
+    if (b"host", EVIL_HOST) in request[3]:
+        assert answer.status in (0, 403), request
+    assert not (request[0] == "HEAD" and answer.body), request
     one.is_well()
     health = one.http("GET", "/health", b"", [], b"")
     assert health.status == 200, health.body

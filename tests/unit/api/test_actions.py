@@ -591,6 +591,13 @@ def test_methods_that_are_not_allowed(api: Api, method: str) -> None:
     assert (response.content == b"") == (method == "HEAD")
 
 
+@pytest.mark.parametrize("body", ['{"database": "a", "database": "b", "collection": "c"}', '{"a": {"b": 1, "b": 2}}'])
+@pytest.mark.parametrize("path", ["/v1/action/find", "/v1/command/a", "/v1/login", "/v1/replset/freeze"])
+def test_a_key_that_is_there_twice_is_refused(api: Api, path: str, body: str) -> None:
+    refused(api.post(path, body), 400, 9, "twice in one object")
+    assert api.command_names() == []
+
+
 @pytest.mark.parametrize("name", ["nothing", "find/", "", "find/x", "FIND"])
 def test_unknown_actions(api: Api, name: str) -> None:
     refused(api.post(f"/v1/action/{name}", {}), 404, 59, "countDocuments")

@@ -61,7 +61,22 @@ def test_a_page_of_another_site_may_not_link_to_a_consumers_events(api: Api) -> 
     assert api.dispatcher.requests == []
 
 
-@pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com:28017", "10.0.0.1:28017", "a b", "[::2]"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("example.com", "127.0.0.1.example.com:28017", "10.0.0.1:28017", "a b", "[::2]"),
+        *(
+            "[::1].evil.example",
+            "[::1]evil.example:28017",
+            "[::1",
+            "::1]",
+            "localhost:28017:1",
+            "localhost:x",
+            "a@localhost",
+        ),
+        *("localhost/x", "localhost?x", "localhost#x", "evil.example\\localhost", "", ":28017", "[localhost]"),
+    ],
+)
 def test_other_hosts_are_refused(api: Api, host: str) -> None:
     """A page whose name is made to lead here would be of this origin."""
     for method, path in (("POST", COMMAND), ("GET", "/v1/replset/oplog"), ("DELETE", "/v1/replset/members/a:1")):

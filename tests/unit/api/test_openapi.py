@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from api.action_table import ACTIONS
@@ -94,3 +95,21 @@ def test_the_example_of_an_action_is_accepted(api: Api, name: str) -> None:
 def test_every_status_is_in_the_docs() -> None:
     for status in {503, *STATUS.values()} - {401}:
         assert f"| {status} |" in DOCS
+
+
+def schemas_with_default(node: object) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        if "default" in node:
+            yield node
+        for value in node.values():
+            yield from schemas_with_default(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from schemas_with_default(value)
+
+
+def test_defaults_are_values_of_their_schemas() -> None:
+    found = list(schemas_with_default(SCHEMA))
+    assert found
+    for schema in found:
+        jsonschema_rs.validate(schema, schema["default"])

@@ -538,3 +538,37 @@ def test_metrics_of_a_member_without_data_or_set(api: Api) -> None:
     text = api.get("/metrics").text
     assert "replset_oplog_window_seconds 0.0" in text
     assert "replset_config_version 0.0" in text
+
+
+SERVED = {
+    path: {method.upper() for method in methods}
+    for path, methods in Api().get("/openapi.json").json()["paths"].items()
+    if not path.startswith("/v1/action/")
+}
+
+
+@pytest.mark.parametrize(("path", "methods"), SERVED.items(), ids=SERVED)
+def test_a_method_that_a_path_does_not_take_is_told_with_one_that_it_takes(
+    api: Api, path: str, methods: set[str]
+) -> None:
+    path = path.replace("{", "").replace("}", "")
+    for method in {"GET", "HEAD", "POST", "PUT", "DELETE"} - methods - ({"HEAD"} if "GET" in methods else set()):
+        response = api.request(method, path)
+        assert response.status_code == 405, method
+        assert set(response.headers["allow"].split(", ")) & methods
+        assert method == "HEAD" or response.json()["code"] == 59
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/openapi.json", "/v1/replset/config", "/v1/nothing"])
+def test_head_is_answered_as_get_without_the_body(api: Api, path: str) -> None:
+    got, head = api.get(path), api.request("HEAD", path)
+    assert (head.status_code, head.content) == (got.status_code, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert "content-length" in head.headers
+
+
+def test_head_of_a_stream_ends(api: Api) -> None:
+    cursor = {"id": 7, "ns": "a.b", "firstBatch": [], "nextBatch": [], "postBatchResumeToken": {"_data": "82"}}
+    api.dispatcher.answers |= {"aggregate": {"ok": 1.0, "cursor": cursor}, "getMore": {"ok": 1.0, "cursor": cursor}}
+    assert api.request("HEAD", "/v1/watch").status_code == 200
+    assert api.command_names()[-1] == "killCursors"

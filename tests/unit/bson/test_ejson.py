@@ -196,7 +196,6 @@ def test_what_else_is_written(value: object, relaxed: str) -> None:
         pytest.param('{"$type":"string"}', {"$type": "string"}, id="$type is an operator"),
         pytest.param('{"$ref":"c","$id":1,"$db":"d"}', {"$ref": "c", "$id": 1, "$db": "d"}, id="DBRef"),
         pytest.param('{"$options":"i"}', {"$options": "i"}, id="$options alone"),
-        pytest.param('{"a":1,"a":2}', {"a": 2}, id="last duplicate wins"),
     ],
 )
 def test_what_else_is_read(text: str, expected: object) -> None:
@@ -383,3 +382,34 @@ def test_what_is_no_json_value_is_not_read(value: object) -> None:
 
 def test_parsed_json_with_wide_integers() -> None:
     assert from_ejson_value(10**30) == 1e30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 1}',
+        '{"a":1,"b":{"c":[{"x":1,"x":2}]}}',
+        '{"a" :1,"a":2}',
+        '{"a"\n:1,"b\\":":1,"a"\t:2}',
+        '{"\\u0061": 1, "a": 2}',
+        '{"a": "\\":", "b": 1, "b": 2}',
+        '{"a": {"$oid": "000000000000000000000000", "$oid": "000000000000000000000000"}}',
+        '{"a":1,"a":' + "[" * 900 + "]" * 900 + "}",
+    ],
+)
+def test_equal_keys_are_refused(text: str) -> None:
+    for form in (text, text.encode()):
+        with pytest.raises(ExtendedJSONError, match="twice in one object"):
+            from_ejson(form)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":{"b":1},"b":{"a":1}}',
+        '{"a" : "\\":", "\\":": "x\\\\", "b": ["a", "a" , {"a": "a:"}]}',
+        ' { "a" : "\\\\" , "b" : { } } ',
+    ],
+)
+def test_keys_of_several_objects_and_texts_that_look_like_keys_are_none_twice(text: str) -> None:
+    assert to_ejson(from_ejson(text)) == to_ejson(json.loads(text))
