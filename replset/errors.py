@@ -109,6 +109,7 @@ class ErrorCode(IntEnum):
     VIEW_PIPELINE_TOO_LARGE = 195, "ViewPipelineMaxSizeExceeded"
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
     CANNOT_BUILD_INDEX_KEYS = 201, "CannotBuildIndexKeys"
+    INVALID_UUID = 207, "InvalidUUID"
     FAIL_POINT_SET_FAILED = 222, "FailPointSetFailed"
     CLUSTER_TIME_FAILS_RATE_LIMITER = 205, "ClusterTimeFailsRateLimiter"
     INCOMPLETE_TRANSACTION_HISTORY = 217, "IncompleteTransactionHistory"

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from replset.auth.roles import Action
-from replset.auth.users import USERS_NS
 from replset.bson import Binary, DateTime, RawDocument, decode, encode, encode_key, walk
 from replset.commands import fields
 from replset.commands.catalog.collection_changes import coll_mod_of, rename, whole_namespace
@@ -54,7 +53,7 @@ from replset.replication.write_ops import (
     do_update,
     update_object,
 )
-from replset.storage.catalog import SESSIONS, Collection
+from replset.storage.catalog import Collection
 
 MOST_NESTED = 10
 MOST_OPERATIONS = 100_000
@@ -110,13 +109,12 @@ def operations_of(raw: bytes, upsert: bool, depth: int = 0) -> Iterator[Operatio
         if op == "c" and o.first_key == "applyOps":
             yield from operations_of(o.get_raw("applyOps") or b"", upsert, depth + 1)
             continue
-        ui = body.get("ui")
         yield Operation(
             op,
             ns,
             o,
             fields.document(body, "o2", "applyOps"),
-            bytes(ui) if isinstance(ui, Binary) and ui.subtype == 4 else None,
+            _uuid(body),
             upsert or fields.boolean(body, "b", "applyOps"),
         )
 
@@ -183,13 +181,14 @@ class ApplyOps:
     def _collection(self, group: WriteGroup, one: Operation) -> Collection | None:
         """By UUID, else by name: a collection may have another UUID here (see `_on_collection`).
 
-        The records of sessions and the users have a UUID too, which somebody may know; they are not to be written.
+        The namespace of what is found is checked too (73, 13). The member's own collections have UUIDs, which
+        listCollections shows; beside one of them, the name of any other collection may stand.
         """
-        database, _, name = one.ns.partition(".")
-        ns = writable_namespace(database, name)
+        ns = writable_namespace(*_split(one.ns))
         coll = None if one.ui is None else group.txn.catalog.by_uuid.get(one.ui)
-        if coll is None or coll.dropped_ts is not None or coll == SESSIONS or coll.ns == USERS_NS:
+        if coll is None or coll.dropped_ts is not None:
             return group.txn.catalog.by_ns.get(ns)
+        writable_namespace(*_split(coll.ns))
         return coll
 
     def _write(self, group: WriteGroup, one: Operation) -> None:
@@ -297,6 +296,23 @@ def changed(before: bytes | None, one: Operation) -> bytes:
     operators = {name: value for name, value in o.decode().items() if name != "$v"}
     document: dict[str, Any] = decode(before or b"")
     return encode(compile_update(operators).apply(document, now=DateTime(0), timestamp=timestamp(0)))
+
+
+def _uuid(body: RawDocument) -> bytes | None:
+    """The operation's `ui`; None: it has none. InvalidUUID (207) for anything but a UUID."""
+    ui = body.get("ui")
+    if ui is None:
+        return None
+    if not isinstance(ui, Binary) or ui.subtype != 4 or len(ui) != 16:
+        raise ReplError(
+            "applyOps.ui: uuid must be a 16-byte binary field with UUID (4) subtype", code=ErrorCode.INVALID_UUID
+        )
+    return bytes(ui)
+
+
+def _split(ns: str) -> tuple[str, str]:
+    database, _, collection = ns.partition(".")
+    return database, collection
 
 
 def _key(document: RawDocument) -> bytes:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, Int64, Timestamp
+from replset.bson import Binary, Int64, Timestamp, encode, encode_key
+from replset.replication.write_ops import WriteGroup, do_create, do_insert
 from replset.storage.schema import SESSIONS_UUID
 from tests.unit.commands.conftest import Client
 
@@ -117,6 +118,8 @@ def test_the_first_failure_ends_it(client: Client) -> None:
         ([op("i", {"_id": 1}, ns="test.none")], 26),
         ([op("i", {"_id": 1}, ns="local.oplog.rs")], 73),
         ([op("i", {"_id": [1]})], 53),
+        ([op("i", {"_id": 1}, ui=Binary(b"short", 4))], 207),
+        ([op("i", {"_id": 1}, ui="text")], 207),
         ([command({"nonsense": 1})], 238),
         ([command({"create": "d", "nonsense": 1})], 40415),
         ([command({"create": "d", "viewOn": ""})], 2),
@@ -148,8 +151,22 @@ def test_the_records_of_sessions_are_out_of_reach(client: Client, kind: str) -> 
     (record,) = before = client.ok(find, "config")["cursor"]["firstBatch"]
     about, uuid = {"_id": record["_id"]}, Binary(SESSIONS_UUID, 4)
     made = op(kind, about, about if kind == "u" else None, ui=uuid, b=True)
-    client.ok({"applyOps": [made]}, "admin")
+    assert client.code({"applyOps": [made]}, "admin") == 73
     assert client.ok(find, "config")["cursor"]["firstBatch"] == before
+
+
+@pytest.mark.parametrize("kind", ["i", "u", "d"])
+@pytest.mark.parametrize(("ns", "code"), [("config.consumers", 73), ("config.follow", 73), ("admin.system.users", 13)])
+def test_a_uuid_leads_to_no_collection_of_the_member_itself(client: Client, ns: str, code: int, kind: str) -> None:
+    document = {"_id": "x", "a": 1}
+    with client.member.store.group() as txn:
+        group = WriteGroup(txn, 1, 0, client.member.rng)
+        coll = do_create(group, ns)
+        do_insert(group, coll, encode_key("x"), encode(document))
+    about = {"_id": "x", "a": 2}
+    made = op(kind, about, about if kind == "u" else None, ui=Binary(coll.uuid, 4))
+    assert client.code({"applyOps": [made]}, "admin") == code
+    assert client.member.store.get(coll, encode_key("x")) == encode(document)
 
 
 @pytest.mark.parametrize(
