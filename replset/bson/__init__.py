@@ -8,7 +8,14 @@ from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValu
 from replset.bson.from_json import bson_from_json
 from replset.bson.keystring import compare, encode_key
 from replset.bson.layout import Layout, document_of
-from replset.bson.limits import MAX_BSON_SIZE, MAX_DEPTH, MAX_INTERNAL_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
+from replset.bson.limits import (
+    MAX_BSON_SIZE,
+    MAX_DEPTH,
+    MAX_ENTRY_SIZE,
+    MAX_INTERNAL_SIZE,
+    MAX_MESSAGE_SIZE,
+    MAX_WRITE_BATCH,
+)
 from replset.bson.raw import RawDocument, RawDocuments, documents_of, walk
 from replset.bson.values import (
     Binary,
@@ -30,6 +37,7 @@ from replset.bson.values import (
 __all__ = [
     "MAX_BSON_SIZE",
     "MAX_DEPTH",
+    "MAX_ENTRY_SIZE",
     "MAX_INTERNAL_SIZE",
     "MAX_MESSAGE_SIZE",
     "MAX_WRITE_BATCH",

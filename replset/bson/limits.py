@@ -6,6 +6,8 @@ MAX_BSON_SIZE = 16 * 1024 * 1024
 """Bytes of one document that a client may store."""
 MAX_INTERNAL_SIZE = MAX_BSON_SIZE + 16 * 1024
 """Bytes of one document that members exchange: a document of full size and the fields around it."""
+MAX_ENTRY_SIZE = MAX_INTERNAL_SIZE - 1024
+"""Bytes of an oplog entry that a primary writes. The rest is for what a follower of the set adds to it (`from`)."""
 MAX_MESSAGE_SIZE = 48_000_000
 """Bytes of one wire message."""
 MAX_WRITE_BATCH = 100_000

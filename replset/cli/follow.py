@@ -157,19 +157,21 @@ def _newest_entry(source: SourceSet, closed: OpTime) -> OpTime:
 def list_missing(host: str, source: str) -> None:
     """Print the entries that the source has beyond the last one that came here; exit status 1 if there are some."""
     from replset.commands.streams.follow_source import SourceSet
-    from replset.replication.followed import is_followed
+    from replset.replication.followed import came_from, is_followed
 
     reply = _status(host)
     if reply["mode"] == "none":
         raise BadValueError(f"{host}: its set followed nobody")
     position, other = _place(reply), SourceSet(source.split(","), reply["setName"])
+    name = str(calls.ask(host, {"hello": 1})["setName"])
     found, at = 0, position
     try:
         while page := other.entries_after(at):
             for raw in page:
                 entry = OplogEntry(raw)
                 at = entry.optime
-                for one in entry.operations if is_followed(entry) else ():
+                is_missing = is_followed(entry) and not came_from(raw, name)
+                for one in entry.operations if is_missing else ():
                     found += 1
                     typer.echo(f"{at}  {one.op}  {one.ns}  {_shown(one)}")
     except ReplError as error:

@@ -167,7 +167,7 @@ def _append_only(txn: Txn, entries: Sequence[bytes], start: int, stop: int, is_t
     for raw in entries[start:stop]:
         entry = OplogEntry(raw)
         if entry.optime.ts > txn.last.ts:
-            txn.append(raw, entry.optime, op=entry.op, ns=entry.ns, key=entry.key(), wall_ms=entry.wall_ms)
+            txn.append_accepted(raw, entry.optime, op=entry.op, ns=entry.ns, key=entry.key(), wall_ms=entry.wall_ms)
         done += 1
         size += len(raw)
         if size > MAX_GROUP_BYTES or (done % _CHECK_TIME_EVERY == 0 and is_time_up()):
@@ -268,7 +268,7 @@ def apply_entry(txn: Txn, entry: OplogEntry, changed: UpdateFunction = apply_upd
     if wanted == "postImage":
         image = _document_now(txn, entry)
     record_applied(txn, entry, image)
-    txn.append(entry.raw, optime, op=entry.op, ns=entry.ns, key=key, wall_ms=entry.wall_ms)
+    txn.append_accepted(entry.raw, optime, op=entry.op, ns=entry.ns, key=key, wall_ms=entry.wall_ms)
     return True
 
 

@@ -1,8 +1,8 @@
 """What makes a set follow another one: its document in `config.follow`, and the entries that came from there.
 
 An entry of the source is appended to this set's oplog under an optime of this set's own, with its effect and the
-source's optime (`from`) in it. So a member is exactly as far in the source's history as its own oplog says, whatever
-dies or is rolled back. The document is a lower bound, for a time without entries.
+source's name and optime (`from`) in it. So a member is exactly as far in the source's history as its own oplog says,
+whatever dies or is rolled back. The document is a lower bound, for a time without entries.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -32,8 +31,6 @@ DOCUMENT_KEY = encode_key(DOCUMENT_ID)
 OWN_DATABASES = frozenset({"admin", "config", "local", ""})
 """What each set has for itself: its users, its consumers, its settings, its sessions' table."""
 _FROM = "from"
-_OWN_ENTRIES = 10_000
-"""Entries at the end of an oplog among which the last one from the source is looked for."""
 
 
 class FollowMode(Enum):
@@ -148,21 +145,33 @@ def save_state(group: WriteGroup, state: FollowState) -> None:
 
 def stopped(state: FollowState, group: WriteGroup) -> FollowState:
     """The document with which a set that followed takes writes."""
-    position = position_in(group.txn.connection, state)
+    position = position_in(group.txn.connection, state).position
     return replace(state, mode=FollowMode.STOPPED, at=group.next_optime(), position=position)
 
 
-def position_in(connection: apsw.Connection, state: FollowState) -> OpTime:
+class Place(NamedTuple):
+    """position: in the source's history. looked_at: entries at the end of the own oplog that were read to find it."""
+
+    position: OpTime
+    looked_at: int
+
+
+def position_in(connection: apsw.Connection, state: FollowState) -> Place:
     """Up to where in the source's history this member's data is: by its newest entry from there, or by the document,
     whichever was written last.
+
+    However many entries of this set's own stand behind that: with a position that is too old, entries would be applied
+    again, over what later ones wrote. `SetFollower` writes the document anew before the search becomes long.
     """
-    for ns, entry in islice(rows_of(connection, "SELECT ns, entry FROM oplog ORDER BY ts DESC"), _OWN_ENTRIES):
+    looked_at = 0
+    for ns, entry in rows_of(connection, "SELECT ns, entry FROM oplog ORDER BY ts DESC"):
+        looked_at += 1
         if ns == FOLLOW_NS:
             break
         source = source_optime(entry)
         if source is not None:
-            return max(source, state.position, key=lambda at: at.ts)
-    return state.position
+            return Place(max(source, state.position, key=lambda at: at.ts), looked_at)
+    return Place(state.position, looked_at)
 
 
 def source_optime(entry: bytes) -> OpTime | None:
@@ -171,14 +180,21 @@ def source_optime(entry: bytes) -> OpTime | None:
     return parse_optime(document) if isinstance(document, dict) else None
 
 
-def own_entry(raw: bytes, optime: OpTime) -> bytes:
-    """The entry of the source as this set has it, under its own optime."""
+def came_from(entry: bytes, set_name: str) -> bool:
+    """Whether the entry came from the set of this name, so that that one has it."""
+    document = RawDocument(entry).get(_FROM)
+    return isinstance(document, dict) and document.get("set") == set_name
+
+
+def own_entry(raw: bytes, optime: OpTime, set_name: str) -> bytes:
+    """The entry of the source as this set has it, under its own optime. set_name: the source's."""
     entry, view = OplogEntry(raw), RawDocument(raw)
     fields = {name: value for name, value in view.items() if name not in (_FROM, "ts", "t")}
     # ts, t, v and wall stand together behind these; documents stay the bytes that they are.
     head: dict[str, object] = {name: fields.pop(name) for name in ("op", "ns", "ui", "o", "o2") if name in fields}
     head |= {name: RawDocument(view.get_raw(name) or b"") for name in ("o", "o2") if name in head}
-    return encode({**head, **optime_document(optime), **fields, _FROM: optime_document(entry.optime)})
+    source = {**optime_document(entry.optime), "set": set_name}
+    return encode({**head, **optime_document(optime), **fields, _FROM: source})
 
 
 def is_followed(entry: OplogEntry) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
-from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
+from replset.bson import MAX_ENTRY_SIZE, RawDocument, encode
 from replset.errors import (
     DuplicateKeyError,
     ErrorCode,
@@ -135,9 +135,9 @@ class WriteSet(Txn):
         """Keep the entry as an operation of the transaction. 257 when all of them are too large for one entry."""
         operation = operation_of(entry)
         self.appended_bytes += len(operation) + 8
-        if self.appended_bytes > MAX_INTERNAL_SIZE - _ENTRY_OVERHEAD:
+        if self.appended_bytes > MAX_ENTRY_SIZE - _ENTRY_OVERHEAD:
             raise ReplError(
-                f"the writes of the transaction take more than the {MAX_INTERNAL_SIZE} bytes of one oplog entry",
+                f"the writes of the transaction take more than the {MAX_ENTRY_SIZE} bytes of one oplog entry",
                 code=ErrorCode.TRANSACTION_TOO_LARGE,
             )
         self._operations.append(operation)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import apsw
 
-from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
+from replset.bson import MAX_ENTRY_SIZE, MAX_INTERNAL_SIZE, RawDocument, encode
 from replset.errors import DataMismatchError, ErrorCode, NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import StoredRow, UnchainedRow, stored_rows
@@ -170,9 +170,20 @@ class Txn:
 
         ReplError 257 for an entry over 16 MiB.
         """
+        self._append(entry, optime, MAX_ENTRY_SIZE, op, ns, key, wall_ms)
+
+    def append_accepted(
+        self, entry: bytes, optime: OpTime, *, op: str, ns: str, key: bytes | None = None, wall_ms: int
+    ) -> None:
+        """As `append`, an entry that another member or set wrote: it may have grown on its way."""
+        self._append(entry, optime, MAX_INTERNAL_SIZE, op, ns, key, wall_ms)
+
+    def _append(
+        self, entry: bytes, optime: OpTime, most: int, op: str, ns: str, key: bytes | None, wall_ms: int
+    ) -> None:
         last = self.last
         invariant(optime.ts > last.ts and optime.term >= last.term, "oplog entries only move forward")
-        if len(entry) > MAX_INTERNAL_SIZE:
+        if len(entry) > most:
             raise ReplError(f"an oplog entry of {len(entry)} bytes is too large", code=ErrorCode.TRANSACTION_TOO_LARGE)
         self._oplog.append((optime.ts, optime.term, op, ns, key, wall_ms, entry))
         self.appended_bytes += len(entry)

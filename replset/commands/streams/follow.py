@@ -160,7 +160,7 @@ async def status(ctx: CommandContext) -> Reply:
     position = state.position
     reply = _described(state)
     if state.mode is FollowMode.FOLLOWING:
-        position = ctx.member.store.query(lambda connection: position_in(connection, state))
+        position = ctx.member.store.query(lambda connection: position_in(connection, state)).position
         progress = ctx.member.follow_progress
         if ctx.member.node.writable:
             position = max(position, progress.position, key=lambda at: at.ts)

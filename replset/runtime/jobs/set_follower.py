@@ -48,6 +48,8 @@ SAVE_EVERY_MS, SAVE_IDLE_MS = 1_000, 10_000
 """How often the position is saved while entries about clients' data come, and while none does: the acknowledgement of
 a position is itself an entry of the source.
 """
+MOST_OWN_ENTRIES = 1_000
+"""Behind the last entry that says the position: with more of them it is written again, so that it is found soon."""
 
 
 class SetFollower:
@@ -126,9 +128,11 @@ class SetFollower:
     async def _follow(self, state: FollowState, term: int) -> None:
         """Apply what comes until this member leads no more, the set follows no more, or something fails."""
         store, clock, source = self._context.store, self._context.clock, SourceSet(state.hosts, state.set_name)
-        position = store.query(lambda connection: position_in(connection, state))
+        position, looked_at = store.query(lambda connection: position_in(connection, state))
         self.progress.position = position
         saved, unacknowledged = position, (OPTIME_NULL, OPTIME_NULL)
+        if looked_at > MOST_OWN_ENTRIES:
+            unacknowledged = await self._save(position, state.hosts), position
         saved_at, every_ms = clock.now(), SAVE_IDLE_MS
         log.info("following %s from %s on", state.set_name, position)
         try:
@@ -137,7 +141,7 @@ class SetFollower:
                 page = await source.run(source.entries_after, position)
                 self.progress.error = ""
                 if page:
-                    if await self._apply(term, page):
+                    if await self._apply(term, page, state.set_name):
                         every_ms = SAVE_EVERY_MS
                     position = OplogEntry(page[-1]).optime
                     self._note(page, position)
@@ -171,8 +175,10 @@ class SetFollower:
 
         return await self._writer.write(save)
 
-    async def _apply(self, term: int, page: Sequence[bytes]) -> bool:
-        """Apply the entries that are about clients' data, slice by slice, as a secondary does. False: none."""
+    async def _apply(self, term: int, page: Sequence[bytes], name: str) -> bool:
+        """Apply the entries that are about clients' data, slice by slice, as a secondary does. name: of the source.
+        False: none.
+        """
         context, clock = self._context, self._context.clock
         wanted = [raw for raw in page if is_followed(OplogEntry(raw))]
         evaluated: list[EvaluatedUpdate] = []
@@ -184,7 +190,7 @@ class SetFollower:
             store, until = context.store, clock.now() + APPLY_SLICE_MS
             first = max(store.last_applied.ts + 1, pack_ts(clock.wall_ms() // 1000, 1))
             slice_ = wanted[done : done + 200]
-            entries = [own_entry(raw, OpTime(term, first + number)) for number, raw in enumerate(slice_)]
+            entries = [own_entry(raw, OpTime(term, first + number), name) for number, raw in enumerate(slice_)]
             applied = apply_batch(store, entries, 0, len(entries), lambda: clock.now() >= until, evaluated)
             self._on_committed()
             return applied

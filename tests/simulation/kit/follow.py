@@ -8,17 +8,23 @@ loses nothing; after an unplanned one `--missing` lists exactly what is not at t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import typer
 
-from replset.bson import to_ejson
+from replset.bson import encode, to_ejson
 from replset.cli.follow import change_roles, list_missing
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.oplog_entry import update_entry
+from replset.replication import applier
+from replset.storage import txn
 from tests.simulation.kit.blocking import BlockingSite, blocking_clients, run_blocking
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.consumers import place_of
@@ -30,13 +36,17 @@ from tests.simulation.kit.replay import Documents, documents_of, first_differenc
 from tests.simulation.kit.retries import RetryMix
 from tests.simulation.kit.runs import CONVERGES_WITHIN_S, Outcome, Plan, Run, draw_environment, without_collector
 from tests.simulation.kit.transfers import TransferMix
-from tests.simulation.kit.workload import Mix
+from tests.simulation.kit.workload import DATABASE, Mix
 
 FOLLOW = "--follow"
 FOLLOWS, PLANNED, LOST = "follows", "planned", "lost"
 WAYS = (FOLLOWS, PLANNED, LOST)
 SHAPES = ((3, 0), (2, 1), (3, 0), (3, 1))
 OWN_DATABASES = ("admin", "config", "local", "")
+LARGEST_OWN, LARGEST = 7 << 10, 8 << 10
+"""Bytes of an entry that a primary writes, and of one that came: small, so that a run can reach them."""
+LARGE = "large"
+MOST_NOTES = 60
 FIRST_OF_OTHERS = 100_000
 """The number of the first write of the other set's clients: none has the number of a write here."""
 
@@ -75,7 +85,12 @@ def run_follow(seed: int) -> Outcome:
     """The run of two sets that this seed draws."""
     quiet_logs()
     source, follower = follow_plans(seed)
-    with without_collector(), _cluster(seed, source) as first, _cluster(seed, follower, first) as second:
+    with (
+        _small_entries(),
+        without_collector(),
+        _cluster(seed, source) as first,
+        _cluster(seed, follower, first) as second,
+    ):
         run = Run(first, source)
         error: str | None = None
         try:
@@ -87,6 +102,15 @@ def run_follow(seed: int) -> Outcome:
         outcome = run.outcome(seed, error)
         outcome.counts.update(sites.counts())
         return outcome
+
+
+@contextmanager
+def _small_entries() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(txn, "MAX_ENTRY_SIZE", LARGEST_OWN)
+        patch.setattr(txn, "MAX_INTERNAL_SIZE", LARGEST)
+        patch.setattr(applier, "MAX_INTERNAL_SIZE", LARGEST)
+        yield
 
 
 def _cluster(seed: int, plan: Plan, beside: SimCluster | None = None) -> SimCluster:
@@ -104,7 +128,7 @@ class _TwoSites:
         self._rng = first.cluster.random_for("follow")
         self._site = site
         self._is_over = False
-        self._cuts = self._failed_tries = 0
+        self._cuts = self._failed_tries = self._large = self._notes = 0
         second.workload.begin_with(FIRST_OF_OTHERS)
         site.on_command.append(self._look_at_command)
 
@@ -114,6 +138,8 @@ class _TwoSites:
         return {
             "entries of a source": len(came),
             "sites cut off": self._cuts,
+            "entries of almost the largest size": self._large,
+            "notes of the follower": self._notes,
             "pages from the archive": 0 if archive is None else archive.reads,
             f"sites, {self._way}": 1,
             "sites, history was lost": int(self._has_lost_history()),
@@ -151,7 +177,7 @@ class _TwoSites:
         await asyncio.sleep(1)  # and a majority has it
 
     async def _faulty(self) -> None:
-        cuts = asyncio.ensure_future(self._cut_sites())
+        cuts = asyncio.gather(self._cut_sites(), self._write_large_and_notes())
         change = asyncio.ensure_future(self._switch_over()) if self._way == PLANNED else None
         await asyncio.gather(self._first.faulty(), self._second.faulty())
         self._is_over = True
@@ -168,6 +194,29 @@ class _TwoSites:
             self._cuts += 1
             await asyncio.sleep(self._rng.uniform(0.5, 6))
             self._first.cluster.heal()
+
+    async def _write_large_and_notes(self) -> None:
+        """Now and then the source writes an entry of almost the largest size, or the follower many of its own."""
+        for number in itertools.count():
+            await asyncio.sleep(self._rng.uniform(1, 5))
+            if self._is_over:
+                return
+            with suppress(ReplError):  # faults are on; and an entry may be too large
+                if self._rng.random() < 0.5:
+                    await self._write_large(number)
+                else:
+                    for _ in range(self._rng.randint(1, MOST_NOTES)):
+                        await self._on_primary(self._second, {"appendOplogNote": 1, "data": {"n": number}})
+                        self._notes += 1
+
+    async def _write_large(self, number: int) -> None:
+        same = {"_id": number, "b": ""}
+        smallest = update_entry(f"{DATABASE}.{LARGE}", bytes(16), encode({"_id": number}), encode(same), OPTIME_NULL, 0)
+        text = "x" * (LARGEST_OWN - len(smallest) + self._rng.randint(-80, 1))
+        change = {"q": {"_id": number}, "u": {"b": text}}
+        await self._on_primary(self._first, {"insert": LARGE, "documents": [{"_id": number}]}, DATABASE)
+        await self._on_primary(self._first, {"update": LARGE, "updates": [change]}, DATABASE)
+        self._large += 1
 
     def _cut_apart(self) -> None:
         for one in self._first.cluster.machines:
@@ -226,14 +275,14 @@ class _TwoSites:
     def _hosts(self, run: Run) -> list[str]:
         return [str(machine.host) for machine in run.cluster.members() if machine.bears_data]
 
-    async def _on_primary(self, run: Run, command: dict[str, object]) -> dict[str, Any]:
-        return await run_blocking(self._site_call, self._rng.choice(self._hosts(run)), command)
+    async def _on_primary(self, run: Run, command: dict[str, object], database: str = "admin") -> dict[str, Any]:
+        return await run_blocking(self._site_call, self._rng.choice(self._hosts(run)), command, database)
 
     @staticmethod
-    def _site_call(host: str, command: dict[str, object]) -> dict[str, Any]:
+    def _site_call(host: str, command: dict[str, object], database: str = "admin") -> dict[str, Any]:
         from replset.cli import calls
 
-        return calls.on_primary(host, command)
+        return calls.on_primary(host, command, database=database)
 
     # --- judging
 

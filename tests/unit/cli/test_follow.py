@@ -12,6 +12,7 @@ from replset.cli.main import main
 from replset.commands.streams.follow_source import SourceSet
 from replset.errors import CappedPositionLostError, HostUnreachableError
 from replset.ids import OpTime
+from replset.oplog_entry import insert_entry
 from replset.optime import optime_document
 
 AT = OpTime(3, 70 << 32)
@@ -44,7 +45,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[tuple[str, o
 
     monkeypatch.setattr(calls, "on_primary", on_primary)
     monkeypatch.setattr(SourceSet, "command", on_source)
-    monkeypatch.setattr(calls, "ask", lambda *_args, **_more: {"hosts": ["b:1"]})
+    monkeypatch.setattr(calls, "ask", lambda *_args, **_more: {"hosts": ["b:1"], "setName": "site2"})
     return failing, asked
 
 
@@ -95,3 +96,20 @@ def test_what_is_missing_is_not_listed_where_the_beginning_of_it_is_gone(
     printed = capsys.readouterr()
     assert "has no entries as old as" in printed.err
     assert "are not here" not in printed.out
+
+
+def test_what_came_from_this_set_is_not_missing_here(
+    fails: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def entry(number: int, **more: object) -> bytes:
+        made = insert_entry("app.c", bytes(16), encode({"_id": number}), OpTime(4, AT.ts + number), 0)
+        return encode({**RawDocument(made).decode(), **more})
+
+    mine, anothers = ({"from": {**optime_document(AT), "set": name}} for name in ("site2", "site3"))
+    pages = [[entry(1, **mine), entry(2), entry(3, **anothers)], []]
+    monkeypatch.setattr(SourceSet, "entries_after", lambda *_: pages.pop(0))
+    monkeypatch.setattr(calls, "ask", lambda *_args, **_more: {"setName": "site2"})
+    assert main(["follow", "a:1", "--missing", "--host", "b:1"]) == 1
+    *listed, last = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[-1] for line in listed] == ['{"_id":2}', '{"_id":3}']
+    assert last.startswith("2 operations of site1")

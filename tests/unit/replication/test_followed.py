@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from replset.bson import Binary, Int64, RawDocument, encode, encode_key
+from replset.bson import MAX_BSON_SIZE, MAX_ENTRY_SIZE, Binary, Int64, RawDocument, encode, encode_key
 from replset.commands.streams.follow_source import OwnHistory, SourceSet
-from replset.errors import BadValueError, ConsumerNotFoundError, IllegalOperationError
+from replset.errors import BadValueError, ConsumerNotFoundError, ErrorCode, IllegalOperationError, ReplError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, extra_fields, insert_entry, noop_entry, transaction_entry
 from replset.query.change_tokens import behind
@@ -19,6 +19,7 @@ from replset.replication.applier import apply_batch
 from replset.replication.followed import (
     FollowMode,
     FollowState,
+    came_from,
     is_followed,
     own_entry,
     position_in,
@@ -27,7 +28,7 @@ from replset.replication.followed import (
     save_state,
     source_optime,
 )
-from replset.replication.write_ops import WriteGroup, do_create, do_insert
+from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_noop, do_update
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 
@@ -60,19 +61,56 @@ def follows(position: OpTime) -> FollowState:
     return FollowState(FollowMode.FOLLOWING, ("a:1", "b:1"), "site1", "follower-site2", position, at(1))
 
 
+def place(store: Store, state: FollowState) -> OpTime:
+    return store.query(lambda connection: position_in(connection, state)).position
+
+
 def test_an_entry_keeps_everything_but_its_optime() -> None:
     session = extra_fields({"lsid": {"id": Binary(UUID, 4)}, "txnNumber": Int64(7), "stmtId": 0})
     raw = inserted(5, extra=session)
-    own = own_entry(raw, OpTime(1, NOW + 99))
+    own = own_entry(raw, OpTime(1, NOW + 99), "site1")
     view, before = RawDocument(own), RawDocument(raw)
     assert OplogEntry(own).optime == OpTime(1, NOW + 99)
     assert source_optime(own) == at(5)
     assert source_optime(raw) is None
+    assert came_from(own, "site1")
+    assert not came_from(own, "site2")
+    assert not came_from(raw, "site1")
     assert view.get_raw("o") == before.get_raw("o")
     for name in ("op", "ns", "ui", "v", "wall", "lsid", "txnNumber", "stmtId"):
         assert view.get(name) == before.get(name)
-    again = own_entry(own, OpTime(2, NOW + 200))
+    again = own_entry(own, OpTime(2, NOW + 200), "site2")
     assert source_optime(again) == OpTime(1, NOW + 99), "a follower of a follower follows that one"
+
+
+def _update_of_size(store: Store, size: int) -> bytes:
+    """The entry of an update whose document has 16 MiB, and which has `size` bytes by its `_id`."""
+    document = encode({"_id": "", "b": "x" * (MAX_BSON_SIZE - 40)})
+
+    def entry_of(id_bytes: int) -> bytes:
+        key, before = encode_key("k" * id_bytes), encode({"_id": "k" * id_bytes})
+        with store.group() as txn:
+            group, mark = WriteGroup(txn, 2, WALL, random.Random(1)), txn.mark()
+            coll = txn.catalog.by_ns.get("app.large") or do_create(group, "app.large")
+            do_insert(group, coll, key, before)
+            do_update(group, coll, key, before, document, document)
+            (entry,) = txn.entries_since(mark)[-1:]
+        return entry
+
+    return entry_of(size - len(entry_of(1)) + 1)
+
+
+def test_the_largest_entry_of_a_source_fits_with_what_a_follower_adds(store: Store, tmp_path: Path) -> None:
+    largest = _update_of_size(store, MAX_ENTRY_SIZE)
+    assert len(largest) == MAX_ENTRY_SIZE
+    with pytest.raises(ReplError) as refused:
+        _update_of_size(store, MAX_ENTRY_SIZE + 1)
+    assert refused.value.code == ErrorCode.TRANSACTION_TOO_LARGE
+    follower = Store.open(RealDisk(), tmp_path / "follower", StoreOptions(min_free_bytes=0))
+    own = own_entry(largest, OpTime(1, follower.last_applied.ts + 1), "site1")
+    assert apply_batch(follower, [own], 0, 1, lambda: False) == 1
+    once_more = own_entry(own, OpTime(1, follower.last_applied.ts + 1), "site2")
+    assert apply_batch(follower, [once_more], 0, 1, lambda: False) == 1
 
 
 @pytest.mark.parametrize(
@@ -95,17 +133,20 @@ def test_where_it_is_follows_from_its_own_oplog(store: Store) -> None:
     state = follows(at(10))
     group_of(store, lambda group: save_state(group, state))
     assert read_state(store) == state
-    assert store.query(lambda connection: position_in(connection, state)) == at(10)
+    assert place(store, state) == at(10)
     first = store.last_applied.ts + 1
-    create = own_entry(command_entry("app", UUID, {"create": "c"}, at(11), WALL), OpTime(2, first))
-    entries = [create, own_entry(inserted(12), OpTime(2, first + 1))]
+    create = own_entry(command_entry("app", UUID, {"create": "c"}, at(11), WALL), OpTime(2, first), "site1")
+    entries = [create, own_entry(inserted(12), OpTime(2, first + 1), "site1")]
     assert apply_batch(store, entries, 0, 2, lambda: False) == 2
     noop = noop_entry({"msg": "new primary"}, OpTime(2, first + 2), WALL)
     assert apply_batch(store, [noop], 0, 1, lambda: False) == 1
-    assert store.query(lambda connection: position_in(connection, state)) == at(12)
+    assert place(store, state) == at(12)
+    for _ in range(11):  # such as linearizable reads, while the source is gone
+        group_of(store, *[lambda group: do_noop(group, {"msg": "note"})] * 1_000)
+    assert place(store, state) == at(12), "however much this set writes itself"
     later = follows(at(20))
     group_of(store, lambda group: save_state(group, later))
-    assert store.query(lambda connection: position_in(connection, later)) == at(20)
+    assert place(store, later) == at(20)
 
 
 @pytest.mark.parametrize(("mode", "refuses"), [("following", True), ("closed", True), ("stopped", False)])
