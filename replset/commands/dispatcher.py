@@ -7,17 +7,18 @@ import logging
 from collections.abc import Mapping
 
 from replset.auth.login import Login
-from replset.bson import Binary, RawDocument
+from replset.bson import Binary, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
-from replset.commands.evaluation import IS_TIME_UP
+from replset.commands.evaluation import IS_TIME_UP, run_in_thread
 from replset.commands.fail_command import fail_command
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.read_concern import check_readable
 from replset.commands.reads.find_by_id import find_by_id, has_simple_fields
 from replset.commands.replies import (
+    LargeReply,
     add_retry_labels,
     add_topology_version,
     error_reply,
@@ -117,7 +118,8 @@ class Dispatcher:
             add_topology_version(reply, failure.get("code"), member)
         if request.error_labels is not None:
             replace_labels(reply, request.error_labels)
-        return finish(reply, member.store.last_applied.ts)
+        whole = finish(reply, member.store.last_applied.ts)
+        return await run_in_thread(member, lambda: encode(whole)) if isinstance(reply, LargeReply) else whole
 
     def answer_now(self, request: CommandRequest) -> bytes | None:
         """Answer a find by `_id` at once (find_by_id.py), without a task and an entry in currentOp.

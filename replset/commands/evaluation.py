@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Final, TypeVar
 
-from replset.bson import RawDocument, encode
-from replset.commands.ports import MemberPort, Reply
-from replset.commands.replies import finish
+from replset.bson import RawDocument
+from replset.commands.ports import MemberPort
 from replset.query.expressions.frame import has_loops
 from replset.query.regex import begin_time_slice, contains_regex, is_time_slice_over
 from replset.query.time_limit import time_limit
@@ -114,9 +113,3 @@ async def read_statement(member: MemberPort, document: RawDocument, read: Callab
 async def compiled(member: MemberPort, weight: int, compile_: Callable[[], T]) -> T:
     """Return what `compile_` makes of decoded documents of this weight."""
     return compile_() if weight <= SMALL_STATEMENT else await run_in_thread(member, compile_)
-
-
-async def large_reply(member: MemberPort, reply: dict[str, object]) -> Reply:
-    """Return the reply as bytes, encoded in the thread: thousands of values would block the event loop."""
-    whole = finish(reply, member.store.last_applied.ts)
-    return await run_in_thread(member, lambda: encode(whole))

@@ -15,9 +15,10 @@ from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
-from replset.commands.evaluation import large_reply, read_statement, run_in_thread
+from replset.commands.evaluation import read_statement, run_in_thread
 from replset.commands.histogram import SECONDS, Histogram
 from replset.commands.ports import FlowControlState, Reply
+from replset.commands.replies import LargeReply
 from replset.commands.slow_operations import SLOW_MS, TEXTS, SlowOperation, SlowOperations, SlowReason
 from replset.commands.users.audit_trail import without_secrets
 from replset.commands.users.authorization import authorize
@@ -248,7 +249,7 @@ async def current_op(ctx: CommandContext) -> Reply:
         return {name: value for name, value in body.items() if name not in _OPTIONS and name != ctx.name}
 
     query = await read_statement(ctx.member, body, read)
-    return await large_reply(ctx.member, {"inprog": await current_operations(ctx, query)})
+    return LargeReply({"inprog": await current_operations(ctx, query)})
 
 
 async def kill_op(ctx: CommandContext) -> Reply:

@@ -43,6 +43,10 @@ def election_id(term: int) -> ObjectId:
     return ObjectId(b"\x7f\xff\xff\xff" + term.to_bytes(8, "big"))
 
 
+class LargeReply(dict[str, object]):
+    """A reply that is encoded in a thread, when it is whole: thousands of values would block the event loop."""
+
+
 def finish(reply: dict[str, object], operation_ts: int) -> dict[str, object]:
     """Add ok, $clusterTime and operationTime. operation_ts 0: there is no oplog yet, and the times are left out."""
     reply.setdefault("ok", 1.0)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import DateTime, RawDocument, encode, encode_key
@@ -48,6 +48,8 @@ from replset.storage.store import Store
 
 T = TypeVar("T")
 MAX_W = 50
+SURVIVAL_MS: Final = Millis(2_000)
+"""So long a write of a primary that has stepped down may still turn out to be committed."""
 SETTINGS_NS = "config.settings"
 DEFAULTS_ID = "ReadWriteConcernDefaults"
 DEFAULTS_KEY = encode_key(DEFAULTS_ID)
@@ -299,12 +301,35 @@ async def wait_for_write_concern(
         return None
     began = ctx.member.clock.now()
     failure = await wait_until_met(ctx.member, optime, concern, ctx.deadline)
+    if failure is not None and failure.code == ErrorCode.PRIMARY_STEPPED_DOWN and concern.w == MAJORITY:
+        failure = None if await survives(ctx.member, optime, concern, ctx.deadline) else failure
     waited_ms = ctx.member.clock.now() - began
     ctx.work.waited(SlowReason.WRITE_CONCERN, waited_ms)
     ctx.operations.write_concern_waits.observe(waited_ms / 1000)
     if failure is not None:
         ctx.operations.write_concern_failures[failure.code] += 1
     return None if failure is None else _error_document(failure, concern)
+
+
+async def survives(member: MemberPort, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> bool:
+    """Whether the set soon turns out to have committed the entry, although this member leads no more.
+
+    It has if the oplog here still holds the entry, and an entry at or behind it that is committed: all before a
+    committed entry is (Raft, 5.3). Where another member takes over that is known in a moment. Without this look, a
+    client whose driver sends the write once more, and meets a stepdown again, would be told 189.
+    """
+    node, store, clock = member.node, member.store, member.clock
+    end = Millis(clock.now() + SURVIVAL_MS)
+    if deadline is not None:
+        end = min(end, deadline)
+    if concern.level_of or (concern.j and node.config and not node.config.write_concern_majority_journal_default):
+        return False  # the commit point says too little
+    while clock.now() < end and node.state in (MemberState.PRIMARY, MemberState.SECONDARY) and not member.shutting_down:
+        committed = node.commit_point
+        if optime <= committed <= store.last_applied:
+            return store.oplog_row_at(optime) is not None and store.oplog_row_at(committed) is not None
+        await member.wait_for_change(end - clock.now())
+    return False
 
 
 def _error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict[str, object]:

@@ -10,7 +10,7 @@ from replset.bson import MAX_BSON_SIZE, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Handler
 from replset.commands.cursors import FIRST_BATCH, Cursor
-from replset.commands.evaluation import compiled, evaluate, large_reply, read_statement, weight_of
+from replset.commands.evaluation import compiled, evaluate, read_statement, weight_of
 from replset.commands.let import variables_of
 from replset.commands.namespaces import collection_of
 from replset.commands.pipelines.aggregate import run_of
@@ -22,6 +22,7 @@ from replset.commands.read_concern import confirm_linearizable
 from replset.commands.reads import count_distinct, find
 from replset.commands.reads.get_more import first_batch
 from replset.commands.reads.scan import SLICE_DECODED, pause
+from replset.commands.replies import LargeReply
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.query.distinct import Distinct
@@ -141,7 +142,7 @@ async def distinct_on_view(ctx: CommandContext) -> Reply:
             await pause(ctx)
     await confirm_linearizable(ctx)
     reply = count_distinct.with_time({"values": values.values}, at)
-    return reply if len(values.values) <= count_distinct.SMALL_REPLY else await large_reply(ctx.member, reply)
+    return reply if len(values.values) <= count_distinct.SMALL_REPLY else LargeReply(reply)
 
 
 async def _slices(ctx: CommandContext, cursor: Cursor) -> AsyncIterator[list[bytes]]:

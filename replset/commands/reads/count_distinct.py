@@ -10,7 +10,7 @@ from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import SMALL_STATEMENT, compiled, large_reply, read_statement, weight_of
+from replset.commands.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
 from replset.commands.let import variables_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
@@ -21,6 +21,7 @@ from replset.commands.reads.oplog_cursor import OplogCursor
 from replset.commands.reads.plan import ByIndex, choose_plan
 from replset.commands.reads.scan import Scan, open_collection, pause
 from replset.commands.reads.tailing import Wanted
+from replset.commands.replies import LargeReply
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError, SnapshotCutError
 from replset.ids import OpTime
 from replset.optime import timestamp
@@ -172,7 +173,7 @@ async def distinct(ctx: CommandContext) -> Reply:
     reply = with_time({"values": values.values}, at)
     if at is not None and ctx.transaction is None and read_concern_of(ctx).level == "snapshot":
         reply["atClusterTime"] = timestamp(at.ts)
-    return reply if len(values.values) <= SMALL_REPLY else await large_reply(ctx.member, reply)
+    return reply if len(values.values) <= SMALL_REPLY else LargeReply(reply)
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -15,12 +15,12 @@ from typing import TypeVar
 from replset.bson import MAX_WRITE_BATCH, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
-from replset.commands.evaluation import SMALL_STATEMENT, large_reply, run_in_thread
+from replset.commands.evaluation import SMALL_STATEMENT, run_in_thread
 from replset.commands.namespaces import collection_of, writable_namespace
 from replset.commands.pipelines.views import refuse_view
 from replset.commands.ports import Reply
 from replset.commands.reads.scan import pause
-from replset.commands.replies import SHUTDOWN_CODES, encode_write_reply, write_times
+from replset.commands.replies import SHUTDOWN_CODES, LargeReply, encode_write_reply, write_times
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.commands.writes.retryable import Executed, RetryableWrite
 from replset.commands.writes.validators import Validator, validator_of
@@ -271,7 +271,7 @@ async def run_batch(batch: Batch) -> Reply:
     if failure is not None:
         reply["writeConcernError"] = failure
     reply |= write_times(done.optime, batch.term)
-    return reply if batch.size <= GROUP_STATEMENTS else await large_reply(ctx.member, reply)
+    return reply if batch.size <= GROUP_STATEMENTS else LargeReply(reply)
 
 
 async def read_statements(ctx: CommandContext, name: str) -> Sequence[RawDocument]:

@@ -17,10 +17,12 @@ from replset.commands.slow_operations import Work
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import (
     LONGEST_KEPT,
+    SURVIVAL_MS,
     _kept,
     _level_of,
     end_waits_in_vain,
     parse_write_concern,
+    survives,
     wait_until_met,
 )
 from replset.config import Settings
@@ -218,6 +220,48 @@ def test_a_stepdown_ends_every_wait_at_once() -> None:
         assert (await rig.write(1)).code == 189
 
     with_rig(scenario)
+
+
+THIRD = at(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "applied", "committed", "state", "expected"),
+    [
+        pytest.param((NEXT,), NEXT, NEXT, MemberState.SECONDARY, True, id="committed"),
+        pytest.param((NEXT, THIRD), THIRD, THIRD, MemberState.SECONDARY, True, id="behind-it"),
+        pytest.param((NEXT,), NEXT, THIRD, MemberState.SECONDARY, False, id="not-fetched"),
+        pytest.param((THIRD,), THIRD, THIRD, MemberState.SECONDARY, False, id="rolled-back"),
+        pytest.param((NEXT,), THIRD, THIRD, MemberState.SECONDARY, False, id="another-history"),
+        pytest.param((NEXT,), NEXT, at(1, 1), MemberState.SECONDARY, False, id="not-committed"),
+        pytest.param((NEXT,), NEXT, NEXT, MemberState.ROLLBACK, False, id="rolls-back"),
+    ],
+)
+def test_a_write_survives_a_stepdown_if_its_entry_is_still_here_and_committed(
+    rows: tuple[OpTime, ...], applied: OpTime, committed: OpTime, state: MemberState, expected: bool
+) -> None:
+    async def main(clock: SimClock) -> None:
+        found = []
+        for now in (committed, at(1, 1)):  # it is known at once, or learned while the client waits
+            node: Any = SimpleNamespace(commit_point=now, state=state, config=None)
+            changes = Notifier()
+            member: Any = SimpleNamespace(
+                node=node,
+                clock=clock,
+                shutting_down=False,
+                wait_for_change=changes.wait,
+                store=SimpleNamespace(last_applied=applied, oplog_row_at=lambda at: at if at in rows else None),
+            )
+            began = clock.now()
+            task = asyncio.ensure_future(survives(member, NEXT, WriteConcern("majority"), None))
+            await settle()
+            node.commit_point = committed
+            changes.notify()
+            found.append(await task)
+            assert clock.now() <= began + SURVIVAL_MS
+        assert found == [expected, expected]
+
+    on_virtual_time(main)
 
 
 def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands() -> None:

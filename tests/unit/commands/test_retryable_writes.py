@@ -298,6 +298,10 @@ def test_labels_say_whether_to_retry(client: Client, member: FakeMember) -> None
     assert (reply["errorLabels"], reply["writeConcernError"]["code"]) == (["RetryableWriteError"], 91)
     member.concern_failure = WriteConcernFailure(64, "timeout", timed_out=True)
     assert "errorLabels" not in client.ok({**write, "writeConcern": {"w": 2}})
+    member.concern_failure = WriteConcernFailure(91, "the member is shutting down")
+    many = numbered({"insert": "c", "documents": [{"n": n} for n in range(1_500)], "writeConcern": {"w": 2}}, 2)
+    reply = client.ok(many)  # one that is encoded in the thread
+    assert (reply["errorLabels"], reply["writeConcernError"]["code"]) == (["RetryableWriteError"], 91)
 
 
 def test_a_write_killed_behind_its_commit_is_not_labelled_as_nothing(
