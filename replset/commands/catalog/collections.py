@@ -11,7 +11,13 @@ from replset.commands.catalog.statistics import bytes_by_database
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement, run_in_thread
 from replset.commands.lists import list_reply
-from replset.commands.namespaces import check_database, collection_field, droppable_database, writable_namespace
+from replset.commands.namespaces import (
+    INTERNAL_DATABASES,
+    check_database,
+    collection_field,
+    droppable_database,
+    writable_namespace,
+)
 from replset.commands.pipelines.views import check_definition
 from replset.commands.ports import Reply
 from replset.commands.users.authorization import is_allowed
@@ -99,11 +105,15 @@ def _collection_document(coll: Collection, name_only: bool) -> dict[str, object]
 
 
 async def list_collections(ctx: CommandContext) -> Reply:
-    """The collections of the database, filtered."""
+    """The collections of the database, filtered. Those that clients cannot write to are left out: a dump that has one
+    cannot be restored.
+    """
     database = check_database(ctx.database)
     name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
     documents = [
-        _collection_document(coll, False) for coll in ctx.member.store.collections(database) if coll.ns != USERS_NS
+        _collection_document(coll, False)
+        for coll in ctx.member.store.collections(database)
+        if coll.database not in INTERNAL_DATABASES and coll.ns != USERS_NS
     ]
     if database == "local":
         documents.append(

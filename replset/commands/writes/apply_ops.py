@@ -12,18 +12,20 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from replset.auth.roles import Action
+from replset.auth.users import USERS_NS
 from replset.bson import Binary, DateTime, RawDocument, decode, encode, encode_key, walk
 from replset.commands import fields
 from replset.commands.catalog.collection_changes import coll_mod_of, rename, whole_namespace
 from replset.commands.catalog.collection_options import CREATE_FIELDS, options_of
 from replset.commands.catalog.collections import create_in
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, large_reply, read_statement, run_in_thread
+from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, read_statement, run_in_thread
 from replset.commands.known_fields import KNOWN
 from replset.commands.namespaces import check_database, droppable_database, writable_namespace
 from replset.commands.pipelines.views import refuse_view
 from replset.commands.ports import Reply
-from replset.commands.write_concern import wait_for_write_concern, write_concern_of
+from replset.commands.replies import LargeReply
+from replset.commands.write_concern import SETTINGS_NS, wait_for_write_concern, write_concern_of
 from replset.commands.writes.insert import duplicate_key, prepare
 from replset.commands.writes.validators import validator_of
 from replset.commands.writes.write_batch import GROUP_MS, GROUP_STATEMENTS
@@ -58,6 +60,8 @@ from replset.storage.catalog import Collection
 MOST_NESTED = 10
 MOST_OPERATIONS = 100_000
 """As many as a write has statements."""
+OF_EACH_SET = frozenset({SETTINGS_NS, USERS_NS})
+"""What is in the oplog of a dump, and each set has for itself: it is passed over. Else a restore would end there."""
 _DONE_ALREADY = {
     "create": (ErrorCode.NAMESPACE_EXISTS,),
     "collMod": (ErrorCode.NAMESPACE_NOT_FOUND, ErrorCode.INDEX_NOT_FOUND),
@@ -88,6 +92,12 @@ class Operation:
     ui: bytes | None
     upsert: bool
     evaluated: tuple[bytes | None, Made | ReplError] | None = None
+
+    @property
+    def target(self) -> str:
+        """The namespace that it names: of its document, or of the collection of its command."""
+        name = self.o.get(self.o.first_key or "") if self.op == "c" else None
+        return f"{self.ns.partition('.')[0]}.{name}" if isinstance(name, str) else self.ns
 
     @property
     def is_replacement(self) -> bool:
@@ -163,6 +173,8 @@ class ApplyOps:
 
     def _apply(self, group: WriteGroup, one: Operation) -> None:
         """Carry one operation out, or set `thread_work` when the thread has to evaluate it first."""
+        if one.target in OF_EACH_SET:
+            return
         match one.op:
             case "i" | "u":
                 self._write(group, one)
@@ -358,7 +370,7 @@ async def _reply(ctx: CommandContext, work: ApplyOps, concern: Any) -> Reply:
             details={**error.details, "applied": work.index + 1, "results": [True] * work.index + [False]},
         )
     reply |= {} if failure is None else {"writeConcernError": failure}
-    return reply if work.index <= GROUP_STATEMENTS else await large_reply(ctx.member, reply)
+    return reply if work.index <= GROUP_STATEMENTS else LargeReply(reply)
 
 
 COMMANDS: tuple[Command, ...] = (

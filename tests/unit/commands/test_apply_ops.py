@@ -169,6 +169,21 @@ def test_a_uuid_leads_to_no_collection_of_the_member_itself(client: Client, ns: 
     assert client.member.store.get(coll, encode_key("x")) == encode(document)
 
 
+def test_what_each_set_has_for_itself_is_in_no_dump(client: Client) -> None:
+    client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 1}}, "admin")
+    client.ok({"createUser": "ann", "pwd": "secret", "roles": []})
+    written = client.entries()
+    assert [entry["ns"] for entry in written if entry["op"] == "i"] == ["config.settings", "admin.system.users"]
+    for db in ("config", "admin"):
+        assert client.ok({"listCollections": 1}, db)["cursor"]["firstBatch"] == []
+    client.ok({"dropUser": "ann"})
+    before = client.member.store.last_applied
+    for entry in written:  # as mongorestore --oplogReplay sends what was written during the dump
+        op = {name: entry[name] for name in ("ts", "v", "op", "ns", "o")}
+        client.ok({"applyOps": [{**op, "o2": entry.get("o2", {})}]}, "admin")
+    assert client.member.store.last_applied == before
+
+
 @pytest.mark.parametrize(
     "one",
     [
