@@ -14,6 +14,8 @@ from replset.bson import RawDocument
 from replset.errors import BadValueError
 
 USERS_NS: Final = "admin.system.users"
+AUTH_SCHEMA: Final = 5
+"""The form of users' documents, as MongoDB counts its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from replset.bson import Binary, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
-from replset.commands.evaluation import IS_TIME_UP, run_in_thread
+from replset.commands.evaluation import IS_TIME_UP
 from replset.commands.fail_command import fail_command
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
@@ -119,7 +119,9 @@ class Dispatcher:
         if request.error_labels is not None:
             replace_labels(reply, request.error_labels)
         whole = finish(reply, member.store.last_applied.ts)
-        return await run_in_thread(member, lambda: encode(whole)) if isinstance(reply, LargeReply) else whole
+        if not isinstance(reply, LargeReply):
+            return whole
+        return await member.evaluations.run(lambda: encode(whole))  # whatever is left of maxTimeMS: the work is done
 
     def answer_now(self, request: CommandRequest) -> bytes | None:
         """Answer a find by `_id` at once (find_by_id.py), without a task and an entry in currentOp.

@@ -42,7 +42,8 @@ def namespace(database: str, collection: str) -> str:
     ns = f"{database}.{collection}"
     if ns == USERS_NS:
         raise ReplError(
-            f"{USERS_NS} is read by usersInfo and written by createUser and its like alone", code=ErrorCode.UNAUTHORIZED
+            f"{USERS_NS} is read by usersInfo and by the find of a dump, and written by createUser and its like alone",
+            code=ErrorCode.UNAUTHORIZED,
         )
     bad = not collection or collection[0] == "." or collection[-1] == "." or "$" in collection or "\0" in collection
     if bad or len(ns.encode()) > MAX_NAMESPACE_BYTES:
@@ -54,6 +55,8 @@ def cursor_namespace(database: str, collection: str) -> str:
     """The namespace of a cursor: of a collection, or of a command that reads none, such as `$cmd.aggregate`."""
     if collection.startswith("$cmd."):
         return f"{check_database(database)}.{collection}"
+    if f"{database}.{collection}" == USERS_NS:  # of a dump, which may read it
+        return USERS_NS
     return namespace(database, collection)
 
 

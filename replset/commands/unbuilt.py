@@ -10,11 +10,11 @@ SEARCH_INDEX_COMMANDS: Final = frozenset(
     {"createSearchIndexes", "dropSearchIndex", "listSearchIndexes", "updateSearchIndex"}
 )
 _NOT_BUILT = (
-    "analyzeShardKey authenticate cloneCollectionAsCapped compact configureQueryAnalyzer connPoolStats"
+    "analyzeShardKey authenticate cloneCollectionAsCapped configureQueryAnalyzer connPoolStats"
     " convertToCapped createRole dataSize dbCheck dropAllRolesFromDatabase dropAllUsersFromDatabase"
-    " dropConnections dropRole features filemd5 fsync fsyncUnlock getAuditConfig getClusterParameter"
+    " dropConnections dropRole features filemd5 fsyncUnlock getAuditConfig getClusterParameter"
     " getDiagnosticData grantPrivilegesToRole grantRolesToRole invalidateUserCache lockInfo logRotate mapReduce"
-    " planCacheClear planCacheClearFilters planCacheListFilters planCacheSetFilter revokePrivilegesFromRole"
+    " planCacheClearFilters planCacheListFilters planCacheSetFilter revokePrivilegesFromRole"
     " revokeRolesFromRole setAuditConfig setClusterParameter setFeatureCompatibilityVersion setIndexCommitQuorum"
     " setUserWriteBlockMode shardingState shutdown splitVector updateRole validateDBMetadata waitForFailPoint"
     " whatsmysid"

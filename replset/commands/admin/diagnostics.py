@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 from importlib.metadata import version
 
 from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, Int64, to_ejson
 from replset.commands import fields
-from replset.commands.command import Command, CommandContext
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.namespaces import collection_field, namespace
 from replset.commands.ports import Reply
-from replset.errors import BadValueError
+from replset.errors import BadValueError, NamespaceNotFoundError, NotBuiltError
 
 log = logging.getLogger("replset.commands")
 
 SERVER_VERSION = "7.0.14"
 VERSION_ARRAY = [7, 0, 14, 0]
 MAX_WIRE_VERSION = 21
+LOOK_MS = 20
 LOGS = ("global", "startupWarnings")
 
 
@@ -87,16 +90,47 @@ def _warning_lines(ctx: CommandContext) -> list[str]:
 
 
 async def host_info(ctx: CommandContext) -> Reply:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return {
         "system": {
             "currentTime": DateTime(ctx.member.clock.wall_ms()),
             "hostname": ctx.member.host.rpartition(":")[0],
             "cpuArch": platform.machine(),
             "cpuAddrSize": 64,
+            "numCores": os.cpu_count() or 1,
+            "numCoresAvailableToProcess": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else -1,
+            "memSizeMB": Int64(memory),
+            "memLimitMB": Int64(memory),
         },
         "os": {"type": platform.system(), "name": platform.system(), "version": platform.release()},
         "extra": {},
     }
+
+
+async def fsync(ctx: CommandContext) -> Reply:
+    """Wait until all that is written here now is on disk, which each member sees to all the time. lock: 238."""
+    if fields.boolean(ctx.body, "lock", ctx.name):
+        raise NotBuiltError("fsync with lock is not built: `replset backup` copies a member that goes on")
+    member = ctx.member
+    wanted = member.store.last_applied
+    while member.node.position.last_durable < wanted <= member.store.last_applied:
+        await member.wait_for_change(LOOK_MS)
+        ctx.check_deadline()
+    return {"numFiles": 1}
+
+
+async def compact(ctx: CommandContext) -> Reply:
+    """Free nothing: the pages of what is deleted are filled again. 26: no such collection."""
+    ns = namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    if ctx.member.store.collection(ns) is None:
+        raise NamespaceNotFoundError(f"collection does not exist: {ns}")
+    return {"bytesFreed": Int64(0)}
+
+
+async def plan_cache_clear(ctx: CommandContext) -> Reply:
+    """Forget nothing: each command chooses its plan anew."""
+    namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    return {}
 
 
 COMMANDS: tuple[Command, ...] = (
@@ -117,4 +151,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("getCmdLineOpts", get_cmd_line_opts, admin_only=True, needs=Action.GET_OPTIONS),
     Command("getLog", get_log, admin_only=True, needs=Action.GET_LOG),
     Command("hostInfo", host_info, admin_only=True, needs=Action.HOST_INFO),
+    Command("fsync", fsync, frozenset({"lock"}), admin_only=True, needs=Action.SET_PARAMETER),
+    Command("compact", compact, frozenset({"force"}), where=Where.READABLE, needs=Action.COLL_MOD),
+    Command(
+        "planCacheClear",
+        plan_cache_clear,
+        frozenset({"query", "projection", "sort", "collation", "comment"}),
+        where=Where.READABLE,
+        needs=Action.FIND,
+    ),
 )

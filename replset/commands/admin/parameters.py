@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from replset.auth.roles import Action
 from replset.auth.scram import MECHANISM
+from replset.auth.users import AUTH_SCHEMA
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, Command, CommandContext
@@ -58,6 +59,7 @@ def _fixed(value: object) -> Parameter:
 
 PARAMETERS: dict[str, Parameter] = {
     "acceptApiVersion2": _fixed(False),
+    "authSchemaVersion": _fixed(AUTH_SCHEMA),
     "authenticationMechanisms": _fixed([MECHANISM]),
     "enableTestCommands": Parameter(lambda ctx: ctx.member.test_commands),
     "featureCompatibilityVersion": _fixed({"version": "7.0"}),

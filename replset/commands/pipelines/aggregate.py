@@ -25,7 +25,7 @@ from replset.commands.ports import Reply
 from replset.commands.read_concern import read_concern_of
 from replset.commands.reads.count_distinct import count_in_worker
 from replset.commands.reads.explained import VERBOSITY
-from replset.commands.reads.find import REPLSET_CONFIG, spill_of
+from replset.commands.reads.find import MADE_UP, spill_of
 from replset.commands.reads.get_more import first_batch
 from replset.commands.reads.scan import open_collection
 from replset.commands.streams.change_stream import open_change_stream
@@ -187,7 +187,7 @@ def _is_counted_as_a_whole(ctx: CommandContext) -> bool:
     is_plain = ctx.transaction is None and read_concern_of(ctx).level != "snapshot" and "hint" not in ctx.body
     if coll is not None and coll.view_on is not None:
         return False
-    return is_plain and _namespace(ctx) not in (OPLOG, REPLSET_CONFIG)
+    return is_plain and _namespace(ctx) not in (OPLOG, *MADE_UP)
 
 
 async def _count(run: PipelineRun) -> int:

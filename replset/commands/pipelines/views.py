@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
+from replset.auth.users import USERS_NS
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import CommandContext
@@ -101,6 +102,8 @@ def _sources(options: bytes) -> frozenset[str]:
 
 def collection_here(ctx: CommandContext, name: str) -> Collection | None:
     """Return the collection or view of that name in the command's database, as its transaction sees it."""
+    if f"{ctx.database}.{name}" == USERS_NS:  # no view; who may read it is asked where it is read
+        return None
     ns = namespace(ctx.database, name)
     return ctx.member.store.collection(ns) if ctx.transaction is None else ctx.transaction.write_set.collection(ns)
 

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from replset.auth.roles import Action
+from replset.auth.users import AUTH_SCHEMA, USERS_NS
 from replset.bson import decode, encode
 from replset.bson.decoding import decode_fields, names_by_bytes
 from replset.commands import fields
@@ -28,6 +29,8 @@ from replset.commands.reads.plan import choose_plan, natural_direction
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection
 from replset.commands.reads.sources import index_key
 from replset.commands.reads.tailing import CappedCursor, Wanted
+from replset.commands.users.authorization import authorize
+from replset.commands.users.user_directory import users_of
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NotBuiltError, StorageError
 from replset.ids import OpTime
 from replset.query.find_projection import compile_find_projection
@@ -40,6 +43,9 @@ from replset.storage.spill import SpillFile
 from replset.storage.store import Pin
 
 REPLSET_CONFIG = "local.system.replset"
+AUTH_VERSION = "admin.system.version"
+MADE_UP = (REPLSET_CONFIG, AUTH_VERSION, USERS_NS)
+"""What has no collection that clients can read: its documents are made, or read, for each find."""
 _SMALL_SORT = 2 << 20
 """Bytes that the event loop sorts."""
 _FIELDS = frozenset(
@@ -345,12 +351,13 @@ async def open_cursor(
     outside of a transaction; None: that of the read concern.
     """
     name = collection_of(ctx) if collection is None else collection
-    ns = namespace(ctx.database, name)
+    ns = f"{ctx.database}.{name}"
+    ns = ns if ns in MADE_UP else namespace(ctx.database, name)
     concern = read_concern_of(ctx)
     limits = None if query.hint is None else query.hint.limits
-    if limits is not None and (query.tailable or ns in (OPLOG, REPLSET_CONFIG)):
+    if limits is not None and (query.tailable or ns in (OPLOG, *MADE_UP)):
         raise bad_hint()
-    if query.returns_key and (query.tailable or ns in (OPLOG, REPLSET_CONFIG)):
+    if query.returns_key and (query.tailable or ns in (OPLOG, *MADE_UP)):
         raise NotBuiltError("find.returnKey is not built yet for the oplog and for tailable cursors")
     if ns == OPLOG:
         refuse_linearizable(concern, ns)
@@ -358,8 +365,8 @@ async def open_cursor(
             raise NotBuiltError("sorting the oplog other than by $natural is not built yet")
         backwards = natural_direction(query.sort, query.hint) < 0
         return OplogCursor(ctx.member, query.filter, _wanted(query), backwards=backwards), None
-    if ns == REPLSET_CONFIG:
-        return DocumentsCursor(ns, await _configuration(ctx.member, query)), None
+    if ns in MADE_UP:
+        return DocumentsCursor(ns, await _made_up(ctx, ns, query)), None
     if query.tailable and (ctx.transaction is not None or concern.level not in ("local", "majority")):
         raise InvalidOptionsError("a tailable cursor has read concern local, available or majority")
     at = point
@@ -383,11 +390,16 @@ async def open_cursor(
     return cursor, at
 
 
-async def _configuration(member: MemberPort, query: Query) -> list[bytes]:
-    """The configuration as MongoDB keeps it, if it matches: the only document of local.system.replset."""
-    config = member.node.config
-    if config is None or query.skip:
-        return []
+async def _made_up(ctx: CommandContext, ns: str, query: Query) -> list[bytes]:
+    """The documents that match, in the order of their `_id`. 13: the keys of users are for who may make backups."""
+    member, config = ctx.member, ctx.member.node.config
+    if ns == USERS_NS:
+        authorize(member, ctx.sender, Action.BACKUP, ctx.database, f"find of {ns}")
+        documents = await member.workers.run(lambda: users_of(member.store))
+    elif ns == AUTH_VERSION:
+        documents = [encode({"_id": "authSchema", "currentVersion": AUTH_SCHEMA})]
+    else:
+        documents = [] if config is None else [encode(config.document())]
 
     def shown(raw: bytes) -> bytes | None:
         document = decode(raw)
@@ -395,8 +407,12 @@ async def _configuration(member: MemberPort, query: Query) -> list[bytes]:
             return None
         return encode(document if query.projection is None else query.projection(document))
 
-    found, _ = await evaluate(member, query.weight, [encode(config.document())], shown)
-    return found
+    found: list[bytes] = []
+    while documents:
+        more, looked_at = await evaluate(member, query.weight, documents, shown)
+        found += more
+        documents = documents[looked_at:]
+    return found[query.skip :][: query.limit or None]
 
 
 def _tail_of(ctx: CommandContext, coll: Collection, query: Query, concern: ReadConcern) -> CappedCursor:

@@ -36,7 +36,7 @@ def has_simple_fields(body: RawDocument) -> bool:
 def find_by_id(ctx: CommandContext) -> bytes | None:
     """Return the reply; None: the command is not simple."""
     body, member = ctx.body, ctx.member
-    if not has_simple_fields(body) or ctx.database == "local":
+    if not has_simple_fields(body) or ctx.database in ("local", "admin"):
         return None
     if not (_is_count(body, "limit") and _is_count(body, "batchSize") and body.type_of("singleBatch") in (None, _BOOL)):
         return None

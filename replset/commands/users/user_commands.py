@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from replset.auth.roles import ADMIN_ROLES, DATABASE_ROLES, Action, Role
 from replset.auth.scram import MECHANISM, SALT_BYTES, Credentials
-from replset.auth.users import USERS_NS, user_id
+from replset.auth.users import USERS_NS, User, user_id
 from replset.bson import Binary, RawDocument, decode, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Handler, Where
-from replset.commands.namespaces import check_database
+from replset.commands.namespaces import check_database, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.users.authorization import authorize, is_allowed
+from replset.commands.users.user_directory import users_of
 from replset.commands.write_concern import write_and_wait
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOrSecondaryError, ReplError
 from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update, update_object
 
 LONGEST_NAME = 256
+MERGED_AT_ONCE = 200
 _SETTINGS = frozenset({"pwd", "roles", "customData", "digestPassword", "mechanisms", "authenticationRestrictions"})
 Change = Callable[[dict[str, object]], None]
 
@@ -128,6 +131,67 @@ def _unknown(ctx: CommandContext) -> ReplError:
     return ReplError(f"Could not find user {_name(ctx)!r} for db {ctx.database!r}", code=ErrorCode.USER_NOT_FOUND)
 
 
+# --- restoring users -----------------------------------------------------------------------------------------------
+
+
+async def merge_users(ctx: CommandContext) -> Reply:
+    """Take over the users of a dump, which mongorestore has put into a collection of `admin`.
+
+    One that is there already is replaced. drop: those that the dump has not are removed. db: of this database alone.
+    """
+    body, sender = ctx.body, ctx.sender
+    database = fields.text(body, "db", ctx.name, "")
+    drops = fields.boolean(body, "drop", ctx.name)
+    if await ctx.member.workers.run(lambda: _documents_of(ctx, "tempRolesCollection")):
+        raise NotBuiltError("roles of one's own are not built yet, so none can be restored")
+    found: dict[bytes, bytes] = {}
+    for raw in await ctx.member.workers.run(lambda: _documents_of(ctx, "tempUsersCollection")):
+        user = User.parse(raw)
+        if database in ("", user.database):
+            authorize(ctx.member, sender, Action.CREATE_USER, user.database, ctx.name)
+            for role in sorted(user.roles):
+                _check_role(ctx, Action.GRANT_ROLE, role)
+            key = user_id(user.name, user.database)
+            found[encode_key(key)] = encode({**user.document, "_id": key})
+    wanted: dict[bytes, bytes | None] = dict(found)
+    for raw in await ctx.member.workers.run(lambda: users_of(ctx.member.store)) if drops else ():
+        user = User.parse(raw)
+        if database in ("", user.database):
+            authorize(ctx.member, sender, Action.DROP_USER, user.database, ctx.name)
+            wanted.setdefault(encode_key(user_id(user.name, user.database)), None)
+    rows = list(wanted.items())
+    reply: Reply = {}
+    for start in range(0, len(rows), MERGED_AT_ONCE):
+        reply = await _write(ctx, partial(_put_users, rows[start : start + MERGED_AT_ONCE]))
+    return reply
+
+
+def _documents_of(ctx: CommandContext, field: str) -> list[bytes]:
+    """The documents of the collection of `admin` that the field names. Runs in a thread."""
+    name = fields.text(ctx.body, field, ctx.name, "")
+    if not name:
+        return []
+    database, _, collection = name.partition(".")
+    ns = writable_namespace(database, collection)
+    with ctx.member.store.read() as snapshot:
+        coll = snapshot.collection(ns)
+        return [] if coll is None else [raw for _, raw in snapshot.scan(coll)]
+
+
+def _put_users(rows: Sequence[tuple[bytes, bytes | None]], group: WriteGroup) -> None:
+    """Give each of these users, by key, this document; None: remove the user."""
+    coll = group.txn.catalog.by_ns.get(USERS_NS) or do_create(group, USERS_NS)
+    for key, after in rows:
+        before = group.txn.get(coll, key)
+        if after is None:
+            if before is not None:
+                do_delete(group, coll, key, before)
+        elif before is None:
+            do_insert(group, coll, key, after)
+        elif before != after:
+            do_update(group, coll, key, before, after, after)
+
+
 # --- reading the commands ------------------------------------------------------------------------------------------
 
 
@@ -172,10 +236,14 @@ def _roles(ctx: CommandContext, action: Action) -> frozenset[Role]:
         raise fields.missing(ctx.name, "roles")
     found = frozenset(_role(ctx, value) for value in fields.values(ctx.body, "roles", ctx.name))
     for role in sorted(found):
-        if role.rights is None:
-            raise ReplError(f"Could not find role: {role.name}@{role.database}", code=ErrorCode.ROLE_NOT_FOUND)
-        authorize(ctx.member, ctx.sender, action, role.database, ctx.name)
+        _check_role(ctx, action, role)
     return found
+
+
+def _check_role(ctx: CommandContext, action: Action, role: Role) -> None:
+    if role.rights is None:
+        raise ReplError(f"Could not find role: {role.name}@{role.database}", code=ErrorCode.ROLE_NOT_FOUND)
+    authorize(ctx.member, ctx.sender, action, role.database, ctx.name)
 
 
 def _role(ctx: CommandContext, value: object) -> Role:
@@ -255,11 +323,8 @@ def _wanted(ctx: CommandContext) -> list[Wanted]:
 
 def _read(ctx: CommandContext, wanted: list[Wanted]) -> list[bytes]:
     """The documents of these users, in the order of database and name. Runs in a thread."""
-    with ctx.member.store.read() as snapshot:
-        coll = snapshot.collection(USERS_NS)
-        rows = [] if coll is None else [raw for _, raw in snapshot.scan(coll)]
     found = []
-    for raw in rows:
+    for raw in users_of(ctx.member.store):
         document = RawDocument(raw)
         name, database = document.get("user"), document.get("db")
         if any(a in (None, name) and b in (None, database) for a, b in wanted):
@@ -296,6 +361,15 @@ COMMANDS: tuple[Command, ...] = (
     _writing("dropUser", drop_user, frozenset(), Action.DROP_USER),
     _writing("grantRolesToUser", grant_roles, frozenset({"roles"}), Action.GRANT_ROLE),
     _writing("revokeRolesFromUser", revoke_roles, frozenset({"roles"}), Action.REVOKE_ROLE),
+    Command(
+        "_mergeAuthzCollections",
+        merge_users,
+        frozenset({"tempUsersCollection", "tempRolesCollection", "drop", "db"}),
+        where=Where.PRIMARY,
+        admin_only=True,
+        write_concern=True,
+        needs=Action.APPLY_OPS,
+    ),
     Command("usersInfo", users_info, frozenset({"showCredentials", "showPrivileges"}), needs=Action.LOGIN),
     Command("rolesInfo", roles_info, frozenset({"showBuiltinRoles", "showPrivileges"}), needs=Action.LOGIN),
 )

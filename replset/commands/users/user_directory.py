@@ -25,6 +25,7 @@ from replset.storage.sqlite import first_row
 
 if TYPE_CHECKING:
     from replset.commands.ports import MemberPort
+    from replset.storage.store import Store
 
 log = logging.getLogger("replset.users")
 
@@ -36,6 +37,13 @@ MOST_ASKED: Final = 16
 DECOY: Final = b"replset login decoy 1"
 MOST_CHECKS: Final = 64
 """Passwords that wait to be checked. Each takes milliseconds, one after the other, in a thread."""
+
+
+def users_of(store: Store) -> list[bytes]:
+    """All users' documents, keys and all, in the order of database and name. It may run in a thread."""
+    with store.read() as snapshot:
+        coll = snapshot.collection(USERS_NS)
+        return [] if coll is None else [raw for _, raw in snapshot.scan(coll)]
 
 
 @dataclass(slots=True)

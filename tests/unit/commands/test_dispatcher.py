@@ -17,6 +17,7 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest
 from replset.commands.table import COMMANDS
 from replset.commands.unbuilt import NOT_BUILT, SEARCH_INDEX_COMMANDS
+from replset.core.messages import Position
 from replset.errors import InvariantError, ReplError
 from replset.ids import HostPort, Millis
 from tests.unit.commands.conftest import Client, FakeMember
@@ -68,6 +69,11 @@ def test_refusals(client: Client, command: dict[str, object], code: int) -> None
 
 def test_what_is_built_is_not_listed_as_not_built() -> None:
     assert not (NOT_BUILT | SEARCH_INDEX_COMMANDS) & set(COMMANDS)
+
+
+def test_what_is_not_built_is_on_a_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
+    assert {name for name in NOT_BUILT if f"`{name}`" not in page} == set()
 
 
 def test_an_empty_command_is_unknown(client: Client) -> None:
@@ -210,8 +216,28 @@ def test_process(client: Client) -> None:
     assert client.ok({"getLog": "*"}, "admin")["names"] == ["global", "startupWarnings"]
     assert client.code({"getLog": "x"}, "admin") == 2
     assert client.code({"getLog": 1}, "admin") == 14
-    assert client.ok({"hostInfo": 1}, "admin")["system"]["hostname"] == "localhost"
+    system = client.ok({"hostInfo": 1}, "admin")["system"]
+    assert system["hostname"] == "localhost"
+    assert min(system["numCores"], system["memSizeMB"]) > 0
     assert "find" in client.ok({"listCommands": 1})["commands"]
+
+
+def test_what_other_servers_have_to_do_is_done_here_already(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    assert client.ok({"compact": "c", "force": True})["bytesFreed"] == 0
+    assert client.code({"compact": "none"}) == 26
+    client.ok({"planCacheClear": "c", "query": {"a": 1}})
+    assert client.code({"fsync": 1, "lock": True}, "admin") == 238
+    newest, here = client.member.store.last_applied, client.member.node
+
+    def synced() -> None:
+        here.position = Position(newest, newest, 0, 0)
+
+    client.member.on_change = synced
+    waited = client.member.changes_waited_for
+    client.ok({"fsync": 1}, "admin")
+    assert client.member.changes_waited_for > waited, "until it is on disk"
+    assert client.ok({"fsync": 1}, "admin")["numFiles"] == 1
 
 
 def test_server_status(client: Client) -> None:

@@ -462,7 +462,6 @@ def test_who_sees_whom(secured: Client) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        {"find": "system.users"},
         {"aggregate": "system.users", "pipeline": [], "cursor": {}},
         {"count": "system.users"},
         {"distinct": "system.users", "key": "credentials"},
@@ -488,7 +487,8 @@ def test_who_sees_whom(secured: Client) -> None:
 )
 def test_no_other_command_reads_or_writes_users(secured: Client, command: dict[str, object]) -> None:
     secured.ok({"create": "x"}, "admin")
-    assert secured.run(command, "admin").get("ok") == 0 or "writeErrors" in secured.run(command, "admin")
+    reply = secured.run(command, "admin")
+    assert reply["ok"] == 0 or "writeErrors" in reply or "applied" in reply  # applyOps passes over it
     assert [row["_id"] for row in secured.ok({"usersInfo": 1}, "admin")["users"]] == ["admin.root"]
     assert "system.users" not in str(secured.ok({"listCollections": 1}, "admin"))
 
@@ -697,3 +697,78 @@ def test_consumers_take_rights_on_what_they_follow(secured: Client) -> None:
         assert may_read.code(refused, "admin") == 13
     assert elsewhere.code(read, "admin") == may_write.code({**read, "replSetConsumerRead": "all"}, "admin") == 13
     assert [len(one.ok(listed, "admin")["consumers"]) for one in (secured, may_read, elsewhere)] == [2, 1, 0]
+
+
+# --- dumps ---------------------------------------------------------------------------------------------------------
+
+
+def found(client: Client, name: str, query: dict[str, object], db: str = "admin") -> list[dict[str, Any]]:
+    return list(client.ok({"find": name, "filter": query}, db)["cursor"]["firstBatch"])
+
+
+def dump_users(client: Client, db: str) -> list[dict[str, Any]]:
+    """mongodump --db DB --dumpDbUsersAndRoles: what it asks beside the collections."""
+    assert client.ok({"getParameter": 1, "authSchemaVersion": 1}, "admin")["authSchemaVersion"] == 5
+    count = [{"$match": {"_id": "authSchema"}}, {"$group": {"_id": 1, "n": {"$sum": 1}}}]
+    counted = client.ok({"aggregate": "system.version", "pipeline": count, "cursor": {}}, "admin")
+    assert counted["cursor"]["firstBatch"] == [{"_id": 1, "n": 1}]
+    assert found(client, "system.roles", {"db": db}) == []
+    assert found(client, "system.version", {}) == [{"_id": "authSchema", "currentVersion": 5}]
+    return found(client, "system.users", {"db": db})
+
+
+def restore_users(client: Client, users: list[dict[str, Any]], db: str, *, drop: bool) -> dict[str, Any]:
+    """mongorestore --restoreDbUsersAndRoles."""
+    for name, documents in (("tempusers", users), ("temproles", [])):
+        client.ok({"create": name}, "admin")
+        if documents:
+            client.ok({"insert": name, "documents": documents}, "admin")
+    temporary = {"tempUsersCollection": "admin.tempusers", "tempRolesCollection": "admin.temproles"}
+    reply = client.run({"_mergeAuthzCollections": 1, **temporary, "drop": drop, "db": db}, "admin")
+    for name in ("tempusers", "temproles"):
+        client.ok({"drop": name}, "admin")
+    return reply
+
+
+def test_users_go_out_and_in_again(secured: Client) -> None:
+    user_with(secured, "readWrite", name="ann")
+    user_with(secured, "read", name="bob", db="else")
+    users = dump_users(secured, "test")
+    assert [user["_id"] for user in users] == ["test.ann"]
+    secured.ok({"updateUser": "ann", "pwd": "other"}, "test")
+    user_with(secured, "read", name="carol")
+    assert restore_users(secured, users, "test", drop=False)["ok"] == 1.0
+    assert dump_users(secured, "test")[0] == users[0]
+    assert login(other(secured), "ann", "test")["ok"] == 1.0
+    assert restore_users(secured, users, "test", drop=True)["ok"] == 1.0
+    assert [user["_id"] for user in found(secured, "system.users", {})] == ["admin.root", "else.bob", "test.ann"]
+
+
+def test_a_dump_of_many_users_has_several_batches(secured: Client) -> None:
+    user_with(secured, "read", name="ann")
+    users = [{**dump_users(secured, "test")[0], "_id": f"test.u{n}", "user": f"u{n}"} for n in range(250)]
+    assert restore_users(secured, users, "test", drop=False)["ok"] == 1.0
+    first = secured.ok({"find": "system.users", "filter": {"db": "test"}}, "admin")["cursor"]
+    rest = secured.ok({"getMore": first["id"], "collection": "system.users"}, "admin")["cursor"]
+    assert len(first["firstBatch"]) + len(rest["nextBatch"]) == 251
+
+
+def test_users_are_dumped_by_who_makes_backups_and_restored_by_who_may_make_them(secured: Client) -> None:
+    user_with(secured, "read", name="ann")
+    users = dump_users(secured, "test")
+    backup = user_with(secured, "backup", db="admin", name="backup")
+    assert dump_users(backup, "test") == users
+    reader = user_with(secured, "readWriteAnyDatabase", "userAdminAnyDatabase", db="admin", name="reader")
+    assert reader.code({"find": "system.users"}, "admin") == 13
+    assert reader.code({"_mergeAuthzCollections": 1}, "admin") == 13
+    restorer = user_with(secured, "restore", db="admin", name="restorer")
+    assert restore_users(restorer, users, "test", drop=True)["code"] == 13
+    secured.ok({"grantRolesToUser": "restorer", "roles": ["userAdminAnyDatabase"]}, "admin")
+    assert restore_users(restorer, users, "test", drop=True)["ok"] == 1.0
+    odd = {**users[0], "roles": [{"role": "none", "db": "test"}]}
+    assert restore_users(secured, [odd], "test", drop=False)["code"] == 31
+    assert restore_users(secured, [{"_id": 1}], "test", drop=False)["code"] == 2
+    for field in ("tempUsersCollection", "tempRolesCollection"):
+        assert secured.code({"_mergeAuthzCollections": 1, field: "config.consumers"}, "admin") == 73
+    secured.ok({"insert": "roles", "documents": [{"_id": 1}]}, "admin")
+    assert secured.code({"_mergeAuthzCollections": 1, "tempRolesCollection": "admin.roles"}, "admin") == 238
