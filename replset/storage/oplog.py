@@ -14,6 +14,8 @@ from replset.oplog_entry import OplogEntry
 from replset.oplog_row import READ_COLUMNS, OplogRow, TermSpan, entry_hash, first_damaged, next_chain
 from replset.storage.sqlite import first_row, rows_of
 
+_HEAD_COLUMNS = "CAST(term AS INTEGER), ts, CAST(op AS TEXT), CAST(ns AS TEXT), CAST(wall AS INTEGER)"
+
 
 def newest_row(connection: apsw.Connection) -> OplogRow | None:
     return _one(connection, f"SELECT {READ_COLUMNS} FROM oplog ORDER BY ts DESC LIMIT 1", ())
@@ -30,7 +32,7 @@ class OplogHead(NamedTuple):
 
 def newest_heads(connection: apsw.Connection, limit: int) -> list[OplogHead]:
     """Read the newest rows without their entries, oldest first."""
-    sql = "SELECT term, ts, op, ns, wall FROM oplog ORDER BY ts DESC LIMIT ?"
+    sql = f"SELECT {_HEAD_COLUMNS} FROM oplog ORDER BY ts DESC LIMIT ?"
     rows = rows_of(connection, sql, (limit,))
     return [OplogHead(OpTime(term, ts), op, ns, wall_ms) for term, ts, op, ns, wall_ms in rows][::-1]
 
@@ -40,7 +42,7 @@ def heads_between(
 ) -> list[OplogHead]:
     """Read the first rows with after_ts < ts <= until_ts, without their entries. backwards: the last, newest first."""
     order = "DESC" if backwards else "ASC"
-    sql = f"SELECT term, ts, op, ns, wall FROM oplog WHERE ts > ? AND ts <= ? ORDER BY ts {order} LIMIT ?"
+    sql = f"SELECT {_HEAD_COLUMNS} FROM oplog WHERE ts > ? AND ts <= ? ORDER BY ts {order} LIMIT ?"
     rows = rows_of(connection, sql, (after_ts, until_ts, limit))
     return [OplogHead(OpTime(term, ts), op, ns, wall_ms) for term, ts, op, ns, wall_ms in rows]
 
