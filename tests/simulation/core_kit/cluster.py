@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from replset.config import Member, ReplSetConfig, Settings
-from replset.core.effects import PersistedRecord, Send
+from replset.core.effects import LastVote, PersistedRecord, Send
 from replset.core.messages import (
     ConnectionLost,
     FreezeRequest,
@@ -87,6 +87,11 @@ class CoreCluster:
 
     def note(self, who: str, what: str) -> None:
         self.trace.append(f"{self.now:>7} {who:<9} {what}")
+
+    def begin_in_term(self, term: int) -> None:
+        """As if the disks had voted in this term. For a set that is not initiated yet."""
+        for machine in self.machines.values():
+            machine.disk.last_vote, machine.node._state.term = LastVote(term, None), term
 
     # --- events --------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from replset.config import Member, ReplSetConfig
+from replset.config import MAX_GIVEN_VERSION, Member, ReplSetConfig
 from replset.core.effects import PersistedRecord
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, ReconfigRequest, StepDownRequest
 from replset.core.reconfig import ReconfigStage
+from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.errors import ReplError
 from replset.ids import HostPort
 from tests.simulation.core_kit.changes import CoreChanges
@@ -37,6 +38,9 @@ FAULTS = (
 FAULTS_MS = 30_000
 WELL_WITHIN_MS = 60_000
 ARBITERS_KNOW_WITHIN_MS = 5_000
+NEAR_BOUNDS = 0.2
+"""In so many runs the terms begin near the highest one, and in so many the version of the configuration does."""
+TERMS_LEFT = 4 * MAX_TERM_JUMP  # nobody believes the highest one yet
 RING_CHECK_MS = 100
 RING_CHECKS_MAX = 20
 """A ring stays until a member gives up on a source that it does not reach, half a second each; two are too long."""
@@ -97,10 +101,15 @@ class CoreRun:
     def run(self) -> None:
         """Two phases: faults and writes, then everything whole and well in time; fails when something breaks."""
         cluster = self.cluster
+        bounds = random.Random(f"{self.seed} bounds")
+        if bounds.random() < NEAR_BOUNDS:
+            cluster.begin_in_term(MAX_TERM - TERMS_LEFT)
         answer = cluster.initiate(*self._rows())
         if not isinstance(answer, Done):
             raise SimulationError(f"initiate: {answer}")
         cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
+        if bounds.random() < NEAR_BOUNDS:
+            self._give_version(MAX_GIVEN_VERSION - bounds.randint(0, 3))
         self._write()
         self._check_rings()
         ends = cluster.now + FAULTS_MS
@@ -123,6 +132,15 @@ class CoreRun:
         log = cluster.elect().disk.log
         if log[: len(cluster.checkers.committed_log)] != cluster.checkers.committed_log:
             raise SimulationError("invariant 3 broken at the end: committed entries are missing")
+
+    def _give_version(self, version: int) -> None:
+        """An operator gives the configuration this version."""
+        cluster = self.cluster
+        number = cluster.number_of(cluster.elect())
+        answer = cluster.reconfig(number, replace(cluster.user_config(number), version=version))
+        if not isinstance(answer, Done):
+            raise SimulationError(f"reconfig: {answer}")
+        cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
 
     def _arbiters_know_commit_point(self) -> bool:
         """Whether each arbiter in the set knows what is committed."""
