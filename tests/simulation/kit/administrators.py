@@ -59,19 +59,33 @@ class Administrators(FaultBase):
             self._background(self._ask(self._rng.choice(others), {"replSetResync": 1}))
 
     def _add_new(self) -> None:
-        """The spare machine becomes a member, once a run; who adds it does not give up."""
+        """The spare machine becomes a member, once a run, often on a copied dbpath; who adds it does not give up."""
         cluster = self._cluster
         spare = cluster.machines.get(SPARE)
         if spare is None or not spare.is_spare or self._reconfiguring or cluster.primary() is None:
             return
         spare.is_spare = False
         self._hosts.append(spare.host)
+        self._copy_dbpath()
         cluster.start(SPARE)
         row: dict[str, object] = {"host": spare.host}
         if self._rng.random() < 0.3:
             row |= {"votes": 0, "priority": 0}
         self._reconfiguring = True
         self._background(self._add(row))
+
+    def _copy_dbpath(self) -> None:
+        """Somebody copied the dbpath of another member, which runs or died, or what a loss of power leaves of it."""
+        cluster = self._cluster
+        sound = [
+            machine.name
+            for machine in cluster.members()
+            if machine.bears_data and machine.name != SPARE and machine.starts and not cluster.is_unsound(machine)
+        ]
+        rng = cluster.rng_copies
+        if sound and rng.random() < 0.5:
+            power_loss = cluster.journal_default and rng.random() < 0.5
+            cluster.copy_dbpath(rng.choice(sound), SPARE, power_loss=power_loss)
 
     async def _add(self, row: dict[str, object]) -> None:
         try:

@@ -107,7 +107,7 @@ class SimCluster:
         self._is_loopback_before, member_options.is_loopback = member_options.is_loopback, _is_loopback
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
-        self._rng_copies = self.random_for("copied dbpaths")
+        self.rng_copies = self.random_for("copied dbpaths")
         self.network = SimNetwork(self.loop, self.random_for("network")) if beside is None else beside.network
         self.archive = SimArchive(self.random_for("archive")) if environment.archives else None
         self._lease_before, archive_lease.LEASE_MS = archive_lease.LEASE_MS, archives.LEASE_MS  # type: ignore[misc]
@@ -302,6 +302,11 @@ class SimCluster:
     def _has_bad_disk(self, machine: Machine) -> bool:
         return bool(machine.disk.failed) or machine.name in self.damaged
 
+    def is_unsound(self, machine: Machine) -> bool:
+        """Whether a test has changed or lost what is on its disk."""
+        changed = machine.name in (self.rotten, self.damaged_entry and self.damaged_entry.name)
+        return changed or machine.may_have_lost_data or machine.disk.is_full or self._has_bad_disk(machine)
+
     def _end_by_its_disk(self, machine: Machine, how: str) -> None:
         """Its disk failed, and it ends as it should; what the disk did not take is gone, as with the power."""
         self.trace.add(machine.name, how)
@@ -353,7 +358,7 @@ class SimCluster:
         assert machine.process is None, f"{target} runs"
         machine.disk.close()
         folder = os.path.join(self.root, target, "copied")
-        machine.disk = self.machines[source].disk.crash(folder, self._rng_copies, power_loss=power_loss)
+        machine.disk = self.machines[source].disk.crash(folder, self.rng_copies, power_loss=power_loss)
         self.trace.add(target, f"gets a copy of the disk of {source}")
 
     def _close_disk(self, disk: SimDisk) -> None:
