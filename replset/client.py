@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -30,7 +29,7 @@ from replset.errors import (
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES as PROOF_NONCE_BYTES
 from replset.key_file import Handshake, Keys
-from replset.wire.framing import FrameReader, encode_request
+from replset.wire.framing import FrameReader, encode_request, message_ids
 
 _CHUNK = 1 << 16
 _DOWNLOAD_CHUNK = 1 << 20
@@ -145,7 +144,7 @@ class WireClient:
         if not name or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:  # a resolver would wrap it
             raise BadValueError(f"{host!r} is not HOST:PORT")
         self.host = host
-        self._ids = count(1)
+        self._ids = message_ids()
         self._reader = FrameReader()
         try:
             self._socket = socket.create_connection((name.strip("[]"), int(port)), timeout=timeout_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 from replset.bson import Document, InvalidBSONError, RawDocument, encode, with_fields
@@ -33,6 +34,7 @@ MAX_SEQUENCES: Final = 8
 """Document sequences in one message; no command takes more than two."""
 SLICE: Final = 2_000
 """Documents of a large message that are separated before other tasks of the event loop run."""
+_MOST_ID = (1 << 31) - 1
 _NOTHING = RawDocument(encode({}))
 
 
@@ -278,6 +280,11 @@ def _parse_query(buffer: bytes, start: int, end: int, request_id: int, response_
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
+
+
+def message_ids(first: int = 1) -> Iterator[int]:
+    """Count messages as their header can: after 2^31 - 1 comes 0. A connection of members lasts longer than that."""
+    return (number & _MOST_ID for number in count(first))
 
 
 def encode_msg(request_id: int, response_to: int, document: bytes, *, flags: int = 0) -> bytes:

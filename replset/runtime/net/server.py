@@ -20,6 +20,7 @@ from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.tls import Certifies, needs_no_certificate
 from replset.runtime.net.turns import Turns
 from replset.runtime.net.wire_connection import WireConnection
+from replset.wire.framing import message_ids
 
 log = logging.getLogger("replset.server")
 
@@ -71,7 +72,7 @@ class WireServer:
         self.connections: dict[WireConnection, None] = {}
         """In the order in which they came. That of a set differs from run to run, which a simulation must not."""
         self.connection_ids = count(1)
-        self.reply_ids = count(1)
+        self.reply_ids = message_ids()
         self.one_checksum = asyncio.Lock()
         self.traffic = Traffic()
         self._outbox: list[tuple[WireConnection, bytes]] = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Literal, cast
 
 from replset.bson import Binary, Document, RawDocument
@@ -26,7 +25,7 @@ from replset.ids import HostPort, Millis
 from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.replication.ports import Clock, Network
 from replset.runtime.net.tls import Certifies, needs_no_certificate
-from replset.wire.framing import FrameReader, WireMessage, encode_request
+from replset.wire.framing import FrameReader, WireMessage, encode_request, message_ids
 
 MAX_IDLE = 6
 
@@ -205,7 +204,7 @@ class _PeerConnection(asyncio.Protocol):
         self._on_broken_by_other = on_broken_by_other
         self._local_host = local_host
         self._reader = FrameReader()
-        self._ids = count(1)
+        self._ids = message_ids()
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[WireMessage] | None = None
         self._answers_to = 0

@@ -378,7 +378,7 @@ class WireConnection(asyncio.BufferedProtocol):
         return _refusal(self._server.admission.refusal())
 
     def _send(self, message: WireMessage, reply: bytes, *, more_to_come: bool = False) -> int:
-        reply_id = next(self._server.reply_ids) & 0x7FFFFFFF
+        reply_id = next(self._server.reply_ids)
         try:
             frame = encode_reply(reply_id, message, reply, more_to_come=more_to_come)
         except LocalProtocolError as error:

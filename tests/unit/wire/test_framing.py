@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,7 @@ from replset.wire.framing import (
     encode_msg,
     encode_reply,
     encode_request,
+    message_ids,
 )
 
 PING = encode({"ping": 1, "$db": "admin"})
@@ -363,3 +365,12 @@ def test_a_large_message_of_another_kind_that_is_refused_ends_the_connection() -
     admit, _ = admit_only(False)
     with pytest.raises(RemoteProtocolError, match="while the member is overloaded"):
         FrameReader(admit).feed(query(encode({"hello": 1, "pad": "x" * 100_000})))
+
+
+def test_ids_of_messages_fit_into_a_header_for_ever() -> None:
+    last = (1 << 31) - 1
+    assert list(islice(message_ids(), 2)) == [1, 2]
+    for number in islice(message_ids(last), 3):
+        (message,) = FrameReader().feed(encode_msg(number, 0, encode({"ping": 1, "$db": "admin"})))
+        assert message.request_id == number
+    assert list(islice(message_ids(last), 3)) == [last, 0, 1]
