@@ -82,6 +82,8 @@ class Elections:
         node = self.node
         if self._is_candidate(request) and node.term_refusal(request.term) is None:
             self.observe_term(request.term)
+            if (peer := node.peer_of(request.candidate)) is not None:
+                peer.on_message(node.now, node.settings)
         refusal = self.vote_refusal(request)
         if refusal is None and not request.dry_run:
             # The vote is on disk before the reply leaves. A member that forgot its vote in a crash could vote again in

@@ -192,7 +192,11 @@ class Heartbeats:
             peer.heartbeat_due = min(peer.heartbeat_due, soon)
 
     def _on_failure(self, peer: Peer, body: ReplyBody | None, error: str, *, refused: bool) -> None:
-        """Retry up to twice within the timeout; then the member is DOWN until it answers again (map H4)."""
+        """Retry up to twice within the timeout; then the member is DOWN until it answers again (map H4).
+
+        A member that sends messages lives. After a cut has healed, the heartbeat that waited on a broken connection is
+        no reason to call it DOWN: each of its retries has the whole time.
+        """
         node = self.node
         peer.failures += 1
         if refused:
@@ -201,6 +205,8 @@ class Heartbeats:
                 self._elections.fast.on_refused(peer)
         reason = body.reason if isinstance(body, Refused) else error
         peer.message = reason.removeprefix(f"{peer.host} cannot be reached: ")  # it is shown beside the name
+        if peer.is_heard(node.now, node.settings):
+            peer.heartbeat_began = node.now
         in_time = node.now - peer.heartbeat_began < node.settings.heartbeat_timeout_ms
         if peer.failures <= MAX_RETRIES and in_time and not isinstance(body, Refused):
             self._send_heartbeat(peer)
@@ -235,6 +241,7 @@ class Heartbeats:
         peer = node.peers.get(request.sender)
         if peer is not None:
             peer.last_contact = node.now
+            peer.on_message(node.now, node.settings)
             peer.last_request_wall_ms = node.wall_ms()
             peer.role_free_in = -1 if request.holds_role else request.term
             peer.set_incarnation(request.incarnation)
@@ -359,6 +366,7 @@ class Heartbeats:
             return False
         if progress.member_id == request.sender_id:
             peer.last_contact = node.now
+            peer.on_message(node.now, node.settings)
             peer.set_incarnation(progress.incarnation)
         elif peer.incarnation != progress.incarnation:
             return False

@@ -221,6 +221,11 @@ def _damaged(node: NodeState) -> Remark:
 
 
 def _not_reached(node: NodeState, peer: Peer) -> Remark:
+    if peer.last_contact > peer.state_since and peer.is_heard(node.now, node.settings):
+        return Remark(
+            f"{peer.host} runs and sends messages, and does not answer: {peer.message}",
+            f"look at the network to it, and at the address that it listens on: replset status --host {peer.host}",
+        )
     if peer.last_reply_wall_ms:
         return Remark(
             f"{peer.host} is not reachable: {peer.message}",

@@ -106,6 +106,18 @@ class Peer:
         self.heartbeat_id = None
         self.heartbeat_due = now
 
+    def is_heard(self, now: Millis, settings: Settings) -> bool:
+        """Whether it sent a message within the last heartbeat interval: it lives, whether it answers or not."""
+        return now - self.last_contact < settings.heartbeat_interval_ms
+
+    def on_message(self, now: Millis, settings: Settings) -> None:
+        """Ask a member that counts as DOWN and has sent a message: it lives, and it says itself how it is.
+
+        The heartbeat under way may wait on a connection that a cut has broken, until its time is over.
+        """
+        if self.state is MemberState.DOWN and now - self.heartbeat_began >= settings.heartbeat_interval_ms:
+            self.restart_heartbeat(now)
+
 
 @dataclass(frozen=True, slots=True)
 class LastPrimary:

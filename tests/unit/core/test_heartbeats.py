@@ -117,6 +117,92 @@ def test_no_retry_once_the_timeout_has_passed() -> None:
     assert not [send for send in only(effects, Send) if send.to == host(1) and isinstance(send.body, HeartbeatRequest)]
 
 
+# --- after a cut ------------------------------------------------------------------------------------------------
+
+TIMED_OUT = "did not answer within 10000 ms"
+
+
+def beats_to(effects: list[Any], number: int) -> list[Send]:
+    return [s for s in only(effects, Send) if s.to == host(number) and isinstance(s.body, HeartbeatRequest)]
+
+
+def run_with_member_2(node: SingleNode, since: int, until: int) -> None:
+    """Let time pass, in which member 2 answers every heartbeat and member 1 none."""
+    for now in range(since, until, 500):
+        if beats_to(node.tick(Millis(now)), 2):
+            node.receive_heartbeat(2, now=now, config_term=2, position=place(at(2)))
+
+
+def leader_that_counts_member_1_as_down() -> SingleNode:
+    """Member 0 leads term 2. Its heartbeat to member 1 has timed out, and the next one waits for its answer."""
+    node = leading_three()
+    run_with_member_2(node, NOW, NOW + 12_000)
+    node.answer(1, HeartbeatRequest, None, NOW + 12_000, TIMED_OUT)
+    run_with_member_2(node, NOW + 12_000, NOW + 17_000)
+    assert node.state is MemberState.PRIMARY
+    assert node.peer_at(host(1)).state is MemberState.DOWN  # type: ignore[union-attr]
+    return node
+
+
+OWN_PLACE = MemberProgress(MemberId(1), "i1", place(at(2)))
+MESSAGES = [
+    pytest.param(Request(9, replace(FROM_1, term=2)), id="heartbeat"),
+    pytest.param(Request(9, ProgressRequest(MemberId(1), 2, 1, 2, (OWN_PLACE,))), id="position"),
+    pytest.param(FetchProgress(ProgressRequest(MemberId(1), 2, 1, 2, (OWN_PLACE,))), id="fetch"),
+    pytest.param(Request(9, VoteRequest("rs0", 2, MemberId(1), "i1", 1, 2, at(2), True)), id="vote"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_of_a_member_that_counts_as_down_has_it_asked_at_once(message: Any) -> None:
+    """The heartbeat under way waits on a connection that the cut has broken, up to its timeout of 10 s."""
+    node = leader_that_counts_member_1_as_down()
+    in_the_cut = node.open(1, HeartbeatRequest)
+    effects = node.receive(message, Millis(NOW + 17_000))
+    (asked_again,) = beats_to([*effects, *node.tick(Millis(NOW + 17_000))], 1)
+    for later in range(17_100, 19_000, 100):
+        node.receive(message, Millis(NOW + later))
+        assert not beats_to(node.tick(Millis(NOW + later)), 1), "one heartbeat for many messages"
+    node.receive_heartbeat(1, now=NOW + 19_000, config_term=2, position=place(at(2)))
+    assert node.peer_at(host(1)).state is MemberState.SECONDARY  # type: ignore[union-attr]
+    assert MemberId(1) in node._state.in_sync
+    late = Response(in_the_cut.request_id, host(1), None, TIMED_OUT, Millis(10_000))
+    node.receive(late, Millis(NOW + 24_000))
+    assert node.peer_at(host(1)).state is MemberState.SECONDARY  # type: ignore[union-attr]
+    assert asked_again.request_id != in_the_cut.request_id
+
+
+def test_a_heartbeat_of_the_time_of_a_cut_takes_nobody_out_who_is_heard_again() -> None:
+    node = leading_three()
+    began = NOW + 2_000
+    run_with_member_2(node, NOW, began + 9_000)
+    fetch = FetchProgress(ProgressRequest(MemberId(1), 2, 1, 2, (OWN_PLACE,)))
+    node.receive(fetch, Millis(began + 9_000))
+    effects = node.answer(1, HeartbeatRequest, None, began + 10_000, TIMED_OUT)
+    (again,) = beats_to(effects, 1)
+    assert again.timeout_ms == 10_000
+    node.receive_heartbeat(1, now=began + 10_100, config_term=2, position=place(at(2)))
+    peer = node.peer_at(host(1))
+    assert peer is not None
+    assert (peer.state, peer.state_since) == (MemberState.SECONDARY, NOW), "it was never DOWN"
+    assert node._state.in_sync == {MemberId(0), MemberId(1), MemberId(2)}
+
+
+def test_a_member_that_is_heard_and_never_answers_is_down_and_is_not_said_to_have_ended() -> None:
+    node = leading_three()
+    began = NOW + 2_000
+    fetch = FetchProgress(ProgressRequest(MemberId(1), 2, 1, 2, (OWN_PLACE,)))
+    for attempt in range(1, 4):
+        run_with_member_2(node, NOW if attempt == 1 else began + 10_000 * attempt - 10_000, began + 10_000 * attempt)
+        node.receive(fetch, Millis(began + 10_000 * attempt - 1))
+        node.answer(1, HeartbeatRequest, None, began + 10_000 * attempt, TIMED_OUT)
+        assert (node.peer_at(host(1)).state is MemberState.DOWN) is (attempt == 3)  # type: ignore[union-attr]
+    node.receive(fetch, Millis(began + 30_100))
+    (remark,) = [one for one in node.status(Millis(began + 30_100)).remarks if str(host(1)) in one.why]
+    assert "runs and sends messages, and does not answer" in remark.why
+    assert "start it again" not in remark.next_step
+
+
 def test_ping_is_a_sliding_average() -> None:
     """Map H4: (4 * old + new) / 5."""
     node = single_node(config=CONFIG)
