@@ -78,7 +78,7 @@ async def prove_membership(ctx: CommandContext) -> Reply:
     member, connection = ctx.member, ctx.connection
     keys = member.keys.on(certified=connection.is_certified)
     if not connection.is_certified and not keys.is_secret:
-        log.warning("%s did not prove that it is a member: it showed no certificate of a member", connection.peer)
+        member.audit.failed_proof(connection.peer, "it showed no certificate of a member")
         raise AuthenticationFailedError("this connection shows no certificate of a member (same O, OU and DC)")
     step = fields.whole(ctx.body, ctx.name, ctx.name, least=1, most=2)
     handshake, connection.handshake = connection.handshake, None
@@ -91,7 +91,7 @@ async def prove_membership(ctx: CommandContext) -> Reply:
         return {"nonce": Binary(connection.handshake.asked_nonce)}
     proof = None if handshake is None else keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS + 1))
     if handshake is None or proof is None:
-        log.warning("%s did not prove that it is a member: it knows no key of this member", connection.peer)
+        member.audit.failed_proof(connection.peer, "it knows no key of this member")
         reason = "no key of this member's key file was proved"
         raise AuthenticationFailedError(reason if keys.is_secret else "this member was started without a key file")
     connection.member = handshake.asking

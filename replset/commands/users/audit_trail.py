@@ -15,6 +15,7 @@ from replset.auth.roles import AUDITED
 from replset.bson import InvalidBSONError, RawDocument, to_ejson
 from replset.commands.command import GENERIC_FIELDS, CommandContext
 from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.repeated_warnings import RepeatedWarnings
 from replset.errors import ErrorCode
 
 log = logging.getLogger("replset.users")
@@ -38,6 +39,7 @@ class AuditTrail:
         self._second = 0
         self._in_second = 0
         self._left_out = 0
+        self._repeated = RepeatedWarnings(log, lambda: wall_ms() / 1000)
 
     def command(self, ctx: CommandContext, code: int) -> None:
         """A command has ended. code: 0, or that of its error. Only administrative ones are written down."""
@@ -62,6 +64,11 @@ class AuditTrail:
         if self._write is not None:
             fields = {"claimedUser": user[:300], "reason": reason}
             self._add("failedLogin", ConnectionContext(peer=peer), ErrorCode.AUTHENTICATION_FAILED, fields)
+
+    def failed_proof(self, peer: str, reason: str) -> None:
+        """Somebody did not prove that he is a member. One without the set's key tries several times a second."""
+        host = peer.rpartition(":")[0] or peer
+        self._repeated.warn(f"{host} {reason}", f"{peer} did not prove that it is a member: {reason}")
 
     def _may_add(self) -> bool:
         second = self._wall_ms() // 1000

@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from replset.commands.repeated_warnings import RepeatedWarnings
+
 log = logging.getLogger("replset.listening")
 
 ACCEPTED_AT_ONCE: Final = 128
@@ -37,7 +39,6 @@ BEGUN_AT_ONCE: Final = 8
 PATIENCE_S: Final = 1.0
 """A handshake that takes longer is ended for a new connection, if there are as many as may be."""
 FULL_PAUSE_S: Final = 0.01
-WARN_EVERY_S: Final = 60.0
 TLS_HANDSHAKE: Final = b"\x16\x03"
 """How each TLS connection begins: a handshake record of version 3."""
 WIRE_OPCODES: Final = (b"\xdd\x07\0\0", b"\xd4\x07\0\0")
@@ -78,8 +79,7 @@ class ListeningSockets:
         self._opening: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
         self._beginnings = asyncio.Semaphore(BEGUN_AT_ONCE)
         self._unopened = 0  # these and those that were cancelled and have their descriptor still
-        self._failed_handshakes = 0
-        self._warned_at = -WARN_EVERY_S
+        self._repeated = RepeatedWarnings(log, self._loop.time)
         for one in self.sockets:
             one.setblocking(False)
             one.listen(backlog)
@@ -183,13 +183,8 @@ class ListeningSockets:
         return head.startswith(TLS_HANDSHAKE) and head[12:] not in WIRE_OPCODES
 
     def _warn_of_handshake(self, peer: object, error: OSError) -> None:
-        """Log a failed handshake, with the number of those since the last line: strangers must not fill the log."""
-        self._failed_handshakes += 1
-        now = self._loop.time()
-        if now - self._warned_at >= WARN_EVERY_S:
-            host = peer[0] if isinstance(peer, tuple) else peer
-            log.warning("%d TLS handshakes failed; the last, of %s: %s", self._failed_handshakes, host, error)
-            self._warned_at, self._failed_handshakes = now, 0
+        host = peer[0] if isinstance(peer, tuple) else peer
+        self._repeated.warn("TLS", f"a TLS handshake with {host} failed: {error}")
 
     def _pause(self, listening: socket.socket, seconds: float) -> None:
         self._loop.remove_reader(listening)

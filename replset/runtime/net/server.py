@@ -13,6 +13,7 @@ from itertools import count
 from replset.commands.cursors import CursorTable
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import Owner, Traffic
+from replset.commands.repeated_warnings import RepeatedWarnings
 from replset.ids import HostPort
 from replset.replication.ports import Listener, Network
 from replset.runtime.net.admission import SMALL_BYTES, Admission
@@ -75,6 +76,7 @@ class WireServer:
         self.reply_ids = message_ids()
         self.one_checksum = asyncio.Lock()
         self.traffic = Traffic()
+        self.repeated = RepeatedWarnings(log, lambda: asyncio.get_running_loop().time())
         self._outbox: list[tuple[WireConnection, bytes]] = []
         self._outbox_bytes = 0
         self._network = network
@@ -129,7 +131,7 @@ class WireServer:
     def end_stalled(self) -> None:
         """Close connections that sent a part of a large message and then nothing more, to free its memory."""
         for connection in [connection for connection in self.connections if connection.is_stalled]:
-            log.warning("%s stopped in the middle of a large message: closed", connection.peer)
+            self.repeated.warn("stopped", f"{connection.peer} stopped in the middle of a large message: closed")
             connection.end()
 
     async def quiesce(self) -> None:

@@ -10,7 +10,6 @@ run, up to the first one that needs an answer.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
@@ -31,7 +30,6 @@ from replset.wire.framing import FrameReader, WireMessage, encode_reply
 if TYPE_CHECKING:
     from replset.runtime.net.server import WireServer
 
-log = logging.getLogger("replset.server")
 
 EMPTY = encode({})
 TURN = 16
@@ -207,7 +205,7 @@ class WireConnection(asyncio.BufferedProtocol):
         return True
 
     def _end_for(self, error: RemoteProtocolError) -> None:
-        log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
+        self._server.repeated.warn("bytes", f"connection {self._context.id} from {self.peer}: {error.message}")
         self.end()
 
     def _admit(self, size: int) -> bool:
@@ -292,7 +290,8 @@ class WireConnection(asyncio.BufferedProtocol):
                     await self._writable.wait()
             except TimeoutError:
                 if self._transport is not None and self._transport.get_write_buffer_size() >= left:
-                    log.warning("%s read nothing of its answer for %.0f s: closed", self._context.peer, STALLED_S)
+                    text = f"{self.peer} read nothing of its answer for {STALLED_S:g} s: closed"
+                    self._server.repeated.warn("unread", text)
                     self.end()
                     return
         self._release(counted)

@@ -316,7 +316,7 @@ def test_where_tls_is_optional_a_client_that_sends_nothing_is_closed(
         server.close()
 
     run(loop, main())
-    assert "of 127.0.0.1: nothing was sent for 0.1 s" in caplog.text
+    assert "127.0.0.1 failed: nothing was sent for 0.1 s" in caplog.text
 
 
 def test_an_address_in_use() -> None:

@@ -275,3 +275,16 @@ async def test_an_impostor_at_a_members_address_is_not_asked_anything(member_fak
         finally:
             await impostor.server.close()
         assert "replSetGetRBID" not in impostor.dispatcher.names
+
+
+@on_sockets
+async def test_a_member_that_never_proves_itself_is_logged_once(
+    member_fake: FakeMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It tries on each connection, several times a second."""
+    async with member(member_fake, KEY) as served, asking(WRONG) as transport:
+        for _ in range(30):
+            with pytest.raises(NothingSentError):
+                await transport.call(served.address, RBID, timeout_ms=LONG)
+        assert served.proofs() >= 30
+    assert len([record for record in caplog.records if "did not prove that it is a member" in record.message]) == 1
