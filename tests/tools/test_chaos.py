@@ -142,6 +142,14 @@ def elections(run: Run) -> None:
     run.history.begin(Attack("a stranger", 1.0, (4, 6), most_terms=1))
 
 
+def a_client_that_waited(run: Run) -> None:
+    run.history.begin(Attack("a flood", 1.0, (4, 4), waited_s=0.8))
+
+
+def much_memory(run: Run) -> None:
+    run.history.begin(Attack("a flood", 1.0, (4, 4), memory_mb=513))
+
+
 def a_breach(run: Run) -> None:
     run.history.begin(Breach(1.0, "m1 does not answer"))
 
@@ -191,6 +199,8 @@ def different_entries(run: Run) -> None:
         (what_nobody_wrote, "m1 holds writes [-1], which no client of ours made"),
         (acknowledged_by_one, "acknowledged by two members while m1 ran alone: Write(number=1,"),
         (elections, "2 elections, at most 1 expected: Attack(what='a stranger'"),
+        (a_client_that_waited, "another client waited for 0.8 s of the member's CPU: Attack(what='a flood'"),
+        (much_memory, "the member took 513 MB: Attack(what='a flood'"),
         (a_breach, "m1 does not answer"),
         (lost_though_only_another_disk_was, "neither in the set nor in a rollback file: Write(number=4"),
         (lost_though_the_disk_was_lost_before, "neither in the set nor in a rollback file: Write(number=4"),

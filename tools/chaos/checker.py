@@ -13,6 +13,10 @@ from tools.chaos.history import Attack, History, Read, Write
 MOST_SHOWN = 20
 STALLED_S = 0.25
 """A third of what a sync of the disk may take: a machine that kept us waiting so long may elect by itself."""
+MOST_WAIT_S = 0.75
+"""Half the election timeout of a run: a member that stands still for longer is close to losing its place."""
+MOST_MEMORY_MB = 512
+"""What docs/production.md plans for a member."""
 NEED_TWO = frozenset({"majority", "two", "two_journaled"})
 """Write concerns that one member cannot meet."""
 
@@ -50,7 +54,7 @@ class End:
 def check_history(history: History, end: End) -> list[str]:
     """What is wrong, a line each; nothing when all promises were kept."""
     found = [breach.what for breach in history.breaches]
-    found += [*_members_differ(end), *_oplogs_are_wrong(end.oplogs), *_elections_by_attacks(history.attacks)]
+    found += [*_members_differ(end), *_oplogs_are_wrong(end.oplogs), *_harm_by_attacks(history.attacks)]
     name, documents = next(iter(end.documents.items()))
     kept = numbers_in(documents)
     if len(kept) != len(set(kept)):
@@ -122,11 +126,15 @@ def _oplogs_are_wrong(oplogs: Mapping[str, Sequence[OplogRow]]) -> Iterable[str]
             before = row
 
 
-def _elections_by_attacks(attacks: Iterable[Attack]) -> Iterable[str]:
+def _harm_by_attacks(attacks: Iterable[Attack]) -> Iterable[str]:
     for attack in attacks:
         before, after = attack.terms
         if after > before + attack.most_terms and attack.stalled_s < STALLED_S:
             yield f"{after - before} elections, at most {attack.most_terms} expected: {attack}"
+        if attack.waited_s > MOST_WAIT_S:
+            yield f"another client waited for {attack.waited_s:g} s of the member's CPU: {attack}"
+        if attack.memory_mb > MOST_MEMORY_MB:
+            yield f"the member took {attack.memory_mb} MB: {attack}"
 
 
 def _acknowledged_alone(write: Write, history: History) -> Iterable[str]:

@@ -16,6 +16,8 @@ from replset.errors import ReplError
 from tools.chaos.history import History, Read, Write, fill_in
 
 DATABASE, COLLECTION = "chaos", "things"
+GREEDY = "greedy"
+"""The collection of hostile clients; they drop it."""
 FIRST_INSERTED = 1_000_000
 """Inserted documents have keys from here on, updated ones below."""
 UPDATES_PER_KEY = 60

@@ -128,13 +128,13 @@ class FaultContext:
         self.history.note(Loss(member.name, self.history.now(), what))
 
     @contextlib.contextmanager
-    def attack(self, what: str, most_terms: int = 0) -> Iterator[None]:
+    def attack(self, what: str, most_terms: int = 0) -> Iterator[Attack]:
         """Note the set's terms before and after the block; elections beyond `most_terms` are a breach."""
         row = self.history.begin(Attack(what, self.history.now(), most_terms=most_terms))
         before = self.term()
         row.terms = (before, before)
         with stalls() as stalled:
-            yield
+            yield row
             row.terms = (before, self.term())
         row.stalled_s, row.ended = round(stalled[0], 3), self.history.now()
         self.history.end(row)

@@ -21,6 +21,7 @@ from replset.errors import ReplError
 from tools.chaos.context import BALLAST, CannotError, Fault, FaultContext, Mend, answers, send_command
 from tools.chaos.damage import damaged_entry, lost_wal, wipe
 from tools.chaos.disks import DISK_MB, fill
+from tools.chaos.greedy import flood, half_messages, large_array, pipeline, slow_expression, unread_exports
 from tools.chaos.hostile import crowd, forged_positions, hostile_query, strangers, web_page
 
 FLAGS = ("--enable-test-commands", "--min-free-mb", "4", "--oplog-size-mb", "16")
@@ -197,15 +198,18 @@ def _read_until(pipe: int, words: bytes) -> None:
         time.sleep(0.02)
 
 
+GREEDY: tuple[Fault, ...] = (pipeline, flood, half_messages, unread_exports, large_array, slow_expression)
 FAULTS: tuple[Fault, ...] = (
     *(kill, kill, terminate, pause, pause, cut, cut, cut, late_traffic),
     *(clock_step, step_down, reconfig, freeze, resync, full_disk, read_only, unread_log),
     *(bridge, damaged_entry, lost_wal, wipe, strangers, forged_positions, web_page, hostile_query, crowd),
+    *GREEDY,
 )
 """What is there twice is drawn more often."""
 NEEDS_DISKS = frozenset({full_disk, read_only})
 ALONE = frozenset(
     {bridge, unread_log, damaged_entry, lost_wal, wipe, strangers, forged_positions, hostile_query, web_page, crowd}
+    | set(GREEDY)
 )
 """They begin when everything else is mended and the set is well, so that what follows is caused by them alone."""
 BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in FAULTS}

@@ -63,7 +63,9 @@ class Absence:
 class Attack:
     """Something that may cause at most `most_terms` elections. terms: the set's term before it and after it.
 
-    stalled_s: how long at most this process was kept from the CPU meanwhile; a stalled machine elects too.
+    stalled_s: how long at most this process was kept from the CPU meanwhile; a stalled machine elects too. waited_s:
+    how much CPU at most the member attacked used while another client waited for the answer to a ping. memory_mb: what
+    it took at most.
     """
 
     what: str
@@ -71,6 +73,8 @@ class Attack:
     terms: tuple[int, int] = (0, 0)
     most_terms: int = 0
     stalled_s: float = 0.0
+    waited_s: float = 0.0
+    memory_mb: int = 0
     ended: float = math.inf
 
 
