@@ -17,6 +17,8 @@ settings.load_profile("replset")
 
 os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of another one's --host
 
+pytest_plugins = ("tests.costs",)
+
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:  # a sync there takes no time

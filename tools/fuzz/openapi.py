@@ -9,11 +9,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
-import jsonschema_rs
-import schemathesis
 from hypothesis import strategies as st
-from schemathesis import GenerationMode
-from schemathesis.core.result import Ok
 
 from tests.unit.api.kit import Api
 from tools.fuzz.http import judged
@@ -33,6 +29,10 @@ def page() -> dict[str, Any]:
 @cache
 def cases() -> st.SearchStrategy[Any]:
     """Requests of every operation, right and wrong."""
+    import schemathesis  # takes as long to import as all tests together
+    from schemathesis import GenerationMode
+    from schemathesis.core.result import Ok
+
     operations = []
     for found in schemathesis.openapi.from_dict(page()).get_all_operations():
         assert isinstance(found, Ok), found
@@ -74,6 +74,8 @@ def check(one: OneMember, case: Any) -> str:
         assert str(answer.status) in responses, (what, answer.status, answer.body[:500])
         form = responses[str(answer.status)].get("content", {}).get("application/json", {}).get("schema")
         if form and answer.headers.get("content-type", "").startswith("application/json"):
+            import jsonschema_rs
+
             jsonschema_rs.validate({**form, "components": page()["components"]}, json.loads(answer.body))
     return outcome
 
