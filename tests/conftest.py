@@ -1,4 +1,4 @@
-"""For all tests: hypothesis without deadlines (the machines are shared), and what the inner loop leaves out."""
+"""For all tests: hypothesis without deadlines (the machines are shared), and which tests `./dev test` leaves out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,7 @@ HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:  # a sync there takes no time
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-SLOW = {HERE / "property", HERE / "integration", HERE / "tools"}
-"""Searches over many examples and real sets of processes; `./dev test --quick` leaves them to the full run."""
+TURNS = 3
 TOOLS = HERE / "tools"
 APART = {HERE / "simulation", HERE / "property"}
 """Whose tests share no processes and no ports: a module of another folder stays with one worker."""
@@ -44,15 +44,33 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--day",
+        type=int,
+        metavar="N",
+        help="without the tests marked `night`, and of those marked `in_turns` a third, by this number",
+    )
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    for item in items:
-        if item.path.parent in SLOW:
-            item.add_marker("slow")
     yield  # -m takes away what is not selected
+    day = config.getoption("day")
+    if day is not None:
+        chosen = [item for item in items if is_of_the_day(item, day)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:
         items[:] = dealt(items, workers)
+
+
+def is_of_the_day(item: pytest.Item, day: int) -> bool:
+    """Whether `./dev test` runs it at the commit of this number. Three commits in a row run all tests `in_turns`."""
+    if item.get_closest_marker("night"):
+        return False
+    return item.get_closest_marker("in_turns") is None or zlib.crc32(item.nodeid.encode()) % TURNS == day % TURNS
 
 
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

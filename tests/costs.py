@@ -1,5 +1,7 @@
 """A pytest plugin: what each test costs, kept by each run, so that the next cut of the suite needs no research.
 
+`--within S` begins no test any more after S seconds, and says so.
+
 Costs are seconds of processor, of the process that runs the test and of its children that have ended, and seconds of
 the wall. They are shown by folder at the end of a run, and written to `.venv/.costs-NAME.json`, where NAME is that of
 `--costs`. Nothing is asserted about them.
@@ -23,12 +25,31 @@ SHOWN = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--within", metavar="S", type=float, default=0.0, help="begin no test after so many seconds")
     parser.addoption("--costs", metavar="NAME", default="", help="keep what each test costs in .venv/.costs-NAME.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if seconds := config.getoption("within"):
+        config.pluginmanager.register(Within(seconds))
     if name := config.getoption("costs"):
         config.pluginmanager.register(Costs(name, is_worker=hasattr(config, "workerinput")))
+
+
+class Within:
+    """Passes over the tests that would begin too late. In a worker of xdist it reports none, so none is counted."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        self._seconds = seconds
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        return time.monotonic() > self._until or None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if time.monotonic() > self._until:
+            terminalreporter.line(f"after {self._seconds:g} s no test was begun any more; ./dev test runs them all")
 
 
 class Costs:

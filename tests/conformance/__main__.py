@@ -40,7 +40,10 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps([_as_json(result) for result in results], indent=1))
     if not options.suites and not options.only:
-        PAGE.write_text(page(results, driver=pymongo.version, commit=_commit(clone)))
+        if (clone / ".git").exists():
+            PAGE.write_text(page(results, driver=pymongo.version, commit=_commit(clone)))
+        else:
+            print(f"{clone} is no git clone, whose commit the page could name: {PAGE.name} stays as it is")
     surprises = unexpected(results) if not options.only else []
     print("\n".join(surprises))
     return 1 if surprises else 0

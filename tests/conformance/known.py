@@ -1,7 +1,7 @@
 """Why tests do not pass: written by hand, one cause for all tests that fail for it.
 
-`test_unified.py` holds this table against a run: a failure that no row names and a test that passes though a row names
-it are both errors. Skipped tests carry their own reason, which the runner finds in the file.
+`./dev conformance` holds this table against a run: a failure that no row names and a test that passes though a row
+names it are both errors. Skipped tests carry their own reason, which the runner finds in the file.
 """
 
 from __future__ import annotations

@@ -99,20 +99,53 @@ def test_the_suite_fails_when_either_part_does(
 ) -> None:
     """5 is pytest's status when it selected nothing."""
     script, programs = bare
-    for name in ("cat", "tail", "tee"):
+    for name in ("cat", "tail", "tee", "sed", "grep"):
         (programs / name).symlink_to(str(shutil.which(name)))
     tools = script.parent / ".venv/bin"
     tools.mkdir(parents=True)
     (tools.parent / ".installed-test").touch()
-    runs = f'case "$*" in *"-m spark"*) echo Spark; exit {spark};; *" -n "*) echo others; exit {parallel};; esac'
+    said = {0: "", 1: "\\033[31mFAILED\\033[0m tests/{}.py::test_a - broken\\n", 5: ""}
+    runs = (
+        f'case "$*" in *"-m spark"*) printf "{said[spark].format("spark")}Spark\\n"; exit {spark};;'
+        f' *" -n "*) printf "{said[parallel].format("others")}others\\n"; exit {parallel};; esac'
+    )
     for name in ("python", "ruff", "mypy"):
         (tools / name).write_text(f"#!/bin/sh\n{runs}\n")
         (tools / name).chmod(0o755)
     done = run(script, "test", *arguments, path=str(programs))
     assert (done.returncode, done.stderr) == (status, "")
-    assert done.stdout == "others\nSpark\nin parallel, beside: others\n"
+    failed = [
+        f"FAILED tests/{name}.py::test_a - broken"
+        for name, ended in (("others", parallel), ("spark", spark))
+        if ended == 1
+    ]
+    last = ["in parallel, beside: others"] if status == 0 else ["failed:", *(failed or ["no test; see above"])]
+    assert done.stdout.splitlines()[-len(last) :] == last
+    assert "others\n" in done.stdout
+    assert "Spark\n" in done.stdout
 
 
-def test_ci_runs_just_the_tests() -> None:
-    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
-    assert lines[-1] == "exec ./dev test"
+@pytest.mark.parametrize(("tests", "conformance", "status"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (0, None, 0)])
+def test_ci_runs_the_tests_and_then_the_conformance_that_is_there(
+    tmp_path: Path, tests: int, conformance: int | None, status: int
+) -> None:
+    """None: no test files of the specifications lie beside the checkout."""
+    clone = tmp_path / "clone"
+    (clone / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/run", clone / ".ci/run")
+    (clone / "dev").write_text(
+        f'#!/bin/sh\necho "$1 $REPLSET_SPECIFICATIONS"\n[ "$1" = test ] && exit {tests}\nexit {conformance}\n'
+    )
+    (clone / "dev").chmod(0o755)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "env", "dirname", "sh"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    for name in ("chromium", "haproxy", "prometheus"):
+        (programs / name).symlink_to("/bin/true")
+    if conformance is not None:
+        (tmp_path / "shared/specifications/source").mkdir(parents=True)
+    done = run(clone / ".ci/run", path=str(programs))
+    assert done.returncode == status, done.stderr
+    ran = [line.split()[0] for line in done.stdout.splitlines()]
+    assert ran == (["test"] if tests or conformance is None else ["test", "conformance"])

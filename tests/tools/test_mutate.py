@@ -1,0 +1,139 @@
+"""`./dev mutate`: which faults it makes, and that a fork judges each without touching the file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.importers import importing_tests
+from tools.mutate import __main__ as program
+from tools.mutate.judges import seeds_of, trial
+from tools.mutate.mutations import Mutation, mutated_code, mutations_of
+
+SOURCE = '''
+"""A text, with 1 in it."""
+import logging
+log = logging.getLogger("x")
+LIMIT = 4711
+
+
+class Counter:
+    def add(self, count: int = 0, *, twice: bool = False) -> int:
+        """Add it."""
+        log.info("adds %d", 1)
+        if count < 0 and not twice:
+            raise ValueError("less than 0")
+        if count is None:
+            return 0
+        self.seen.append(count)
+        self.tell()
+        self.sum += count
+        return count + LIMIT
+'''
+EXPECTED = [
+    ("Counter.add", "0 -> 1"),
+    ("Counter.add", "False -> True"),
+    ("Counter.add", "count < 0 and (not twice) -> count < 0 or not twice"),
+    ("Counter.add", "count < 0 -> count <= 0"),
+    ("Counter.add", "0 -> 1"),
+    ("Counter.add", "not twice -> not not twice"),
+    ("Counter.add", "raise ValueError('less than 0') -> dropped"),
+    ("Counter.add", "count is None -> count is not None"),
+    ("Counter.add", "return 0 -> dropped"),
+    ("Counter.add", "0 -> 1"),
+    ("Counter.add", "self.seen.append(count) -> dropped"),
+    ("Counter.add", "self.seen.append(count) -> swapped with the next"),
+    ("Counter.add", "self.tell() -> dropped"),
+    ("Counter.add", "self.sum += count -> dropped"),
+    ("Counter.add", "self.sum += count -> self.sum -= count"),
+    ("Counter.add", "count + LIMIT -> count - LIMIT"),
+]
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> list[Mutation]:
+    (tmp_path / "counter.py").write_text(SOURCE)
+    return mutations_of(tmp_path / "counter.py", tmp_path)
+
+
+def test_the_faults_of_a_file(found: list[Mutation]) -> None:
+    assert [(one.where, f"{one.before} -> {one.after}") for one in found] == EXPECTED
+    assert [one.number for one in found] == list(range(len(found)))
+
+
+def test_each_number_makes_its_fault_and_no_other(tmp_path: Path, found: list[Mutation]) -> None:
+    class Told(list[str]):
+        def __getattr__(self, name: str) -> object:
+            return lambda: self.append(name)
+
+    def answer(number: int) -> object:
+        space: dict[str, object] = {}
+        exec(mutated_code(tmp_path / "counter.py", number), space)
+        counter = space["Counter"]()  # type: ignore[operator]
+        counter.sum, counter.seen, told = 0, [], []
+        counter.tell = lambda: told.append(list(counter.seen))
+        try:
+            return counter.add(2), counter.sum, counter.seen, told
+        except ValueError:
+            return "refused"
+
+    right = (4713, 2, [2], [[2]])
+    by_text = {f"{one.before} -> {one.after}": answer(one.number) for one in found}
+    assert by_text["count < 0 and (not twice) -> count < 0 or not twice"] == "refused"
+    assert by_text["count + LIMIT -> count - LIMIT"] == (-4709, 2, [2], [[2]])
+    assert by_text["self.seen.append(count) -> swapped with the next"] == (4713, 2, [2], [[]])
+    assert by_text["self.tell() -> dropped"] == (4713, 2, [2], [])
+    assert by_text["self.sum += count -> self.sum -= count"] == (4713, -2, [2], [[2]])
+    assert by_text["return 0 -> dropped"] == right, "it shows with another argument alone"
+
+
+def test_a_fork_loads_the_module_with_the_fault() -> None:
+    name = "tools.mutate.mutations"
+    path = name.replace(".", "/") + ".py"
+    (fault,) = [
+        one for one in mutations_of(Path(path).resolve(), Path.cwd()) if one.before == "LARGEST" or one.after == "3"
+    ]
+
+    def largest() -> str:
+        sys.modules.pop(name)
+        from tools.mutate.mutations import LARGEST
+
+        return str(LARGEST)
+
+    assert trial(None, largest, 20) == "2"
+    assert trial(fault, largest, 20) == "3"
+
+
+def test_what_does_not_end_or_ends_the_process_has_noticed() -> None:
+    def never() -> str:
+        while True:
+            pass
+
+    assert trial(None, lambda: "", 20) == ""
+    assert trial(None, never, 1)
+    assert trial(None, lambda: sys.exit(3), 20) == "SystemExit"
+
+
+def test_an_equivalent_fault_needs_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "equivalent.txt"
+    monkeypatch.setattr(program, "EQUIVALENT", file)
+    file.write_text("# a remark\na.py:f: a -> b\tnobody can see it\n")
+    assert program.equivalent() == {"a.py:f: a -> b"}
+    file.write_text("a.py:f: a -> b\n")
+    with pytest.raises(SyntaxError, match=r"no reason for a\.py:f"):
+        program.equivalent()
+
+
+def test_a_sample_is_the_same_for_the_same_seed() -> None:
+    first = program.choose(["replset/core"], None, 10, seed=3)
+    assert first == program.choose(["replset/core"], None, 10, seed=3)
+    assert first != program.choose(["replset/core"], None, 10, seed=4)
+    assert len(first) == 10
+
+
+def test_the_closest_tests_come_first() -> None:
+    assert importing_tests("replset/core/reconfig.py", ["unit"])[0].startswith("tests/unit/core/test_reconfig")
+    assert ("core", range(12)) in seeds_of("replset/archive/archive.py")
+    assert any(option == "archive" for option, _ in seeds_of("replset/archive/archive.py"))

@@ -1,0 +1,176 @@
+"""`./dev mutate [PATH...] [--sample N] [--since REV]`: small faults in the product, each to be noticed by a test.
+
+Each mutation is judged by the tests that import its module, then by simulated runs. What nobody notices is listed with
+its line, and makes the status 1. `equivalent.txt` names those that change no behaviour, each with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tools.importers import ROOT
+from tools.mutate.judges import (
+    Verdict,
+    affordable_tests,
+    by_simulation,
+    by_tests,
+    import_what_is_not_ours,
+    trial,
+)
+from tools.mutate.mutations import Mutation, mutations_of
+
+PATHS = (
+    *("replset/core", "replset/replication", "replset/storage", "replset/auth", "replset/archive", "replset/recovery"),
+    *("replset/commands/sessions", "replset/commands/streams", "api/guard.py"),
+)
+"""What a fault would cost data, or let somebody in."""
+BY_SIMULATION = ("replset/core", "replset/replication", "replset/storage")
+"""Where the report says besides what the simulated runs notice by themselves."""
+EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+REPORT = ROOT / ".venv" / ".mutations.json"
+TRIAL_S = 240.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev mutate", description=__doc__)
+    parser.add_argument("paths", nargs="*", metavar="PATH", help=f"files or folders; without: {', '.join(PATHS)}")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="only N of them, drawn at random")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw (1)")
+    parser.add_argument("--since", metavar="REV", help="only those in lines that changed since this revision")
+    parser.add_argument("--jobs", type=int, default=2, help="trials at once (2)")
+    parser.add_argument("--list", action="store_true", help="print the mutations and judge none")
+    parser.add_argument("--simulation", action="store_true", help="say too what the simulated runs notice alone")
+    options = parser.parse_args()
+    try:
+        chosen = choose(options.paths or PATHS, options.since, options.sample, options.seed)
+    except (FileNotFoundError, SyntaxError, subprocess.CalledProcessError) as error:
+        print(f"mutate: {error}", file=sys.stderr)
+        return 2
+    if options.list:
+        for mutation in chosen:
+            print(_line(mutation))
+        return 0
+    import_what_is_not_ours()
+    verdicts, alone = judge(chosen, options.jobs, simulation_too=options.simulation)
+    report(verdicts, alone)
+    return 0 if all(verdict.is_caught for verdict in verdicts) else 1
+
+
+def choose(paths: Sequence[str], since: str | None, sample: int, seed: int) -> list[Mutation]:
+    """Return the mutations to judge: all of the paths, or a sample, without those that are known as equivalent."""
+    known = equivalent()
+    lines = None if since is None else changed_lines(since)
+    found = [
+        mutation
+        for path in files_of(paths)
+        for mutation in mutations_of(path, ROOT)
+        if mutation.name not in known and (lines is None or mutation.line in lines[mutation.path])
+    ]
+    if not sample or sample >= len(found):
+        return found
+    return sorted(random.Random(seed).sample(found, sample), key=lambda one: (one.path, one.number))
+
+
+def files_of(paths: Sequence[str]) -> Iterator[Path]:
+    for text in paths:
+        path = ROOT / text
+        if not path.exists():
+            raise FileNotFoundError(f"{text} is not there")
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def equivalent() -> set[str]:
+    """Return the names of the mutations that change no behaviour. A line: the name, a tab, the reason."""
+    rows = [line.split("\t") for line in EQUIVALENT.read_text("utf-8").splitlines() if line and line[0] != "#"]
+    without = [row[0] for row in rows if len(row) != 2 or not row[1].strip()]
+    if without:
+        raise SyntaxError(f"{EQUIVALENT.name}: no reason for {without[0]}")
+    return {row[0] for row in rows}
+
+
+def changed_lines(revision: str) -> defaultdict[str, set[int]]:
+    """Return the lines by file that differ from those of a revision."""
+    command = ["git", "diff", "--unified=0", "--no-color", revision, "--", "*.py"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines, path = defaultdict[str, set[int]](set), ""
+    for line in text.splitlines():
+        if line.startswith("+++ "):
+            path = line[6:]
+        elif line.startswith("@@"):
+            first, _, count = line.split()[2].removeprefix("+").partition(",")
+            lines[path] |= set(range(int(first), int(first) + int(count or 1)))
+    return lines
+
+
+def judge(
+    mutations: Sequence[Mutation], jobs: int, *, simulation_too: bool
+) -> tuple[list[Verdict], dict[Mutation, str]]:
+    """Try all, `jobs` at once; print each that nobody noticed as soon as it is known.
+
+    Returns the verdicts, and by mutation what the simulated runs noticed by themselves.
+    """
+    verdicts: list[Verdict] = []
+    alone: dict[Mutation, str] = {}
+
+    # Processes that fork have one thread each: a fork beside a thread could begin with a lock that nobody gives back.
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        work = functools.partial(_judge_one, simulation_too=simulation_too)
+        for verdict, simulated in pool.imap_unordered(work, mutations):
+            verdicts.append(verdict)
+            if simulated is not None:
+                alone[verdict.mutation] = simulated
+            mark = "caught  " if verdict.is_caught else "SURVIVED"
+            print(f"{len(verdicts):4} {mark} {_line(verdict.mutation)}  {verdict.by}", flush=True)
+    return sorted(verdicts, key=lambda one: (one.mutation.path, one.mutation.number)), alone
+
+
+def _judge_one(mutation: Mutation, *, simulation_too: bool) -> tuple[Verdict, str | None]:
+    tests = affordable_tests(mutation.path)
+    by = trial(mutation, lambda: by_tests(tests), TRIAL_S) if tests else ""
+    simulated = None
+    if not by or (simulation_too and mutation.path.startswith(BY_SIMULATION)):
+        simulated = trial(mutation, lambda: by_simulation(mutation.path), TRIAL_S)
+    return Verdict(mutation, by or simulated or ""), simulated
+
+
+def report(verdicts: Sequence[Verdict], alone: dict[Mutation, str]) -> None:
+    """Print the score by folder and the survivors, and keep all in `.venv/.mutations.json`."""
+    total, caught = Counter[str](), Counter[str]()
+    for verdict in verdicts:
+        folder = verdict.mutation.path.rpartition("/")[0]
+        total[folder] += 1
+        caught[folder] += verdict.is_caught
+    print()
+    for folder in sorted(total):
+        print(f"{folder:32} {caught[folder]:4} of {total[folder]:4}  {caught[folder] / total[folder]:6.1%}")
+    print(f"{'all':32} {caught.total():4} of {total.total():4}  {caught.total() / max(1, total.total()):6.1%}")
+    if alone:
+        noticed = sum(1 for by in alone.values() if by)
+        print(f"simulated runs alone noticed {noticed} of the {len(alone)} that they were given")
+    survivors = [verdict.mutation for verdict in verdicts if not verdict.is_caught]
+    print(f"\n{len(survivors)} survived:")
+    for mutation in survivors:
+        print(f"  {_line(mutation)}")
+    rows = [
+        {"name": v.mutation.name, "line": v.mutation.line, "kind": v.mutation.kind, "by": v.by}
+        | ({"simulation": alone[v.mutation]} if v.mutation in alone else {})
+        for v in verdicts
+    ]
+    REPORT.write_text(json.dumps(rows, indent=1))
+
+
+def _line(mutation: Mutation) -> str:
+    return f"{mutation.path}:{mutation.line} {mutation.where}: {mutation.before} -> {mutation.after}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

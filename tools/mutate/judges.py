@@ -1,0 +1,230 @@
+"""Who judges a mutation: the tests that import its module, then simulated runs. Each in a process of its own.
+
+The process is a fork of one that has imported pytest and what else is not ours, so that a trial costs little but the
+tests. In it the module is loaded from the mutated code; the files stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from tools.importers import ROOT, TOPS, importing_tests, module_of
+from tools.mutate.mutations import Mutation, mutated_code
+
+LAYERS = ("unit", "property")
+"""The tests that run in one process. Real processes would load the module from its file."""
+TESTS_S = 150
+"""Seconds of processor for the tests of one mutation; those that are mirrored by their folder come first."""
+SEEDS: tuple[tuple[str, range], ...] = (
+    ("core", range(12)),
+    ("core-changes", range(8)),
+    ("", range(4)),
+    ("rollbacks", range(16, 18)),
+    ("changes", range(9, 10)),
+)
+"""The simulated runs that every mutation is given, by their kind."""
+BY_FOLDER: dict[str, tuple[tuple[str, range], ...]] = {
+    "replset/archive": (("archive", range(2, 4)),),
+    "replset/commands/streams": (("streams", range(2)), ("consumers", range(2, 4)), ("follow", range(10, 11))),
+    "replset/consumers": (("consumers", range(2, 5)),),
+    "replset/replication": (("stale", range(1, 3)), ("concerns", range(5, 6))),
+    "replset/storage": (("stale", range(1, 2)),),
+}
+HELD, NOTICED, TIMEOUT = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """by: what noticed the mutation, a test or a run; "": nothing did."""
+
+    mutation: Mutation
+    by: str
+
+    @property
+    def is_caught(self) -> bool:
+        return bool(self.by)
+
+
+# --- which tests ----------------------------------------------------------------------------------------------------
+
+
+def affordable_tests(path: str) -> list[str]:
+    """Return the files of tests that judge a mutation in `path`, the closest first, as many as TESTS_S allows."""
+    chosen, seconds = list[str](), 0.0
+    for name in importing_tests(path, LAYERS):
+        seconds += _costs().get(name, 1.0)
+        if chosen and seconds > TESTS_S:
+            break
+        chosen.append(name)
+    return chosen
+
+
+@cache
+def _costs() -> dict[str, float]:
+    """Return the seconds of processor by file of tests that the last whole run kept (tests/costs.py)."""
+    sums: dict[str, float] = {}
+    for path in (ROOT / ".venv").glob(".costs-*.json"):
+        for name, (processor, _) in json.loads(path.read_text()).items():
+            file = name.partition("::")[0]
+            sums[file] = sums.get(file, 0.0) + processor
+    return sums
+
+
+# --- one trial ------------------------------------------------------------------------------------------------------
+
+
+class _MutatedModule(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, name: str, path: Path, code: CodeType) -> None:
+        self._name, self._path, self._code = name, path, code
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path, loader=self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self._code, module.__dict__)
+
+
+def import_what_is_not_ours() -> None:
+    """Import once what each trial would import again."""
+    for name in (
+        "pytest",
+        "hypothesis",
+        "apsw",
+        "orjson",
+        "xxhash",
+        "fastapi",
+        "httptools",
+        "uvicorn",
+        "uvloop",
+        "yaml",
+    ):
+        importlib.import_module(name)
+    for name in ("sqlite_utils", "typer", "rich.table", "prometheus_client", "psutil", "regex", "pyarrow.parquet"):
+        importlib.import_module(name)
+    ours = [name for name in sys.modules if name.partition(".")[0] in (*TOPS[:-1], "tests")]
+    assert not ours, f"a trial would not load {ours} anew"
+
+
+def trial(mutation: Mutation | None, work: Callable[[], str], limit_s: float) -> str:
+    """Return what `work` says in a fork of this process in which the mutation is made; "": it noticed nothing.
+
+    A process that ends otherwise, or takes longer than `limit_s`, has noticed it too.
+    """
+    source, target = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _run_and_exit(mutation, work, limit_s, target)
+    os.close(target)
+    deadline = time.monotonic() + limit_s * 4  # of the wall: other work may be going on
+    text = b""
+    os.set_blocking(source, False)
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            text += os.read(source, 1 << 16)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        if time.monotonic() > deadline:
+            _kill_group(pid)
+            os.waitpid(pid, 0)
+            status = signal.SIGKILL
+            break
+        time.sleep(0.02)
+    with contextlib.suppress(BlockingIOError):
+        while more := os.read(source, 1 << 16):
+            text += more
+    os.close(source)
+    _kill_group(pid)  # what it may have started
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        return text.decode()
+    return text.decode() or f"ended with status {status}"
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _run_and_exit(mutation: Mutation | None, work: Callable[[], str], limit_s: float, target: int) -> None:
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for handle in (0, 1, 2):
+            os.dup2(null, handle)
+        seconds = int(limit_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))  # a loop that collects must not take all memory
+        if mutation is not None:
+            path = ROOT / mutation.path
+            code = mutated_code(path, mutation.number)
+            sys.meta_path.insert(0, _MutatedModule(module_of(mutation.path), path, code))
+        os.write(target, work().encode())
+        os._exit(0)
+    except BaseException as error:
+        os.write(target, f"{type(error).__name__}".encode())
+        os._exit(1)
+
+
+def by_tests(files: Sequence[str]) -> str:
+    """Run these files until the first failure and return the name of what failed."""
+    import pytest
+
+    failed: list[str] = []
+
+    class Failures:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                failed.append(report.nodeid)
+
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            if report.failed:
+                failed.append(f"collection of {report.nodeid}")
+
+    os.chdir(ROOT)
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler")
+    status = pytest.main([*options, "-p", "no:xdist", *files], plugins=[Failures()])
+    if failed:
+        return failed[0]
+    return "" if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else f"pytest: {status!r}"
+
+
+def by_simulation(path: str) -> str:
+    """Run the seeds for a module of this path until one does not hold, and return its name."""
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    import logging
+
+    logging.disable()
+    kinds = importlib.import_module("tests.simulation.kit.kinds")
+    by_option = {kind.option.removeprefix("--"): kind for kind in vars(kinds).values() if isinstance(kind, kinds.Kind)}
+    for option, seeds in seeds_of(path):
+        kind = by_option[option]
+        for seed in seeds:
+            if kind.outcome(seed).error is not None:
+                return f"simulation, {kind.run_name(seed)}"
+    return ""
+
+
+def seeds_of(path: str) -> Iterable[tuple[str, range]]:
+    own = [seeds for folder, seeds in BY_FOLDER.items() if path.startswith(folder)]
+    return [*SEEDS, *(pair for seeds in own for pair in seeds)]
