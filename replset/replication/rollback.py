@@ -106,6 +106,11 @@ class Rollback:
         except (ReplError, OSError) as error:
             self._context.on_broken(error)
             return
+        except Exception as error:
+            log.exception("the rollback towards %s", source)
+            host = source or self._context.identity.member
+            why = f"the rollback does not fit what is on this member's disk: {type(error).__name__}: {error}"
+            ended = RollbackEnded(host, False, False, False, why, not_undone=True)
         finally:
             self.progress.running = False
         log.warning("rollback towards %s %s: %s", source, "done" if ended.ok else "not done", ended.detail)

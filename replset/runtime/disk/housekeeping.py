@@ -7,10 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from replset.errors import CorruptDataError, OutOfDiskSpaceError
+from replset.errors import CorruptDataError, InvariantError, OutOfDiskSpaceError, ReplError
 from replset.ids import Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.storage.retention import remove_old_data
+from replset.storage.sqlite import is_about_the_disk
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.housekeeping")
@@ -41,8 +42,8 @@ class Housekeeper:
         needed: Callable[[], OpTime | None] = lambda: None,
         copied: Callable[[], OpTime | None] = lambda: None,
     ) -> None:
-        """on_disk_space: called now and then while the disk has space to write. on_damage: an oplog entry is not what
-        was written. before_checkpoint: see `DurabilityMark.raise_for_checkpoint`. needed, copied: see
+        """on_disk_space: called now and then while the disk has space to write. on_damage: what is on the disk is not
+        what was written. before_checkpoint: see `DurabilityMark.raise_for_checkpoint`. needed, copied: see
         `remove_old_data`. Who replaces the store takes `busy` first.
         """
         self._context = context
@@ -55,13 +56,14 @@ class Housekeeper:
         self._is_disk_full = False
         self._quiet_at: tuple[OpTime, OpTime] | None = None
         self._has_backlog = False
+        self._found = ""
         self._rechecked: Store | None = None
         self._recheck_after = 0
         self._recheck_due = Millis(0)
 
     async def run(self) -> None:
-        """Work until cancelled. What finds the disk full is left as it was and tried again later. Any other storage
-        error is raised; the member must stop then.
+        """Work until cancelled. What finds the disk full is left as it was and tried again later, and so is what does
+        not fit the data, which counts as damage. Any other storage error is raised; the member must stop then.
         """
         rounds = 0
         while True:
@@ -85,13 +87,13 @@ class Housekeeper:
         """Do each part by itself: a checkpoint may free the space that removing old data needs, and the other way."""
         self._is_disk_full = False
         self._quiet_at = None
-        with self._unless_full("pruning and trimming"):
+        with self._each_by_itself("pruning and trimming"):
             if await self._slice(store):
                 await self._more_slices(store)
             else:
                 self._has_backlog = False
                 self._quiet_at = store.last_applied, store.commit_point
-        with self._unless_full("the checkpoint"):
+        with self._each_by_itself("the checkpoint"):
             # Also right before a last pass: what is copied here is not copied there, where commits wait for it.
             if store.wal.needs_checkpoint or self._is_last_pass_due(store):
                 await self._before_checkpoint()
@@ -122,12 +124,22 @@ class Housekeeper:
             self._recheck_due = Millis(now + RECHECK_EVERY_MS)
 
     @contextmanager
-    def _unless_full(self, what: str) -> Iterator[None]:
+    def _each_by_itself(self, what: str) -> Iterator[None]:
         try:
             yield
         except OutOfDiskSpaceError as error:
             log.warning("%s: %s waits", error.message, what)
             self._is_disk_full = True
+        except InvariantError:
+            raise
+        except Exception as error:
+            if is_about_the_disk(error):
+                raise
+            # It would come again at each start: a table that the disk lost, or a row that is none.
+            why = error.message if isinstance(error, ReplError) else f"{type(error).__name__}: {error}"
+            if why != self._found:
+                self._found = why
+                self._on_damage(f"{what} does not fit what is on this member's disk: {why}")
 
     async def _slice(self, store: Store) -> bool:
         wall_ms, needed, copied = self._context.clock.wall_ms(), self._needed(), self._copied()

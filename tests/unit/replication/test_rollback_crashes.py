@@ -167,3 +167,19 @@ def test_a_rollback_that_cannot_be_undone_ends_nothing_and_a_copy_takes_its_plac
     assert again.everything() == source.everything()
     assert RollbackState.PLANNED not in {manifest.state for manifest in list_manifests(again.dbpath)}
     assert asyncio.run(finish_rollbacks(again.context, lambda: None)) == []
+
+
+def test_no_error_of_a_rollback_ends_the_member_at_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mine = two_members(tmp_path)
+    diverge(source, mine)
+    before = mine.everything()
+
+    def fail(*_: object) -> None:
+        raise TypeError("a row is none")
+
+    monkeypatch.setattr(rollback_module.RollbackFiles, "write", fail)
+    ended = run_rollback(mine)
+    assert (ended.ok, ended.not_undone) == (False, True)
+    assert "a row is none" in ended.detail
+    assert mine.broken == []
+    assert mine.everything() == before

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
+from replset.errors import CorruptDataError, DataMismatchError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.runtime.disk.housekeeping import (
     BACKLOG_SLICES,
@@ -249,5 +249,19 @@ def test_damage_is_reported_and_does_not_end_the_rest() -> None:
         assert rig.damage == ["replset.db: another entry"]
         await asyncio.sleep(RECHECK_EVERY_MS / 1000)
         assert len(rig.damage) == 2
+
+    with_rig(scenario)
+
+
+def test_what_does_not_fit_the_data_is_damage_and_ends_nothing() -> None:
+    """A table that the disk lost, say: it would come again at each start."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.store.errors["slice"] = DataMismatchError("replset.db: no such table: d_5")
+        done = await rig.rounds(SPACE_EVERY + 2)
+        assert {"slice", "checkpoint"} <= set(done), "the other parts go on"
+        assert len(rig.damage) == 1, "said once"
+        assert "no such table: d_5" in rig.damage[0]
+        assert not rig.task.done()
 
     with_rig(scenario)
