@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import apsw
 
 from replset.bson import encode, encode_key
 from replset.errors import ReplError
+from tests.simulation.kit.disk_faults import DiskFaults
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.fault_base import REPAIRED_WITHIN_S, FaultBase
+from tests.simulation.kit.fault_base import REPAIRED_WITHIN_S
 from tests.simulation.kit.machine import Machine
 
-SCRUBBED = "scrub.kept"
+SCRUBBED, EMPTIED = "scrub.kept", "scrub.gone"
 COUNT = 12
+MAJORITY = {"writeConcern": {"w": "majority"}}
+KINDS = ("bytes", "type", "type and bytes", "no document")
+"""Which part of a row changes: its document, what the row says of it, or both."""
 
 
-class DocumentFaults(FaultBase):
+class DocumentFaults(DiskFaults):
     """Changes documents of one member, behind its back."""
 
     def _damage_document(self) -> None:
@@ -25,62 +30,113 @@ class DocumentFaults(FaultBase):
         """
 
     async def _damage_and_repair_documents(self) -> None:
-        """Some documents of a collection change, and one is lost, in one member's file. `replSetCheckDocuments` names
-        them, and `replSetRepairDocuments` puts them right; the member may lose its power meanwhile.
+        """Some documents of a collection change in one member's file, one is lost, and one that was deleted is back in
+        another collection, which is empty for the set. `replSetCheckDocuments` names them, and
+        `replSetRepairDocuments` puts them right; the member may lose its power meanwhile.
+
+        Before that the empty collection may get an index, and a changed document an update that does not fit it: then
+        the member keeps out of the set until it is copied anew.
 
         Not in a set with a member whose delay is longer than the history: it cannot be compared (docs/scrub.md).
         """
-        cluster = self._cluster
+        cluster, rng = self._cluster, self._rng_rows
         if cluster.delay_s >= max(1, cluster.environment.history_s):
             return
         ends = cluster.loop.time() + REPAIRED_WITHIN_S
-        documents = [{"_id": number, "v": f"right {number}"} for number in range(COUNT)]
-        insert = {"insert": "kept", "documents": documents, "writeConcern": {"w": "majority"}}
-        while (await self._ask(cluster.primary() or cluster.alive()[0], insert, "scrub") or {}).get("n") != COUNT:
-            reply = await self._ask(cluster.primary() or cluster.alive()[0], {"count": "kept"}, "scrub")
-            if reply is not None and reply.get("n") == COUNT:
-                break  # an earlier one was applied
-            await self._pause_until(ends, "the documents are not written")
+        await self._write(SCRUBBED, COUNT, ends)
+        await self._write(EMPTIED, 2, ends)
+        while (await self._ask_primary({"count": "gone"}) or {}).get("n") != 0:
+            await self._ask_primary({"delete": "gone", "deletes": [{"q": {}, "limit": 0}], **MAJORITY})
+            await self._pause_until(ends, "the documents are not deleted")
         bearers = [machine for machine in cluster.members() if not machine.arbiter and not machine.witness]
         machine = self._rng.choice(bearers)
         changed = self._rng.sample(range(COUNT), 3)
+        kinds = [rng.choice(KINDS) for _ in changed[:-1]]
         cluster.rotten = machine.name
-        while not (cluster.all_counted() and self._change(machine, changed)):
+        while not (cluster.all_counted() and self._change(machine, changed, kinds)):
             await self._pause_until(ends, f"{machine.name} does not have the documents, or a copy is made")
-        cluster.trace.add(machine.name, f"has other documents {changed}")
+        cluster.trace.add(machine.name, f"has other documents {changed}: {', '.join(kinds)}, and a deleted one")
         others = [other.name for other in bearers if other is not machine]
         trusted = {"from": cluster.host(others[0])} if len(bearers) == 2 else {}
+        if rng.random() < 0.5:
+            index = {"createIndexes": "gone", "indexes": [{"key": {"v": 1}, "name": "v_1"}]}
+            await self._ask_primary(index)
+        if rng.random() < 0.5 and cluster.primary() != machine.name:
+            update = {"q": {"_id": changed[0]}, "u": {"$set": {"v": "right again"}}}
+            await self._ask_primary({"update": "kept", "updates": [update]})
         if self._rng.random() < 0.5 and len(bearers) > 2:
             self._later(self._rng.uniform(0.0, 0.5), lambda: self._kill(machine.name, power_loss=True))
-        repair = {"replSetRepairDocuments": SCRUBBED, **(trusted if others else {})}
+        for ns in (SCRUBBED, EMPTIED):
+            await self._repair_documents(machine, ns, trusted if others else {}, bool(others), ends)
+        cluster.rotten = ""
+
+    async def _ask_primary(self, command: dict[str, Any]) -> dict[str, Any] | None:
+        cluster = self._cluster
+        return await self._ask(cluster.primary() or cluster.alive()[0], command, "scrub")
+
+    async def _write(self, ns: str, count: int, ends: float) -> None:
+        """Insert so many documents; an attempt without an answer may have been applied."""
+        name = ns.split(".")[1]
+        documents = [{"_id": number, "v": f"right {number}"} for number in range(count)]
+        while (await self._ask_primary({"insert": name, "documents": documents, **MAJORITY}) or {}).get("n") != count:
+            if (await self._ask_primary({"count": name}) or {}).get("n") == count:
+                break
+            await self._pause_until(ends, "the documents are not written")
+
+    async def _repair_documents(
+        self, machine: Machine, ns: str, trusted: dict[str, str], has_others: bool, ends: float
+    ) -> None:
+        """Until no member's documents of the collection differ, and all rows say that they are bytes."""
+        cluster = self._cluster
         while True:
-            asked = await self._ask(machine.name, repair)
-            found = await self._ask(cluster.primary() or machine.name, {"replSetCheckDocuments": 1, "ns": SCRUBBED})
+            if await self._copied_anew(machine):
+                cluster.trace.add(machine.name, "is copied anew, since an entry did not fit its disk")
+            asked = await self._ask(machine.name, {"replSetRepairDocuments": ns, **trusted})
+            found = await self._ask(cluster.primary() or machine.name, {"replSetCheckDocuments": 1, "ns": ns})
             if found and found["ok"] == 1.0 and not found["notCompared"] and not found["differing"]:
-                cluster.rotten = ""
-                return
-            if not others:
+                if self._is_whole(machine, ns):
+                    return
+            elif not has_others:
                 raise SimulationError(f"one copy of the documents cannot differ: {found}")
             await self._pause_until(ends, f"documents of {machine.name} still differ: {asked} {found}")
 
-    def _change(self, machine: Machine, ids: list[int]) -> bool:
-        """Change the documents; the last one is gone. False: not now."""
+    def _is_whole(self, machine: Machine, ns: str) -> bool:
+        """Whether the member's own rows are as they should be, by SQL."""
+        member = machine.running
+        coll = None if member is None else member.store.collection(ns)
+        if member is None or coll is None:
+            return False
+        sql = f"SELECT count(*), total(typeof(doc) <> 'blob') FROM {coll.table}"
+        try:
+            ((count, mistyped),) = member.store._connection.execute(sql).fetchall()
+        except apsw.Error:
+            return False
+        return (count, mistyped) == (COUNT if ns == SCRUBBED else 0, 0)
+
+    def _change(self, machine: Machine, ids: list[int], kinds: list[str]) -> bool:
+        """Change the documents; the last one is gone, and a deleted one is back. False: not now."""
         member = machine.running
         if member is None:
             return False
         committed = min(member.store.commit_point, member.store.last_applied)
         try:
             with member.store.read() as snapshot:
-                coll = snapshot.collection(SCRUBBED, committed)
+                coll, emptied = snapshot.collection(SCRUBBED, committed), snapshot.collection(EMPTIED, committed)
                 if coll is None or any(snapshot.get(coll, encode_key(n), committed) is None for n in range(COUNT)):
+                    return False
+                if emptied is None or snapshot.count(emptied) or snapshot.count(emptied, committed):
                     return False
             connection = member.store._connection
             if connection.in_transaction:
                 return False
-            for number in ids[:-1]:
-                doc = encode({"_id": number, "v": f"wrong {number}"})
-                connection.execute(coll.sql_update, (doc, encode_key(number)))
+            for number, kind in zip(ids[:-1], kinds, strict=True):
+                doc = encode({"_id": number, "v": f"{'right' if kind == 'type' else 'wrong'} {number}"})
+                doc = b"\x07 none" if kind == "no document" else doc
+                value = "CAST(? AS TEXT)" if kind.startswith("type") else "?"
+                sql = f"UPDATE {coll.table} SET doc = {value} WHERE key = ?"
+                connection.execute(sql, (doc, encode_key(number)))
             connection.execute(coll.sql_delete, (encode_key(ids[-1]),)).fetchall()
+            connection.execute(emptied.sql_insert, (encode_key(1), encode({"_id": 1, "v": "right 1"})))
         except (ReplError, apsw.Error):
             return False
         return True

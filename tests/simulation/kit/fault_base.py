@@ -24,6 +24,8 @@ class FaultBase:
         self._cluster = cluster
         self._hosts = [] if hosts is None else hosts
         self._rng: random.Random = cluster.rng_faults
+        self._rng_copies = cluster.random_for("full copies")
+        self._rng_rows = cluster.random_for("rows of a disk")
         self._repairs: set[asyncio.Task[None]] = set()  # restarts and heals on their way
         self._wiped = False
         self._reconfiguring = False

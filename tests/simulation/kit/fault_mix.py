@@ -53,6 +53,7 @@ class FaultMix:
     switch: int = 0
     arbiter: int = 0
     damage_document: int = 0
+    strike_at_copy: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -130,4 +131,7 @@ def draw_rare(rng: random.Random, mix: FaultMix) -> FaultMix:
         rare |= dict.fromkeys(VOTE_CHANGES, 0)
     if rng.random() < 0.25:
         rare["damage_document"] = 4
+    if rng.random() < 0.15:
+        rare["strike_at_copy"] = 6
+        rare["make_too_stale"] = max(4, mix.make_too_stale)
     return replace(mix, **rare)

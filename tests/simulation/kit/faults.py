@@ -1,7 +1,7 @@
 """What goes wrong in a seeded run: faults of all kinds, drawn, one after the other; at the end all is put right.
 
-The kinds are in process_faults.py, disk_faults.py, document_faults.py, network_faults.py, administrators.py and
-membership.py.
+The kinds are in process_faults.py, copy_faults.py, disk_faults.py, document_faults.py, network_faults.py,
+administrators.py and membership.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 from replset.ids import HostPort
 from tests.simulation.kit.cluster import SimCluster
-from tests.simulation.kit.disk_faults import DiskFaults
+from tests.simulation.kit.copy_faults import CopyFaults
 from tests.simulation.kit.document_faults import DocumentFaults
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_base import REPAIRED_WITHIN_S
@@ -18,10 +18,9 @@ from tests.simulation.kit.fault_mix import FaultMix
 from tests.simulation.kit.membership import Membership
 from tests.simulation.kit.network import QUIET
 from tests.simulation.kit.network_faults import NetworkFaults
-from tests.simulation.kit.process_faults import ProcessFaults
 
 
-class Faults(ProcessFaults, DiskFaults, DocumentFaults, NetworkFaults, Membership):
+class Faults(CopyFaults, DocumentFaults, NetworkFaults, Membership):
     """Runs faults until `stop`, then puts everything right."""
 
     def __init__(self, cluster: SimCluster, mix: FaultMix | None = None, hosts: list[HostPort] | None = None) -> None:
@@ -77,6 +76,7 @@ class Faults(ProcessFaults, DiskFaults, DocumentFaults, NetworkFaults, Membershi
             self._switch: mix.switch,
             self._arbiter: mix.arbiter,
             self._damage_document: mix.damage_document,
+            self._strike_at_copy: mix.strike_at_copy,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:

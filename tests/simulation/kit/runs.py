@@ -271,6 +271,7 @@ def stale_plan(seed: int) -> Plan:
     plan = draw_plan(seed)
     beside = ("kill", "kill_primary", "power_loss", "isolate_primary", "step_down", "disk_full", "bad_links", "resync")
     faults = replace(NO_FAULTS, make_too_stale=8, **{name: rng.choice((0, 0, 1, 2)) for name in beside})
+    faults = replace(faults, strike_at_copy=random.Random(f"{seed} full copies").choice((0, 0, 6)))
     environment = replace(
         plan.environment,
         oplog_bytes=8 << 10,
