@@ -161,8 +161,10 @@ DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=_DATA_STEPS, on_u
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 
 
-KEY, DOC = "CAST(key AS BLOB)", "ifnull(CAST(doc AS BLOB), x'')"
-"""The columns of a document. The row may say that they are text, a number or nothing: a disk has changed a bit then."""
+KEY, DOC = "CAST(key AS BLOB)", "ifnull(CAST(doc AS BLOB), x'00')"
+"""The columns of a document. The row may say that they are text, a number or nothing: a disk has changed a bit then.
+Nothing is read as what is no document, since an empty one would be passed over.
+"""
 IS_MISTYPED = "(typeof(doc) <> 'blob' OR typeof(key) <> 'blob')"
 
 
