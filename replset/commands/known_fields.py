@@ -15,6 +15,7 @@ _WRITE = (
 _OPTIONS = "validator validationLevel validationAction viewOn pipeline changeStreamPreAndPostImages expireAfterSeconds"
 
 _BY_PLACE: Final = {
+    "_mergeAuthzCollections": "tempUsersCollection tempRolesCollection drop db",
     "abortTransaction": "recoveryToken",
     "aggregate": "pipeline explain allowDiskUse cursor bypassDocumentValidation collation hint let needsMerge"
     " fromMongos $queryOptions $_requestReshardingResumeToken exchange runtimeConstants isMapReduceCommand"
@@ -88,6 +89,7 @@ _BY_PLACE: Final = {
     "profile": "slowms sampleRate filter",
     "reIndex": "",
     "refreshSessions": "",
+    "planCacheClear": "query projection sort collation",
     "renameCollection": "to dropTarget stayTemp collectionUUID",
     "replSetAbortPrimaryCatchUp": "",
     "replSetFreeze": "",

@@ -156,7 +156,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "planCacheClear",
         plan_cache_clear,
-        frozenset({"query", "projection", "sort", "collation", "comment"}),
+        frozenset({"query", "projection", "sort", "collation"}),
         where=Where.READABLE,
         needs=Action.FIND,
     ),
