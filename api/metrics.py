@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from replset.commands.admin.election_metrics import COUNTERS
 from replset.commands.histogram import Histogram
+from replset.commands.lag import age_ms
 from replset.commands.slow_operations import SlowReason
 from replset.core.election_metrics import ElectionMetrics
 from replset.core.member_state import MemberState
@@ -63,7 +64,7 @@ class MemberCollector(Collector):
         progress = self._member.follow_progress
         lag = GaugeMetricFamily("replset_follow_lag_seconds", "age of the newest entry that came", labels=["source"])
         failing = GaugeMetricFamily("replset_follow_failing", "1 while nothing comes from it", labels=["source"])
-        lag_s = progress.lag_s(self._member.clock.wall_ms())
+        lag_s = progress.lag_s(self._member.clock)
         if progress.source:
             failing.add_metric([progress.source], bool(progress.error))
             if lag_s is not None:
@@ -115,7 +116,6 @@ class MemberCollector(Collector):
             "replset_member_rollbacks_unacknowledged", "rollbacks that nobody has acknowledged", labels=["member"]
         )
         rows: tuple[MemberStatus, ...] = () if status is None else status.members
-        newest = max((row.position.applied_wall_ms for row in rows if row.position is not None), default=0)
         for row in rows:
             labels = [str(row.host)]
             health.add_metric(labels, int(row.healthy))
@@ -126,8 +126,8 @@ class MemberCollector(Collector):
                 sources.add_metric([*labels, str(row.sync_source)], 1)
             if not row.is_self:
                 ping.add_metric(labels, row.ping_ms / 1000)
-            if row.position is not None:
-                lag.add_metric(labels, max(0, newest - row.position.applied_wall_ms) / 1000)
+            if row.lag_ms is not None:
+                lag.add_metric(labels, row.lag_ms / 1000)
         yield from (lag, health, ping, counted, states, sources, waiting)
 
     def _elections(self, status: Status | None) -> Iterator[Metric]:
@@ -147,10 +147,9 @@ class MemberCollector(Collector):
         optimes.add_metric(["durable"], position.last_durable.seconds)
         optimes.add_metric(["committed"], committed.seconds)
         yield optimes
-        age_s = 0.0 if committed == OPTIME_NULL else max(0.0, member.clock.wall_ms() / 1000 - committed.seconds)
+        age_s = 0.0 if committed == OPTIME_NULL else max(0, age_ms(member, committed)) / 1000
         yield _gauge("replset_commit_point_age_seconds", "age of the newest entry known to be committed", age_s)
-        window = 0 if store.oldest == OPTIME_NULL else max(0, store.last_applied.seconds - store.oldest.seconds)
-        yield _gauge("replset_oplog_window_seconds", "from the oldest entry to the newest", window)
+        yield _gauge("replset_oplog_window_seconds", "from the oldest entry to the newest", store.window_s())
         yield _gauge("replset_oplog_bytes", "bytes of all oplog entries", store.oplog_bytes)
         yield _gauge("replset_oplog_max_bytes", "size at which the oldest go", store.options.oplog_max_bytes)
         yield _gauge("replset_data_bytes", "bytes of the database file", store.data_bytes())
@@ -162,7 +161,7 @@ class MemberCollector(Collector):
         yield _gauge("replset_initial_sync_copied_bytes", "how much of the copy is here", sync.copied)
 
         archive = member.archive_status
-        lag_s, failing = (0, False) if archive is None else (archive.lag_s(committed), bool(archive.error))
+        lag_s, failing = (0, False) if archive is None else (archive.lag_s(member), bool(archive.error))
         yield _gauge("replset_archive_lag_seconds", "how much of the committed oplog is not archived yet", lag_s)
         yield _gauge("replset_archive_failing", "1 while this member cannot write or read the archive", failing)
 

@@ -1,7 +1,7 @@
 // Draws the members with who fetches from whom, and the newest oplog entries with the commit point among them.
 
 import { byId, setText, svg } from "./elements.js";
-import { compareOptimes, dateOf, optimeText } from "./member.js";
+import { compareOptimes, optimeText } from "./member.js";
 
 const BOX = { width: 172, height: 64, gap: 22, rise: 56 };
 const CELL = { width: 26, height: 26 };
@@ -18,22 +18,12 @@ export function stateOf(member) {
   return member.witness && member.stateStr === "ARBITER" ? "WITNESS" : member.stateStr;
 }
 
-// For how many seconds somebody whose newest entry is at `optime` has lacked an entry of this member's oplog. The
-// entries' times alone would not do: after a pause, the first entry would make everybody look behind by the pause.
-function behind(optime, wall, oplog, now) {
-  const lacked = oplog.newest.find((entry) => compareOptimes(entry.optime, optime) > 0);
-  if (lacked === undefined) return 0;
-  const isFirst = lacked === oplog.newest[0] && oplog.first !== lacked.optime; // it lacks older ones too
-  return Math.max(0, now - (isFirst ? wall : dateOf(lacked.wall))) / 1000;
-}
-
-// The lag in seconds of each member with data that is no primary, by name, and of the commit point.
-export function lagsOf(status, oplog) {
-  const now = dateOf(status.date);
+// The lag in seconds of each member with data that is no primary, by name, and of the commit point, as it was measured.
+// Entries' wall times would not do: after a pause, or a clock that was wrong, they say something else.
+export function lagsOf(status) {
   const members = status.members.filter((one) => one.optime && one.health && one.stateStr !== "PRIMARY");
-  const lags = members.map((one) => [one.name, behind(optimeText(one.optime), dateOf(one.lastAppliedWallTime), oplog, now)]);
-  const { lastCommittedOpTime, lastCommittedWallTime } = status.optimes;
-  return new Map([...lags, ["commit point", behind(optimeText(lastCommittedOpTime), dateOf(lastCommittedWallTime), oplog, now)]]);
+  const lags = members.map((one) => [one.name, one.lagMillis / 1000]);
+  return new Map([...lags, ["commit point", status.commitPointLagMillis / 1000]]);
 }
 
 export const seconds = (lag) => (lag === undefined ? "–" : `${lag.toFixed(1)} s`);

@@ -78,7 +78,7 @@ function show(data) {
   last = data;
   showHead(status);
   showRemarks(status);
-  const lags = lagsOf(status, oplog);
+  const lags = lagsOf(status);
   showMembers(status, lags);
   showOplog(status, oplog);
   addLags(status.members, lags);
@@ -112,7 +112,7 @@ function showHead(status) {
 function showRemarks(status) {
   const warnings = (status.startupWarnings || []).map((why) => ({ why, next: "" }));
   const since = dateOf(status.blockingSince);
-  const isLong = since === null || dateOf(status.date) - since > WAITS_LONG_MS; // a busy set always waits for a moment
+  const isLong = since === null || status.commitPointLagMillis > WAITS_LONG_MS; // a busy set always waits for a moment
   const from = since === null ? "" : `, since ${clock(since)}`;
   const waits = status.blocking && isLong ? [{ why: `Majority writes wait${from}: ${status.blocking}`, next: "" }] : [];
   if (status.rollbackStatus) waits.push({ why: status.rollbackStatus.text, next: "" });

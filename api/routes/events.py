@@ -92,7 +92,7 @@ def _oplog_document(member: RunningMember) -> dict[str, Any]:
     return {
         "first": None if first == OPTIME_NULL else str(first),
         "last": None if last == OPTIME_NULL else str(last),
-        "windowSecs": 0 if first == OPTIME_NULL else max(0, last.seconds - first.seconds),
+        "windowSecs": store.window_s(),
         "bytes": Int64(store.oplog_bytes),
         "maxBytes": Int64(store.options.oplog_max_bytes),
         "newest": [

@@ -209,6 +209,7 @@ class Archive:
             sha256=hashlib.sha256(data).hexdigest(),
             member=member,
             written=written,
+            lowest_wall_ms=min(row.wall_ms for row in rows),
         )
         self.files.write(segment.file, data)
         self.files.write(segment.name.manifest, segment.encode())

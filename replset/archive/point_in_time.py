@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from replset.archive.archive import Archive
 from replset.archive.segments import Position
 from replset.errors import BadValueError, CorruptDataError
-from replset.ids import OpTime, pack_ts
+from replset.ids import Millis, OpTime, pack_ts
 from replset.oplog_row import OplogRow
 from replset.replication.applier import (
     EvaluatedUpdate,
@@ -29,17 +30,24 @@ from replset.storage.store import Store, StoreOptions
 from replset.storage.txn import write_meta
 from replset.storage.undo import clear_rollback_done, undo_step
 
+SKEW_MS = 60_000
+"""The clocks of two primaries may differ by so much without a word."""
 _STEM = "restore"
 """Of the undo that goes back; no manifest has this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PointInTime:
-    """All entries with a ts below end_ts. optime: the last of them, where it was named. text: as it was given."""
+    """All entries with a ts below end_ts. optime: the last of them, where it was named. text: as it was given.
+
+    wall_ms: of a time. No entry's optime is behind its wall time, so what is below end_ts was written before; but after
+    a clock that was ahead, more may have been: see `_by_wall_time`.
+    """
 
     end_ts: int
     optime: OpTime | None
     text: str
+    wall_ms: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> PointInTime:
@@ -54,7 +62,7 @@ class PointInTime:
         try:
             moment = datetime.fromisoformat(text)
             seconds = int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
-            return cls(pack_ts(seconds, 0), None, text)
+            return cls(pack_ts(seconds, 0), None, text, seconds * 1000)
         except (ValueError, OverflowError) as error:
             raise BadValueError(
                 f"{text!r} is neither TERM:SECONDS:INC nor a time such as 2026-10-03T12:00:00Z"
@@ -63,11 +71,14 @@ class PointInTime:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """newest: the last entry. hashes: of the documents of each database, as dbHash gives them."""
+    """newest: the last entry. hashes: of the documents of each database, as dbHash gives them. note: what is to be said
+    of the clocks by which the entries were written.
+    """
 
     newest: OpTime
     documents: int
     hashes: dict[str, str]
+    note: str = ""
 
 
 def bring_to(
@@ -79,7 +90,10 @@ def bring_to(
     point. CappedPositionLostError, CorruptDataError: of the archive.
     """
     options = StoreOptions(min_free_bytes=SPARE_BYTES, snapshot_history_s=0)
+    note = ""
     with closing(Store.open(disk, dbpath, options)) as store:
+        if point is not None and point.wall_ms is not None:
+            point, note = _by_wall_time(store, archive, point, point.wall_ms)
         if point is not None and point.end_ts <= store.last_applied.ts:
             _go_back(store, point)
         elif point is not None and point.optime == store.last_applied:
@@ -89,7 +103,94 @@ def bring_to(
         elif point is not None:
             raise BadValueError(f"the backup ends at {store.last_applied}, before {point.text}: give --archive")
         _check_reached(store, point)
-        return _hashes(store)
+        return replace(_hashes(store), note=note)
+
+
+@dataclass(slots=True)
+class _Later:
+    """Entries behind the end with a wall time that is not before the point: the first, and the lowest of the others."""
+
+    count: int = 0
+    first_ts: int = 0
+    first_ms: int = 0
+    lowest_ms: int | None = None
+
+    def add(self, ts: int, written_ms: int) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.first_ts, self.first_ms = ts, written_ms
+        else:
+            self.lowest_ms = written_ms if self.lowest_ms is None else min(self.lowest_ms, written_ms)
+
+    @property
+    def is_of_a_clock_ahead(self) -> bool:
+        return self.lowest_ms is not None and self.first_ms > self.lowest_ms + SKEW_MS
+
+
+def _by_wall_time(store: Store, archive: Archive | None, point: PointInTime, wall_ms: int) -> tuple[PointInTime, str]:
+    """Return the point with the end that the wall times of entries give, and what is to be said of it.
+
+    A clock that was ahead leaves the optimes ahead of it until the time gets there, so entries beyond the point's
+    optime may have been written before it. They are those whose wall time goes on from the last entry in front. An
+    earlier one is of a clock that was behind.
+    """
+    newest_ms, end_ts, ahead, ahead_from, behind = 0, point.end_ts, 0, 0, 0
+    later = _Later()
+    for ts, written_ms in _walls_from(store, archive, point.end_ts, wall_ms):
+        if ts < point.end_ts:
+            newest_ms = written_ms
+        elif written_ms >= wall_ms:
+            later.add(ts, written_ms)
+        elif written_ms >= newest_ms:
+            newest_ms, end_ts = written_ms, ts + 1
+            ahead, ahead_from = ahead + later.count, ahead_from or later.first_ts
+            later = _Later()
+        else:
+            behind += 1
+    notes = []
+    if ahead:
+        notes.append(
+            f"{ahead} of the restored entries have a later wall time, the first is {_shown(ahead_from)}: a clock was"
+            " ahead. To end before it, give --at an optime"
+        )
+    if later.is_of_a_clock_ahead:
+        notes.append(
+            f"the entries from {_shown(later.first_ts)} on are left out, and may be older than their wall time says: a"
+            " clock was ahead. To restore them, give --at an optime"
+        )
+    if behind:
+        notes.append(
+            f"{behind} of the later entries have a wall time before {point.text} that does not go on from what is in"
+            " front of them: a clock was behind. To restore them, give --at an optime"
+        )
+    return replace(point, end_ts=end_ts), "\n".join(notes)
+
+
+def _walls_from(store: Store, archive: Archive | None, end_ts: int, wall_ms: int) -> Iterator[tuple[int, int]]:
+    """The ts and the wall time of the last entry below end_ts and of all behind it, in the database and the archive.
+
+    Segments whose entries were all written later are passed over.
+    """
+    before = store.query(lambda connection: oplog.row_at_or_before(connection, end_ts - 1))
+    if before is not None:
+        yield before.ts, before.wall_ms
+    done = end_ts - 1
+    while page := store.query(partial(oplog.walls_behind, ts=done)):
+        yield from page
+        done = page[-1][0]
+    if archive is None:
+        return
+    done = store.last_applied.ts
+    names = [name for name in archive.names() if name.last_ts > done]
+    first = max((number for number, name in enumerate(names) if name.first_ts < end_ts), default=0)
+    for name in names[first:]:
+        segment = archive.segment(name)
+        if name.first_ts >= end_ts and segment.lowest_wall_ms is not None and segment.lowest_wall_ms >= wall_ms:
+            continue
+        for row in archive.rows(segment):
+            if row.ts > done:
+                done = row.ts
+                yield row.ts, row.wall_ms
 
 
 def _go_back(store: Store, point: PointInTime) -> None:
@@ -141,7 +242,7 @@ def _apply(store: Store, rows: list[OplogRow]) -> None:
     if store.chain != rows[-1].chain:
         raise CorruptDataError(f"the entries up to {rows[-1].optime} do not give the archive's hash chain")
     store.set_commit_point(store.last_applied)
-    while remove_old_data(store, rows[-1].wall_ms):
+    while remove_old_data(store, Millis(0)):  # there is nothing that stays by its age
         pass
     if store.wal.needs_checkpoint:
         store.wal.checkpoint()

@@ -66,6 +66,7 @@ class Segment:
 
     previous, previous_chain: None where no member had that entry any more. chain: at the last entry. size, sha256: of
     the Parquet file. entry_bytes: of all entries. member, written: who wrote it and when (UTC), for people.
+    lowest_wall_ms: the earliest wall time of its entries.
     """
 
     set_id: str
@@ -80,6 +81,7 @@ class Segment:
     sha256: str
     member: str
     written: str
+    lowest_wall_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.name.first_ts <= self.name.last_ts or self.rows < 1:

@@ -10,11 +10,13 @@ from replset.archive.archive import Archive, check_continues
 from replset.archive.segments import FOLDER, Position, Segment
 from replset.bson import to_ejson
 from replset.errors import ReplError
-from replset.ids import OPTIME_NULL
+from replset.ids import OPTIME_NULL, OpTime
 from replset.long_work import LongWork
+from replset.runtime.process.machine import RealClock
 
 app = typer.Typer(help="Look after the archive of the oplog.", no_args_is_help=True)
 GOOD, FAULTS = 0, 1
+AHEAD_S = 60
 Url = Annotated[str, typer.Argument(metavar="URL", help="a folder, or an address such as s3://BUCKET/PATH")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of text")]
 
@@ -101,9 +103,16 @@ def remove(
     from replset.archive.point_in_time import PointInTime  # imports the storage
 
     archive = Archive.open(url)
-    end_ts = PointInTime.parse(before).end_ts
+    point = PointInTime.parse(before)
+    end_ts = point.end_ts
     count = 0
     for name in archive.remove_before(end_ts, dry_run=dry_run):
         count += 1
         typer.echo(f"{'would remove' if dry_run else 'removed'} {name.stem}")
+    newest_s = OpTime(0, archive.newest_ts).seconds
+    if point.wall_ms is not None and newest_s > RealClock().wall_ms() // 1000 + AHEAD_S:
+        typer.echo(
+            f"the newest optime, of second {newest_s}, is ahead of the time of day: a clock was ahead. Segments since"
+            " then stay; to remove them, give --before an optime"
+        )
     typer.echo(f"{count} of {len(archive.names())} segments" if dry_run else f"{count} segments removed")

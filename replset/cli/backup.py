@@ -167,6 +167,8 @@ def restore(
     newest = restored[0].newest if restored else manifest.newest
     typer.echo(f"{dbpath} holds the data of set {manifest.set_name} up to {newest}")
     for one in restored:
+        if one.note:
+            typer.echo(one.note)
         hashes = ", ".join(f"{database} {text}" for database, text in sorted(one.hashes.items()))
         typer.echo(f"{one.documents} documents; dbHash: {hashes}")
     if wanted is None:

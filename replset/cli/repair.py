@@ -99,12 +99,12 @@ def accept_loss(disk: Disk, dbpath: str | os.PathLike[str], file: MemberFile, ne
     file.append_journal(wall_ms=wall_ms, term=newest.term, event="data loss accepted", detail=detail)
     if nothing_left:
         # An optime of the lost entries must not be given to another entry: drivers, arbiters and backups know them.
-        wall_ms = max(wall_ms, (file.durability_mark.seconds + 1) * 1000)
+        at_least_ms = max(wall_ms, (file.durability_mark.seconds + 1) * 1000)
         vote, config = file.last_vote, file.config
         term = max(1, file.durability_mark.term, 0 if vote is None else vote.term, 0 if config is None else config.term)
         with closing(Store.open(disk, os.fspath(dbpath), StoreOptions(min_free_bytes=0))) as store:
             with store.group() as txn:
-                newest = txn.next_optime(term, wall_ms)
+                newest = txn.next_optime(term, at_least_ms)
                 entry = noop_entry({"msg": "data loss accepted"}, newest, wall_ms)
                 txn.append(entry, newest, op="n", ns="", wall_ms=wall_ms)
             store.wal.sync()

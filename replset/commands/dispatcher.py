@@ -179,7 +179,7 @@ class Dispatcher:
             check_api(body, name)
         cluster_time = body.get_raw("$clusterTime")
         if cluster_time is not None:
-            check_cluster_time(cluster_time, self.member.clock.wall_ms())
+            check_cluster_time(cluster_time, self.member)
         uid = NOBODY if request.sender.login is None else request.sender.login.uid
         session = plain_session(body, uid) if is_plain else self._session(command, body, uid)
         if session is not None:

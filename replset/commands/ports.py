@@ -35,7 +35,7 @@ from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store
 
 if TYPE_CHECKING:
-    from replset.commands.members.archive_lease import ArchiveStatus
+    from replset.commands.members.archive_lease import ArchiveLease, ArchiveStatus
     from replset.commands.sessions.transactions import TransactionTable
     from replset.commands.streams.consumer_directory import ConsumerDirectory
     from replset.commands.streams.history import History
@@ -312,6 +312,9 @@ class MemberPort(Protocol):
     def archive_status(self) -> ArchiveStatus | None:
         """What this member knows of the set's archive; None: it was started without one."""
         ...
+
+    @property
+    def archive_lease(self) -> ArchiveLease: ...
 
     @property
     def byte_rates(self) -> dict[int, ByteRate]:

@@ -34,7 +34,7 @@ from replset.errors import (
     SnapshotTooOldError,
     TypeMismatchError,
 )
-from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
+from replset.ids import INCREMENT_BITS, OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.oplog_entry import noop_entry
 from replset.optime import timestamp
 from replset.replication.write_ops import WriteGroup
@@ -51,8 +51,8 @@ _WITH_SNAPSHOT = frozenset({"find", "aggregate", "distinct"})
 """The commands that take level snapshot outside of a transaction."""
 _PROOF = {"msg": "linearizable read"}
 _NOTE = {"msg": "afterClusterTime"}
-CLOCK_SLACK_S = 3600
-"""How far afterClusterTime may lie ahead of everything that this member knows (its oplog, its wall clock)."""
+CLOCK_SLACK_S = 60
+"""How far afterClusterTime may lie ahead of this member's wall clock: other members' clocks may be ahead of it."""
 ASK_AFTER_MS, ASK_EVERY_MS = 100, 1_000
 """When a secondary asks the primary for an entry at the time that a read waits for, and when again."""
 
@@ -137,12 +137,33 @@ def refuse_linearizable(concern: ReadConcern, ns: str) -> None:
         raise InvalidOptionsError(f"readConcern level 'linearizable' is not for {ns}")
 
 
-def check_reachable(member: MemberPort, ts: int, name: str = "readConcern afterClusterTime value") -> None:
-    """Refuse a cluster time that no member can have reached: the read would wait for ever (map K6)."""
-    newest = member.store.last_applied.ts
-    horizon = pack_ts(member.clock.wall_ms() // 1000 + CLOCK_SLACK_S, 0)
-    if ts > max(newest, horizon):
-        raise InvalidOptionsError(f"{name} must not be greater than the current clusterTime")
+def check_reachable(member: MemberPort, ts: int, name: str) -> None:
+    """Refuse a cluster time that no member can have reached: the read would wait for ever (map K6).
+
+    What members say to have is known to a primary; a secondary learns of it some seconds later.
+    """
+    known = newest_ts(member)
+    if not member.node.writable:
+        known += pack_ts(CLOCK_SLACK_S, 0)
+    if ts > max(known, pack_ts(member.clock.wall_ms() // 1000 + CLOCK_SLACK_S, 0)):
+        raise beyond_cluster_time(name)
+
+
+def beyond_cluster_time(name: str) -> InvalidOptionsError:
+    return InvalidOptionsError(f"{name} must not be greater than the current clusterTime")
+
+
+def newest_ts(member: MemberPort) -> int:
+    """The newest timestamp of which this member knows that the set has or had an entry with it."""
+    return max(member.store.last_applied.ts, member.node.newest_ts)
+
+
+def may_write_at(member: MemberPort, ts: int) -> bool:
+    """Whether an entry may be written at this timestamp because a client asks for it.
+
+    Else a client that may only read would move the optimes of the set ahead of the time of day, by as much as it likes.
+    """
+    return ts <= newest_ts(member) or ts >> INCREMENT_BITS <= member.clock.wall_ms() // 1000
 
 
 async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None:
@@ -176,14 +197,14 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
             is_commit_point_asked = True
             member.on_awaited("durable" if node.state is MemberState.PRIMARY else "commit point")
         if concern.after is not None and member.store.last_applied.ts < concern.after:
-            if node.writable:
+            if node.writable and may_write_at(member, concern.after):
                 await member.write(partial(append_at_least, after=concern.after))
                 continue
-            if member.clock.now() >= ask_at:
+            if not node.writable and member.clock.now() >= ask_at:
                 await _ask_for_entry(member, concern.after)
                 ask_at = Millis(member.clock.now() + ASK_EVERY_MS)
                 continue
-            until_ask_ms = max(1, ask_at - member.clock.now())
+            until_ask_ms = ASK_EVERY_MS if node.writable else max(1, ask_at - member.clock.now())
             left_ms = until_ask_ms if left_ms is None else min(left_ms, until_ask_ms)
         await member.wait_for_change(left_ms)
     ctx.work.waited(SlowReason.READ_CONCERN, member.clock.now() - began)

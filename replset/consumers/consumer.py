@@ -16,6 +16,8 @@ from replset.ids import OpTime
 from replset.query.change_tokens import Token
 
 CONSUMERS_NS: Final = "config.consumers"
+REMOVED_ID: Final = ""
+"""The `_id` of the document with the highest generation of the consumers that were removed; no consumer's name."""
 MOST_CONSUMERS: Final = 100
 LONGEST_NAME: Final = 128
 MOST_OUTSTANDING: Final = 1_000
@@ -149,12 +151,23 @@ class Consumer:
             )
 
 
-def first_generation(made: OpTime) -> int:
-    """The generation of a new consumer, greater than any that one of its name had: each change of one is an entry.
+def first_generation(made: OpTime, removed: int) -> int:
+    """The generation of a new consumer: greater than any that one of its name had.
 
-    It is below 2**53, which every reader of JSON keeps.
+    removed: the highest one of consumers that were removed. The optime alone would do, were there no clock that was
+    ahead: until the time gets there, it leaves no room below 2**53, which every reader of JSON keeps.
     """
-    return (made.seconds << 20) + min(made.increment, (1 << 20) - 1)
+    return max((made.seconds << 20) + min(made.increment, (1 << 20) - 1), removed + 1)
+
+
+def removed_document(document: Mapping[str, object], consumer: Consumer) -> dict[str, object]:
+    """The document of REMOVED_ID as it is once this consumer is removed, too."""
+    return {"_id": REMOVED_ID, "generation": Int64(max(removed_generation(document), consumer.generation))}
+
+
+def removed_generation(document: Mapping[str, object]) -> int:
+    """The highest generation that the document of REMOVED_ID names; of an empty one 0."""
+    return _whole(document.get("generation"))
 
 
 def _whole(value: object) -> int:

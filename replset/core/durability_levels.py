@@ -16,7 +16,7 @@ PROVENANCE = "durabilityLevel"
 def update_levels(node: NodeState) -> bool:
     """Lower and raise the levels by the lag of the commit point; return whether one changed."""
     rules = node.settings.durability_levels
-    lag_ms = node.lag.lag_ms(node.commit_point, node.now) if rules else 0
+    lag_ms = node.ages.lag_ms(node.commit_point, node.now) if rules else 0
     levels = {ns: _next_level(rule, node.levels.get(ns, rule.level), lag_ms) for ns, rule in rules.items()}
     lowered = {ns: level for ns, level in levels.items() if level < rules[ns].level}
     before, node.levels = node.levels, lowered

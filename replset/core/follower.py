@@ -33,6 +33,7 @@ from replset.core.messages import (
     SyncFromRequest,
 )
 from replset.core.quorum import has_majority
+from replset.core.staleness import behind_ms
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.sync_source import SyncSources
 from replset.errors import ErrorCode
@@ -106,9 +107,9 @@ class Follower:
     def on_sync_from(self, request_id: int, request: SyncFromRequest) -> None:
         """replSetSyncFrom: an initial sync takes this source with its next attempt."""
         refusal = self.sources.on_request(request)
-        lag = self.node.peers[request.host].position.last_applied.seconds if refusal is None else 0
-        behind = self.node.position.last_applied.seconds - lag
-        warning = f"requested member {request.host} is more than 10 seconds behind us" if behind > 10 else ""
+        own = self.node.position
+        behind = 0 if refusal else behind_ms(self.node, self.node.peers[request.host].position, own)
+        warning = f"requested member {request.host} is more than 10 seconds behind us" if behind > 10_000 else ""
         self.node.reply(request_id, refusal or Done(warning))
 
     def on_maintenance(self, request_id: int, request: MaintenanceRequest, *, is_candidate: bool) -> None:

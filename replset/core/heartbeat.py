@@ -162,6 +162,7 @@ class Heartbeats:
         if reply.state is MemberState.PRIMARY:
             peer.refused_at = None
             node.set_primary(peer.id)
+            node.ages.note(peer.position.last_applied, node.now)
             node.push_election_timer()
             self._elections.takeovers.plan()
         elif node.primary_id == peer.id:

@@ -24,7 +24,7 @@ def update_in_sync(node: NodeState, *, is_new_primary: bool = False) -> bool:
         position = positions.get(member.id)
         if position is None or not node.serves(member):
             continue
-        lag_ms = 0 if member.host == node.host else node.lag.lag_ms(position.last_durable, node.now)
+        lag_ms = 0 if member.host == node.host else node.ages.lag_ms(position.last_durable, node.now)
         if is_new_primary or lag_ms <= (limit_ms if member.id in before else limit_ms // 2):
             found.add(member.id)
     node.in_sync = frozenset(found)

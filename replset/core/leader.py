@@ -62,7 +62,7 @@ class Leader:
         node.note_primary(node.self_id)
         node.election_wall_ms = node.wall_ms()
         node.become(MemberState.PRIMARY)
-        node.lag.restart(node.position.last_applied, node.now)
+        node.ages.restart(node.position.last_applied, node.now)
         update_in_sync(node, is_new_primary=True)
         self.phase = Phase.CATCH_UP
         self._began = node.now

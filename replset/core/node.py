@@ -94,6 +94,7 @@ class Node:
         """Start from what the files hold."""
         state = self._state
         state.now = state.started_at = now
+        state.ages.note(state.position.last_applied, now)
         member = state.self_member
         if state.config is not None:
             if state.durability_mark != OPTIME_NULL:
@@ -164,9 +165,11 @@ class Node:
                 # A batch is applied before it is reported. Other members would take a position that is sent with an
                 # older term than its entry's for one in that older term's history.
                 self._elections.observe_term(position.last_applied.term)
+                if position.last_applied < state.position.last_applied:
+                    state.ages.cut(position.last_applied)
                 state.position = position
-                if state.is_primary:
-                    state.lag.note(position.last_applied, now)
+                state.newest_ts = max(state.newest_ts, position.last_applied.ts)
+                state.ages.note(position.last_applied, now)
                 self._leader.on_progress_changed()
                 self._leader.advance_catch_up()
                 self._stepdowns.advance()
@@ -398,6 +401,23 @@ class Node:
     def lag_ms(self) -> int | None:
         """By how much this member's data may be too old; None while it has none."""
         return lag_ms(self._state, self._state.host)
+
+    @property
+    def newest_ts(self) -> int:
+        """The newest timestamp of which this member knows that some member has or had an entry with it."""
+        return self._state.newest_ts
+
+    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+        """For how long a member whose newest entry is at `optime` has lacked one of the set, as measured here.
+
+        False: it may be longer, since this member has not listened for so long.
+        """
+        state = self._state
+        return state.ages.lag_ms(optime, state.now), state.ages.covers(optime)
+
+    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
+        """For how long the set has had the entry at `optime`; see `OptimeAges.age_ms`."""
+        return self._state.ages.age_ms(optime, self._state.now)
 
     def flow_control_target_ms(self) -> int:
         """The lag of the majority from which on writers are slowed; 0: never."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
+from replset.core.ages import OptimeAges
 from replset.core.effects import Effect, ElectionRecord, LastVote, RecordElectionEvent, Reply, Send, StateChanged
 from replset.core.election_metrics import ElectionMetrics
-from replset.core.lag import LagHistory
 from replset.core.member_state import MemberState, is_legal
 from replset.core.messages import (
     HeartbeatRequest,
@@ -194,7 +194,8 @@ class NodeState:
     damage: str = ""  # why an oplog entry on this disk is not what was written; "" while none is known
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
-    lag: LagHistory = field(default_factory=LagHistory)
+    newest_ts: int = 0  # of all entries that members said to have
+    ages: OptimeAges = field(default_factory=OptimeAges)  # of the set's entries, as far as it hears of them
     in_sync: frozenset[MemberId] = frozenset()  # on a primary: see in_sync.py
     levels: dict[str, int] = field(default_factory=dict)  # lowered durability levels, by namespace
     started_at: Millis = BEGINNING
@@ -324,6 +325,7 @@ class NodeState:
         if self.is_primary and newest.term >= self.term and newest > self.position.last_applied:
             return
         peer.position = position
+        self.newest_ts = max(self.newest_ts, newest.ts)
 
     def peer_of(self, member_id: MemberId | None) -> Peer | None:
         return next((peer for peer in self.peers.values() if peer.id == member_id), None)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from replset.core.member_state import MemberState
 from replset.core.messages import Refused, SyncFromRequest
+from replset.core.staleness import behind_ms
 from replset.core.state import NEVER, NodeState, Peer
 from replset.errors import ErrorCode
 from replset.ids import HostPort, Millis, OpTime
@@ -22,7 +23,7 @@ RETURN_MS = 2
 """A member returns to the primary once that is at most so much farther than its source."""
 MAX_CHANGES, CHANGES_WITHIN_MS = 3, 3_600_000
 """How often in an hour a member takes a closer source."""
-MAX_LAG_SECS = 30
+MAX_LAG_MS = 30_000
 """How far behind the primary, or behind another source, a source may be (maxSyncSourceLagSecs)."""
 DENIED_MS, TOO_STALE_MS = 10_000, 60_000
 
@@ -167,7 +168,7 @@ class SyncSources:
             and (it.is_voter or not me.is_voter)
             and not it.hidden
             and it.secondary_delay_secs <= me.secondary_delay_secs
-            and (primary is None or _lag_secs(peer, primary) <= MAX_LAG_SECS)
+            and (primary is None or behind_ms(node, peer.position, primary.position) <= MAX_LAG_MS)
         )
 
     def _leads_here(self, peer: Peer) -> bool:
@@ -225,8 +226,8 @@ class SyncSources:
         if self._requested is None and not self._is_denied(primary):
             if primary.closeness_ms <= peer.closeness_ms + RETURN_MS:
                 return "the primary is as close"
-            if _lag_secs(peer, primary) > MAX_LAG_SECS:
-                return f"it is more than {MAX_LAG_SECS} s behind the primary"
+            if behind_ms(node, peer.position, primary.position) > MAX_LAG_MS:
+                return f"it is more than {MAX_LAG_MS // 1000} s behind the primary"
         return None
 
     def _closer_source(self, source: Peer) -> LeaveReason | None:
@@ -290,7 +291,3 @@ class SyncSources:
 
 def _is_closer(peer: Peer, source: Peer) -> bool:
     return peer.is_measured and source.is_measured and peer.closeness_ms + CLOSER_MS < source.closeness_ms
-
-
-def _lag_secs(peer: Peer, primary: Peer) -> int:
-    return primary.position.last_applied.seconds - peer.position.last_applied.seconds

@@ -15,8 +15,7 @@ from replset.ids import MemberId, Millis, OpTime
 PRIORITY: Final = "priorityTakeover"
 CATCH_UP: Final = "catchupTakeover"
 TAKEOVERS: Final = (PRIORITY, CATCH_UP)
-FRESHNESS_SECS: Final = 2
-FRESHNESS_INCREMENTS: Final = 1000
+FRESHNESS_MS: Final = 2_000
 FIRST_PAUSE: Final = 6
 """In election timeouts: how long a member that took over does not do so again. Doubled for each one within MEMORY."""
 MEMORY: Final = 360
@@ -101,7 +100,7 @@ class Takeovers:
         own, peer = node.self_member, node.peer_of(node.primary_id)
         if primary is None or own is None or peer is None or peer.state is not MemberState.PRIMARY:
             return False
-        return own.priority > primary.priority and node.is_electable and is_fresh(self._own(), self._newest())
+        return own.priority > primary.priority and node.is_electable and self._is_fresh()
 
     def _has_what_the_primary_lacks(self) -> bool:
         """Whether the primary has not caught up, and no other member that is up is fresher than this one."""
@@ -116,19 +115,18 @@ class Takeovers:
             and self._own() >= max(other.position.last_applied for other in node.peers.values() if other.is_up)
         )
 
+    def _is_fresh(self) -> bool:
+        """Whether this member is near enough to the newest entry to take over by its priority.
+
+        MongoDB compares the seconds of the optimes, and within one second the increments. Those say nothing after a
+        clock that was ahead: all that is written until the time gets there is of one second.
+        """
+        node, own, newest = self.node, self._own(), self._newest()
+        is_near = node.ages.covers(own) and node.ages.lag_ms(own, node.now) <= FRESHNESS_MS
+        return own >= newest or (own.term == newest.term and is_near)
+
     def _own(self) -> OpTime:
         return self.node.position.last_applied
 
     def _newest(self) -> OpTime:
         return max((peer.position.last_applied for peer in self.node.peers.values()), default=self._own())
-
-
-def is_fresh(own: OpTime, newest: OpTime) -> bool:
-    """Whether a member at `own` is near enough to `newest` to take over by its priority."""
-    if own >= newest:
-        return True
-    if own.term != newest.term:
-        return False
-    if own.seconds == newest.seconds:
-        return newest.increment - own.increment <= FRESHNESS_INCREMENTS
-    return newest.seconds - own.seconds <= FRESHNESS_SECS

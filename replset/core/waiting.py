@@ -35,7 +35,7 @@ def describe_delay(node: NodeState, member: Member) -> str:
         return "its data is not counted yet"
     if member.secondary_delay_secs:
         return f"delayed by {member.secondary_delay_secs} s"
-    return f"{node.lag.lag_ms(peer.position.last_durable, node.now) / 1000:.1f} s behind"
+    return f"{node.ages.lag_ms(peer.position.last_durable, node.now) / 1000:.1f} s behind"
 
 
 def members_waited_for(node: NodeState, concern: WriteConcern, optime: OpTime) -> list[WaitedFor]:
@@ -129,7 +129,7 @@ def majority_lag(node: NodeState) -> tuple[int, tuple[HostPort, ...]]:
         return 0, ()
     positions = node.positions()
     lags = sorted(
-        (0 if member.host == node.host else node.lag.lag_ms(positions[member.id].last_durable, node.now), member.id)
+        (0 if member.host == node.host else node.ages.lag_ms(positions[member.id].last_durable, node.now), member.id)
         for member in node.config.oplog_voters
         if member.id in positions and node.serves(member) and not member.secondary_delay_secs
     )

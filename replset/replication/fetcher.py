@@ -425,13 +425,24 @@ class Fetcher:
             delay_ms = self._node.secondary_delay_ms()
             if delay_ms <= 0 or session.draining:
                 return len(page.entries)
-            oldest_allowed = self._context.clock.wall_ms() - delay_ms
             stop = start
-            while stop < len(page.entries) and OplogEntry(page.entries[stop]).wall_ms <= oldest_allowed:
+            while stop < len(page.entries) and self._is_delayed(OplogEntry(page.entries[stop]), delay_ms):
                 stop += 1
             if stop > start:
                 return stop
-            await asyncio.sleep(min(1_000, max(1, OplogEntry(page.entries[start]).wall_ms - oldest_allowed)) / 1000)
+            due_ms = OplogEntry(page.entries[start]).wall_ms + delay_ms - self._context.clock.wall_ms()
+            await asyncio.sleep(due_ms / 1000 if 0 < due_ms < 1_000 else 1)
+
+    def _is_delayed(self, entry: OplogEntry, delay_ms: int) -> bool:
+        """Whether an entry has been held back for long enough.
+
+        That is measured since this member heard of it, within the few seconds that a heartbeat takes. Its wall time
+        says it more exactly, or where this member was not running then; but one written by a clock that was ahead
+        would hold back everything behind it until the time gets there.
+        """
+        at_least, at_most = self._node.measured_age_ms(entry.optime)
+        is_old = entry.wall_ms <= self._context.clock.wall_ms() - delay_ms
+        return at_least >= delay_ms or (is_old and (at_most is None or at_most >= delay_ms))
 
 
 def _finish(future: asyncio.Future[None]) -> None:

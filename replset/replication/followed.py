@@ -20,6 +20,7 @@ from replset.errors import IllegalOperationError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import NOOP, OplogEntry
 from replset.optime import optime_document, parse_optime
+from replset.replication.ports import Clock
 from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_update
 from replset.storage.sqlite import rows_of
 from replset.storage.store import Store
@@ -92,7 +93,8 @@ class FollowState:
 class FollowProgress:
     """What the primary knows beside the document. source: the set that it follows now; empty: none.
 
-    position: the source's newest entry that was looked at. newest_wall_ms: when that was written; 0: nothing came yet.
+    position: the source's newest entry that was looked at. newest_wall_ms: when that was written, by the source's
+    clock; came_at: when it came, as measured here; 0: nothing came yet.
     error: why nothing comes now.
     """
 
@@ -100,17 +102,23 @@ class FollowProgress:
     position: OpTime = OPTIME_NULL
     error: str = ""
     newest_wall_ms: int = 0
+    came_at: int = 0
     entries: int = 0
 
-    def lag_s(self, wall_ms: int) -> int | None:
-        """How old the newest entry is; None: nothing came yet. An idle source writes one every ten seconds."""
-        return max(0, (wall_ms - self.newest_wall_ms) // 1000) if self.newest_wall_ms else None
+    def lag_s(self, clock: Clock) -> int | None:
+        """How old the newest entry is; None: nothing came yet. An idle source writes one every ten seconds.
 
-    def document(self, wall_ms: int) -> dict[str, object]:
+        Where the source's clock is ahead, it is how long ago that entry came.
+        """
+        if not self.newest_wall_ms:
+            return None
+        return max(clock.wall_ms() - self.newest_wall_ms, clock.now() - self.came_at) // 1000
+
+    def document(self, clock: Clock) -> dict[str, object]:
         """Return it for the set's status; empty where this member follows nobody."""
         if not self.source:
             return {}
-        return {"setName": self.source, "lagSecs": self.lag_s(wall_ms), "error": self.error}
+        return {"setName": self.source, "lagSecs": self.lag_s(clock), "error": self.error}
 
 
 def read_state(store: Store) -> FollowState | None:

@@ -19,6 +19,7 @@ from replset.bson import ObjectId, ObjectIds
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.histogram import Histogram
+from replset.commands.members.archive_lease import ArchiveLease
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.ports import RecentLog
@@ -309,6 +310,7 @@ class RunningMember:
     ) -> None:
         """What serves clients and other members."""
         self.byte_rates: dict[int, ByteRate] = {}
+        self.archive_lease = ArchiveLease(self.clock.now)
         self.snapshots: SnapshotServer = SnapshotServer(
             self.context, self.node, self.rng, needed=lambda: self.consumers.needed()
         )
@@ -570,7 +572,8 @@ class RunningMember:
     def _make_archiver(self, archive: ArchivePort, peer: MemberClient, steps: StepSizes) -> Archiver:
         age_ms = int(self.options.archive_secs * 1000)
         options = ArchiveOptions(segment_bytes=steps.archive_segment_bytes, age_ms=age_ms)
-        archiver = Archiver(self.context, self.node, archive, peer, self._writer.write, self.rng, options)
+        write, lease = self._writer.write, self.archive_lease
+        archiver = Archiver(self.context, self.node, archive, peer, write, lease, self.rng, options)
         self.history.older = ArchivedEntries(archive, self.context, archiver.status)
         return archiver
 

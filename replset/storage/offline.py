@@ -100,7 +100,7 @@ class OfflineOplog:
             last=newest,
             first_wall_ms=first[2],
             last_wall_ms=last[2],
-            window_s=newest.seconds - oldest.seconds,
+            window_s=max(0, last[2] - first[2]) // 1000,
             entries=entries,
             bytes=int(size),
             file_bytes=self.path.stat().st_size,

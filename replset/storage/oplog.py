@@ -71,6 +71,18 @@ def oldest_row(connection: apsw.Connection) -> OplogRow | None:
     return _one(connection, f"SELECT {READ_COLUMNS} FROM oplog ORDER BY ts LIMIT 1", ())
 
 
+def wall_ms_at(connection: apsw.Connection, ts: int) -> int | None:
+    """The wall time of the first row with this ts or a later one."""
+    row = first_row(connection, "SELECT wall FROM oplog WHERE ts >= ? ORDER BY ts LIMIT 1", (ts,))
+    return None if row is None else int(row[0])
+
+
+def walls_behind(connection: apsw.Connection, ts: int) -> list[tuple[int, int]]:
+    """The ts and the wall time of the next rows behind this ts."""
+    sql = "SELECT ts, wall FROM oplog WHERE ts > ? ORDER BY ts LIMIT 10000"
+    return [(ts, wall_ms) for ts, wall_ms in rows_of(connection, sql, (ts,))]
+
+
 def row_at(connection: apsw.Connection, optime: OpTime) -> OplogRow | None:
     """The row with exactly this optime."""
     row = _one(connection, f"SELECT {READ_COLUMNS} FROM oplog WHERE ts = ?", (optime.ts,))

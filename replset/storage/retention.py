@@ -5,42 +5,73 @@ That is old undo, the oldest oplog entries, and the documents of dropped collect
 
 from __future__ import annotations
 
-from replset.ids import OpTime, pack_ts
+import json
+
+from replset.errors import StorageError
+from replset.ids import Millis, OpTime
 from replset.storage.sqlite import first_row, rows_of
 from replset.storage.store import Store
-from replset.storage.txn import write_meta
-from replset.storage.undo import rollback_in_progress
+from replset.storage.txn import read_meta, write_meta
+from replset.storage.undo import AGES, rollback_in_progress
 
 _ROWS = 1000
 _RESERVE = 2
 """How many times the least free space the disk must have, that entries stay for a member that lags behind."""
 
 
-def remove_old_data(store: Store, now_wall_ms: int, needed: OpTime | None = None, copied: OpTime | None = None) -> bool:
+SAVE_AGES_EVERY_MS = 60_000
+
+
+def remove_old_data(store: Store, now: Millis, needed: OpTime | None = None, copied: OpTime | None = None) -> bool:
     """Do one slice of the first of these that has something to do; True when one had.
 
-    needed: the newest entry of the member that is farthest behind, or the newest that is archived, if that is older.
+    now: by the clock that only moves on. needed: the newest entry of the member that is farthest behind, or the newest
+    that is archived, if that is older.
     copied: where the oldest copy begins that a member fetches, or has just fetched. None: there is none.
     """
+    note_ages(store, now)
     if (
-        _prune(store)
-        or _trim(store, now_wall_ms, needed, copied)
+        _prune(store, now)
+        or _trim(store, now, needed, copied)
         or _remove_dropped(store)
         or _remove_dropped_index(store)
         or store.save_oplog_bytes()
     ):
         return True
     store.save_commit_point()
+    _save_ages(store, now)
     return False
 
 
-def _prune(store: Store) -> bool:
+def note_ages(store: Store, now: Millis) -> None:
+    """Note the newest entry in `store.ages`; at first go on from what was saved before the restart."""
+    if store.ages_saved_at is None:
+        saved = store.query(lambda connection: read_meta(connection, AGES))
+        rows = [] if saved is None else json.loads(str(saved))
+        store.ages.load([(began, ended, OpTime(term, ts)) for began, ended, term, ts in rows], now)
+        store.ages.cut(store.last_applied)
+        store.ages_saved_at = now
+    store.ages.note(store.last_applied, now)
+
+
+def _save_ages(store: Store, now: Millis) -> None:
+    """Save how old the entries are, where they stay by their age: else each restart would begin to count anew."""
+    if not store.options.oplog_min_retention_s or now < (store.ages_saved_at or 0) + SAVE_AGES_EVERY_MS:
+        return
+    rows = [[began, ended, *newest] for began, ended, newest in store.ages.spans(now)]
+    with store.maintenance() as txn:
+        write_meta(txn.connection, AGES, json.dumps(rows))
+    store.ages_saved_at = now
+
+
+def _prune(store: Store, now: Millis) -> bool:
     """Remove undo rows in ts order, whole entries, together with meta.pruned_through.
 
     Undo behind the commit point stays, since a rollback may have to go back there. So does what an open cursor or the
     snapshot history reads by. While a rollback is in progress nothing is removed.
     """
-    limits = [store.commit_point.ts, store.last_applied.ts - pack_ts(store.options.snapshot_history_s, 0)]
+    history = store.ages.older_than(store.options.snapshot_history_s * 1000, now)
+    limits = [store.commit_point.ts, history.ts]
     pin = store.oldest_pin
     if pin is not None:
         limits.append(pin.ts)
@@ -63,7 +94,7 @@ def _prune(store: Store) -> bool:
     return True
 
 
-def _trim(store: Store, now_wall_ms: int, needed: OpTime | None, copied: OpTime | None) -> bool:
+def _trim(store: Store, now: Millis, needed: OpTime | None, copied: OpTime | None) -> bool:
     """Remove the oldest entries, while they take more than the limit and are old enough.
 
     The one at the commit point stays: every rollback ends there or above, and looks for it. While the disk has space to
@@ -88,7 +119,7 @@ def _trim(store: Store, now_wall_ms: int, needed: OpTime | None, copied: OpTime 
     if bound < store.oldest.ts:
         return False
     if options.oplog_min_retention_s:
-        bound = min(bound, pack_ts(max(0, int(now_wall_ms / 1000 - options.oplog_min_retention_s)), 0))
+        bound = min(bound, store.ages.older_than(int(options.oplog_min_retention_s * 1000), now).ts)
     through, size = 0, 0
     lengths = "SELECT ts, length(entry) FROM oplog WHERE ts <= ? ORDER BY ts LIMIT ?"
     for ts, length in store.query(lambda connection: list(rows_of(connection, lengths, (bound, _ROWS)))):
@@ -110,12 +141,15 @@ def falls_off_in_s(store: Store, newest: OpTime) -> int | None:
     """In how many seconds the entry that another member has as its newest is trimmed here, if writes go on as they did;
     None: that cannot be told yet, or it is gone already.
     """
-    window_s = store.last_applied.seconds - store.oldest.seconds
+    window_s = store.window_s()
     if newest < store.oldest or window_s <= 0 or not store.oplog_bytes:
         return None
     limit = max(store.options.oplog_max_bytes, store.options.oplog_lagging_bytes)
     until_full_s = max(0, limit - store.oplog_bytes) * window_s // store.oplog_bytes
-    return newest.seconds - store.oldest.seconds + until_full_s
+    try:
+        return store.seconds_above_oldest(newest) + until_full_s
+    except StorageError:  # the data is being replaced
+        return None
 
 
 def _remove_dropped(store: Store) -> bool:

@@ -17,8 +17,9 @@ from typing import TypeVar
 
 import apsw
 
+from replset.core.ages import OptimeAges
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError, StoreBusyError
-from replset.ids import OPTIME_NULL, OpTime, invariant
+from replset.ids import OPTIME_NULL, Millis, OpTime, invariant
 from replset.oplog_row import OplogRow, StoredRow, TermSpan
 from replset.storage import copies, oplog
 from replset.storage.catalog import SESSIONS, Catalog, Collection, load_catalog
@@ -105,7 +106,8 @@ class Store:
     """See the module. Read also: oldest, rollback_id, pruned_through, trimmed_through (both a ts), oplog_bytes,
     commit_point, oplog_only (a witness's: it holds no documents).
 
-    undone_entries: how many entries undo steps have taken back since this store was opened.
+    undone_entries: how many entries undo steps have taken back since this store was opened. ages: of the entries, and
+    ages_saved_at, when they were saved last; None: not looked at yet. retention.py keeps both.
     """
 
     def __init__(self, disk: Disk, dbpath: str, options: StoreOptions) -> None:
@@ -118,12 +120,14 @@ class Store:
         self.wal = Wal(disk, self.path, options.checkpoint_bytes, options.wal_limit_bytes)
         self.readers = Readers(disk, self.path)
         self.tail = OplogTail(options.tail_bytes)
-        self.oldest = OPTIME_NULL
+        self.oldest, self._oldest_wall_ms = OPTIME_NULL, 0
         self.rollback_id = 1
         self.pruned_through = self.trimmed_through = 0
         self.oplog_bytes = 0
         self.oplog_only = False
         self.undone_entries = 0
+        self.ages = OptimeAges()
+        self.ages_saved_at: Millis | None = None
         self._newest = NewestEntry()
         self._catalog = Catalog([])
         self._sessions: dict[bytes, bytes] = {}
@@ -202,6 +206,7 @@ class Store:
         """Take everything that is kept in memory from the file."""
         connection = self._connection
         self._newest = _newest_entry(connection)
+        self.ages.cut(self._newest.optime)
         self._set_oldest(oplog.oldest_row(connection))
         self._catalog = Catalog(load_catalog(connection))
         self.rollback_id = self._int_meta("rollback_id", 1)
@@ -219,6 +224,7 @@ class Store:
 
     def _set_oldest(self, row: OplogRow | None) -> None:
         self.oldest = OPTIME_NULL if row is None else row.optime
+        self._oldest_wall_ms = 0 if row is None else row.wall_ms
 
     def _int_meta(self, name: str, default: int) -> int:
         value = read_meta(self._connection, name)
@@ -310,7 +316,7 @@ class Store:
         size = sum([len(row[8]) for row in rows])
         self.oplog_bytes += size
         if self.oldest is OPTIME_NULL:
-            self.oldest = OplogRow._make(rows[0]).optime
+            self._set_oldest(OplogRow._make(rows[0]))
         self.tail.add(rows, size)
 
     def _abort(self, error: BaseException) -> None:
@@ -475,6 +481,15 @@ class Store:
         if position >= newest:
             return 0
         return self.query(lambda connection: oplog.count_between(connection, position.ts, newest.ts, most))
+
+    def window_s(self) -> int:
+        """How many seconds lie between the oldest entry and the newest, by wall time; 0 where that went back."""
+        return max(0, self.last_wall_ms - self._oldest_wall_ms) // 1000
+
+    def seconds_above_oldest(self, optime: OpTime) -> int:
+        """As `window_s`, up to the first entry that is not older than `optime`."""
+        wall_ms = self.query(lambda connection: oplog.wall_ms_at(connection, optime.ts))
+        return max(0, (self.last_wall_ms if wall_ms is None else wall_ms) - self._oldest_wall_ms) // 1000
 
     def newest_row(self) -> OplogRow | None:
         return self.query(oplog.newest_row)

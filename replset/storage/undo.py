@@ -19,6 +19,8 @@ from replset.storage.txn import Txn, read_meta, revert, write_meta
 
 _IN_PROGRESS = "rollback_in_progress"
 _DONE = "rollbacks_done"
+AGES = "oplog_ages"
+"""How old the entries are; see `retention.note_ages`."""
 
 
 class RollbackMark(NamedTuple):
@@ -70,6 +72,7 @@ def undo_step(store: Store, common_point: OpTime, *, stem: str, limit: int = 500
         entries = connection.changes()
         write_meta(connection, "oplog_bytes", store.oplog_bytes - int(size))
         write_meta(connection, "oplog_counted_to", floor)
+        write_meta(connection, AGES, None)  # the same timestamps come again, with entries that are new
     store.undone_entries += entries
     store.reload()
     return more

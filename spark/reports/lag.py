@@ -13,8 +13,9 @@ is never behind here, however late it got it. Three sources, one column:
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -145,7 +146,7 @@ def wall_rows(marks: Iterable[LagMark]) -> list[Lag]:
     """Each member behind the history at the end of each stretch of time, from its first entry on."""
     marks = list(marks)
     members = sorted({mark.member for mark in marks})
-    newest = _in_history(marks)
+    newest = _by_clocks_that_were_right(_in_history(marks))
     at_of: dict[int, dict[str, LagMark]] = {}
     for mark in newest:
         had = at_of.setdefault(mark.at, {})
@@ -163,6 +164,23 @@ def wall_rows(marks: Iterable[LagMark]) -> list[Lag]:
                 behind = max(0, newest_of_all.wall - mine.wall)
                 rows.append(Lag(member, at, WALLS, behind, mine.ts, mine.term))
     return rows
+
+
+def _by_clocks_that_were_right(marks: Iterable[LagMark]) -> list[LagMark]:
+    """The marks with a time that rises with the history.
+
+    Where a later entry has an earlier time than one in front of it, the clock that wrote that one was ahead: it counts
+    as written then. A time before all in front of it is of a clock that was behind, and counts as theirs.
+    """
+    risen: list[LagMark] = []
+    for mark in sorted(marks, key=lambda mark: (mark.optime, mark.at)):
+        known = bisect_right(risen, mark.wall, key=attrgetter("wall"))
+        if known == 0 and risen:
+            mark = mark._replace(wall=risen[-1].wall, at=risen[-1].at)
+            known = len(risen)
+        risen[known:] = [one._replace(wall=mark.wall, at=mark.at) for one in risen[known:]]
+        risen.append(mark)
+    return risen
 
 
 def commit_point_rows(marks: Iterable[LagMark], noops: Iterable[PeriodicNoop]) -> list[Lag]:
@@ -185,10 +203,11 @@ def commit_point_rows(marks: Iterable[LagMark], noops: Iterable[PeriodicNoop]) -
 def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
     """How far each member of the set is behind the newest position in any answer.
 
-    answers: (name of the oplog, its answer to replSetGetStatus). A member's own answer counts; of one that was not
+    answers: (name of the oplog, its answer to replSetGetStatus). By how much, each member measures (`lagMillis`); where
+    it does not say so, the wall times of the newest entries do. A member's own answer counts; of one that was not
     asked, the answer with its newest position does. A member that nobody knows a position of has no row.
     """
-    positions: dict[str, tuple[bool, OpTime, int, int]] = {}  # by host: (by itself, optime, wall, at)
+    positions: dict[str, tuple[bool, OpTime, int, int, int]] = {}  # by host: (by itself, optime, wall, at, measured)
     names: dict[str, str] = {}
     for name, answer in answers:
         at = _ms(answer.get("date"))
@@ -199,16 +218,19 @@ def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
             optime = optime_or_none(member.get("optime"))
             if optime is None or optime.ts == 0:
                 continue
-            found = (is_self, optime, _ms(member.get("lastAppliedWallTime")), at)
+            measured = member.get("lagMillis")
+            lag_ms = measured if isinstance(measured, int) else 0
+            found = (is_self, optime, _ms(member.get("lastAppliedWallTime")), at, lag_ms)
             if host not in positions or positions[host] < found:
                 positions[host] = found
     if not positions:
         return []
-    newest_wall = max(positions.values(), key=lambda found: found[1])[2]
-    return [
-        Lag(names.get(host, host), at, STATUS, max(0, newest_wall - wall), optime.ts, optime.term)
-        for host, (_, optime, wall, at) in sorted(positions.items())
-    ]
+    newest, newest_wall = max(positions.values(), key=lambda found: found[1])[1:3]
+    rows = []
+    for host, (_, optime, wall, at, lag_ms) in sorted(positions.items()):
+        behind = 0 if optime == newest else lag_ms or max(0, newest_wall - wall)
+        rows.append(Lag(names.get(host, host), at, STATUS, behind, optime.ts, optime.term))
+    return rows
 
 
 def noop_in(ts: int, term: int, entry: bytes) -> PeriodicNoop | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from replset.bson import ObjectIds, encode, encode_key
+from replset.ids import Millis
 from replset.oplog_entry import OplogEntry, insert_entry, update_entry
 from replset.storage.catalog import Collection
 from replset.storage.disk import RealDisk
@@ -107,7 +108,7 @@ def _rows(store: Store) -> None:
 def _prune(store: Store) -> float:
     row = store.row_at_or_before(store.oldest._replace(ts=store.oldest.ts + 50_000))
     store.set_commit_point(store.last_applied if row is None else row.optime)
-    return milliseconds(lambda: remove_old_data(store, WALL))
+    return milliseconds(lambda: remove_old_data(store, Millis(0)))
 
 
 def _undo(store: Store) -> None:

@@ -10,7 +10,7 @@ from replset.bson import Timestamp
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply
-from replset.commands.read_concern import append_at_least, check_reachable
+from replset.commands.read_concern import append_at_least, beyond_cluster_time, may_write_at
 from replset.commands.write_concern import store_default, stored_default, write_and_wait
 from replset.config import ReplSetConfig, next_member_id, parse_host
 from replset.core.messages import (
@@ -308,7 +308,8 @@ async def append_oplog_note(ctx: CommandContext) -> Reply:
     if not isinstance(at_least, Timestamp):
         raise fields.wrong_type(ctx.name, "maxClusterTime", ctx.body.type_of("maxClusterTime"), "timestamp")
     ts = pack_ts(at_least.time, at_least.inc)
-    check_reachable(ctx.member, ts, "maxClusterTime")
+    if not may_write_at(ctx.member, ts):
+        raise beyond_cluster_time("maxClusterTime")
     _, reply = await write_and_wait(ctx, partial(append_at_least, after=ts, note=note))
     return reply
 

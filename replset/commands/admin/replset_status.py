@@ -11,6 +11,7 @@ from replset.commands.admin.election_metrics import candidate_document, particip
 from replset.commands.admin.hello import wall_of
 from replset.commands.admin.server_status import flow_control_document
 from replset.commands.command import Command, CommandContext
+from replset.commands.lag import behind_ms
 from replset.commands.ports import MemberPort, Reply
 from replset.config import ReplSetConfig
 from replset.core.election_metrics import CandidateMetrics
@@ -25,6 +26,7 @@ from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_progress import RollbackProgress
 from replset.storage.retention import falls_off_in_s
 
+AHEAD_S = 60
 UNREACHABLE = "(not reachable/healthy)"
 MOST_ENTRIES_BEHIND = 1000
 MOST_CAUGHT_UP = 10_000
@@ -63,11 +65,10 @@ def _add_lag(member: MemberPort, document: dict[str, object]) -> None:
             if found.position is not None:
                 behind = member.store.entries_behind(found.position.last_applied, most=MOST_ENTRIES_BEHIND)
                 row["entriesBehind"] = Int64(behind)
-        waiting = member.store.oplog_after(status.commit_point, limit=1, max_bytes=1) if status.blocking else []
     except ReplError:  # the data is being replaced, or what the member lacks was trimmed
         return
-    if waiting:
-        document["blockingSince"] = DateTime(waiting[0].wall_ms)
+    if status.blocking and status.commit_point < member.store.last_applied:
+        document["blockingSince"] = DateTime(member.clock.wall_ms() - behind_ms(member, status.commit_point))
 
 
 def _sync_document(progress: InitialSyncProgress, now: Millis) -> dict[str, object]:
@@ -132,6 +133,7 @@ def status_document(member: MemberPort) -> dict[str, object]:
             "lastAppliedWallTime": DateTime(position.applied_wall_ms),
             "lastDurableWallTime": DateTime(position.durable_wall_ms),
         },
+        "commitPointLagMillis": Int64(0 if committed >= position.last_applied else behind_ms(member, committed)),
         "lastStableRecoveryTimestamp": timestamp(min(committed, position.last_durable).ts),
     }
     if status.state is MemberState.PRIMARY and status.election_reason:
@@ -153,8 +155,8 @@ def status_document(member: MemberPort) -> dict[str, object]:
     if member.scrub.passes or member.scrub.differing:
         reply["documentCheck"] = _scrub_document(member.scrub)
     if member.archive_status is not None:
-        reply["archive"] = member.archive_status.document(member.node.commit_point)
-    if following := member.follow_progress.document(member.clock.wall_ms()):
+        reply["archive"] = member.archive_status.document(member)
+    if following := member.follow_progress.document(member.clock):
         reply["following"] = following
     reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
     if status.state is MemberState.PRIMARY:
@@ -205,6 +207,7 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
         *_slowed(member),
         *_archive(member),
         *_following(member),
+        *_clock(member),
         *about_oplog,
     )
     try:
@@ -219,6 +222,21 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
         f"free disk space there, or start the member again with a --min-free-mb below {least_mb}",
     )
     return (full, *remarks)
+
+
+def _clock(member: MemberPort) -> tuple[Remark, ...]:
+    """What a wall clock that was ahead leaves behind: the optimes stay ahead until the time gets there."""
+    ahead_s = member.store.last_applied.seconds - member.store.last_wall_ms // 1000
+    if ahead_s < AHEAD_S:
+        return ()
+    return (
+        Remark(
+            f"the optimes of this set are {ahead_s} s ahead of the wall time of its newest entry: a primary's clock was"
+            " ahead, or is behind now",
+            "set the members' clocks right (an NTP client on each); until the time gets there, name optimes, not times"
+            " (docs/production.md, Clock)",
+        ),
+    )
 
 
 def _different_documents(member: MemberPort) -> tuple[Remark, ...]:
@@ -319,6 +337,8 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
         if not row.is_self:
             document["optimeDurableDate"] = DateTime(position.durable_wall_ms)
         document["lastAppliedWallTime"] = DateTime(position.applied_wall_ms)
+        if row.lag_ms is not None:
+            document["lagMillis"] = Int64(row.lag_ms)
         document["lastDurableWallTime"] = DateTime(position.durable_wall_ms)
     if not row.is_self:
         document["lastHeartbeat"] = DateTime(row.last_heartbeat_wall_ms)

@@ -1,12 +1,14 @@
 """The set's record of its archive, a document of config.archive: who writes it, until when, and what is in it.
 
-Only the primary writes the record. The lease saves work and nothing else: two members that write at once write the
-same entries. What the record calls archived has a manifest, so it is true even if the record is rolled back later.
+Only the primary writes the record. It measures how long the lease has not been renewed: by the time of day, one whose
+clock was ahead once would leave the lease with a dead holder until then. The lease saves work and nothing else: two
+members that write at once write the same entries. What the record calls archived has a manifest, so it is true even if
+the record is rolled back later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
@@ -15,8 +17,9 @@ from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, RawDocument, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.lag import behind_ms
 from replset.commands.members.member_commands import refuse_other_set
-from replset.commands.ports import Reply
+from replset.commands.ports import MemberPort, Reply
 from replset.commands.write_concern import write_and_wait
 from replset.errors import FailedToParseError
 from replset.ids import HostPort, Millis, OpTime
@@ -50,7 +53,7 @@ class ArchiveStart:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRecord:
-    """set_id: of the set that wrote it, in hex. holder: may write until the primary's clock shows `until_ms`.
+    """set_id: of the set that wrote it, in hex. holder: may write. until_ms: about how long, for people.
     through: the newest entry that is archived. start: from where on the archive has everything. gaps: of entries that
     no member had any more when they were to be archived, as documents {after, before}.
     """
@@ -94,18 +97,20 @@ class ArchiveStatus:
     segments_written: int = 0
     error: str = ""
 
-    def lag_s(self, commit_point: OpTime) -> int:
-        """How much of the committed oplog is not archived yet; 0 before the first segment."""
+    def lag_s(self, member: MemberPort) -> int:
+        """For how long something committed has waited to be archived; 0 before the first segment."""
         through = self.record.through
-        return 0 if through is None else max(0, commit_point.seconds - through.optime.seconds)
+        if through is None or through.optime >= member.node.commit_point:
+            return 0
+        return behind_ms(member, through.optime) // 1000
 
-    def document(self, commit_point: OpTime) -> dict[str, object]:
+    def document(self, member: MemberPort) -> dict[str, object]:
         """As replSetGetStatus shows it."""
         record = self.record
         document: dict[str, object] = {"holder": record.holder, "segmentsWritten": self.segments_written}
         if record.through is not None:
             document["archivedThrough"] = optime_document(record.through.optime)
-            document |= {"lagSecs": self.lag_s(commit_point), "gaps": len(record.gaps)}
+            document |= {"lagSecs": self.lag_s(member), "gaps": len(record.gaps)}
         return document | ({"error": self.error} if self.error else {})
 
 
@@ -149,20 +154,39 @@ class Claim:
         return document | ({} if self.start is None else {"start": self.start.document()})
 
 
-def grant(group: WriteGroup, claim: Claim, set_id: str) -> ArchiveRecord:
-    """Give or renew the lease in this group, unless another member has it; return the record as it is then."""
-    coll = group.txn.catalog.by_ns.get(NAMESPACE) or do_create(group, NAMESPACE)
-    before = group.txn.get(coll, _KEY)
-    record = _record_of(before, set_id)
-    if record.holder != claim.holder and record.until_ms > group.wall_ms:
-        return record
-    granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
-    after = encode(granted.document())
-    if before is None:
-        do_insert(group, coll, _KEY, after)
-    elif before != after:
-        do_update(group, coll, _KEY, before, after, after)
-    return granted
+class ArchiveLease:
+    """Gives the lease on a primary."""
+
+    def __init__(self, now: Callable[[], Millis]) -> None:
+        """now: by the clock that only moves on."""
+        self._now = now
+        self._known: tuple[str, int] = ("", 0)
+        self._since = Millis(0)
+
+    def grant(self, group: WriteGroup, claim: Claim, set_id: str) -> ArchiveRecord:
+        """Give or renew the lease in this group, unless another member has it; return the record as it is then."""
+        coll = group.txn.catalog.by_ns.get(NAMESPACE) or do_create(group, NAMESPACE)
+        before = group.txn.get(coll, _KEY)
+        record = _record_of(before, set_id)
+        if record.holder not in ("", claim.holder) and not self._has_ended(record):
+            return record
+        granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
+        self._note(granted)
+        after = encode(granted.document())
+        if before is None:
+            do_insert(group, coll, _KEY, after)
+        elif before != after:
+            do_update(group, coll, _KEY, before, after, after)
+        return granted
+
+    def _has_ended(self, record: ArchiveRecord) -> bool:
+        """Whether it was not renewed for so long since this member first saw it so."""
+        if (record.holder, record.until_ms) != self._known:
+            self._note(record)
+        return self._now() - self._since >= LEASE_MS
+
+    def _note(self, record: ArchiveRecord) -> None:
+        self._known, self._since = (record.holder, record.until_ms), self._now()
 
 
 def _with_progress(record: ArchiveRecord, claim: Claim) -> ArchiveRecord:
@@ -191,7 +215,7 @@ async def archive_lease(ctx: CommandContext) -> Reply:
         None if start is None else ArchiveStart.parse(start.decode()),
     )
     set_id = str(ctx.member.node.set_id)
-    record = await ctx.member.write(lambda group: grant(group, claim, set_id))
+    record = await ctx.member.write(lambda group: ctx.member.archive_lease.grant(group, claim, set_id))
     return {"record": record.document()}
 
 

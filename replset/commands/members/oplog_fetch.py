@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from replset.bson import RawDocument
+from replset.commands.lag import behind_ms
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.messages import parse_progress
 from replset.commands.members.snapshot_server import check_serves_oplog
@@ -32,7 +33,7 @@ MAX_AWAIT_MS = 30_000
 MAX_PROBES = 1_000
 COMMIT_POINT_DELAY_MS = 10
 """How long a new commit point waits for entries that it can go with, if nobody waits for it at the other end."""
-FAR_BEHIND_S = 10
+FAR_BEHIND_MS = 10_000
 LONGEST_WAIT_S = 2.0
 """Of one answer, for the byte rate: the other member waits for it for 5 s."""
 BEHIND_MS = 1_000
@@ -75,7 +76,7 @@ async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
     back after a day must not take the disk and the network from clients and from the members that keep up.
     """
     bytes_per_s = member.node.follower_bytes_per_second()
-    if not bytes_per_s or member.store.last_applied.seconds - request.after.seconds < FAR_BEHIND_S:
+    if not bytes_per_s or behind_ms(member, request.after) < FAR_BEHIND_MS:
         return await _reaching_back(member, request, fetch_now(member, request))
     follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
     rate = member.byte_rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())

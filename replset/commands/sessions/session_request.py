@@ -10,11 +10,15 @@ import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, encode, encode_key
 from replset.commands import fields
 from replset.errors import ErrorCode, InvalidOptionsError, ReplError
+from replset.ids import INCREMENT_BITS
+
+if TYPE_CHECKING:
+    from replset.commands.ports import MemberPort
 
 NOBODY = Binary(hashlib.sha256(b"").digest())
 """`uid` of the sessions of clients that have not logged in."""
@@ -155,22 +159,24 @@ def parse_session(
     return SessionRequest(key, lsid, txn_number, bool(starts), autocommit)
 
 
-def check_cluster_time(raw: bytes, wall_ms: int) -> None:
-    """Check the `$clusterTime` that a client passes on. 205: it lies more than a year ahead of this member's clock.
+def check_cluster_time(raw: bytes, member: MemberPort) -> None:
+    """Check the `$clusterTime` that a client passes on. 205: it lies more than a year ahead of this member's clock, and
+    of all entries that it knows of: a client passes on what it got from the set, whose clock may have been ahead.
 
     Nothing else is done with it. A read that must see a time names it in `afterClusterTime`, and then it is waited for.
     """
     # Drivers send it with every command, clusterTime first: this saves two microseconds.
     if raw.startswith(_CLUSTER_TIME, 4) and len(raw) > _SECONDS_AT + 4:
         (seconds,) = _uint32(raw, _SECONDS_AT)
-        if seconds <= wall_ms // 1000:
+        if seconds <= member.clock.wall_ms() // 1000:
             return
     value = RawDocument(raw).get("clusterTime")
     if not isinstance(value, Timestamp):
         raise fields.wrong_type("$clusterTime", "clusterTime", RawDocument(raw).type_of("clusterTime"), "timestamp")
-    if value.time > wall_ms // 1000 + YEAR_S:
+    now, newest = member.clock.wall_ms() // 1000, max(member.store.last_applied.ts, member.node.newest_ts)
+    if value.time > max(now, newest >> INCREMENT_BITS) + YEAR_S:
         raise ReplError(
-            f"New cluster time, {value.time}, is too far from this node's wall clock time, {wall_ms // 1000}.",
+            f"New cluster time, {value.time}, is too far from this node's wall clock time, {now}.",
             code=ErrorCode.CLUSTER_TIME_FAILS_RATE_LIMITER,
         )
 

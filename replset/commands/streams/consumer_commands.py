@@ -13,7 +13,7 @@ from replset.commands.evaluation import read_statement
 from replset.commands.namespaces import check_database, namespace
 from replset.commands.ports import Reply
 from replset.commands.reads.filters import filter_of
-from replset.commands.streams.consumer_directory import lag_document, not_found
+from replset.commands.streams.consumer_directory import REMOVED_KEY, lag_document, not_found, removed_in
 from replset.commands.streams.consumer_reads import read, reader_of, save, save_by, state_of, token_of
 from replset.commands.users.authorization import authorize, is_allowed
 from replset.consumers.consumer import (
@@ -24,6 +24,8 @@ from replset.consumers.consumer import (
     Consumer,
     Mode,
     first_generation,
+    removed_document,
+    removed_generation,
 )
 from replset.errors import (
     BadValueError,
@@ -35,7 +37,8 @@ from replset.errors import (
 from replset.ids import Millis, pack_ts
 from replset.query.change_events import HIDDEN_DATABASES
 from replset.query.change_tokens import Token, behind, in_front_of
-from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert
+from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update
+from replset.storage.catalog import Collection
 from replset.storage.sqlite import first_row
 
 LEAST_TIMEOUT_MS, MOST_TIMEOUT_MS, USUAL_TIMEOUT_MS = 100, 24 * 3_600_000, 30_000
@@ -77,10 +80,11 @@ async def create(ctx: CommandContext) -> Reply:
             if not Consumer.parse(decode(before)).has_same_options(made):
                 raise NamespaceExistsError(f"consumer {name!r} is there already, with other options")
             return
-        (count,) = first_row(group.txn.connection, f"SELECT count(*) FROM {coll.table}")
+        (count,) = first_row(group.txn.connection, f"SELECT count(*) FROM {coll.table} WHERE key != ?", (REMOVED_KEY,))
         if count >= MOST_CONSUMERS:
             raise OverloadedError(f"the set has {count} consumers: remove one first")
-        new = replace(made, position=str(place()), generation=first_generation(group.next_optime()))
+        generation = first_generation(group.next_optime(), removed_generation(removed_in(group.txn, coll)))
+        new = replace(made, position=str(place()), generation=generation)
         do_insert(group, coll, key, encode(new.document()))
 
     await save_by(ctx, operation)
@@ -111,11 +115,21 @@ async def remove(ctx: CommandContext) -> Reply:
         before = None if coll is None else group.txn.get(coll, key)
         if coll is None or before is None:
             raise not_found(consumer.name)
+        removed = encode(removed_document(removed_in(group.txn, coll), Consumer.parse(decode(before))))
         do_delete(group, coll, key, before)
+        _put(group, coll, REMOVED_KEY, removed)
 
     await save_by(ctx, operation)
     ctx.member.consumers.state.forget(consumer.name)
     return {}
+
+
+def _put(group: WriteGroup, coll: Collection, key: bytes, document: bytes) -> None:
+    before = group.txn.get(coll, key)
+    if before is None:
+        do_insert(group, coll, key, document)
+    elif before != document:
+        do_update(group, coll, key, before, document, document)
 
 
 async def seek(ctx: CommandContext) -> Reply:
@@ -145,6 +159,8 @@ def _place(ctx: CommandContext, name: str) -> Callable[[], Token]:
         if isinstance(value, Timestamp):
             token = in_front_of(pack_ts(value.time, value.inc))
         elif isinstance(value, DateTime):
+            # No entry's optime is behind its wall time. So nothing that was written from then on is left out, and after
+            # a clock that was ahead more may come than was asked for.
             token = in_front_of(pack_ts(max(0, value.ms // 1000), 0))
         else:
             token = token_of(value)

@@ -11,20 +11,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from replset.bson import Int64, decode, encode, encode_key
-from replset.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, Consumer
+from replset.commands.lag import behind_ms
+from replset.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, REMOVED_ID, Consumer
 from replset.consumers.leases import Leases
 from replset.consumers.shared_window import SharedWindow
 from replset.errors import ConsumerNotFoundError, ReplError
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.query.change_tokens import Token
 from replset.replication.write_ops import WriteGroup, do_update, update_object
+from replset.storage.catalog import Collection
 from replset.storage.retention import falls_off_in_s
 from replset.storage.schema import DOC, KEY
 from replset.storage.sqlite import rows_of
 from replset.storage.store import Store
+from replset.storage.txn import Txn
 
 if TYPE_CHECKING:
     from replset.commands.ports import MemberPort
+
+REMOVED_KEY = encode_key(REMOVED_ID)
 
 
 class PrimaryState:
@@ -93,8 +98,8 @@ class ConsumerDirectory:
         coll = store.collection(CONSUMERS_NS)
         if coll is None:
             return []
-        sql = f"SELECT {KEY}, {DOC} FROM {coll.table} ORDER BY key"
-        rows: list[tuple[bytes, bytes]] = store.query(lambda connection: list(rows_of(connection, sql, ())))
+        sql = f"SELECT {KEY}, {DOC} FROM {coll.table} WHERE key != ? ORDER BY key"
+        rows: list[tuple[bytes, bytes]] = store.query(lambda connection: list(rows_of(connection, sql, (REMOVED_KEY,))))
         before, self._parsed = self._parsed, {}
         for key, raw in rows:
             known = before.get(key)
@@ -172,7 +177,7 @@ def lag_document(member: MemberPort, consumer: Consumer) -> dict[str, object]:
 
 
 def lag_s(member: MemberPort, consumer: Consumer) -> int:
-    """By how many seconds of the set's history the position is behind what is committed.
+    """For how many seconds something committed has waited behind the position.
 
     The primary knows of a reader that has read all and found nothing; other members go by the saved position.
     """
@@ -180,7 +185,13 @@ def lag_s(member: MemberPort, consumer: Consumer) -> int:
     if member.node.writable:
         position = max(position, member.consumers.state.passed_of(consumer))
     at = Token.parse(position).optime
-    return max(0, member.history.committed.seconds - at.seconds)
+    return 0 if at >= member.history.committed else behind_ms(member, at) // 1000
+
+
+def removed_in(txn: Txn, coll: Collection) -> dict[str, object]:
+    """The document of REMOVED_ID inside of a write; empty before the first removal."""
+    raw = txn.get(coll, REMOVED_KEY)
+    return {} if raw is None else decode(raw)
 
 
 def not_found(name: str) -> ReplError:

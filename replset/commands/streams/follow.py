@@ -166,7 +166,7 @@ async def status(ctx: CommandContext) -> Reply:
             position = max(position, progress.position, key=lambda at: at.ts)
             reply |= {
                 "entries": progress.entries,
-                "lagSecs": progress.lag_s(ctx.member.clock.wall_ms()),
+                "lagSecs": progress.lag_s(ctx.member.clock),
                 "error": progress.error,
             }
     return {**reply, "position": optime_document(position)}

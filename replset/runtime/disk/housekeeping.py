@@ -142,8 +142,8 @@ class Housekeeper:
                 self._on_damage(f"{what} does not fit what is on this member's disk: {why}")
 
     async def _slice(self, store: Store) -> bool:
-        wall_ms, needed, copied = self._context.clock.wall_ms(), self._needed(), self._copied()
-        return await self._context.write_queue.write(lambda: remove_old_data(store, wall_ms, needed, copied))
+        now, needed, copied = self._context.clock.now(), self._needed(), self._copied()
+        return await self._context.write_queue.write(lambda: remove_old_data(store, now, needed, copied))
 
     async def _more_slices(self, store: Store) -> None:
         """Do the rest, spread over the time to the next round: one after the other, they would all delay the same

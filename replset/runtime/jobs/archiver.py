@@ -20,11 +20,11 @@ from replset.archive.segments import Segment
 from replset.commands.members.archive_lease import (
     LEASE_MS,
     NAMESPACE,
+    ArchiveLease,
     ArchiveRecord,
     ArchiveStart,
     ArchiveStatus,
     Claim,
-    grant,
     read_record,
 )
 from replset.core.member_state import MemberState
@@ -51,6 +51,7 @@ OTHERS_FIRST_MS: Final = 5_000
 """How long a member that cannot write waits after its lease, so that another one gets it."""
 GAP_WAITS_MS: Final = 120_000
 """How long a member waits that cannot continue the archive, for one that can."""
+NEVER_SEEN: Final = Millis(0)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -68,7 +69,8 @@ class ArchiveOptions:
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """What is to be archived behind after_ts, counted up to counted_ts. has_content: not only no-ops and the record's
-    own entries. first_wall_ms: when the first entry was written.
+    own entries. first_wall_ms: when the first entry was written. since: when this member first saw that
+    something waits.
     """
 
     after_ts: int = 0
@@ -76,6 +78,7 @@ class _Waiting:
     size: int = 0
     first_wall_ms: int = 0
     has_content: bool = False
+    since: Millis = NEVER_SEEN
 
 
 class Archiver:
@@ -88,6 +91,7 @@ class Archiver:
         archive: ArchivePort,
         peer: MemberClient,
         write: Callable[[Callable[[WriteGroup], ArchiveRecord]], Awaitable[ArchiveRecord]],
+        lease: ArchiveLease,
         rng: random.Random,
         options: ArchiveOptions,
     ) -> None:
@@ -98,6 +102,8 @@ class Archiver:
         self._archive = archive
         self._peer = peer
         self._write = write
+        self._lease = lease
+        self._leased_until = Millis(0)
         self._options = options
         self.status = ArchiveStatus()
         self._gap_since: Millis | None = None
@@ -140,7 +146,7 @@ class Archiver:
             return True
         record: ArchiveRecord | None = self.status.record
         if not self._has_lease:
-            if self.status.error and self._context.clock.wall_ms() < self._own_lease_until_ms + OTHERS_FIRST_MS:
+            if self.status.error and self._context.clock.now() < self._leased_until + OTHERS_FIRST_MS:
                 return False
             record = await self._claim(Claim(self._context.identity.member))
         while record is not None and await self._is_due(store):
@@ -182,30 +188,27 @@ class Archiver:
             return False
         waiting = self._waiting
         if waiting.after_ts != through.ts:
-            waiting = _Waiting(through.ts, through.ts)
+            waiting = _Waiting(through.ts, through.ts, since=self._context.clock.now())
         enough = PRIMARY_WAITS * self._options.segment_bytes
         self._waiting = waiting = await self._context.workers.run(lambda: _measure(store, waiting, until, enough))
         waits = PRIMARY_WAITS if self._node.writable and not self._has_lease else 1
         if waiting.size >= waits * self._options.segment_bytes:
             return True
-        age_ms = self._context.clock.wall_ms() - waiting.first_wall_ms
+        clock = self._context.clock
+        age_ms = max(clock.wall_ms() - waiting.first_wall_ms, clock.now() - waiting.since)
         return waiting.size > 0 and age_ms >= waits * self._options.age_ms * (1 if waiting.has_content else NOOPS_WAIT)
 
     @property
-    def _own_lease_until_ms(self) -> int:
-        """0: another member has it."""
-        record = self.status.record
-        return record.until_ms if record.holder == self._context.identity.member else 0
-
-    @property
     def _has_lease(self) -> bool:
-        return self._own_lease_until_ms > self._context.clock.wall_ms() + LEASE_MS // 2
+        """Whether this member has it, and need not renew it yet."""
+        is_holder = self.status.record.holder == self._context.identity.member
+        return is_holder and self._leased_until > self._context.clock.now() + LEASE_MS // 2
 
     async def _claim(self, claim: Claim) -> ArchiveRecord | None:
         """Ask the primary for the lease, and note progress; None: another member has it. ReplError: no answer."""
-        host = self._node.primary_host
+        host, asked = self._node.primary_host, self._context.clock.now()
         if self._node.writable:
-            record = await self._write(lambda group: grant(group, claim, str(self._node.set_id)))
+            record = await self._write(lambda group: self._lease.grant(group, claim, str(self._node.set_id)))
         elif host is None:
             return None
         else:
@@ -215,6 +218,7 @@ class Archiver:
             record = ArchiveRecord.parse(found if isinstance(found, dict) else {})
         if record.holder != claim.holder:
             return None
+        self._leased_until = Millis(asked + LEASE_MS)
         self.status.record = record
         return record
 
@@ -306,4 +310,4 @@ def _measure(store: Store, known: _Waiting, until_ts: int, enough: int) -> _Wait
             has_content = has_content or (op != "n" and ns != NAMESPACE)
             size += length
             counted_ts = ts
-    return _Waiting(known.after_ts, counted_ts, size, first_wall_ms, has_content)
+    return _Waiting(known.after_ts, counted_ts, size, first_wall_ms, has_content, known.since)

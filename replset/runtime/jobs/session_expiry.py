@@ -1,15 +1,13 @@
 """Forgets sessions that have written nothing for 30 minutes: the primary removes their records by an entry.
 
-Every member notes now and then how far its oplog is. What lies behind a note of 30 minutes ago is at least that old, on
-any clock: neither a wall clock that jumps nor one of another member makes a session end early. After a start, and after
-a rollback, the notes begin anew.
+How old an entry is, the member measures (`Store.ages`): neither a wall clock that jumps nor one of another member makes
+a session end early, or late. After a start, and after a rollback, the time begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -25,6 +23,7 @@ from replset.replication.session_write import expiry_note
 from replset.replication.write_ops import WriteGroup, do_noop
 from replset.runtime.disk.writer import Writer
 from replset.storage.catalog import SESSIONS
+from replset.storage.retention import note_ages
 from replset.storage.schema import DOC, KEY
 from replset.storage.sessions import read_record
 from replset.storage.sqlite import rows_of
@@ -52,8 +51,6 @@ class SessionExpiry:
         self._writer = writer
         self._sessions = sessions
         self._timeout_ms = timeout_ms
-        self._notes: deque[tuple[int, int]] = deque()
-        self._rollback_id = 0
         self._through = 0
         """All entries up to this ts are older than the timeout."""
 
@@ -69,15 +66,10 @@ class SessionExpiry:
                     log.info("sessions are not forgotten now: %s", error.message)
 
     def take_note(self) -> None:
-        """Note how far the oplog is now."""
+        """Note how far the oplog is now, and what is older than the timeout."""
         store, now = self._context.store, self._context.clock.now()
-        if store.rollback_id != self._rollback_id:
-            self._rollback_id = store.rollback_id
-            self._notes.clear()
-            self._through = 0
-        self._notes.append((now, store.last_applied.ts))
-        while self._notes[0][0] <= now - self._timeout_ms:
-            self._through = self._notes.popleft()[1]
+        note_ages(store, now)
+        self._through = store.ages.older_than(self._timeout_ms, now).ts
 
     async def forget(self) -> None:
         """Remove the records of sessions that have written nothing for so long."""

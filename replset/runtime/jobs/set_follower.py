@@ -162,6 +162,7 @@ class SetFollower:
         self.progress.position = position
         self.progress.entries += len(page)
         self.progress.newest_wall_ms = OplogEntry(page[-1]).wall_ms
+        self.progress.came_at = self._context.clock.now()
 
     async def _save(self, position: OpTime, hosts: Sequence[str]) -> OpTime:
         """Write the position into the document; return this set's own entry for that."""

@@ -119,6 +119,12 @@ class FakeNode:
     def lag_ms(self) -> int | None:
         return self.lag
 
+    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+        return 0, True
+
+    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
+        return 0, 0
+
     def status(self, now: Millis) -> Status | None:
         return self.status_value
 
@@ -151,6 +157,7 @@ class FakeMember:
             rollback_id=1,
             data_bytes=lambda: 4096,
             newest_heads=lambda limit: [],
+            window_s=lambda: 1_000,
             options=SimpleNamespace(oplog_max_bytes=1 << 30),
         )
         self.clock = SimpleNamespace(now=lambda: Millis(5000), wall_ms=lambda: 1_700_000_000_000)

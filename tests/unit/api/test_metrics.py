@@ -41,7 +41,8 @@ def member(host: HostPort, state: MemberState, position: Position, source: HostP
         "ping_ms": 4,
     }
     names = [field.name for field in fields(MemberStatus) if field.default is MISSING]
-    return MemberStatus(**{name: known.get(name) for name in names})  # type: ignore[arg-type]
+    status = MemberStatus(**{name: known.get(name) for name in names})  # type: ignore[arg-type]
+    return replace(status, lag_ms=0 if host == ME else 2_500)
 
 
 @pytest.fixture

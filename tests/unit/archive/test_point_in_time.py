@@ -80,6 +80,7 @@ class Source(Driver):
         )
         with closing(Store.open(RealDisk(), folder, StoreOptions(min_free_bytes=0))) as store:
             assert store.last_applied == found.newest
+            self.note = found.note
             assert store.saved_commit_point() <= store.last_applied
             with store.read() as snapshot:
                 return {coll.ns: dict(snapshot.scan(coll)) for coll in store.collections()}, found.newest
@@ -107,6 +108,52 @@ def _iso(seconds: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+DAY = 86_400
+
+
+class Jumps(Source):
+    """One write a day for ten days; the clock of day 2 is wrong by so many days. The backup is of day 1 or of day 5."""
+
+    def __init__(self, folder: Path, wrong_days: int, backup_day: int) -> None:
+        Driver.__init__(self, folder / "data", StoreOptions(min_free_bytes=0, snapshot_history_s=1 << 40))
+        self.copies = folder
+        self.apply(("create", "db.c"))
+        for day in range(10):
+            self.wall_ms = WALL + (day + (wrong_days if day == 2 else 0)) * DAY * 1000
+            self.apply(("put", "db.c", day, "x"))
+            if day == backup_day:
+                self.store.copy_to(str(folder / "copy.db"))
+        self.store.set_commit_point(self.store.last_applied)
+        self.archive = self._archive()
+
+
+@pytest.mark.parametrize("backup_day", [1, 5])
+@pytest.mark.parametrize("wrong_days", [30, 3650, -30])
+@pytest.mark.parametrize("at", [4, 5, 8])
+def test_a_time_after_a_clock_was_wrong_once(tmp_path: Path, wrong_days: int, backup_day: int, at: int) -> None:
+    jumps = Jumps(tmp_path, wrong_days, backup_day)
+    state, newest = jumps.restored(_iso(SECOND + at * DAY - DAY // 2))
+    assert (state, newest) == jumps.history[at + 1][::-1], "the writes of all days before"
+    assert ("a clock was ahead" in jumps.note) is (wrong_days > 0), "it is said"
+
+
+def test_a_time_before_a_clock_was_wrong_once(tmp_path: Path) -> None:
+    jumps = Jumps(tmp_path, -30, 1)
+    assert jumps.restored(_iso(SECOND + DAY))[1] == jumps.history[2][0]
+    assert "a clock was behind" in jumps.note
+    (tmp_path / "ahead").mkdir()
+    ahead = Jumps(tmp_path / "ahead", 30, 1)
+    for half_days in (3, 5):
+        assert ahead.restored(_iso(SECOND + half_days * DAY // 2))[1] == ahead.history[3][0]
+        assert "may be older than their wall time says" in ahead.note
+
+
+def test_a_time_that_only_a_wrong_clock_reached_is_refused(tmp_path: Path) -> None:
+    jumps = Jumps(tmp_path, 30, 1)
+    with pytest.raises(BadValueError, match="does not reach"):
+        jumps.restored(_iso(SECOND + 20 * DAY))
 
 
 def test_all_that_is_archived(source: Source) -> None:

@@ -18,7 +18,7 @@ from replset.commands import read_concern, write_concern
 from replset.commands.command import PROVE
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
-from replset.commands.members.archive_lease import ArchiveStatus
+from replset.commands.members.archive_lease import ArchiveLease, ArchiveStatus
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
@@ -32,6 +32,7 @@ from replset.commands.users.user_directory import UserDirectory
 from replset.commands.waiters import WaiterList
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
+from replset.core.ages import OptimeAges
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Position, ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import SERVING
@@ -121,6 +122,15 @@ class FakeNode:
     maintenance: int = 0
     status_value: Status | None = None
     lag: int | None = 0
+    ages: OptimeAges = field(default_factory=OptimeAges)
+    now: Millis = START
+    newest_ts: int = 0
+
+    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+        return self.ages.lag_ms(optime, self.now), self.ages.covers(optime)
+
+    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
+        return self.ages.age_ms(optime, self.now)
 
     def follower_bytes_per_second(self) -> int:
         return 0
@@ -215,6 +225,7 @@ class FakeMember:
     byte_rates: dict[int, ByteRate] = field(default_factory=dict)
     oplog_limits: OplogLimits = field(default_factory=OplogLimits)
     archive_status: ArchiveStatus | None = None
+    archive_lease: ArchiveLease = field(init=False)
     audited: list[str] = field(default_factory=list)
     transactions: TransactionTable = field(init=False)
     users: UserDirectory = field(init=False)
@@ -226,6 +237,7 @@ class FakeMember:
 
     def __post_init__(self) -> None:
         self.topology = FakeTopology(ObjectId("0123456789abcdef01234567"), self.clock)
+        self.archive_lease = ArchiveLease(self.clock.now)
         self.transactions = TransactionTable(self)
         self.history = History(self)
         self.consumers = ConsumerDirectory(self)

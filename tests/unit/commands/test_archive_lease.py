@@ -9,9 +9,9 @@ import pytest
 from replset.archive.segments import Position
 from replset.bson import Int64
 from replset.commands.members import archive_lease
-from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, Claim, grant, read_record
+from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, Claim, read_record
 from replset.errors import RemoteProtocolError
-from replset.ids import HostPort, OpTime
+from replset.ids import HostPort, Millis, OpTime
 from tests.unit.commands.conftest import SELF, Client, FakeMember
 
 SET = "a" * 24
@@ -22,17 +22,23 @@ START = ArchiveStart(ONE.optime, OpTime(0, 0))
 
 def ask(client: Client, claim: Claim, set_id: str = SET) -> ArchiveRecord:
     async def write() -> ArchiveRecord:
-        return await client.member.write(lambda group: grant(group, claim, set_id))
+        return await client.member.write(lambda group: client.member.archive_lease.grant(group, claim, set_id))
 
     record = client.loop.run_until_complete(write())
     assert read_record(client.member.store, set_id) == record
     return record
 
 
-def test_one_member_holds_the_lease_until_it_ends(client: Client, member: FakeMember) -> None:
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000, 3650 * 86_400_000, -3650 * 86_400_000])
+def test_one_member_holds_the_lease_until_it_ends(client: Client, member: FakeMember, ahead_ms: int) -> None:
+    """Whatever the primary's wall clock showed when it gave the lease."""
+    member.clock.set_wall_ahead(ahead_ms)
     assert ask(client, Claim(A)).holder == A
+    member.clock.set_wall_ahead(0)
     assert ask(client, Claim(B)).holder == A
-    member.clock.set_wall_ahead(archive_lease.LEASE_MS + 1)
+    member.clock.advance(Millis(archive_lease.LEASE_MS - 1))
+    assert ask(client, Claim(B)).holder == A
+    member.clock.advance(Millis(1))
     assert ask(client, Claim(B)).holder == B
     assert ask(client, Claim(A, "x", ONE)) == read_record(member.store, SET)
     assert read_record(member.store, SET).through is None, "who has lost the lease notes nothing"

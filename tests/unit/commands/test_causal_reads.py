@@ -22,8 +22,9 @@ def after(ts: int) -> dict[str, object]:
 
 @pytest.fixture
 def ahead(client: Client) -> int:
-    """A time ten seconds ahead of the newest entry."""
+    """A time ten seconds ahead of the newest entry, which the wall clock has reached."""
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    client.member.clock.advance(Millis(10_000))
     return client.member.store.last_applied.ts + pack_ts(10, 0)
 
 
@@ -71,6 +72,41 @@ def test_the_time_of_a_note(client: Client, ahead: int) -> None:
     assert [entry["o"] for entry in client.entries() if entry["op"] == "n"] == [{"msg": "x"}]
     assert client.code({**note, "maxClusterTime": Timestamp(1 << 31, 1)}, "admin") == 72
     assert client.code({**note, "maxClusterTime": 1}, "admin") == 14
+
+
+@pytest.mark.parametrize("level", ["local", "majority"])
+def test_a_reader_moves_no_optime_ahead_of_the_clock(client: Client, ahead: int, level: str) -> None:
+    """Beyond what the set has reached a read waits for clocks that differ a little, and is refused for more."""
+    newest = client.entries()[-1]["ts"]
+    concern = {"level": level, "afterClusterTime": timestamp(ahead + pack_ts(61, 0))}
+    assert client.code({"find": "c", "readConcern": concern}) == 72
+    assert client.code({"aggregate": "c", "pipeline": [], "cursor": {}, "readConcern": concern}) == 72
+    at = {"level": "snapshot", "atClusterTime": concern["afterClusterTime"]}
+    assert client.code({"find": "c", "readConcern": at}) == 72
+    assert client.entries()[-1]["ts"] == newest
+    began = client.member.clock.now()
+    client.ok({"find": "c", "readConcern": {"afterClusterTime": timestamp(ahead + pack_ts(5, 0))}})
+    assert 4_000 < client.member.clock.now() - began <= 6_000
+    assert client.entries()[-1]["ts"].time <= client.member.clock.wall_ms() // 1000
+
+
+def test_a_time_that_a_member_said_to_have_is_reached_at_once(client: Client, member: FakeMember, ahead: int) -> None:
+    """Its clock was ahead, and its entries are undone: a session that read them goes on."""
+    member.node.newest_ts = ahead + pack_ts(3650 * 86_400, 0)
+    concern = {"afterClusterTime": timestamp(member.node.newest_ts)}
+    session = {"$clusterTime": {"clusterTime": concern["afterClusterTime"]}}
+    began = member.clock.now()
+    client.ok({"find": "c", "readConcern": concern} | session)
+    assert member.clock.now() == began
+    assert member.store.last_applied.ts == member.node.newest_ts
+
+
+def test_a_secondary_of_a_set_whose_optimes_are_ahead_waits(client: Client, member: FakeMember, ahead: int) -> None:
+    """A session names an entry that this member does not know of yet."""
+    member.node.newest_ts = ahead + pack_ts(3650 * 86_400, 0)
+    member.node.state, member.node.writable, member.node.primary_host = MemberState.SECONDARY, False, None
+    assert client.code(after(member.node.newest_ts + 7) | {"maxTimeMS": 50}) == 50
+    assert client.code(after(member.node.newest_ts + pack_ts(61, 0))) == 72
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from replset.bson import DateTime, Int64, Timestamp
+from replset.commands.read_concern import append_at_least
 from replset.commands.streams import consumer_reads
 from replset.commands.streams.consumer_directory import CommittedFloor
 from replset.commands.write_concern import WriteConcernFailure
@@ -343,6 +345,21 @@ def test_a_consumer_is_made_once_and_removed(client: Client) -> None:
     assert client.code({"insert": "consumers", "documents": [{}]}, "config") == ErrorCode.INVALID_NAMESPACE
 
 
+def test_a_consumer_made_again_has_a_generation_of_its_own(client: Client, member: FakeMember) -> None:
+    """A clock was ahead, and millions of entries are of one second since."""
+    for increment in (1_500_000, 9_000_000):
+        optime = pack_ts(1_890_000_000, increment)
+        client.loop.run_until_complete(member.write(partial(append_at_least, after=optime)))
+        create(client)
+        before = member.consumers.find("c").generation
+        admin(client, "Remove")
+        create(client)
+        assert before < member.consumers.find("c").generation < 1 << 53
+        admin(client, "Remove")
+    assert member.consumers.all() == []
+    assert member.consumers.needed() is None
+
+
 # --- the oplog ----------------------------------------------------------------------------------------------------
 
 
@@ -355,12 +372,12 @@ def test_the_oplog_is_kept_for_a_consumer_up_to_a_limit(client: Client, member: 
     member.node.commit_point = store.last_applied
     store.options = _limits(store, 100, 1 << 20)
     assert member.consumers.needed() == position
-    while remove_old_data(store, member.clock.wall_ms(), member.consumers.needed()):
+    while remove_old_data(store, member.clock.now(), member.consumers.needed()):
         pass
     assert store.oldest.ts == position.ts
     assert len(ids(read(client))) == 50
     store.options = _limits(store, 100, 200)
-    while remove_old_data(store, member.clock.wall_ms(), member.consumers.needed()):
+    while remove_old_data(store, member.clock.now(), member.consumers.needed()):
         pass
     reply = client.run({"replSetConsumerRead": "c", "reader": "a"}, "admin")
     assert reply["code"] == ErrorCode.CHANGE_STREAM_HISTORY_LOST
@@ -376,7 +393,7 @@ def test_behind_the_oplog_a_consumer_goes_on_from_the_archive(client: Client, me
     member.history.older = Archived(store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30))
     store.set_commit_point(store.last_applied)
     store.options = _limits(store, 100, 0)
-    while remove_old_data(store, member.clock.wall_ms(), member.consumers.needed()):
+    while remove_old_data(store, member.clock.now(), member.consumers.needed()):
         pass
     assert store.trimmed_through > member.consumers.find("c").at.ts
     assert "isLost" not in client.ok({"replSetConsumers": "c"}, "admin")["consumers"][0]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from replset.config import ReplSetConfig, Settings
+from replset.core.ages import MOST_SPANS, PRECISION, SPAN_MS, OptimeAges
 from replset.core.effects import Effect, RecordElectionEvent
-from replset.core.lag import MOST_SPANS, PRECISION, SPAN_MS, LagHistory
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition
 from replset.core.reconfig_rules import min_in_sync_refusal, reconfig_refusal
@@ -35,7 +35,7 @@ NEXT = at(2, 2)
 
 
 def test_a_member_is_behind_since_it_lacks_an_entry_not_since_the_entry_before() -> None:
-    history = LagHistory()
+    history = OptimeAges()
     history.restart(at(1, 1), Millis(0))
     assert history.lag_ms(at(1, 1), Millis(60_000)) == 0
     history.note(at(1, 2), Millis(60_000))
@@ -45,7 +45,7 @@ def test_a_member_is_behind_since_it_lacks_an_entry_not_since_the_entry_before()
 
 
 def test_entries_of_one_span_count_from_its_beginning() -> None:
-    history = LagHistory()
+    history = OptimeAges()
     history.restart(at(1, 1), Millis(0))
     for number in range(2, 12):
         history.note(at(1, number), Millis(1_000 + number))
@@ -54,7 +54,7 @@ def test_entries_of_one_span_count_from_its_beginning() -> None:
 
 
 def test_a_long_history_forgets_details_and_never_says_too_little() -> None:
-    history = LagHistory()
+    history = OptimeAges()
     history.restart(at(1, 0), Millis(0))
     count = MOST_SPANS * 4
     for number in range(1, count):

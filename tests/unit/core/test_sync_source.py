@@ -192,7 +192,9 @@ def test_when_a_source_is_left(told: dict[str, Any], leaves: bool) -> None:
 
 def test_a_source_far_behind_the_primary_is_left() -> None:
     node = chained()
-    ahead = OpTime(2, NEWER.ts + (31 << 31))
+    ahead = OpTime(2, NEWER.ts + 1)
+    node._state.ages.restart(NEWER, Millis(NOW - 60_000))
+    node._state.ages.note(ahead, Millis(NOW - 30_001))
     beat(node, 1, 40, times=1, state=MemberState.PRIMARY, position=place(ahead))
     assert node.sync_source == host(1)
 
@@ -268,7 +270,10 @@ def test_sync_from_takes_a_member_that_is_no_closer_and_stays_there() -> None:
 
 
 def test_sync_from_warns_of_a_member_that_is_behind() -> None:
-    node = far_from_the_primary(position=place(OpTime(2, MINE.ts + (11 << 31))))
+    newer = OpTime(2, MINE.ts + 1)
+    node = far_from_the_primary(position=place(newer))
+    node._state.ages.restart(MINE, Millis(NOW - 60_000))
+    node._state.ages.note(newer, Millis(NOW - 10_001))
     beat(node, 2, 1, position=place(MINE), sync_source=host(1))
     answer = asked(node, SyncFromRequest(host(2)))
     assert isinstance(answer, Done)

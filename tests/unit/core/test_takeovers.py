@@ -11,7 +11,6 @@ from replset.config import Member, Settings
 from replset.core.effects import RecordElectionEvent
 from replset.core.member_state import MemberState
 from replset.core.messages import AbortCatchUpRequest, Done, Refused, VoteReply, VoteRequest
-from replset.core.takeover import is_fresh
 from replset.errors import ErrorCode
 from replset.ids import MemberId, Millis, OpTime, pack_ts
 from tests.simulation.core_kit.machine import members_of
@@ -108,18 +107,23 @@ def test_a_member_far_behind_waits_with_its_priority() -> None:
 
 
 @pytest.mark.parametrize(
-    ("newest", "fresh"),
+    ("newest", "behind_ms", "fresh"),
     [
-        pytest.param(OpTime(2, pack_ts(100, 1)), True, id="same"),
-        pytest.param(OpTime(2, pack_ts(102, 9)), True, id="two-seconds"),
-        pytest.param(OpTime(2, pack_ts(103, 1)), False, id="three-seconds"),
-        pytest.param(OpTime(2, pack_ts(100, 1001)), True, id="1000-increments"),
-        pytest.param(OpTime(2, pack_ts(100, 1002)), False, id="1001-increments"),
-        pytest.param(OpTime(3, pack_ts(100, 2)), False, id="another-term"),
+        pytest.param(OpTime(2, pack_ts(100, 1)), 60_000, True, id="same"),
+        pytest.param(OpTime(2, pack_ts(102, 9)), 2_000, True, id="two-seconds"),
+        pytest.param(OpTime(2, pack_ts(102, 9)), 2_001, False, id="more-than-two-seconds"),
+        pytest.param(OpTime(2, pack_ts(9_999_999, 1)), 2_000, True, id="by-a-clock-that-was-ahead"),
+        pytest.param(OpTime(2, pack_ts(100, 99_999)), 2_000, True, id="many-within-one-second-of-such-a-clock"),
+        pytest.param(OpTime(2, pack_ts(100, 2)), 2_001, False, id="few-within-it"),
+        pytest.param(OpTime(3, pack_ts(100, 2)), 0, False, id="another-term"),
     ],
 )
-def test_the_freshness_window(newest: OpTime, fresh: bool) -> None:
-    assert is_fresh(OpTime(2, pack_ts(100, 1)), newest) is fresh
+def test_the_freshness_window(newest: OpTime, behind_ms: int, fresh: bool) -> None:
+    node = follower(priority=5.0, position=place(OpTime(2, pack_ts(100, 1))))
+    heard = NOW + 2_500
+    hear(node, heard, position=place(newest), term=newest.term)
+    node._state.now = Millis(heard + behind_ms)
+    assert node._elections.takeovers._is_fresh() is fresh
 
 
 # --- how often -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from replset.bson import Binary, Int64, RawDocument, RawDocuments, decode, docum
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.members.snapshot_server import SnapshotServer
+from replset.core.ages import OptimeAges
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
@@ -84,6 +85,9 @@ class FakeNode:
         self.commit_term = 0
         self.timeout_ms = 400
         self.delay_ms = 0
+        self.ages = OptimeAges()
+        self.now = Millis(0)
+        self.newest_ts = 0
         self.bytes_per_s = 0
         self.has_indexes = True
 
@@ -102,6 +106,12 @@ class FakeNode:
 
     def secondary_delay_ms(self) -> int:
         return self.delay_ms
+
+    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
+        return self.ages.age_ms(optime, self.now)
+
+    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+        return self.ages.lag_ms(optime, self.now), self.ages.covers(optime)
 
 
 class Network:
@@ -428,7 +438,7 @@ def trim(member: Member, commit_point: OpTime | None = None, **options: int) -> 
     """Remove all that the options do not keep; the commit point is the newest entry where none is given."""
     member.store.set_commit_point(commit_point or member.store.last_applied)
     member.store.options = replace(member.store.options, **options)
-    while remove_old_data(member.store, member.clock.wall_ms()):
+    while remove_old_data(member.store, member.clock.now()):
         pass
 
 

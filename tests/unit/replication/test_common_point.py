@@ -67,7 +67,7 @@ def trim(member: Member, commit_point: OpTime) -> None:
     keep = sum(len(row.entry) for row in rows[len(rows) // 2 :])
     object.__setattr__(member.store.options, "oplog_max_bytes", keep)
     member.store.set_commit_point(commit_point)
-    while remove_old_data(member.store, member.clock.wall_ms()):
+    while remove_old_data(member.store, member.clock.now()):
         pass
 
 

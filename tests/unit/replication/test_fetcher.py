@@ -31,7 +31,7 @@ from replset.errors import (
     RemoteProtocolError,
     ReplError,
 )
-from replset.ids import OPTIME_NULL, MemberId, OpTime
+from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import OplogRow, chain_after
 from replset.query.diff import apply_update_bytes
@@ -606,6 +606,43 @@ def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> 
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("wall_ahead_ms", "own_ahead_ms"),
+    [
+        pytest.param(0, 0, id="clocks-right"),
+        pytest.param(3650 * 86_400_000, 0, id="the-primarys-was-ahead-once"),
+        pytest.param(-3650 * 86_400_000, 0, id="the-primarys-was-behind-once"),
+        pytest.param(0, 3650 * 86_400_000, id="its-own-is-ahead"),
+        pytest.param(0, -3650 * 86_400_000, id="its-own-is-behind"),
+    ],
+)
+def test_a_delay_is_measured(members: tuple[Member, Member], wall_ahead_ms: int, own_ahead_ms: int) -> None:
+    source, mine = members
+    mine.node.delay_ms = 60_000
+    mine.clock.ms += own_ahead_ms
+    source.clock.ms += wall_ahead_ms
+    first = source.insert(NS, {"_id": "by a clock that is wrong"})
+    source.clock.ms -= wall_ahead_ms
+    second = source.insert(NS, {"_id": "by one that is right"})
+    mine.node.ages.note(mine.store.last_applied, Millis(0))
+    mine.node.ages.note(first, Millis(100_000))
+    mine.node.ages.note(second, Millis(130_000))
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        for now, reached in ((159_999, None), (160_000, first), (189_999, first), (190_000, second)):
+            mine.clock.ms += now - mine.node.now
+            mine.node.now = Millis(now)
+            if reached is not None:
+                await until(lambda newest=reached: mine.store.last_applied >= newest)
+            await asyncio.sleep(0.02)
+            assert mine.store.last_applied == (reached or mine.store.last_applied)
+            assert reached is not None or mine.store.last_applied < first
+        mine.fetcher.stop()
+
+    run(test)
+
+
 # --- the serving side -------------------------------------------------------------------------------------------
 
 
@@ -733,8 +770,8 @@ def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Me
     source, _ = members
     source.insert(NS, {"_id": "old"})
     old, chain = source.store.last_applied, source.store.chain
-    source.clock.ms += 60_000
     source.insert(NS, *({"_id": number, "x": "x" * 500} for number in range(20)))
+    source.clock.ms += 60_000
     source.node.bytes_per_s = 3_000
 
     async def fetch(after: OpTime, chain: int) -> FetchReply:
@@ -754,6 +791,7 @@ def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Me
         empty = await fetch(old, chain)  # after an entry larger than the rate
         assert (empty.matched, len(empty.entries), empty.end_chain) == (True, 0, empty.prev_chain)
         after = OplogEntry(first.entries[0]).optime
+        source.clock.ms -= 55_000
         assert len((await fetch(after, 0)).entries) == 19
 
     asyncio.run(test())

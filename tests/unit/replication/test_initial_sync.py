@@ -249,7 +249,7 @@ def test_a_restart_remembers_what_was_committed(members: tuple[Member, Member], 
     copy_log(source, mine)
     mine.store.set_commit_point(mine.store.last_applied)
     if not stopped:
-        while remove_old_data(mine.store, mine.clock.wall_ms()):
+        while remove_old_data(mine.store, mine.clock.now()):
             pass  # noted behind all else that a slice may do
         mine.store._note_at_the_end = lambda txn: None  # type: ignore[method-assign]
     reopen(mine)

@@ -14,7 +14,7 @@ from replset.core.messages import DamageFound, RollbackEnded, SourceBatch
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.rollback import export_before_wipe
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests, verify_file
-from replset.storage.retention import remove_old_data
+from replset.storage.retention import note_ages, remove_old_data
 from replset.storage.undo import rollback_done_marks, rollback_in_progress
 from tests.unit.replication.diverged import (
     MINE,
@@ -239,10 +239,11 @@ def test_below_what_the_undo_reaches_it_is_refused(tmp_path: Path) -> None:
     mine.insert(NS, {"_id": "pruned"})
     mine.replace(NS, {"_id": 1, "text": "changed"})
     mine.delete(NS, 2)
+    note_ages(mine.store, mine.clock.now())
     mine.clock.ms += 400_000
     newest = mine.insert(NS, {"_id": "late"})
     mine.store.set_commit_point(newest)
-    while remove_old_data(mine.store, mine.clock.wall_ms()):
+    while remove_old_data(mine.store, mine.clock.now()):
         pass
     assert mine.store.pruned_through > 0
     source.clock.ms += 500_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from replset.core.lag import LagHistory
+from replset.core.ages import OptimeAges
 from replset.ids import HostPort, Millis, OpTime
 from replset.runtime.disk.flow_control import LEAST_PER_S, FlowControl
 from tests.unit.commands.conftest import FakeClock
@@ -21,7 +21,7 @@ class Follower:
     clock: FakeClock
     written: int = 0
     applied: int = 0
-    history: LagHistory = field(default_factory=LagHistory)
+    history: OptimeAges = field(default_factory=OptimeAges)
 
     def lag(self) -> tuple[int, tuple[HostPort, ...]]:
         lag_ms = self.history.lag_ms(OpTime(1, self.applied), self.clock.time)

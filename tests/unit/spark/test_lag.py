@@ -156,6 +156,13 @@ def test_lost_entries_bring_nobody_forward() -> None:
     assert {row.ts for row in rows if row.member == "a"} == {2}
 
 
+@pytest.mark.parametrize("wrong", [900_000, 4])
+def test_a_clock_that_was_wrong_once_hides_no_lag(wrong: int) -> None:
+    history: Rows = [(1, 1, 5), (2, 1, 15), (3, 1, wrong), (4, 1, 25), (5, 1, 47)]
+    marks = [*marks_of("a", history, []), *marks_of("b", history[:3], [])]
+    assert shown(wall_rows(marks))[-2:] == [("a", 50, 0), ("b", 50, 47 - (25 if wrong > 25 else 15))]
+
+
 def test_a_clock_that_steps_back_makes_no_negative_lag() -> None:
     rows = wall_rows([*marks_of("a", [(1, 1, 25), (2, 2, 12)], []), *marks_of("b", [(1, 1, 25)], [])])
     assert min(row.behind_ms for row in rows) == 0
@@ -276,6 +283,13 @@ def test_status_rows() -> None:
     ]
     assert status_rows([]) == []
     assert status_rows([("A", status(5, {"name": "a:1", "self": True}))]) == []
+
+
+def test_status_rows_of_members_that_measure() -> None:
+    """The clock of the primary was ahead when it wrote what `b` has as its newest."""
+    behind = {**member("b:1", 90), "lastAppliedWallTime": DateTime(9_000_000_000), "lagMillis": Int64(7_000)}
+    answer = status(100_500, member("a:1", 100, is_self=True) | {"lagMillis": Int64(0)}, behind)
+    assert [row.behind_ms for row in status_rows([("A", answer)])] == [0, 7_000]
 
 
 @contextmanager

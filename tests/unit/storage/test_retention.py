@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 
 from replset.errors import CappedPositionLostError, CorruptDataError
-from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.storage import retention
 from replset.storage import store as store_module
-from replset.storage.retention import falls_off_in_s, remove_old_data
+from replset.storage.retention import SAVE_AGES_EVERY_MS, falls_off_in_s, note_ages, remove_old_data
 from replset.storage.store import RECHECK_BYTES, RECHECK_ROWS, StoreOptions
 from replset.storage.undo import undo_step
 
 from .conftest import WALL, Driver, key_of
 
 
-def settle(driver: Driver, now_wall_ms: int = WALL) -> int:
+def settle(driver: Driver, now: int = 0) -> int:
     slices = 0
-    while remove_old_data(driver.store, now_wall_ms):
+    while remove_old_data(driver.store, Millis(now)):
         slices += 1
     return slices
 
@@ -65,20 +65,36 @@ def test_undo_is_kept_for_the_oldest_open_snapshot(driver: Driver) -> None:
     assert undo_rows(driver) == 0
 
 
-def test_undo_is_kept_for_the_snapshot_history(make_driver: Callable[..., Driver]) -> None:
+YEARS = 3650 * 86_400_000
+AHEAD = pytest.mark.parametrize(
+    "ahead_ms",
+    [
+        pytest.param(0, id="right"),
+        pytest.param(3_600_000, id="an-hour-ahead-once"),
+        pytest.param(YEARS, id="ten-years-ahead-once"),
+        pytest.param(-YEARS, id="ten-years-behind-once"),
+    ],
+)
+
+
+@AHEAD
+def test_undo_is_kept_for_the_snapshot_history(make_driver: Callable[..., Driver], ahead_ms: int) -> None:
     driver = make_driver(options=StoreOptions(min_free_bytes=0, snapshot_history_s=10))
     driver.apply(("create", "db.c"))
     for second in range(20):
-        driver.wall_ms = WALL + second * 1000
+        driver.wall_ms = WALL + second * 1000 + (ahead_ms if second == 3 else 0)
         driver.apply(("put", "db.c", 1, f"at {second}"))
+        note_ages(driver.store, Millis(second * 1000))
     driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver)
-    # The newest is of second 19: a read at second 9 needs the undo of 10 to 19 and no more.
-    assert driver.store.pruned_through < pack_ts(WALL // 1000 + 10, 0)
-    assert undo_rows(driver) == 10
-    at_nine, state = next(past for past in driver.history if past[0].seconds == WALL // 1000 + 9)
+    settle(driver, 19_500)
+    # The state of second 9 may be asked for until the write of second 10 is ten seconds old.
+    at_nine, state = driver.history[11]
+    assert driver.store.pruned_through <= at_nine.ts
+    assert 10 <= undo_rows(driver) <= 11
     with driver.store.read() as snapshot:
         assert dict(snapshot.scan(driver.coll("db.c"), at_nine)) == state["db.c"]
+    settle(driver, 40_000)
+    assert undo_rows(driver) == 0
 
 
 def test_pruned_through_is_an_entry_whose_state_can_still_be_read(make_driver: Callable[..., Driver]) -> None:
@@ -88,10 +104,10 @@ def test_pruned_through_is_an_entry_whose_state_can_still_be_read(make_driver: C
     driver = make_driver(options=StoreOptions(min_free_bytes=0, snapshot_history_s=5))
     driver.apply(("create", "db.c"))
     for second in (0, 1, 20):
-        driver.wall_ms = WALL + second * 1000
         driver.apply(("put", "db.c", second, "x"))
+        note_ages(driver.store, Millis(second * 1000))
     driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver)
+    settle(driver, 20_000)
     at, state = driver.history[-2]
     assert driver.store.pruned_through == at.ts
     with driver.store.read() as snapshot:
@@ -110,7 +126,7 @@ def test_pruning_goes_in_bounded_slices_of_whole_entries(driver: Driver, monkeyp
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(20)))
     driver.store.set_commit_point(driver.store.last_applied)
     before = undo_rows(driver)
-    assert remove_old_data(driver.store, WALL)
+    assert remove_old_data(driver.store, Millis(0))
     assert before - undo_rows(driver) == 5
     assert settle(driver) >= 3
     assert undo_rows(driver) == 0
@@ -130,11 +146,11 @@ def test_what_another_member_needs_stays_up_to_a_limit(
     driver = small_oplog(make_driver, oplog_lagging_bytes=lagging_bytes)
     driver.store.set_commit_point(driver.store.last_applied)
     needed = driver.history[5][0]
-    while remove_old_data(driver.store, driver.wall_ms, needed):
+    while remove_old_data(driver.store, Millis(0), needed):
         pass
     assert (driver.store.oldest == needed) is kept
     assert driver.store.oplog_bytes <= max(lagging_bytes, 2_000)
-    while remove_old_data(driver.store, driver.wall_ms, driver.store.last_applied):
+    while remove_old_data(driver.store, Millis(0), driver.store.last_applied):
         pass
     assert driver.store.oplog_bytes <= 2_000
 
@@ -147,11 +163,11 @@ def test_what_stands_behind_a_copy_stays_beyond_every_limit(
     store, history = driver.store, driver.history
     store.set_commit_point(store.last_applied)
     lagging = None if needed is None else history[needed][0]
-    while remove_old_data(store, driver.wall_ms, lagging, copied=history[10][0]):
+    while remove_old_data(store, Millis(0), lagging, copied=history[10][0]):
         pass
     assert store.oldest == history[10][0]
     store.options = replace(store.options, min_free_bytes=store.disk.free_bytes(store.dbpath) * 2 // 3)
-    while remove_old_data(store, driver.wall_ms, lagging, copied=history[10][0]):
+    while remove_old_data(store, Millis(0), lagging, copied=history[10][0]):
         pass
     assert store.oplog_bytes <= 2_000, "it goes before writes are refused"
 
@@ -164,7 +180,7 @@ def test_what_another_member_needs_goes_before_writes_are_refused(make_driver: C
     needed, free = driver.history[5][0], store.disk.free_bytes(store.dbpath)
     store.options = replace(store.options, min_free_bytes=free * 2 // 3)
     assert store.has_disk_space()
-    while remove_old_data(store, driver.wall_ms, needed):
+    while remove_old_data(store, Millis(0), needed):
         pass
     assert store.oldest > needed
     assert store.oplog_bytes <= 2_000
@@ -176,7 +192,8 @@ def test_when_a_member_falls_off_the_oplog(make_driver: Callable[..., Driver]) -
     store.set_commit_point(store.last_applied)
     settle(driver)
     newest = store.last_applied
-    window_s = newest.seconds - store.oldest.seconds
+    window_s = store.window_s()
+    assert window_s == newest.seconds - store.oldest.seconds
     assert window_s - 5 < (falls_off_in_s(store, newest) or 0) <= window_s + 5  # the log is full
     assert (falls_off_in_s(store, store.oldest) or 0) <= 5
     assert falls_off_in_s(store, OPTIME_NULL) is None
@@ -184,14 +201,16 @@ def test_when_a_member_falls_off_the_oplog(make_driver: Callable[..., Driver]) -
     assert (falls_off_in_s(store, newest) or 0) >= 2 * window_s - 1
 
 
-def small_oplog(make_driver: Callable[..., Driver], **more: float) -> Driver:
+def small_oplog(make_driver: Callable[..., Driver], ahead_ms: int = 0, **more: float) -> Driver:
+    """An entry each second; that of second 3 is written by a wall clock that is ahead."""
     driver = make_driver(
         options=StoreOptions(min_free_bytes=0, snapshot_history_s=0, oplog_max_bytes=2000, tail_bytes=500, **more)
     )
     driver.apply(("create", "db.c"))
     for second in range(40):
-        driver.wall_ms = WALL + second * 1000
+        driver.wall_ms = WALL + second * 1000 + (ahead_ms if second == 3 else 0)
         driver.apply(("put", "db.c", second, "x" * 50))
+        note_ages(driver.store, Millis(second * 1000))
     return driver
 
 
@@ -234,13 +253,40 @@ def test_the_newest_entry_is_never_trimmed(make_driver: Callable[..., Driver]) -
     assert (driver.reopen().last_applied, driver.store.chain) == (driver.history[-1][0], chain)
 
 
-def test_young_entries_are_kept_beyond_the_limit_of_bytes(make_driver: Callable[..., Driver]) -> None:
-    driver = small_oplog(make_driver, oplog_min_retention_s=30)
+@AHEAD
+def test_young_entries_are_kept_beyond_the_limit_of_bytes(make_driver: Callable[..., Driver], ahead_ms: int) -> None:
+    driver = small_oplog(make_driver, ahead_ms, oplog_min_retention_s=30)
     driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver, WALL + 39_000)
-    assert driver.store.oldest.seconds == WALL // 1000 + 9
-    settle(driver, WALL + 50_000)
-    assert driver.store.oldest.seconds == WALL // 1000 + 20
+    settle(driver, 39_000)
+    assert driver.store.oldest == driver.history[12][0]  # of second 10
+    settle(driver, 50_000)
+    assert driver.store.oldest == driver.history[23][0]
+
+
+def test_a_restart_does_not_forget_how_old_entries_are(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver, oplog_min_retention_s=300)
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver, 39_000 + SAVE_AGES_EVERY_MS)
+    another_clock, measured = 7_000_000, 39_000 + SAVE_AGES_EVERY_MS
+    driver.reopen().set_commit_point(driver.store.last_applied)
+    settle(driver, another_clock)
+    settle(driver, another_clock + 299_000 - measured)
+    assert driver.store.oldest == driver.history[1][0]
+    settle(driver, another_clock + 310_000 - measured)
+    assert driver.store.oldest > driver.history[5][0]
+
+
+def test_what_a_rollback_undid_does_not_make_new_entries_old(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver, oplog_min_retention_s=300)
+    settle(driver, 39_000 + SAVE_AGES_EVERY_MS)
+    point = driver.history[5][0]
+    while undo_step(driver.store, point, stem="rollback-1"):
+        pass
+    written, _ = driver.history[20]
+    assert driver.store.ages.age_ms(written, Millis(500_000)) == (0, 0)
+    driver.reopen()
+    note_ages(driver.store, Millis(500_000))
+    assert driver.store.ages.age_ms(written, Millis(600_000)) == (0, 0)
 
 
 def test_a_reader_whose_place_is_gone_gets_capped_position_lost(make_driver: Callable[..., Driver]) -> None:
