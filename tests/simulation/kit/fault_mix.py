@@ -54,6 +54,7 @@ class FaultMix:
     arbiter: int = 0
     damage_document: int = 0
     strike_at_copy: int = 0
+    far_clock: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -118,6 +119,11 @@ def draw_changes(rng: random.Random) -> FaultMix:
         chosen |= {"force_reconfig": 6, "arbiter": 0, "gone": 0} | dict.fromkeys(VOTE_CHANGES, 0)
     chosen["step_up"] += 1
     return replace(NO_FAULTS, **chosen, pause_s=rng.choice(((0.5, 4.0), (0.2, 2.0))))  # type: ignore[arg-type]
+
+
+def with_far_clocks(rng: random.Random, mix: FaultMix) -> FaultMix:
+    """The mix, in a quarter of the runs with clocks that are wrong by up to ten years for a while."""
+    return replace(mix, far_clock=12) if rng.random() < 0.25 else mix
 
 
 def draw_rare(rng: random.Random, mix: FaultMix) -> FaultMix:

@@ -77,6 +77,7 @@ class Faults(CopyFaults, DocumentFaults, NetworkFaults, Membership):
             self._arbiter: mix.arbiter,
             self._damage_document: mix.damage_document,
             self._strike_at_copy: mix.strike_at_copy,
+            self._far_clock: mix.far_clock,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:

@@ -14,10 +14,11 @@ from replset.bson import RawDocument
 from replset.commands.members.messages import progress_document
 from replset.commands.writes.write_batch import Batch
 from replset.core import node
+from replset.core.ages import OptimeAges
 from replset.core.in_sync import in_sync_have
 from replset.core.write_concern import IN_SYNC, WriteConcern
 from replset.errors import StorageError
-from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.replication import (
     difference_copy,
     document_check,
@@ -42,6 +43,16 @@ from replset.storage.wal import Wal
 from tests.simulation.kit import scenarios
 from tests.simulation.kit.kinds import ROLLBACK_RUNS, STALE_RUNS
 from tests.simulation.kit.mutant import Mutant
+
+
+def ages_by_optimes(patch: pytest.MonkeyPatch) -> None:
+    """How old an entry is, is read from the seconds of its optime."""
+
+    def older_than(self: OptimeAges, age_ms: int, now: Millis) -> OpTime:
+        newest = self._spans[-1].newest if self._spans else OPTIME_NULL
+        return OpTime(newest.term, max(0, newest.ts - pack_ts(age_ms // 1000, 0)))
+
+    patch.setattr(OptimeAges, "older_than", older_than)
 
 
 def differing_documents_overlooked(patch: pytest.MonkeyPatch) -> None:
@@ -405,6 +416,7 @@ MEMBER_MUTANTS = (
         entries_served_unread,
         test="tests/simulation/test_damage.py::test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing",
     ),
+    Mutant(ages_by_optimes, (510_004,), "invariant 22"),
     Mutant(differing_documents_overlooked, (4,), "invariant 5"),
     Mutant(
         every_member_is_the_majority,

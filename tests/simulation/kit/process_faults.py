@@ -9,6 +9,8 @@ from tests.simulation.kit.fault_base import FaultBase
 from tests.simulation.kit.machine import RunningNode
 
 CLOCK_JUMPS_MS = (-60_000, -2_000, -300, 300, 2_000, 60_000, 600_000)
+HOUR_MS = 3_600_000
+FAR_JUMPS_MS = tuple(sign * hours * HOUR_MS for sign in (1, 1, -1) for hours in (1, 24 * 30, 24 * 3650))
 
 
 class ProcessFaults(FaultBase):
@@ -42,9 +44,20 @@ class ProcessFaults(FaultBase):
         if self._rng.random() < 0.5:
             self._later(self._rng.uniform(0.5, 8.0), lambda: self._set_clock(name, -by_ms))
 
+    def _far_clock(self) -> None:
+        """A wall clock is wrong by an hour, a month or ten years for a while, half of the time the primary's."""
+        primary = self._cluster.primary()
+        names = list(self._cluster.machines)
+        name = primary if primary is not None and self._rng.random() < 0.5 else self._rng.choice(names)
+        by_ms = self._rng.choice(FAR_JUMPS_MS)
+        self._jump(name, by_ms)
+        self._later(self._rng.uniform(0.5, 8.0), lambda: self._jump(name, -by_ms))
+
     def _set_clock(self, name: str, by_ms: int) -> None:
-        if self._cluster.delay_s:
-            return  # it would be delayed by as much as clocks are wrong
+        if not self._cluster.delay_s:  # as recorded seeds were drawn; `_far_clock` has no such exception
+            self._jump(name, by_ms)
+
+    def _jump(self, name: str, by_ms: int) -> None:
         self._cluster.machines[name].clock.jump(by_ms)
         self._cluster.trace.add(name, f"has its clock set by {by_ms} ms")
 

@@ -20,13 +20,14 @@ from tests.simulation.kit.consumers import ConsumerMix, ConsumerReaders
 from tests.simulation.kit.entries import kind_of_entry
 from tests.simulation.kit.environment import SESSION_TIMEOUT_MS, Environment
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.fault_mix import NO_FAULTS, FaultMix, draw_changes, draw_mix, draw_rare
+from tests.simulation.kit.fault_mix import NO_FAULTS, FaultMix, draw_changes, draw_mix, draw_rare, with_far_clocks
 from tests.simulation.kit.faults import Faults
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.retries import RetryingClients, RetryMix
 from tests.simulation.kit.streams import StreamMix, StreamReaders
+from tests.simulation.kit.time_checks import TRIMMED_WITHIN_S, violation_of_time
 from tests.simulation.kit.transfers import TransferMix, Transfers
 from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
 
@@ -35,6 +36,8 @@ C = TypeVar("C")
 FAULTS_S = 40.0
 CONVERGES_WITHIN_S = 90.0
 PROOF_TRIES = 3
+RECORDED = 200_000
+"""Below it are the seeds of named tests and broken rules."""
 SHAPES = ((3, 0), (3, 0), (3, 0), (4, 1), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0), (5, 0))
 """Data-bearing members and arbiters; one after the other."""
 WITNESS_SHAPES = {12: (2, 1), 18: (3, 2)}
@@ -141,11 +144,16 @@ def draw_environment(seed: int) -> Environment:
     return environment
 
 
+def far_clocks(seed: int, mix: FaultMix) -> FaultMix:
+    """See `with_far_clocks`. Seeds that are recorded stay as they were drawn."""
+    return mix if seed < RECORDED else with_far_clocks(random.Random(f"{seed} far clocks"), mix)
+
+
 def draw_plan(seed: int) -> Plan:
     """Everything about a run that its number decides before it begins."""
     rng = random.Random(f"{seed} plan")
     members, arbiters = SHAPES[seed % len(SHAPES)]
-    faults = draw_rare(random.Random(f"{seed} rare"), draw_mix(rng))
+    faults = far_clocks(seed, draw_rare(random.Random(f"{seed} rare"), draw_mix(rng)))
     plan = Plan(
         members,
         arbiters,
@@ -204,6 +212,7 @@ def rollback_plan(seed: int) -> Plan:
     rng = random.Random(f"{seed} rollbacks")
     environment = replace(draw_environment(seed), worker_ms=rng.choice((2.0, 10.0, 40.0)))
     faults = replace(NO_FAULTS, **ROLLBACK_FAULTS, pause_s=rng.choice(((1.0, 5.0), (2.0, 8.0))))
+    faults = far_clocks(seed, faults)
     load = Mix(1, 1, pause_ms=(300, 1_500))
     operations = OperationMix(rng.choice((2, 3)))
     transfers = TransferMix(2, 1)
@@ -228,7 +237,7 @@ def changes_plan(seed: int) -> Plan:
     """
     rng = random.Random(f"{seed} changes")
     members, arbiters = rng.choice(((3, 0), (3, 1), (2, 1), (4, 0), (4, 1)))
-    faults = draw_changes(rng)
+    faults = far_clocks(seed, draw_changes(rng))
     options = draw_options(rng, members)
     if members > 2 and not faults.force_reconfig and rng.random() < 0.5:
         options = {"abcdefg"[members - 1]: {"priority": 0, "votes": 0, "spareAfterSecs": rng.choice((1, 3))}}
@@ -302,6 +311,7 @@ def consumers_plan(seed: int) -> Plan:
     )
     faults = replace(draw_mix(rng), disk_full=0, out_of_space=0, failing_disk=0, make_too_stale=0)
     faults = replace(faults, kill_primary=faults.kill_primary + 3, isolate_primary=faults.isolate_primary + 1)
+    faults = far_clocks(seed, faults)
     return Plan(
         members,
         arbiters,
@@ -342,6 +352,7 @@ def archive_plan(seed: int) -> Plan:
     )
     faults = replace(draw_mix(rng), disk_full=0, out_of_space=0, failing_disk=0, make_too_stale=0)
     faults = replace(faults, kill_primary=faults.kill_primary + 2, isolate_primary=faults.isolate_primary + 3)
+    faults = far_clocks(seed, faults)
     members, arbiters = SHAPES[seed % len(SHAPES)]
     return Plan(
         members,
@@ -463,6 +474,7 @@ class Run:
         self._judge_consumers()
         self._judge_archive()
         self._judge_registers()
+        self._judge_time()
         if cluster.loop.unhandled:
             raise SimulationError(f"unhandled in a callback or task: {cluster.loop.unhandled[0]}")
 
@@ -566,6 +578,16 @@ class Run:
         found = violation(self.registers.history)
         if found is not None:
             self.checkers.fail("7", str(found))
+
+    def _judge_time(self) -> None:
+        """Invariant 22, where a clock was far from right."""
+        if not self.faults.done["far_clock"]:
+            return
+        written = max(machine.running.store.last_applied for machine in self.cluster.members() if machine.running)
+        self.cluster.run(asyncio.sleep(self.plan.environment.history_s + TRIMMED_WITHIN_S))
+        wrong = violation_of_time(self.cluster, written, self.plan.environment)
+        if wrong:
+            self.checkers.fail("22", wrong)
 
     def outcome(self, seed: int, error: str | None) -> Outcome:
         cluster, history, checkers = self.cluster, self.workload.history, self.checkers
