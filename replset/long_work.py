@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self, TextIO
 
+from replset.text import printable
+
 LINE_EVERY_S = 5.0
 BAR_AFTER_S: Final = 0.5
 """Work that ends before this shows no bar."""
@@ -51,7 +53,7 @@ class LongWork:
     def begin(self, what: str, total: int = 0, unit: str = "") -> None:
         """Begin the next step. total: how much there is to do, 0: unknown. unit: of it, `B` for bytes."""
         with self._lock:
-            self._step = _Step(what, total, unit)
+            self._step = _Step(printable(what), total, unit)
 
     def advance(self, count: int = 1) -> None:
         """Note that `count` more are done."""
@@ -93,7 +95,7 @@ class LongWork:
         from rich.console import Console  # a tenth of a second, which short work does not have to spend
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=30))
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=30))
         amount = TextColumn("{task.fields[amount]}")
         with Progress(
             *columns,

@@ -5,17 +5,20 @@ A member's own process does not import this file, since it imports typer and ric
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import rich.text
 import typer
 from rich.console import Console
 
 from replset.client import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, TLS_CA_VARIABLE, TLS_VARIABLE, USER_VARIABLE
 from replset.errors import ReplError
+from replset.text import printable
 
 # typer brings click along under its own name or uses the installed one, by its version: ask it for the class.
 _ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -121,7 +124,7 @@ def _add_connection_options(command: Any, options: list[Any]) -> None:
 
 def refuse(program: str, reason: str) -> int:
     """Print why nothing is done, on one line, and return status 2."""
-    print(f"{program}: {' '.join(reason.split())}", file=sys.stderr)
+    echo(f"{program}: {' '.join(reason.split())}", err=True)
     return 2
 
 
@@ -141,9 +144,39 @@ def leave_broken_pipe() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def echo(line: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print one line. Names and values in it may hold anything: see `printable`."""
+    typer.echo(printable(line), err=err, nl=nl)
+
+
+def echo_json(document: object) -> None:
+    """Print a document as indented JSON, in ASCII where standard output can hold nothing else."""
+    text = json.dumps(document, indent=2, ensure_ascii=not _speaks_utf8())
+    typer.echo(printable(text, keep="\n"))  # a line end in a string is escaped already
+
+
+def _speaks_utf8() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+class Text(rich.text.Text):
+    """A text in one style, on one line: rich's own lets line ends and ESC through."""
+
+    def __init__(self, text: str = "", style: str = "") -> None:
+        super().__init__(printable(text), style)
+
+
+class _Console(Console):
+    """Prints strings, those in a table's cells too, as they are: without markup, and escaped."""
+
+    def render_str(self, text: str, **options: Any) -> rich.text.Text:
+        return super().render_str(printable(text), **options)
+
+
 def console() -> Console:
     """Return a console as wide as the terminal. In a file or a pipe no line is folded at 80 columns."""
-    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    return _Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def duration(ms: int) -> str:

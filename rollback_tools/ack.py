@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from replset.replication.rollback_manifest import (
     read_manifest,
 )
 from replset.storage.disk import RealDisk
+from replset.terminal import echo, echo_json
 from rollback_tools import manifest_source
 
 
@@ -42,9 +42,9 @@ def ack(
         row = _acknowledge_remote(text, who) if manifest_source.is_remote(text) else _acknowledge_file(Path(text), who)
         rows.append(row)
         if not as_json:
-            typer.echo(f"{row['id']} {'is' if row['new'] else 'was'} acknowledged {row['acknowledged']}")
+            echo(f"{row['id']} {'is' if row['new'] else 'was'} acknowledged {row['acknowledged']}")
     if as_json:
-        typer.echo(json.dumps({"rollbacks": rows}, indent=2))
+        echo_json({"rollbacks": rows})
     return 0
 
 

@@ -18,8 +18,10 @@ from replset.recovery.lost_writes import CommandKind, LostCommand, LostDocument,
 from replset.recovery.policy import MISSING, ConflictStatus, FieldRow, Side, Versions, field_rows
 from replset.recovery.report import JsonReport
 from replset.replication.rollback_manifest import read_manifest
+from replset.terminal import echo
+from replset.text import printable
 from rollback_tools import manifest_source
-from rollback_tools.text import printable, short
+from rollback_tools.text import short
 
 STATUS_COLOUR = {
     ConflictStatus.THERE: "bright_black",
@@ -67,7 +69,7 @@ def diff(
             parts = [
                 f"{counts[status.value]} {STATUS_TEXT[status]}" for status in ConflictStatus if counts[status.value]
             ]
-            typer.echo("; ".join(parts) or "nothing was lost")
+            echo("; ".join(parts) or "nothing was lost")
     return 1 if counts["clean"] or counts["conflict"] else 0
 
 

@@ -25,6 +25,7 @@ from replset.bson import decode, from_ejson
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_INTERNAL_SIZE
 from replset.errors import ReplError
+from replset.text import printable
 from rollback_tools.bson_text import TooDeepError, debug_lines, indented, json_text, reversible_text
 
 MIN_SIZE = 5
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     parser = build_parser()
     options = parser.parse_args([VERBOSE_FORMS.sub(r"--verbosity\1", argument) for argument in argv])
     if options.version:
-        print(f"rollback-tools dump version: {metadata.version('replset')}")
+        print(printable(f"rollback-tools dump version: {metadata.version('replset')}"))
         return 0
     inputs = [*options.files, *([options.bsonFile] if options.bsonFile else [])]
     if len(inputs) > 1:
@@ -150,14 +151,20 @@ def _documents(source: BinaryIO, options: argparse.Namespace, damage: _Damage) -
 
 def _writer(out: BinaryIO, options: argparse.Namespace) -> tuple[Callable[[bytes], object], Callable[[], None]]:
     """A function that writes one document, and one that is called at the end."""
+    shown = _for_terminal if options.outFile is None and sys.stdout.isatty() else bytes
     if options.type == "debug":
-        return lambda raw: out.writelines(debug_lines(raw)), lambda: None
+        return lambda raw: out.writelines(map(shown, debug_lines(raw))), lambda: None
     if options.format == "table":
         from rollback_tools.dump_table import TableWriter
 
         table = TableWriter(out)
         return lambda raw: table.add(decode(raw)), table.close
-    return lambda raw: out.write(_json(raw, pretty=options.pretty)), lambda: None
+    return lambda raw: out.write(shown(_json(raw, pretty=options.pretty))), lambda: None
+
+
+def _for_terminal(lines: bytes) -> bytes:
+    """Escape control characters, with which the JSON stays the same JSON. Files and pipes get the bytes of bsondump."""
+    return printable(lines.decode("utf-8", "backslashreplace"), keep="\n\t").encode()
 
 
 def _compiled(text: str) -> Callable[[bytes], bool]:
@@ -279,4 +286,4 @@ def _stop_on_signals() -> Iterator[None]:
 def _log(text: str) -> None:
     now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - a tool's log line, not a member's time
     stamp = now.strftime("%Y-%m-%dT%H:%M:%S.") + f"{now.microsecond // 1000:03d}+0000"
-    print(f"{stamp}\t{text}", file=sys.stderr)
+    print(printable(f"{stamp}\t{text}", keep="\t"), file=sys.stderr)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from rollback_tools.text import printable, short
+from replset.text import printable
+from rollback_tools.text import short
 
 FIRST_ROWS = 100
 COLUMNS_MAX = 12

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from replset.client import http_url
@@ -22,7 +20,7 @@ from replset.replication.rollback_manifest import (
     read_manifest,
     rollback_folder,
 )
-from replset.terminal import console
+from replset.terminal import Text, console, echo, echo_json
 from rollback_tools import manifest_source
 
 Row = dict[str, Any]
@@ -30,8 +28,8 @@ HELP = "a member's dbpath, or its rollback folder; http://HOST:PORT: those of al
 
 STATE_STYLE = {"finished": "green", "exported": "cyan", "planned": "bold yellow", "abandoned": "dim"}
 MEANING = {
-    "planned": "[bold yellow]planned[/]: not settled yet; start the member, or it was stopped in the middle",
-    "abandoned": "[dim]abandoned[/]: nothing was undone",
+    "planned": "planned: not settled yet; start the member, or it was stopped in the middle",
+    "abandoned": "abandoned: nothing was undone",
 }
 
 
@@ -51,15 +49,15 @@ def list_rollbacks(
     else:
         raise ReplError(f"{dbpath} is not a folder")
     if as_json:
-        typer.echo(json.dumps({"rollbacks": rows, "damaged": damaged}, indent=2, ensure_ascii=False))
+        echo_json({"rollbacks": rows, "damaged": damaged})
     elif not rows:
-        typer.echo("no rollbacks on any member" if is_remote else f"no rollbacks in {dbpath}")
+        echo("no rollbacks on any member" if is_remote else f"no rollbacks in {dbpath}")
     elif is_remote:
         _print_all_members(rows)
     else:
         _print_member(rows, rollback_folder(dbpath))
     for reason in damaged.values():
-        typer.echo(f"rollback-tools: {reason}", err=True)
+        echo(f"rollback-tools: {reason}", err=True)
     return 1 if damaged else 0
 
 
@@ -82,48 +80,46 @@ def read_folder(folder: Path) -> tuple[list[Row], dict[str, str]]:
 
 def _print_all_members(rows: list[Row]) -> None:
     columns = ("member", "rollback", "state", "common point", "undone", "entries", "acknowledged")
-    out = _print_table(columns, [[escape(str(row["member"])), *_start(row), _end(row)] for row in rows])
+    _print_table(columns, [[str(row["member"]), *_start(row), _end(row)] for row in rows])
     newest = rows[-1]
     if newest.get("httpAddress"):
         address = f"{http_url(newest['httpAddress'])}{manifest_source.ROUTE}/{newest['id']}"
-        out.print(f"See one: rollback-tools show {escape(address)}", highlight=False, soft_wrap=True)
+        echo(f"See one: rollback-tools show {address}")
 
 
 def _print_member(rows: list[Row], folder: Path) -> None:
     columns = ("rollback", "state", "common point", "undone", "entries", "documents", "namespaces", "acknowledged")
-    cells = []
+    cells: list[list[str | Text]] = []
     for row in rows:
         rollback, state, *start = _start(row)
         lost = [file for file in row["files"] if file["kind"] == FileKind.DOCUMENTS.value]
         documents = str(sum(file["count"] for file in lost))
-        namespaces = escape(", ".join(sorted({file["ns"] for file in lost})) or "-")
-        styled = f"[{STATE_STYLE.get(state, 'red')}]{state}[/]"
+        namespaces = ", ".join(sorted({file["ns"] for file in lost})) or "-"
+        styled = Text(state, STATE_STYLE.get(state, "red"))
         cells.append([rollback, styled, *start, documents, namespaces, _end(row)])
-    out = _print_table(columns, cells)
+    _print_table(columns, cells)
     for state, meaning in MEANING.items():
         if any(row["state"] == state for row in rows):
-            out.print(meaning)
-    newest = escape(str(folder / f"{rows[-1]['id']}.json"))
-    out.print(f"See one: rollback-tools show {newest}", highlight=False, soft_wrap=True)
+            echo(meaning)
+    newest = folder / f"{rows[-1]['id']}.json"
+    echo(f"See one: rollback-tools show {newest}")
 
 
 def _start(row: Row) -> list[str]:
     """The cells of both tables: rollback, state, common point, what was undone, entries."""
     span = row["range"]
     cells = (row["id"], row["state"], row["commonPoint"], f"{span['first']} to {span['last']}", span["entries"])
-    return [escape(str(cell)) for cell in cells]
+    return [str(cell) for cell in cells]
 
 
 def _end(row: Row) -> str:
-    return escape(str(row["acknowledged"] or "-"))
+    return str(row["acknowledged"] or "-")
 
 
-def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> Console:
-    out = console()
+def _print_table(columns: tuple[str, ...], rows: Sequence[Sequence[str | Text]]) -> None:
     table = Table()
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    out.print(table)
-    return out
+    console().print(table)

@@ -17,9 +17,10 @@ from replset.recovery.lost_writes import LostCommand, LostDocument, LostWrites
 from replset.recovery.policy import POLICIES, ConflictStatus, Decision, Policy, Versions, parse_policy
 from replset.recovery.report import JsonReport
 from replset.recovery.restore import Outcome, Restore, Result, read_restorable_manifest
+from replset.terminal import echo
 from rollback_tools import manifest_source
 from rollback_tools.diff import print_document
-from rollback_tools.text import printable, short
+from rollback_tools.text import short
 
 DEFAULT_HOST = "127.0.0.1:27017"
 AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
@@ -69,7 +70,7 @@ def restore(
             if report is not None:
                 report.row(outcome.row())
             else:
-                typer.echo(line_of(outcome))
+                echo(line_of(outcome))
         work.close()
         if report is not None:
             report.close({"counts": run.counts})
@@ -93,20 +94,20 @@ def _now() -> datetime.datetime:
 def line_of(outcome: Outcome) -> str:
     lost = outcome.lost
     if isinstance(lost, LostCommand):
-        what = f"{printable(lost.ns)}: lost {printable(lost.name)}"
+        what = f"{lost.ns}: lost {lost.name}"
     else:
         kind = lost.kind.value if lost.kind is not None else ""
-        what = f"{printable(lost.ns)} {short(lost.id)}: lost {kind}"
-    return f"{RESULT_TEXT[outcome.result]}  {what}; {printable(outcome.decision.reason)}"
+        what = f"{lost.ns} {short(lost.id)}: lost {kind}"
+    return f"{RESULT_TEXT[outcome.result]}  {what}; {outcome.decision.reason}"
 
 
 def _print_summary(run: Restore, manifest: str, log: AuditLog | None) -> None:
     parts = [f"{run.counts[result.value]} {RESULT_TEXT[result]}" for result in Result if run.counts[result.value]]
-    typer.echo(", ".join(parts) or "nothing was lost")
+    echo(", ".join(parts) or "nothing was lost")
     if log is not None:
-        typer.echo(f"record: {log.path}")
+        echo(f"record: {log.path}")
     if not run.counts["left"] and not run.counts["would"]:
-        typer.echo(f"All is in the set. Acknowledge it: rollback-tools ack {manifest}")
+        echo(f"All is in the set. Acknowledge it: rollback-tools ack {manifest}")
 
 
 class Prompt:
@@ -124,7 +125,7 @@ class Prompt:
         if self._answer_for_all is not None:
             return self._answer_for_all
         if isinstance(lost, LostCommand):
-            typer.echo(f"{printable(lost.ns)}: lost {printable(lost.name)}; {decision.reason}", err=True)
+            echo(f"{lost.ns}: lost {lost.name}; {decision.reason}", err=True)
         elif versions is not None:
             print_document(lost, versions, decision.status, err=True)
         while True:
@@ -144,13 +145,13 @@ class Prompt:
                     self._stopped = True
                     return None
                 case _:
-                    typer.echo(ANSWERS, err=True)
+                    echo(ANSWERS, err=True)
 
     def _answer(self, decision: Decision) -> str:
         default = "k" if decision.status is ConflictStatus.CONFLICT else "p"
-        typer.echo(f"[p/m/n/k/a/q, ?: help] ({default}) ", nl=False, err=True)
+        echo(f"[p/m/n/k/a/q, ?: help] ({default}) ", nl=False, err=True)
         line = sys.stdin.readline()
         if not line:  # the input has ended, so nobody can answer
-            typer.echo("", err=True)
+            echo("", err=True)
             return "q"
         return line.strip().lower() or default

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from replset.replication.rollback_manifest import FileKind, Manifest, read_manifest, verify_file
-from replset.terminal import console
+from replset.terminal import Text, console, echo, echo_json
 from rollback_tools import manifest_source
 
 MEANING = {
@@ -31,14 +29,13 @@ def show(
         problems = {file.name: verify_file(path.parent, file) for file in found.files}
     if as_json:
         damaged = {name: problem for name, problem in problems.items() if problem}
-        typer.echo(json.dumps({**found.document(), "problems": damaged}, indent=2))
+        echo_json({**found.document(), "problems": damaged})
     else:
         _print(found, problems)
     return 1 if any(problems.values()) else 0
 
 
 def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
-    out = console()
     source = f" towards {manifest.source}" if manifest.source else ""
     operations = ", ".join(f"{count} {WORDS.get(op, op)}" for op, count in sorted(manifest.operations.items()))
     facts = [
@@ -48,12 +45,12 @@ def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
         ("undone", f"{manifest.first} to {manifest.last}: {manifest.entries} entries ({operations})"),
     ]
     for name, text in facts:
-        out.print(f"{name:>13}  {escape(text)}", highlight=False)
+        echo(f"{name:>13}  {text}")
     table = Table()
     for column in ("file", "namespace", "documents", "what it holds", "check"):
         table.add_column(column, overflow="fold")
     for file in manifest.files:
         problem = problems[file.name]
-        verdict = f"[red]{escape(problem)}[/]" if problem else "[green]ok[/]"
-        table.add_row(escape(file.name), escape(file.ns), str(file.count), MEANING[file.kind], verdict)
-    out.print(table)
+        verdict = Text(problem, "red") if problem else Text("ok", "green")
+        table.add_row(file.name, file.ns, str(file.count), MEANING[file.kind], verdict)
+    console().print(table)

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from replset.bson import to_ejson
-
-
-def printable(text: str) -> str:
-    """Escape characters that a terminal would take as control characters."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+from replset.text import printable
 
 
 def short(value: object, limit: int = 60) -> str:

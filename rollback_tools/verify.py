@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.console import Group
 from rich.table import Table
 
 from replset.long_work import LongWork
 from replset.recovery.verify import RollbackCheck, verify_rollback
 from replset.replication.rollback_manifest import read_manifest
-from replset.terminal import console
+from replset.terminal import Text, console, echo, echo_json
 from rollback_tools import manifest_source
 
 
@@ -29,7 +28,7 @@ def verify(
         work.begin("checking the files", sum(file.size for file in rollback.files), "B")
         found = verify_rollback(path, rollback, work.advance)
     if as_json:
-        typer.echo(json.dumps(found.document(), indent=2, ensure_ascii=False))
+        echo_json(found.document())
     else:
         _print(found)
     return 0 if found.is_sound else 1
@@ -42,10 +41,10 @@ def _print(found: RollbackCheck) -> None:
         table.add_column(column, overflow="fold")
     for row in found.files:
         problems = [text if offset is None else f"byte {offset}: {text}" for offset, text in row.problems]
-        verdict = f"[red]{escape(chr(10).join(problems))}[/]" if problems else "[green]ok[/]"
-        table.add_row(escape(row.file.name), str(row.count), str(row.size), verdict)
+        verdict = Group(*(Text(text, "red") for text in problems)) if problems else Text("ok", "green")
+        table.add_row(row.file.name, str(row.count), str(row.size), verdict)
     out.print(table)
     for text in found.problems:
-        out.print(f"[red]{escape(text)}[/]", highlight=False)
+        out.print(Text(text, "red"))
     if found.is_sound:
-        out.print(f"{escape(found.id)} is sound", highlight=False)
+        echo(f"{found.id} is sound")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replset.errors import BadValueError
-from replset.terminal import refuse, run_app
+from replset.terminal import echo, refuse, run_app
 from spark.command_run import (
     NEEDS,
     PROGRAM,
@@ -291,11 +291,11 @@ def replay(
     if out is not None:
         count = report.write_bson(documents, out)
         run.end_work()
-        typer.echo(f"{count} documents of {ns} in {out}")
+        echo(f"{count} documents of {ns} in {out}")
         return
     for line in report.ejson_lines(documents, canonical=run.form is Format.JSON):
         run.end_work()
-        typer.echo(line)
+        echo(line)
 
 
 @command()

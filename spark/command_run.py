@@ -8,7 +8,6 @@ Nothing heavy is imported before a command runs, so that `--help` and a wrong op
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from replset.errors import BadValueError, ReplError
 from replset.ids import OpTime, pack_ts
 from replset.long_work import scaled
+from replset.text import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +117,7 @@ class CommandRun:
             self.engine, why = Engine.SPARK, f"{size}; --engine local does without Spark"
         else:
             self.engine, why = Engine.LOCAL, f"{size}; --engine spark or --master uses Spark"
-        print(f"{PROGRAM}: {self.engine.value} engine, {why}", file=sys.stderr, flush=True)
+        print(printable(f"{PROGRAM}: {self.engine.value} engine, {why}"), file=sys.stderr, flush=True)
 
     @property
     def needs_spark(self) -> bool:
@@ -203,7 +203,9 @@ class CommandRun:
                 sys.stdout.write(text)
         self.end_work()
         if self.form is Format.JSON:
-            print(json.dumps(document, indent=2, ensure_ascii=not speaks_utf8()))
+            from replset.terminal import echo_json
+
+            echo_json(document)
         elif self.form is Format.TABLE:
             from spark.render.terminal import print_content
 
@@ -305,11 +307,6 @@ def check_folder(folder: Path | None, option: str) -> None:
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise BadValueError(f"{option}: {folder} cannot be made")
-
-
-def speaks_utf8() -> bool:
-    """Whether standard output can hold any character."""
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def point_of(text: str, option: str, *, end: bool = False) -> int:

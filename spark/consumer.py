@@ -15,6 +15,7 @@ from replset.errors import BadValueError, ErrorCode, HostUnreachableError
 from replset.ids import OpTime
 from replset.optime import parse_optime
 from replset.query.change_tokens import Token, behind
+from replset.text import printable
 
 TEMPORARY = 500
 """From this HTTP status on an acknowledgement may be tried again; the one of the next batch does."""
@@ -51,7 +52,7 @@ class ConsumerPlace:
         except (HttpAnswerError, HostUnreachableError) as error:
             if isinstance(error, HttpAnswerError) and error.status < TEMPORARY:
                 raise
-            print(f"oplog-spark: consumer {self._name} is moved on later: {error.message}", file=sys.stderr)
+            print(printable(f"oplog-spark: consumer {self._name} is moved on later: {error.message}"), file=sys.stderr)
 
     def _acknowledge(self, through: OpTime) -> None:
         token = str(behind(through))

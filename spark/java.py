@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from replset.errors import ReplError
+from replset.text import printable
 
 OLDEST = 17
 """What Spark 4 asks for at least."""
@@ -124,9 +125,9 @@ def _write_program(path: Path, text: str) -> None:
 def main() -> int:
     """Print the home to be JAVA_HOME for Spark; 0, or 2 when there is none."""
     try:
-        print(home_for_spark(find_java(os.environ)))
+        print(printable(str(home_for_spark(find_java(os.environ)))))
     except JavaMissingError as error:
-        print(f"oplog-spark: {error}", file=sys.stderr)
+        print(printable(f"oplog-spark: {error}"), file=sys.stderr)
         return 2
     return 0
 

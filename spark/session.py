@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from replset.errors import ReplError
 from replset.own_process import ROOT
+from replset.text import printable
 from spark.java import find_java, home_for_spark
 from spark.shipping import reason_of, ship
 
@@ -87,7 +88,7 @@ def _start_java(asked: Mapping[str, str]) -> None:
         SparkContext._ensure_initialized()
         return
     java = find_java(os.environ)
-    print(f"oplog-spark: {java}", file=sys.stderr, flush=True)
+    print(printable(f"oplog-spark: {java}"), file=sys.stderr, flush=True)
     options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
     # The workers of a local session are started in the working directory, and a folder `spark` there is not ours.
     ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])}

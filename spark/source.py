@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from replset.errors import BadValueError
 from replset.ids import OpTime
+from replset.text import printable
 from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
 from spark.command_run import point_of
 from spark.consumer import ConsumerPlace
@@ -411,4 +412,6 @@ def _report_skipped(name: str, gone: Span) -> None:
     first, through = OpTime(0, gone.first_ts), OpTime(0, gone.end_ts - 1)
     seconds = through.seconds - first.seconds
     text = f"{first.seconds}:{first.increment} to {through.seconds}:{through.increment} ({seconds} s)"
-    print(f"oplog-spark: {name}: skipped, since they were trimmed away: entries from {text}", file=sys.stderr)
+    print(
+        printable(f"oplog-spark: {name}: skipped, since they were trimmed away: entries from {text}"), file=sys.stderr
+    )

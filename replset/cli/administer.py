@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from replset.bson import to_ejson_value
 from replset.cli import (
     archive,
     backup,
@@ -19,13 +20,12 @@ from replset.cli import (
     members,
     operations,
     oplog,
-    show,
     status,
     users,
     why,
 )
 from replset.cli.host_option import Host, remember_given
-from replset.terminal import run_app
+from replset.terminal import echo, echo_json, run_app
 
 app = typer.Typer(
     help="A MongoDB-style replica set: run members and look after them.",
@@ -46,7 +46,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead o
 
 def print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"replset {metadata.version('replset')}")
+        echo(f"replset {metadata.version('replset')}")
         raise typer.Exit
 
 
@@ -74,7 +74,7 @@ def start() -> None:
 @app.command()
 def conf(host: Host) -> None:
     """Print the configuration as JSON (edit it and give it to `reconfig`)."""
-    typer.echo(show.pretty(calls.ask(host, {"replSetGetConfig": 1})["config"]))
+    echo_json(to_ejson_value(calls.ask(host, {"replSetGetConfig": 1})["config"]))
 
 
 app.command()(status.status)

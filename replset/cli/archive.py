@@ -13,6 +13,7 @@ from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.long_work import LongWork
 from replset.runtime.process.machine import RealClock
+from replset.terminal import echo
 
 app = typer.Typer(help="Look after the archive of the oplog.", no_args_is_help=True)
 GOOD, FAULTS = 0, 1
@@ -29,19 +30,17 @@ def list_segments(url: Url, json: AsJson = False) -> None:
     if json:
         rows = [{"first": one.first, "last": one.last, "rows": one.rows, "bytes": one.size} for one in segments]
         gaps = [{"after": after, "before": before} for after, before in _gaps(segments)]
-        typer.echo(
-            to_ejson({"set": archive.info.set_name, "setId": archive.info.set_id, "segments": rows, "gaps": gaps})
-        )
+        echo(to_ejson({"set": archive.info.set_name, "setId": archive.info.set_id, "segments": rows, "gaps": gaps}))
         return
     gap_before = {before: after for after, before in _gaps(segments)}
-    typer.echo(f"archive {archive.info.archive_id} of set {archive.info.set_name} ({archive.info.set_id})")
+    echo(f"archive {archive.info.archive_id} of set {archive.info.set_name} ({archive.info.set_id})")
     if segments and segments[0].previous != str(OPTIME_NULL):
-        typer.echo(f"  nothing before {segments[0].first}: it was removed, or never archived")
+        echo(f"  nothing before {segments[0].first}: it was removed, or never archived")
     for one in segments:
         if one.first in gap_before:
-            typer.echo(f"  gap: nothing between {gap_before[one.first]} and {one.first}")
-        typer.echo(f"  {one.first} to {one.last}: {one.rows} entries, {one.size} bytes, {one.written} by {one.member}")
-    typer.echo(f"{len(segments)} segments, {sum(one.size for one in segments)} bytes, {len(gap_before)} gaps")
+            echo(f"  gap: nothing between {gap_before[one.first]} and {one.first}")
+        echo(f"  {one.first} to {one.last}: {one.rows} entries, {one.size} bytes, {one.written} by {one.member}")
+    echo(f"{len(segments)} segments, {sum(one.size for one in segments)} bytes, {len(gap_before)} gaps")
 
 
 def _gaps(segments: list[Segment]) -> list[tuple[str, str]]:
@@ -83,13 +82,13 @@ def check(url: Url, json: AsJson = False) -> int:
     known = {file.rpartition("/")[2] for one in segments for file in (one.file, one.name.manifest)}
     extra = sorted(set(archive.files.names(FOLDER)) - known - {name.manifest.rpartition("/")[2] for name in names})
     if json:
-        typer.echo(to_ejson({"segments": len(names), "faults": faults, "withoutManifest": extra}))
+        echo(to_ejson({"segments": len(names), "faults": faults, "withoutManifest": extra}))
     else:
         for fault in faults:
-            typer.echo(fault)
+            echo(fault)
         if extra:
-            typer.echo(f"without a manifest, not used: {', '.join(extra[:10])}{' ...' if len(extra) > 10 else ''}")
-        typer.echo(f"{len(names)} segments checked, {len(faults)} faults")
+            echo(f"without a manifest, not used: {', '.join(extra[:10])}{' ...' if len(extra) > 10 else ''}")
+        echo(f"{len(names)} segments checked, {len(faults)} faults")
     return FAULTS if faults else GOOD
 
 
@@ -108,11 +107,11 @@ def remove(
     count = 0
     for name in archive.remove_before(end_ts, dry_run=dry_run):
         count += 1
-        typer.echo(f"{'would remove' if dry_run else 'removed'} {name.stem}")
+        echo(f"{'would remove' if dry_run else 'removed'} {name.stem}")
     newest_s = OpTime(0, archive.newest_ts).seconds
     if point.wall_ms is not None and newest_s > RealClock().wall_ms() // 1000 + AHEAD_S:
-        typer.echo(
+        echo(
             f"the newest optime, of second {newest_s}, is ahead of the time of day: a clock was ahead. Segments since"
             " then stay; to remove them, give --before an optime"
         )
-    typer.echo(f"{count} of {len(archive.names())} segments" if dry_run else f"{count} segments removed")
+    echo(f"{count} of {len(archive.names())} segments" if dry_run else f"{count} segments removed")

@@ -21,6 +21,7 @@ from replset.errors import BadValueError, CorruptDataError, HostUnreachableError
 from replset.long_work import LongWork
 from replset.storage.disk import RealDisk, file_sha256
 from replset.storage.file_names import DATABASE_FILE
+from replset.terminal import echo
 
 if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run
     from replset.archive.point_in_time import Restored
@@ -46,7 +47,7 @@ def backup(
         work.begin(f"{host} makes a copy of its data")
         with HttpClient(str(address), timeout_s=COPY_WITHIN_S).stream("/v1/replset/backup", {}) as answer:
             manifest = receive_backup(answer, folder, work)
-    typer.echo(
+    echo(
         f"{folder} holds the data of {manifest.member} up to {manifest.newest}: {manifest.size} bytes,"
         f" SHA-256 {manifest.sha256}"
     )
@@ -165,20 +166,20 @@ def restore(
                     dbpath.rmdir()
             raise
     newest = restored[0].newest if restored else manifest.newest
-    typer.echo(f"{dbpath} holds the data of set {manifest.set_name} up to {newest}")
+    echo(f"{dbpath} holds the data of set {manifest.set_name} up to {newest}")
     for one in restored:
         if one.note:
-            typer.echo(one.note)
+            echo(one.note)
         hashes = ", ".join(f"{database} {text}" for database, text in sorted(one.hashes.items()))
-        typer.echo(f"{one.documents} documents; dbHash: {hashes}")
+        echo(f"{one.documents} documents; dbHash: {hashes}")
     if wanted is None:
-        typer.echo(
+        echo(
             f"start it with --replSet {manifest.set_name} under an address that the set has or is given with"
             " `replset add`: it fetches what came since, then it votes"
         )
     else:
         port = wanted.host.rpartition(":")[2]
-        typer.echo(
+        echo(
             f"start it with --replSet {wanted.name} --port {port}, reached as {wanted.host}: it is primary of a new"
             " set; then `replset add` the others"
         )

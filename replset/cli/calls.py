@@ -7,12 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import typer
-
 from replset.cli.changes import NotAcceptedError
 from replset.cli.local_set import DEFAULT_HOST, hosts_of_folder, known_hosts
 from replset.client import WireClient
 from replset.errors import AuthenticationFailedError, ErrorCode, HostUnreachableError, ReplError
+from replset.terminal import echo
 
 T = TypeVar("T")
 ANSWER_WITHIN_S = 3.0
@@ -129,4 +128,4 @@ def state_of(host: str) -> str:
 
 
 def print_result(reply: dict[str, Any], otherwise: str) -> None:
-    typer.echo(reply.get("info") or otherwise)
+    echo(reply.get("info") or otherwise)

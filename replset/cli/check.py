@@ -16,6 +16,7 @@ from replset.cli import calls
 from replset.cli.host_option import AnyHost, say_if_remembered
 from replset.errors import ErrorCode, ReplError
 from replset.long_work import LongWork
+from replset.terminal import echo
 
 T = TypeVar("T")
 SAME, DIFFERENT, NOT_COMPARED = 0, 1, 2
@@ -50,15 +51,15 @@ def check(
     rows = [{"member": name, "reason": reason} for name, reason in sorted(failed.items())]
     if json:
         found = {"documents": documents, "bytes": size, "differing": differing, "notCompared": rows}
-        typer.echo(to_ejson(found))
+        echo(to_ejson(found))
     else:
-        typer.echo(f"{documents} documents of {member} compared, {len(differing)} differ")
+        echo(f"{documents} documents of {member} compared, {len(differing)} differ")
         _show(differing, "")
         for row in rows:
-            typer.echo(f"not compared everywhere: {row['member']}: {row['reason']}")
+            echo(f"not compared everywhere: {row['member']}: {row['reason']}")
         names = sorted({row["ns"] for row in differing})
         for name in names:
-            typer.echo(f"to put it right: replset repair {name}")
+            echo(f"to put it right: replset repair {name}")
     return DIFFERENT if differing else NOT_COMPARED if failed else SAME
 
 
@@ -75,7 +76,7 @@ def repair_documents(ns: str, host: str | None, trusted: str | None, *, as_json:
     members = [member for member in members if member != trusted]
     results = [_repair_one(member, ns, trusted, is_first=member == members[0]) for member in members]
     if as_json:
-        typer.echo(to_ejson({"members": results}))
+        echo(to_ejson({"members": results}))
     else:
         for result in results:
             _print_repair(ns, result)
@@ -123,18 +124,18 @@ def _print_repair(ns: str, result: Mapping[str, Any]) -> None:
     why = failures.pop(member, None)
     if corrected or why is None:
         done = f"{len(corrected)} documents of {ns} corrected" if corrected else "nothing to do"
-        typer.echo(f"{member}: {done}")
+        echo(f"{member}: {done}")
     if why is not None:
-        typer.echo(f"{member}: not repaired to the end: {why}")
+        echo(f"{member}: not repaired to the end: {why}")
     _show(corrected, "before that ")
     if result["records"]:
-        typer.echo(f"  what was there: {', '.join(result['records'])} (rollback-tools show, restore)")
+        echo(f"  what was there: {', '.join(result['records'])} (rollback-tools show, restore)")
     for row in result["undecided"][:SHOWN_MAX]:
-        typer.echo(f"  no majority for {_named(row)}; to take one member's version: --from HOST:PORT")
+        echo(f"  no majority for {_named(row)}; to take one member's version: --from HOST:PORT")
     for row in result["skipped"][:SHOWN_MAX]:
-        typer.echo(f"  written meanwhile, try again: {_named(row)}")
+        echo(f"  written meanwhile, try again: {_named(row)}")
     for name, reason in failures.items():
-        typer.echo(f"  not compared with {name}: {reason}")
+        echo(f"  not compared with {name}: {reason}")
 
 
 def _show(rows: Iterable[Mapping[str, Any]], when: str) -> None:
@@ -147,9 +148,9 @@ def _show(rows: Iterable[Mapping[str, Any]], when: str) -> None:
             f"{' and '.join(names)} {'without it' if version is None else version}"
             for version, names in sorted(versions.items(), key=lambda item: -len(item[1]))
         ]
-        typer.echo(f"  {_named(row)}: {when}{'; '.join(parts)}")
+        echo(f"  {_named(row)}: {when}{'; '.join(parts)}")
     if len(rows) > SHOWN_MAX:
-        typer.echo(f"  and {len(rows) - SHOWN_MAX} more (--json lists them all)")
+        echo(f"  and {len(rows) - SHOWN_MAX} more (--json lists them all)")
 
 
 def _named(row: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from dataclasses import fields
 from itertools import pairwise
@@ -18,6 +17,7 @@ from replset.config import MAX_MEMBERS, MAX_VOTERS
 from replset.core.member_state import MemberState
 from replset.errors import ReplError
 from replset.runtime.options import MemberOptions, variable_of
+from replset.terminal import echo, echo_json
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--dir", help="folder of the set's files")]
@@ -73,7 +73,7 @@ def up(
             settings,
         )
     if unused := sorted(name for field in fields(MemberOptions) if (name := variable_of(field.name)) in os.environ):
-        typer.echo(f"not for the members of a local set: {', '.join(unused)}; see `replset start`", err=True)
+        echo(f"not for the members of a local set: {', '.join(unused)}; see `replset start`", err=True)
     try:
         primary = bring_up(local)
         store_default(local, primary)
@@ -85,7 +85,7 @@ def up(
     with contextlib.suppress(LocalSetError):  # a large initial sync goes on behind; the member is shown as starting
         wait_until(local.is_complete, COMPLETE_WITHIN_S, "all members to be in service")
     for member in local.members:
-        typer.echo(f"{member.name}  {member.host}  {member.http}  {state_of(member)}")
+        echo(f"{member.name}  {member.host}  {member.http}  {state_of(member)}")
 
 
 def planned_set(
@@ -120,7 +120,7 @@ def bring_up(local: LocalSet) -> LocalMember:
     """Start the members that do not run, initiate the set if needed, and return its primary."""
     for member in local.members:
         if not member.is_running() and (pid := local.take_over(member)):
-            typer.echo(f"{member.name} runs already, started by hand as process {pid}: it is taken over")
+            echo(f"{member.name} runs already, started by hand as process {pid}: it is taken over")
     launched = [member for member in local.members if not member.is_running()]
     for member in launched:
         local.launch(member)
@@ -132,7 +132,7 @@ def bring_up(local: LocalSet) -> LocalMember:
     if not local.has_config():
         local.initiate()
         if no_vote := [member.name for member in local.without_vote()]:
-            typer.echo(f"without a vote, since at most {MAX_VOTERS} members vote: {', '.join(no_vote)}")
+            echo(f"without a vote, since at most {MAX_VOTERS} members vote: {', '.join(no_vote)}")
     try:
         return local.wait_for_primary()
     except LocalSetError as error:
@@ -149,7 +149,7 @@ def store_default(local: LocalSet, primary: LocalMember) -> None:
         reply = primary.command(command, timeout_s=60)
         if reply.get("ok") != 1.0:
             raise LocalSetError(f"the default write concern could not be stored: {reply.get('errmsg')}")
-        typer.echo("the default write concern is {w: 'majority'}: with these arbiters it would have been {w: 1}")
+        echo("the default write concern is {w: 'majority'}: with these arbiters it would have been {w: 1}")
     local.stores_default = False
     local.save()
 
@@ -209,8 +209,8 @@ def down(folder: Folder = DEFAULT_FOLDER) -> int:
     running = sum(member.is_running() for member in local.members)
     refused = local.stop_all()
     for reason in refused:
-        typer.echo(reason, err=True)
-    typer.echo(f"{running - sum(member.is_running() for member in local.members)} members stopped")
+        echo(reason, err=True)
+    echo(f"{running - sum(member.is_running() for member in local.members)} members stopped")
     return 1 if refused else 0
 
 
@@ -226,10 +226,10 @@ def status(
         for m in local.members
     ]
     if as_json:
-        typer.echo(json.dumps({"set": local.name, "members": rows}, indent=2))
+        echo_json({"set": local.name, "members": rows})
     else:
         for row in rows:
-            typer.echo(f"{row['name']}  {row['host']}  {row['http']}  pid {row['pid'] or '-'}  {row['state']}")
+            echo(f"{row['name']}  {row['host']}  {row['http']}  pid {row['pid'] or '-'}  {row['state']}")
     return 0 if all(row["pid"] for row in rows) else 1
 
 

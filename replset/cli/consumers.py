@@ -10,14 +10,13 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.errors import BadValueError, ErrorCode, ReplError
-from replset.terminal import console, duration
+from replset.terminal import console, duration, echo
 
 app = typer.Typer(help="Named consumers, which follow the set's changes.", no_args_is_help=True)
 
@@ -39,10 +38,10 @@ def list_consumers(
     """Show all consumers, how far each is behind, and who reads."""
     reply = calls.ask(host, {"replSetConsumers": 1})
     if as_json:
-        typer.echo(to_ejson({"consumers": reply["consumers"]}))
+        echo(to_ejson({"consumers": reply["consumers"]}))
         return
     if not reply["consumers"]:
-        typer.echo("there are no consumers; `replset consumers create NAME` makes one")
+        echo("there are no consumers; `replset consumers create NAME` makes one")
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in ("consumer", "follows", "mode", "behind", "history", "reader"):
@@ -52,7 +51,7 @@ def list_consumers(
         kept = "LOST" if row.get("isLost") else "-" if left_s is None else f"goes in {duration(left_s * 1000)}"
         reader = row["holder"] or (f"{row['outstanding']} events given" if row.get("outstanding") else "-")
         values = (row["name"], row["ns"] or "all databases", row["mode"], f"{row['lagSecs']} s", kept, reader)
-        table.add_row(*(escape(str(value)) for value in values))
+        table.add_row(*map(str, values))
     console().print(table)
 
 
@@ -68,21 +67,21 @@ def create(
     """Create a consumer. From then on the set keeps its oplog for it."""
     wanted = {"ns": ns, "filter": from_ejson(filter_), "mode": mode, "startAt": place_of(start_at)}
     reply = calls.on_primary(host, {"replSetConsumerCreate": name, **wanted})
-    typer.echo(f"consumer {name} ({reply['mode']}) begins at {reply['optime']}")
+    echo(f"consumer {name} ({reply['mode']}) begins at {reply['optime']}")
 
 
 @app.command()
 def reset(host: Host, name: Name, to: Place) -> None:
     """Set where a consumer goes on. What readers have is not acknowledged any more."""
     reply = calls.on_primary(host, {"replSetConsumerSeek": name, "to": place_of(to)})
-    typer.echo(f"consumer {name} goes on at {reply['optime']}")
+    echo(f"consumer {name} goes on at {reply['optime']}")
 
 
 @app.command()
 def remove(host: Host, name: Name) -> None:
     """Remove a consumer. What it held back of the oplog may go."""
     calls.on_primary(host, {"replSetConsumerRemove": name})
-    typer.echo(f"consumer {name} is gone")
+    echo(f"consumer {name} is gone")
 
 
 @app.command()
@@ -102,7 +101,7 @@ def read(
             found = calls.on_primary(host, command | begin)
             begin = {"after": found["next"], "generation": found["generation"]} if "next" in found else {}
             for event in found["events"]:
-                typer.echo(to_ejson(event))
+                echo(to_ejson(event))
             if ack and found["events"]:
                 _acknowledge(host, name, found)
         except ReplError as error:

@@ -14,6 +14,7 @@ from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
 from replset.optime import parse_optime
+from replset.terminal import echo
 
 if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run
     from replset.commands.streams.follow_source import SourceSet
@@ -43,13 +44,13 @@ def follow(
         list_missing(host, source)
     elif source is not None:
         reply = calls.on_primary(host, {"replSetFollow": "start", "source": source})
-        typer.echo(f"this set follows {reply['setName']} from {_place(reply)} on; it takes no writes of clients")
+        echo(f"this set follows {reply['setName']} from {_place(reply)} on; it takes no writes of clients")
     elif status:
         print_status(host)
     elif stop:
         reply = calls.on_primary(host, {"replSetFollow": "stop"})
-        typer.echo(f"this set takes writes. It has what {reply['setName']} had up to {_place(reply)}")
-        typer.echo("when the other set is back: replset follow --missing OTHER lists what it has beyond that")
+        echo(f"this set takes writes. It has what {reply['setName']} had up to {_place(reply)}")
+        echo("when the other set is back: replset follow --missing OTHER lists what it has beyond that")
     else:
         change_roles(host)
 
@@ -67,19 +68,19 @@ def print_status(host: str) -> None:
     reply = _status(host)
     mode = reply["mode"]
     if mode == "none":
-        typer.echo("this set follows nobody")
+        echo("this set follows nobody")
         return
     if mode == "closed":
-        typer.echo('this set takes no writes, so that its follower can take over ({replSetFollow: "open"} ends that)')
+        echo('this set takes no writes, so that its follower can take over ({replSetFollow: "open"} ends that)')
         return
-    typer.echo(f"{mode}: {reply['setName']} ({', '.join(reply['hosts'])}), consumer {reply['consumer']}")
-    typer.echo(f"applied up to {_place(reply)}")
+    echo(f"{mode}: {reply['setName']} ({', '.join(reply['hosts'])}), consumer {reply['consumer']}")
+    echo(f"applied up to {_place(reply)}")
     if mode == "following":
         from replset.cli.show import age_of_newest
 
-        typer.echo(age_of_newest(reply.get("lagSecs")))
+        echo(age_of_newest(reply.get("lagSecs")))
         if reply.get("error"):
-            typer.echo(f"nothing comes: {reply['error']}")
+            echo(f"nothing comes: {reply['error']}")
             raise typer.Exit(1)
 
 
@@ -94,7 +95,7 @@ def change_roles(host: str) -> None:
     hosts = ",".join(calls.ask(host, {"hello": 1})["hosts"])
     try:
         closed = parse_optime(source.command({"replSetFollow": "close"}).get("opTime"))
-        typer.echo(f"{name} takes no writes")
+        echo(f"{name} takes no writes")
         newest = _newest_entry(source, closed)
         deadline = time.monotonic() + DRAIN_S
         while _place(reply) < newest:
@@ -117,9 +118,9 @@ def change_roles(host: str) -> None:
             f" {hosts} --host {source.hosts[0]}",
             code=why.code,
         ) from error
-    typer.echo(f"this set has everything up to {newest}, and takes writes")
+    echo(f"this set has everything up to {newest}, and takes writes")
     source.command({"replSetFollow": "start", "source": hosts})
-    typer.echo(f"{name} follows it")
+    echo(f"{name} follows it")
     source.command({"replSetConsumerRemove": reply["consumer"]})
 
 
@@ -139,7 +140,7 @@ def _open_again(source: SourceSet, why: ReplError) -> None:
             ' {replSetFollow: "open"} on its primary',
             code=why.code,
         ) from error
-    typer.echo(f"{source.set_name} takes writes again: nothing was changed")
+    echo(f"{source.set_name} takes writes again: nothing was changed")
 
 
 def _newest_entry(source: SourceSet, closed: OpTime) -> OpTime:
@@ -173,14 +174,14 @@ def list_missing(host: str, source: str) -> None:
                 is_missing = is_followed(entry) and not came_from(raw, name)
                 for one in entry.operations if is_missing else ():
                     found += 1
-                    typer.echo(f"{at}  {one.op}  {one.ns}  {_shown(one)}")
+                    echo(f"{at}  {one.op}  {one.ns}  {_shown(one)}")
     except ReplError as error:
         if error.code == ErrorCode.CAPPED_POSITION_LOST:
             raise ReplError(f"{source} has no entries as old as {position} any more", code=error.code) from error
         raise
     finally:
         other.close()
-    typer.echo(f"{found} operations of {reply['setName']} behind {position} are not here")
+    echo(f"{found} operations of {reply['setName']} behind {position} are not here")
     if found:
         raise typer.Exit(1)
 

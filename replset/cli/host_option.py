@@ -11,6 +11,7 @@ from replset.cli.calls import ANSWER_WITHIN_S, ask
 from replset.cli.local_set import default_host, hosts_of_folder
 from replset.cli.remembered import remember_hosts, remembered_hosts
 from replset.errors import ReplError
+from replset.terminal import echo
 
 _given: list[str] = []
 """The `--host` of the command that runs, if it has one."""
@@ -43,7 +44,7 @@ def _default() -> str:
 def say_if_remembered(host: str) -> None:
     """Say who is asked without --host, if only an earlier --host led to it."""
     if host in remembered_hosts() and not hosts_of_folder():
-        typer.echo(f"replset: asks {host}, of the last --host in this folder", err=True)
+        echo(f"replset: asks {host}, of the last --host in this folder", err=True)
 
 
 Host = Annotated[

@@ -19,6 +19,7 @@ from replset.cli.plans import keep_default, run_plan, with_vote
 from replset.config import ReplSetConfig, parse_host
 from replset.core.reconfig_effect import describe_effect
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
+from replset.terminal import echo
 
 Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]
 IfNeeded = Annotated[bool, typer.Option("--if-needed", help="it is no error when it is done already")]
@@ -47,10 +48,10 @@ def initiate(
         reply = calls.ask(host, {"replSetInitiate": document}, timeout_s=60)
     except calls.CommandFailedError as error:
         if if_needed and error.code == ErrorCode.ALREADY_INITIALIZED:
-            typer.echo("the set is initiated already")
+            echo("the set is initiated already")
             return
         raise
-    typer.echo(reply.get("info2") or "initiated; the first election follows")
+    echo(reply.get("info2") or "initiated; the first election follows")
 
 
 def add(
@@ -113,9 +114,9 @@ def add_arbiter(
     check_startable(member, start)
     missing = missing_rows(host, rows, if_needed, accept)
     name = str(calls.ask(host, {"replSetGetConfig": 1})["config"]["_id"])
-    typer.echo(start_arbiter(host, member, start, name, key_file, auth=calls.asks_for_logins(host)))
+    echo(start_arbiter(host, member, start, name, key_file, auth=calls.asks_for_logins(host)))
     if not missing:
-        typer.echo(f"{member} is in the set already")
+        echo(f"{member} is in the set already")
         return
     try:
         add_all(host, rows, wait, if_needed, accept, judged=True)
@@ -138,7 +139,7 @@ def remove(
     """Take a member out of the set; its files stay where they are."""
     config = calls.counted_config(host)
     if effect := check_effect(config, without_member(config, parse_host(member)), accept=accept):
-        typer.echo(effect)
+        echo(effect)
     calls.print_result(calls.on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
 
 
@@ -181,7 +182,7 @@ def install_file(host: str, file: Path, *, force: bool, accept: bool) -> None:
     if not force:
         keep_default(host, ReplSetConfig.parse(current), ReplSetConfig.parse(document))
     if effect := check_effect(current, document, accept=accept):
-        typer.echo(effect)
+        echo(effect)
     command: dict[str, object] = {"replSetReconfig": document, "force": force}
     reply = calls.ask(host, command) if force else calls.on_primary(host, command)
     calls.print_result(reply, f"configuration {document['version']} is in force")
@@ -201,7 +202,7 @@ def demote_member(host: str, member: str, *, force: bool, accept: bool) -> None:
     else:
         run_plan(host, target, accept=accept or is_down, within_ms=5_000 if is_down else 60_000)
     again = "" if known is None or known.priority in (0, 1) else f" --priority {known.priority:g}"
-    typer.echo(f"when it is back: replset reconfig --restore {member}{again}")
+    echo(f"when it is back: replset reconfig --restore {member}{again}")
 
 
 def tags_of(given: list[str]) -> dict[str, str]:
@@ -227,11 +228,11 @@ def add_all(
     deadline = time.monotonic() + wait_s
     missing = rows if judged else calls.until_done(deadline, lambda: missing_rows(host, rows, if_needed, accept))
     for reason in unreachable.values():
-        typer.echo(reason)
+        echo(reason)
     for row in rows:
         member = str(row["host"])
         if row not in missing:
-            typer.echo(f"{member} is in the set already")
+            echo(f"{member} is in the set already")
             continue
         reply = calls.until_done(deadline, lambda: calls.on_primary(host, {"replSetAddMember": row}))  # noqa: B023
         kind = kind_of(row)
@@ -242,8 +243,8 @@ def add_all(
             copied = "the oplog" if row.get("witness") else "the data"
             done += f"; it copies {copied}" + ("" if row.get("votes") == 0 else ", then it votes")
         if reply.get("info"):
-            typer.echo(reply["info"])
-        typer.echo(done)
+            echo(reply["info"])
+        echo(done)
 
 
 def why_unreachable(host: str, wait_s: int) -> str:
@@ -274,7 +275,7 @@ def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept:
     if any(row.get("arbiterOnly") or row.get("witness") for row in missing):
         effect = describe_effect(ReplSetConfig.parse(config), ReplSetConfig.parse(after))
     if effect:
-        typer.echo(effect)
+        echo(effect)
     return missing
 
 

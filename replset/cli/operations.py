@@ -13,6 +13,7 @@ from replset.cli import calls
 from replset.cli.check import is_namespace, repair_documents
 from replset.cli.host_option import AnyHost, Host
 from replset.errors import BadValueError, ReplError
+from replset.terminal import echo
 
 DEFAULT_CATCH_UP_S = 10
 STEP_UP_FREEZE_S, STEP_UP_WITHIN_S = 10, 30
@@ -51,7 +52,7 @@ def step_up(
     hello = calls.ask(member, {"hello": 1})
     primary, me = hello.get("primary"), hello.get("me", member)
     if primary == me:
-        typer.echo(f"{me} is primary already")
+        echo(f"{me} is primary already")
         return
     if primary is None:
         calls.ask(member, {"replSetStepUp": 1})
@@ -63,7 +64,7 @@ def step_up(
         if time.monotonic() > deadline:
             raise ReplError(f"{me} does not lead {STEP_UP_WITHIN_S} s later (see `replset status --host {member}`)")
         time.sleep(0.05)
-    typer.echo(f"{me} is primary")
+    echo(f"{me} is primary")
 
 
 def freeze(
@@ -84,8 +85,8 @@ def sync_from(
     """Let a secondary fetch from another member, until that is no good source any more."""
     reply = calls.ask(host, {"replSetSyncFrom": source})
     if reply.get("warning"):
-        typer.echo(f"warning: {reply['warning']}")
-    typer.echo(f"{host} syncs from {source} (before: {reply.get('prevSyncTarget', 'from nobody')})")
+        echo(f"warning: {reply['warning']}")
+    echo(f"{host} syncs from {source} (before: {reply.get('prevSyncTarget', 'from nobody')})")
 
 
 def resize_oplog(
@@ -100,9 +101,7 @@ def resize_oplog(
     calls.ask(host, {"replSetResizeOplog": 1, **{name: value for name, value in given.items() if value is not None}})
     size = "" if size_mb is None else f" up to {size_mb:g} MB"
     least = "" if min_retention_hours is None else f" for at least {min_retention_hours:g} hours"
-    typer.echo(
-        f"{host} keeps its oplog{size}{' and' if size and least else ''}{least} from now on, also after a restart"
-    )
+    echo(f"{host} keeps its oplog{size}{' and' if size and least else ''}{least} from now on, also after a restart")
 
 
 def maintenance(
@@ -112,7 +111,7 @@ def maintenance(
     """Keep a secondary from serving reads; it goes on to replicate and to vote."""
     is_on = switch is Switch.ON
     calls.ask(host, {"replSetMaintenance": is_on})
-    typer.echo(f"{host} is {calls.state_of(host)}")
+    echo(f"{host} is {calls.state_of(host)}")
 
 
 def resync(
@@ -131,7 +130,7 @@ def resync(
     while wait:
         state = calls.state_of(host)
         if state in ("SECONDARY", "ARBITER"):  # a witness
-            typer.echo(f"{host} is {state} again")
+            echo(f"{host} is {state} again")
             return
         if time.monotonic() > deadline:
             raise ReplError(f"{host} is {state} after {wait} s (see `replset status --host {host}`)")
@@ -169,5 +168,5 @@ def repair(
     from replset.cli.repair import repair as repair_dbpath  # with the storage, which no other command here needs
 
     for line in repair_dbpath(Path(what), term, accept_data_loss):
-        typer.echo(line)
+        echo(line)
     return 0

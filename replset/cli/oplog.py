@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from replset.bson import DateTime, RawDocument, from_ejson_value, to_ejson
@@ -20,7 +19,7 @@ from replset.client import HttpClient, WireClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.storage.offline import open_oplog
-from replset.terminal import console
+from replset.terminal import console, echo
 
 app = typer.Typer(help="Look at the oplog.", no_args_is_help=True)
 Place = Annotated[Path | None, typer.Argument(help="a dbpath, or its database file; without it --host is used")]
@@ -39,11 +38,11 @@ def info(
     facts = offline_info(place) if place is not None else http_of(host).get("/v1/replset/oplog/info")
     shown = {name: value for name, value in facts.items() if name not in ("ok", "operationTime", "$clusterTime")}
     if as_json:
-        typer.echo(to_ejson(shown))
+        echo(to_ejson(shown))
         return
     table = Table(show_header=False)
     for name, value in shown.items():
-        table.add_row(name, escape(str(value)))
+        table.add_row(name, str(value))
     console().print(table)
 
 
@@ -69,12 +68,12 @@ def tail(
     rows = source.newest(lines, ns, op) if after is None else source.after(after, ns, op)
     for row in rows:
         position = row["optime"]
-        typer.echo(to_ejson(row["entry"]) if as_json else line_of(row))
+        echo(to_ejson(row["entry"]) if as_json else line_of(row))
     while follow:
         time.sleep(0.5)
         for row in source.after(position or str(OPTIME_NULL), ns, op):
             position = row["optime"]
-            typer.echo(to_ejson(row["entry"]) if as_json else line_of(row))
+            echo(to_ejson(row["entry"]) if as_json else line_of(row))
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import typer
-
 from replset.cli import calls
 from replset.cli.changes import NotAcceptedError
 from replset.config import ReplSetConfig, parse_host
@@ -16,6 +14,7 @@ from replset.core.reconfig_effect import reconfig_warning
 from replset.core.reconfig_plan import Step, is_same, plan_reconfig
 from replset.core.write_concern import MAJORITY, implicit_default, kept_default
 from replset.errors import NodeNotFoundError, ReplError
+from replset.terminal import echo
 
 SILENT_FOR_S = 60.0
 NEW_PRIMARY_WITHIN_S = 60.0
@@ -29,10 +28,10 @@ def run_plan(host: str, target: ReplSetConfig, *, accept: bool, within_ms: int =
     current = ReplSetConfig.parse(calls.counted_config(host))
     steps = plan_reconfig(current, target)
     if not steps:
-        typer.echo("the configuration is as wanted already")
+        echo("the configuration is as wanted already")
         return
     for number, step in enumerate(steps, 1):
-        typer.echo(f"{number}. {step.text}{_after(step)}")
+        echo(f"{number}. {step.text}{_after(step)}")
     warnings = [warning for step in steps if (warning := reconfig_warning(current, step.config))]
     if warnings and not accept:
         raise NotAcceptedError(f"{warnings[-1]}; with --accept it is done")
@@ -43,7 +42,7 @@ def run_plan(host: str, target: ReplSetConfig, *, accept: bool, within_ms: int =
             text = f"step {number}: {error.message}; the same command continues from here"
             raise ReplError(text, code=error.code) from error
         current = step.config
-        typer.echo(f"step {number} of {len(steps)} is done")
+        echo(f"step {number} of {len(steps)} is done")
 
 
 def _after(step: Step) -> str:
@@ -73,7 +72,7 @@ def keep_default(host: str, old: ReplSetConfig, new: ReplSetConfig) -> None:
         return
     if calls.on_primary(host, {"getDefaultRWConcern": 1}).get("defaultWriteConcernSource") == "implicit":
         calls.on_primary(host, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": MAJORITY}})
-        typer.echo(kept_default(old, new))
+        echo(kept_default(old, new))
 
 
 def primary_of(host: str) -> str:
@@ -90,7 +89,7 @@ def primary_of(host: str) -> str:
 
 def _hand_over(primary: str) -> str:
     """Let the primary step down, and return the next one."""
-    typer.echo(f"{primary} is primary and hands over first")
+    echo(f"{primary} is primary and hands over first")
     calls.ask(primary, {"replSetStepDown": 120, "secondaryCatchUpPeriodSecs": 60}, timeout_s=90)
     deadline = time.monotonic() + NEW_PRIMARY_WITHIN_S
     while (found := primary_of(primary)) == primary:

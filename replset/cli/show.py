@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from replset.bson import DateTime, to_ejson
+from replset.bson import DateTime
 from replset.cli.why import clock, reason_of
 from replset.optime import optime_or_none
-from replset.terminal import console, duration
+from replset.terminal import Text, console, duration
 
 STYLE = {
     "DOWN": "bold red",
@@ -29,10 +27,6 @@ SHOWN_ENTRIES = 1000
 """How many entries behind a member are counted."""
 
 
-def pretty(document: Mapping[str, object]) -> str:
-    return json.dumps(json.loads(to_ejson(document)), indent=2, ensure_ascii=False)
-
-
 def optime_text(value: object) -> str:
     """Return `{ts, t}` as TERM:SECONDS:INC, and "-" for the null optime or anything else."""
     optime = optime_or_none(value)
@@ -43,7 +37,7 @@ def status(
     reply: Mapping[str, Any], primary: Mapping[str, Any] | None = None, config: Mapping[str, Any] | None = None
 ) -> None:
     """Print the screen of `replset status`."""
-    console().print(screen(reply, primary, config), highlight=False, soft_wrap=True)
+    console().print(screen(reply, primary, config), soft_wrap=True)
 
 
 def screen(

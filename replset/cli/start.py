@@ -43,6 +43,7 @@ from replset.runtime.process.log_writer import LogWriter, log_to_file, start_log
 from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.process.watchdog import Watchdog
 from replset.storage.disk import RealDisk
+from replset.text import printable
 
 log = logging.getLogger("replset.member")
 
@@ -172,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
 def refuse(reason: str, writer: LogWriter | None = None) -> int:
     """Print why the member does not start, as one line. With a `writer` the line goes there."""
     if writer is None:
-        print(f"replset start: {reason}", file=sys.stderr)
+        print(printable(f"replset start: {reason}"), file=sys.stderr)
     else:
         writer.write_last(f"replset start: {reason}")
     return 2
@@ -282,7 +283,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     except OSError as error:
         await member.stop()
         return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}", writer)
-    print(f"replset {options.repl_set}: wire {options.host}, http {options.http_url}", flush=True)
+    print(printable(f"replset {options.repl_set}: wire {options.host}, http {options.http_url}"), flush=True)
     log.info(
         "replset %s serves set %s: wire %s, http %s, data in %s, pid %d%s",
         *(version("replset"), options.repl_set, options.host, options.http_address, options.dbpath, os.getpid()),

@@ -10,13 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 from rich.live import Live
-from rich.text import Text
 
 from replset.bson import to_ejson
 from replset.cli import calls, show
 from replset.cli.host_option import AnyHost
 from replset.errors import ReplError
-from replset.terminal import console
+from replset.terminal import Text, console, echo
 
 
 def status(
@@ -26,11 +25,11 @@ def status(
 ) -> None:
     """Show who is primary and why, the members, how far each is behind, what is wrong and what helps."""
     if json:
-        typer.echo(to_ejson(calls.ask_status(host)[1]))
+        echo(to_ejson(calls.ask_status(host)[1]))
     elif watch:
         watch_status(host)
     else:
-        console().print(screen(host), highlight=False, soft_wrap=True)
+        console().print(screen(host), soft_wrap=True)
 
 
 def watch_status(host: str | None) -> None:

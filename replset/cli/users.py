@@ -12,6 +12,8 @@ from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.client import read_password
 from replset.errors import BadValueError
+from replset.terminal import echo
+from replset.text import printable
 
 app = typer.Typer(help="Users of the set, for members that were started with --auth.", no_args_is_help=True)
 
@@ -32,14 +34,14 @@ def add(host: Host, name: Name, db: Database = "admin", role: Roles = None, new:
     """Add a user. The first one is made on a member's own machine, without a login."""
     command = {"createUser": name, "pwd": _new_password(name, new), "roles": _documents(role or [], db)}
     _on_primary(host, db, command)
-    typer.echo(f"{name} of {db} may log in")
+    echo(f"{name} of {db} may log in")
 
 
 @app.command()
 def password(host: Host, name: Name, db: Database = "admin", new: PasswordFile = None) -> None:
     """Give a user another password. His logins and tokens end."""
     _on_primary(host, db, {"updateUser": name, "pwd": _new_password(name, new)})
-    typer.echo(f"{name} of {db} has another password")
+    echo(f"{name} of {db} has another password")
 
 
 @app.command()
@@ -58,7 +60,7 @@ def revoke(host: Host, name: Name, db: Database = "admin", role: Roles = None) -
 def drop(host: Host, name: Name, db: Database = "admin") -> None:
     """Remove a user. His logins and tokens end."""
     _on_primary(host, db, {"dropUser": name})
-    typer.echo(f"{name} of {db} is no user any more")
+    echo(f"{name} of {db} is no user any more")
 
 
 @app.command("list")
@@ -66,7 +68,7 @@ def list_users(host: Host) -> None:
     """Print all users and their roles."""
     for row in calls.ask(host, {"usersInfo": {"forAllDBs": True}})["users"]:
         roles = ", ".join(f"{role['role']}@{role['db']}" for role in row["roles"])
-        typer.echo(f"{row['user']} of {row['db']}: {roles or 'no role'}")
+        echo(f"{row['user']} of {row['db']}: {roles or 'no role'}")
 
 
 def _on_primary(host: str, database: str, command: dict[str, Any]) -> None:
@@ -84,5 +86,5 @@ def _new_password(name: str, path: Path | None) -> str:
         return read_password(str(path))
     if not sys.stdin.isatty():
         raise BadValueError("a password is asked for on a terminal; elsewhere give --new-password-file")
-    found: str = typer.prompt(f"password for {name}", hide_input=True, confirmation_prompt=True)
+    found: str = typer.prompt(printable(f"password for {name}"), hide_input=True, confirmation_prompt=True)
     return found

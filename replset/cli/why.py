@@ -10,7 +10,7 @@ import typer
 from replset.bson import DateTime, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import AnyHost
-from replset.terminal import console
+from replset.terminal import echo
 
 REASONS = {
     "electionTimeout": "it had not heard of a primary for an election timeout",
@@ -33,12 +33,12 @@ def why(
     answered, status = calls.ask_status(host)
     reply = calls.ask(answered, {"replSetGetElections": 1, "all": True, "limit": last})
     if json:
-        typer.echo(to_ejson(reply))
+        echo(to_ejson(reply))
         return
     for line in [*headline(status), *(line for row in reply["elections"] for line in story(row))]:
-        console().print(line, highlight=False, markup=False, soft_wrap=True)
+        echo(line)
     for reason in reply.get("unreachable", {}).values():
-        typer.echo(f"one member could not be asked: {reason}")
+        echo(f"one member could not be asked: {reason}")
 
 
 def headline(status: Mapping[str, Any]) -> list[str]:
@@ -47,7 +47,7 @@ def headline(status: Mapping[str, Any]) -> list[str]:
         if row["stateStr"] == "PRIMARY":
             return [f"{row['name']} is primary of term {status['term']}, since {clock(row.get('electionDate'))}"]
     remarks = [remark for remark in status.get("remarks", ()) if "no primary" in remark["why"]]
-    lines = [f"{remark['why']}\n  next: {remark['next']}" for remark in remarks]
+    lines = [line for remark in remarks for line in (remark["why"], f"  next: {remark['next']}")]
     return lines or [f"no primary is known to {next(row['name'] for row in status['members'] if row.get('self'))}"]
 
 

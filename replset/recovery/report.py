@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from replset.bson import decode, to_ejson
 from replset.recovery.lost_writes import LostDocument
+from replset.text import printable
 
 
 def value_json(value: object) -> Any:
@@ -37,14 +38,18 @@ class JsonReport:
 
     def __init__(self, out: TextIO, head: Mapping[str, Any], name: str) -> None:
         self._out = out
-        text = json.dumps(dict(head), indent=2, ensure_ascii=False)
+        text = _text(head)
         out.write(text[: text.rindex("\n")] + f',\n  "{name}": [')
         self._comma = ""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        self._out.write(f"{self._comma}\n    {json.dumps(row, ensure_ascii=False)}")
+        self._out.write(f"{self._comma}\n    {printable(json.dumps(row, ensure_ascii=False))}")
         self._comma = ","
 
     def close(self, tail: Mapping[str, Any]) -> None:
-        text = json.dumps(dict(tail), indent=2, ensure_ascii=False)
+        text = _text(tail)
         self._out.write(("\n  " if self._comma else "") + "]," + text[1:] + "\n")
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return printable(json.dumps(dict(document), indent=2, ensure_ascii=False), keep="\n")

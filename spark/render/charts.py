@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from spark.render.content import moment, readable
+from replset.text import printable
+from spark.render.content import moment
 
 WIDTH = 1000.0
 _CHAR = 7.6  # a letter's width at 12 px, on the wide side
@@ -292,7 +293,7 @@ def _tag(name: str, *inside: str, **attributes: object) -> str:
 
 
 def _value(value: object) -> str:
-    return escape(f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else readable(str(value)))
+    return escape(f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else printable(str(value)))
 
 
 def _title(text: str) -> str:

@@ -81,21 +81,6 @@ def tone_of(cell: Cell) -> Tone:
     return cell.tone if isinstance(cell, Phrase) else Tone.PLAIN
 
 
-def readable(text: str) -> str:
-    """Without control characters and lone surrogates, of which an oplog may have any: they could control a
-    terminal, and a page cannot hold them.
-    """
-    if text.isprintable():
-        return text
-    return "".join("\ufffd" if _is_control(character) else character for character in text)
-
-
-def _is_control(character: str) -> bool:
-    return character not in "\n\t" and (
-        character < " " or "\x7f" <= character <= "\x9f" or "\ud800" <= character <= "\udfff"
-    )
-
-
 # --- numbers and times -----------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from replset.text import printable
 from spark.render.charts import Chart
-from spark.render.content import Content, ContentTable, Document, readable
+from spark.render.content import Content, ContentTable, Document
 
 
 def page(document: Document, content: Content, charts: Sequence[Chart]) -> str:
@@ -19,7 +20,7 @@ def page(document: Document, content: Content, charts: Sequence[Chart]) -> str:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else readable(str(value)),
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value), keep="\n\t"),
     )
     names = ", ".join(member["name"] for member in document["members"])
     rows = [(member["name"], member["oldest"] or "-", member["newest"] or "-") for member in document["members"]]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
-from replset.terminal import console
+from rich.table import Table
+
+from replset.terminal import Text, console
 from spark.render.content import (
     Cell,
     Content,
@@ -15,10 +14,12 @@ from spark.render.content import (
     ContentSamples,
     ContentTable,
     Tone,
-    readable,
     text_of,
     tone_of,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "bold red", Tone.SOFT: "dim"}
 
@@ -26,7 +27,7 @@ _STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "b
 def print_content(content: Content, out: Console | None = None) -> None:
     out = out or console()
     for phrase in content.answers:
-        out.print(_text(phrase.text, _STYLES[phrase.tone]), highlight=False)
+        out.print(Text(phrase.text, _STYLES[phrase.tone]))
     for part in content.parts:
         out.print()
         if isinstance(part, ContentTable):
@@ -36,41 +37,31 @@ def print_content(content: Content, out: Console | None = None) -> None:
 
 
 def _print_grid(grid: ContentTable, out: Console) -> None:
-    table = Table(title=_escaped(grid.title), title_justify="left", title_style="bold")
+    table = Table(title=Text(grid.title), title_justify="left", title_style="bold")
     for name in grid.columns:
-        table.add_column(_escaped(name), justify="right" if name in grid.numbers else "left", overflow="fold")
+        table.add_column(Text(name), justify="right" if name in grid.numbers else "left", overflow="fold")
     for row in grid.rows:
         table.add_row(*map(_cell, row))
     out.print(table)
     if grid.note:
-        out.print(_text(grid.note, "dim"), highlight=False)
+        out.print(Text(grid.note, "dim"))
 
 
 def _print_samples(samples: ContentSamples, out: Console) -> None:
-    out.print(_text(samples.title, "bold"))
+    out.print(Text(samples.title, "bold"))
     for sample in samples.samples:
         _print_sample(sample, out)
     if samples.note:
-        out.print(_text(samples.note, "dim"), highlight=False)
+        out.print(Text(samples.note, "dim"))
 
 
 def _print_sample(sample: ContentSample, out: Console) -> None:
-    head = Text.assemble((readable(sample.badge.text), _STYLES[sample.badge.tone]), "  ", readable(sample.heading))
-    out.print(head, highlight=False, soft_wrap=True)
+    badge = Text(sample.badge.text, _STYLES[sample.badge.tone])
+    out.print(badge, Text(sample.heading), sep="  ", soft_wrap=True)
     width = max((len(name) for name, _ in sample.lines), default=0)
     for name, text in sample.lines:
-        for number, line in enumerate(readable(text).splitlines() or [""]):
-            shown = Text.assemble((f"  {readable(name) if number == 0 else '':<{width}}  ", "dim"), line)
-            out.print(shown, highlight=False, soft_wrap=True)
+        out.print(Text(f"  {name:<{width}}", "dim"), Text(text), sep="  ", soft_wrap=True)
 
 
 def _cell(cell: Cell) -> Text:
-    return _text(text_of(cell), _STYLES[tone_of(cell)])
-
-
-def _text(text: str, style: str) -> Text:
-    return Text(readable(text), style)
-
-
-def _escaped(text: str) -> str:
-    return escape(readable(text))
+    return Text(text_of(cell), _STYLES[tone_of(cell)])

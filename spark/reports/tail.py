@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from replset.text import printable
 from spark.columns import MEMBER
-from spark.render.content import readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -271,7 +271,7 @@ class TailPrinter:
         """Called from Spark's thread, where an error would come home as Spark's."""
         try:
             for second in seconds:
-                print(json.dumps(second_document(second)) if self._as_json else readable(line_of(second)))
+                print(printable(json.dumps(second_document(second)) if self._as_json else line_of(second)))
             sys.stdout.flush()
         except BrokenPipeError:
             self._unread = True

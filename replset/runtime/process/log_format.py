@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import orjson
 
+from replset.text import printable
+
 TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
 SECONDS: Final = "%Y-%m-%dT%H:%M:%S"
 SEVERITY: Final = {"DEBUG": "D1", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "F"}
@@ -26,8 +28,8 @@ class TextFormatter(logging.Formatter):
         self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line, without the line breaks that a client may have sent."""
-        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+        """Return the line, without the line breaks and control characters that a client may have sent."""
+        return printable(super().formatMessage(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -48,9 +50,10 @@ class JsonFormatter(logging.Formatter):
         if attributes:
             line["attr"] = attributes
         try:
-            return orjson.dumps(line, default=str).decode()
+            return printable(orjson.dumps(line, default=str).decode())
         except TypeError:  # half of a surrogate pair, which UTF-8 cannot hold, or a number of over 64 bits
-            return orjson.dumps({**line, "msg": _plain(line["msg"]), "attr": _plain(str(attributes))}).decode()
+            plain = {**line, "msg": _plain(line["msg"]), "attr": _plain(str(attributes))}
+            return printable(orjson.dumps(plain).decode())
 
 
 def _plain(text: str) -> str:

@@ -162,7 +162,7 @@ def test_a_table_begins_before_the_file_ends_and_names_what_has_no_column(tmp_pa
     rows = [{"_id": number} for number in range(100)] + [{"_id": 100, "late": 1, "b\nad": 2}]
     assert run(tmp_path, b"".join(map(encode, rows)), "--format=table") == 0
     lines = capfd.readouterr().out.splitlines()
-    assert (len(lines), lines[-1]) == (103, "100  more: late, b\\u000aad")
+    assert (len(lines), lines[-1]) == (103, "100  more: late, b\\nad")
 
 
 def test_a_table_cuts_what_is_long_and_many(tmp_path: Path, capfd: Capture) -> None:

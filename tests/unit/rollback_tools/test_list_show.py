@@ -163,3 +163,37 @@ def test_wrong_usage_is_status_2_and_one_line(capsys: Capture, arguments: list[s
     assert out == ""
     assert err.startswith("rollback-tools: ")
     assert err.count("\n") == 1
+
+
+NASTY = "eve\nforged\r\x1b[2J\x9b31m\u2028\u202e[red]"
+
+
+@pytest.mark.parametrize("command", ["list", "list --json", "show", "show --json", "verify", "verify --json"])
+def test_no_name_in_a_manifest_begins_a_line_or_steers_the_terminal(
+    command: str, tmp_path: Path, capsys: Capture
+) -> None:
+    path = roll_back(tmp_path)
+    document = json.loads(path.read_text())
+    document |= {"member": NASTY, "set": NASTY, "source": NASTY}
+    for file in document["files"]:
+        file["ns"] = file["name"] = NASTY
+    path.write_text(json.dumps(document))
+    name, *options = command.split()
+    what = tmp_path if name == "list" else path
+    main.main([name, str(what), *options])
+    out, err = capsys.readouterr()
+    lines = (out + err).split("\n")
+    assert any("forged" in line for line in lines)
+    assert [line for line in lines if not line.isprintable() or line.lstrip(" │").startswith("forged")] == []
+
+
+def test_a_dump_on_a_terminal_is_escaped(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    document: dict[str, object] = {"\x9b2J\x7f": "\u202e", "a\x1b": "é"}
+    (tmp_path / "file.bson").write_bytes(encode(document))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for option in ("--type=json", "--pretty", "--type=debug", "--format=table"):
+        assert main.main(["dump", option, str(tmp_path / "file.bson")]) == 0
+        out = capfd.readouterr().out
+        assert {char for char in out if not char.isprintable()} <= {"\n", "\t"}, option
+        if option == "--pretty":
+            assert json.loads(out) == document

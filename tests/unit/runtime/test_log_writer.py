@@ -91,11 +91,14 @@ def test_a_record_that_cannot_be_formatted_does_no_harm(pipe: Pipe) -> None:
     assert b"could not be written" in os.read(pipe[0], 1 << 16)
 
 
-def test_a_line_break_of_a_client_begins_no_line(pipe: Pipe) -> None:
-    writer = LogWriter(pipe[1])
-    logger(writer).warning("no %s", "x\n2026-01-01T00:00:00.000Z ERROR forged\r")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_client_sent_begins_no_line_and_steers_no_terminal(pipe: Pipe, as_json: bool) -> None:
+    writer = LogWriter(pipe[1], as_json=as_json)
+    logger(writer).warning("no %s", "x\n2026-01-01T00:00:00.000Z ERROR forged\r\x1b\x9b2J")
     writer.flush()
-    assert os.read(pipe[0], 1 << 16).endswith(b"no x\\n2026-01-01T00:00:00.000Z ERROR forged\\r\n")
+    line = os.read(pipe[0], 1 << 16)
+    assert b"no x\\n2026-01-01T00:00:00.000Z ERROR forged\\r\\u001b\\u009b2J" in line
+    assert line.decode().removesuffix("\n").isprintable()
 
 
 def test_json_has_the_names_of_mongodb_s_log(pipe: Pipe) -> None:

@@ -83,7 +83,7 @@ def whole(content: Content, *charts: Chart, name: str = "m1") -> str:
 # --- a page ----------------------------------------------------------------------------------------------------
 
 NASTY = "a\x00b\x1bc\ud800d\te</p></pre></td><script>alert(1)</script>"
-SHOWN = NASTY.translate({0: "\ufffd", 0x1B: "\ufffd", 0xD800: "\ufffd"})
+SHOWN = NASTY.translate({0: "\\u0000", 0x1B: "\\u001b", 0xD800: "\\ud800"})
 
 
 def test_no_text_becomes_markup() -> None:
@@ -130,8 +130,7 @@ def test_a_terminal_shows_all_of_it() -> None:
     assert lines[lines.index("Samples") :] == [
         "Samples",
         "lost  1:2:3",
-        "  does  one",
-        "        two",
+        "  does  one\\ntwo",
         "  by    m1",
         "more",
     ]
@@ -149,14 +148,18 @@ def test_a_sample_is_not_broken_where_the_terminal_ends() -> None:
 
 
 def test_control_characters_of_an_oplog_do_not_reach_the_terminal() -> None:
-    """A document must not be able to move the cursor or set the title."""
-    nasty = "a\x1b[31mb\x07\x9b2Jc"
+    """A document must not be able to move the cursor, set the title or begin a line."""
+    nasty = "a\x1b[31mb\x07\x9b2Jc\nforged"
     content = Content(
         "",
         [Phrase(nasty)],
-        [ContentTable("g", [nasty], [[nasty]]), ContentSamples("s", [ContentSample(Phrase(nasty), nasty, [])])],
+        [
+            ContentTable("g", [nasty], [[nasty]]),
+            ContentSamples("s", [ContentSample(Phrase(nasty), nasty, [(nasty, nasty)])]),
+        ],
     )
-    assert not set(printed(content)) & set("\x1b\x07\x9b")
+    lines = printed(content).split("\n")
+    assert [line for line in lines if not line.isprintable() or line.lstrip(" │┃").startswith("forged")] == []
 
 
 # --- words -----------------------------------------------------------------------------------------------------
