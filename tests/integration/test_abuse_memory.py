@@ -8,16 +8,12 @@ import socket
 import threading
 from pathlib import Path
 
-import pytest
-
 from replset.bson import encode
 from replset.cli.local_set import LocalMember, wait_until
 from replset.client import WireClient
 from replset.errors import HostUnreachableError
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import run
-
-pytestmark = pytest.mark.slow
 
 MOST_MB = 450
 """Less than what any of these made a member hold; about twice what one holds after ordinary load."""

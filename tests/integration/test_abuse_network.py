@@ -18,8 +18,6 @@ from tests.integration.forked import running_set
 from tests.integration.talk import all_counted, insert, run, status
 from tools.chaos.hostile import prove_without_key_file
 
-pytestmark = pytest.mark.slow
-
 FAR = Int64(2**63 - 1)
 UNAUTHORIZED = 13
 

@@ -22,8 +22,6 @@ from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import all_counted, insert, status
 
-pytestmark = pytest.mark.slow
-
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
 IDLE_CLOSED = "each new one closes the client idle longest"
 GARBAGE = b"\x05\0\0\0garbage-that-is-no-message"

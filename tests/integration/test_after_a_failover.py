@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from replset.cli.local_set import wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import run_program
 from tests.integration.test_restore import Story, lose_writes
 
-pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "after-a-failover.md"
 ROLLBACK = "rollback-2026-09-21T14-13-25.0"
 

@@ -7,8 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from replset.archive.archive import Archive
 from replset.archive.segments import Position
 from replset.bson import Timestamp
@@ -19,8 +17,6 @@ from replset.storage.file_names import LOCK_FILE
 from tests.integration.conftest import FAST, leads_at_once, next_ports
 from tests.integration.forked import run_program, running_set
 from tests.integration.talk import all_counted, insert, run, status
-
-pytestmark = pytest.mark.slow
 
 
 def program(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from replset.bson import decode
 from replset.cli.backup import receive_backup
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
@@ -27,8 +25,6 @@ from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import run_program, running_set
 from tests.integration.page import Shell, differences
 from tests.integration.talk import insert, run
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from replset.cli.local_set import LocalMember
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import DATABASE, all_counted
 
-pytestmark = pytest.mark.slow
 LINES = "application/x-ndjson"
 
 

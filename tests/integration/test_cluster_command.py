@@ -17,8 +17,6 @@ from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_unt
 from tests.integration.conftest import next_ports
 from tests.integration.forked import run_program
 
-pytestmark = pytest.mark.slow
-
 
 def replset(*arguments: str, status: int = 0) -> str:
     """Run the command line as a process of its own; its standard output, or its standard error when it fails."""

@@ -30,8 +30,6 @@ from tests.integration.compose import COMPOSE, MEMBERS, LocalCompose, answers, l
 from tests.integration.conftest import next_ports
 from tests.spark.cluster import SHORT_LIVED
 
-pytestmark = pytest.mark.slow
-
 ROOT = COMPOSE.parent
 
 
@@ -370,6 +368,7 @@ def queries_without_an_answer(api: Callable[[str], Any]) -> dict[str, object]:
     return wrong
 
 
+@pytest.mark.night("Spark in a container of its own; tests/spark compares the oplogs of live members")
 def test_spark_compares_the_members(made: LocalServices) -> None:
     """A standalone master and two workers, each a JVM; the executors read the members over HTTP."""
     said = made.up("oplog-spark")

@@ -6,15 +6,12 @@ import json
 import urllib.request
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import run_program
 from tests.integration.talk import all_counted, insert, run, status
 from tests.integration.test_http import ask
 
-pytestmark = pytest.mark.slow
 TIMEOUT_MS = 2_000
 
 

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
-import pytest
-
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.errors import ReplError
 from replset.replication.rollback_manifest import RollbackState, list_manifests
@@ -25,8 +23,6 @@ from tests.integration.conftest import MakeSet
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import all_counted, cut, heal, ids, insert, run, same_everywhere, state
 from tests.integration.test_set import lost_entries
-
-pytestmark = pytest.mark.slow
 
 DOOMED = 20_000
 

@@ -14,7 +14,6 @@ from pymongo.write_concern import WriteConcern
 from replset.cli.local_set import LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 
-pytestmark = pytest.mark.slow
 Client = pymongo.MongoClient[dict[str, Any]]
 
 

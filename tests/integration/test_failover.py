@@ -13,7 +13,6 @@ from replset.cli.main import main
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import all_counted, cut, heal, ids, insert, run, status
 
-pytestmark = pytest.mark.slow
 DEFAULT: dict[str, object] = {
     "electionTimeoutMillis": 10_000,
     "heartbeatIntervalMillis": 2_000,

@@ -5,14 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import run_program
 from tests.integration.talk import DATABASE, find, insert, run
-
-pytestmark = pytest.mark.slow
 
 
 def replset(*arguments: object) -> tuple[int, str]:

@@ -20,7 +20,6 @@ from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import cut, heal
 
-pytestmark = pytest.mark.slow
 JSON = {"content-type": "application/json"}
 
 
@@ -210,6 +209,7 @@ def test_bad_input_is_one_clear_error_each(make_set: MakeSet) -> None:
     assert str(RawDocument(data[: int.from_bytes(data[:4], "little")]).get("optime")).startswith("1:")
 
 
+@pytest.mark.night("a search for requests; what it found is in the tables of the unit tests")
 @pytest.mark.timeout(240)
 def test_generated_requests_find_no_server_error(make_set: MakeSet, tmp_path: Path) -> None:
     """schemathesis over the OpenAPI document. What the schema cannot say (operators, names) may be refused; 503 and 504

@@ -6,15 +6,12 @@ import sqlite3
 import threading
 from contextlib import closing, suppress
 
-import pytest
-
 from replset.cli.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import all_counted, run, same_everywhere
 from tests.simulation.kit.index_model import index_fault
 
-pytestmark = pytest.mark.slow
 DOCUMENTS = 20_000
 
 

@@ -33,8 +33,6 @@ from tests.integration.intruder import (
     read_all,
 )
 
-pytestmark = pytest.mark.slow
-
 UNAUTHORIZED, AUTHENTICATION_FAILED = 13, 18
 FAR = Int64(2**63 - 1)
 JSON = {"content-type": "application/json"}

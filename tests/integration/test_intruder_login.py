@@ -18,8 +18,6 @@ from replset.client import WireClient
 from replset.errors import HostUnreachableError
 from tests.integration.intruder import PASSWORD, READER, ROOT, GuardedSet, go_on, guarded_set, log_in, start
 
-pytestmark = pytest.mark.slow
-
 UNAUTHORIZED, AUTHENTICATION_FAILED = 13, 18
 PROTOCOL_ERROR, MECHANISM_UNAVAILABLE = 17, 334
 JSON = {"content-type": "application/json"}

@@ -6,13 +6,10 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import all_counted, run
 
-pytestmark = pytest.mark.slow
 DOCUMENTS = 2_000
 MAJORITY = {"writeConcern": {"w": "majority", "wtimeout": 20_000}}
 JOIN = {"$lookup": {"from": "kinds", "localField": "k", "foreignField": "_id", "as": "kind"}}

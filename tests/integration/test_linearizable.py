@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import DATABASE, cut, heal, insert, run, same_everywhere, state
 from tests.integration.test_http import act
 from tests.integration.test_set import lost_entries
 
-pytestmark = pytest.mark.slow
 LINEARIZABLE: dict[str, object] = {"level": "linearizable"}
 
 

@@ -27,7 +27,6 @@ from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, run_program, running_set
 from tests.integration.talk import all_counted
 
-pytestmark = pytest.mark.slow
 ROOT = {"REPLSET_USER": "root", "REPLSET_PASSWORD": "correct horse"}
 CLI = "replset.cli.main"
 

@@ -13,9 +13,6 @@ from replset.cli.local_set import LocalSet
 from tests.integration.conftest import next_ports
 from tests.integration.page import Shell, differences
 
-pytestmark = pytest.mark.slow
-
-
 ONE_MEMBER = "replset cluster up --members 1 --base-port 27017"
 
 

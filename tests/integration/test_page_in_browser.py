@@ -19,9 +19,6 @@ from tests.integration.forked import running_set
 from tests.integration.talk import cut, find, heal, insert, run, state
 from tests.integration.test_restore import lose_writes
 
-pytestmark = pytest.mark.slow
-
-
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 

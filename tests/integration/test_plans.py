@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import run_program
 from tests.integration.talk import insert, run, same_everywhere
-
-pytestmark = pytest.mark.slow
 
 
 def replset(*arguments: object, status: int = 0) -> str:

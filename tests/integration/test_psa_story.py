@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from replset.cli.local_set import LocalSet
 from tests.integration.conftest import next_ports
 from tests.integration.page import Shell, differences
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:

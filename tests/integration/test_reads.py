@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import pytest
-
 from replset.bson import from_ejson
 from replset.cli.local_set import LocalMember, wait_until
 from replset.optime import parse_optime
@@ -20,7 +18,6 @@ from tests.integration.conftest import MakeSet
 from tests.integration.talk import cut, heal, status
 from tests.integration.test_http import act, ask
 
-pytestmark = pytest.mark.slow
 READ_FROM = "x-replset-read-from"
 
 

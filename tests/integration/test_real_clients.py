@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pymongo
-import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.clients.workload import (
@@ -30,7 +29,6 @@ from tests.integration.clients.workload import (
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import all_counted
 
-pytestmark = pytest.mark.slow
 HANGS_FOR_S = 5.0
 CALM_S = 1.0
 """How long the clients work undisturbed after each fault: drivers try a write again once only."""

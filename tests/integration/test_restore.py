@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import acknowledged, list_manifests
 from tests.integration.conftest import MakeSet, login_environment
 from tests.integration.forked import run_program
 from tests.integration.talk import cut, heal, insert, run, same_everywhere, state
 
-pytestmark = pytest.mark.slow
 W1 = {"w": 1}
 
 

@@ -19,8 +19,6 @@ from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import find, run, same_everywhere
 from tests.integration.test_restore import MANY, Story, lose_writes, many_lost, rows_of, tool
 
-pytestmark = pytest.mark.slow
-
 
 class Rollback:
     """One rollback, asked of the member that holds it."""

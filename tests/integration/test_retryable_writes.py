@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pymongo
-import pytest
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import Secondary
 from pymongo.write_concern import WriteConcern
@@ -16,7 +15,6 @@ from replset.cli.local_set import LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import all_counted
 
-pytestmark = pytest.mark.slow
 WRITERS = 8
 CALM_S = 1.0
 

@@ -27,8 +27,6 @@ from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted, insert, run
 
-pytestmark = pytest.mark.slow
-
 HOOK_SECS = 1
 HOOK = """#!/bin/sh
 cd "$(dirname "$0")"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
@@ -15,7 +14,6 @@ from tests.integration.conftest import MakeSet
 from tests.integration.forked import run_program
 from tests.integration.talk import all_counted, cut, find, heal, ids, insert, run, same_everywhere, state, status
 
-pytestmark = pytest.mark.slow
 LOST = range(1_000, 3_000)
 
 

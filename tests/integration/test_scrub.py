@@ -19,7 +19,6 @@ from tests.integration.conftest import MakeSet, begin_with_logins, login_environ
 from tests.integration.forked import ForkedSet, run_program, running_set
 from tests.integration.talk import DATABASE, all_counted, find, insert, run, same_everywhere, status
 
-pytestmark = pytest.mark.slow
 Change = Callable[[sqlite3.Connection, str], object]
 NS = f"{DATABASE}.orders"
 

@@ -6,8 +6,6 @@ import json
 import threading
 from pathlib import Path
 
-import pytest
-
 from replset.bson import decode
 from replset.cli.local_set import LocalMember, wait_until
 from replset.replication.rollback_manifest import FileKind, list_manifests
@@ -25,8 +23,6 @@ from tests.integration.talk import (
     state,
     status,
 )
-
-pytestmark = pytest.mark.slow
 
 
 def documents_in(path: Path) -> list[dict[str, object]]:

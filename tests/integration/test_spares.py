@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember, wait_until
 from replset.cli.main import main
 from tests.integration.conftest import MakeSet, next_ports
-
-pytestmark = pytest.mark.slow
 
 
 def row_of(asked: LocalMember, member: LocalMember) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from spark.oplog import EVERYTHING, START, GrowingOplog, OplogError
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import insert
 
-pytestmark = pytest.mark.slow
-
 
 def test_both_ways_to_read_a_running_member(make_set: MakeSet) -> None:
     local = make_set(members=1)

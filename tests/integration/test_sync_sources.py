@@ -12,8 +12,6 @@ from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import all_counted, insert, run, same_everywhere, state, status
 
-pytestmark = pytest.mark.slow
-
 
 def source_of(member: LocalMember, by: LocalMember | None = None) -> str:
     """As the member says itself, or as another one knows it by heartbeats."""

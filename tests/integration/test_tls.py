@@ -26,8 +26,6 @@ from tests.integration.forked import ForkedSet, run_program, running_set
 from tests.integration.talk import all_counted, insert, run, state, status
 from tools.chaos.hostile import prove_without_key_file
 
-pytestmark = pytest.mark.slow
-
 
 class TlsSet:
     """A set, the CA of its certificates, and the files of each member."""

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from bson import Binary, Int64, Timestamp
 from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
@@ -18,7 +17,6 @@ from pymongo.write_concern import WriteConcern
 from tests.integration.conftest import MakeSet
 from tests.integration.test_drivers import Client, connect
 
-pytestmark = pytest.mark.slow
 Document = dict[str, Any]
 MAJORITY = {"w": "majority"}
 DOCUMENTS = 400

@@ -22,7 +22,6 @@ from tests.integration.conftest import MakeSet
 from tests.integration.talk import all_counted
 from tests.integration.test_drivers import Client, connect
 
-pytestmark = pytest.mark.slow
 MAJORITY = WriteConcern("majority")
 ACCOUNTS = 6
 

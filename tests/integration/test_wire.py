@@ -17,7 +17,6 @@ from replset.cli.local_set import LocalMember, LocalSet
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import run
 
-pytestmark = pytest.mark.slow
 Client = pymongo.MongoClient[dict[str, Any]]
 NOTICED_WITHIN_S = 5.0
 """Far below a driver's heartbeat of 10 s; the machine may be busy."""

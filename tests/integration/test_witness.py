@@ -7,14 +7,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import run_program
 from tests.integration.page import Shell, differences
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_witness_is_added_to_a_set_that_runs(make_set: MakeSet) -> None:

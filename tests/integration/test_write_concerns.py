@@ -10,13 +10,9 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-import pytest
-
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import ids, insert, run, status
-
-pytestmark = pytest.mark.slow
 
 
 def reconfigure(primary: LocalMember, settings: dict[str, object], tags: list[dict[str, str]] | None = None) -> None:

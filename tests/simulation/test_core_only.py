@@ -18,7 +18,7 @@ SLOW = range(8, 30)
 OF_CHANGES = range(4, 12)
 
 
-@pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW)])
+@pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in SLOW)])
 def test_the_core_holds(seed: int) -> None:
     """One primary a term, one entry an optime, no majority write lost, no commit point moves back."""
     outcome = run_core(seed)
@@ -27,7 +27,7 @@ def test_the_core_holds(seed: int) -> None:
     assert outcome.counts["terms"]
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in OF_CHANGES)])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in OF_CHANGES)])
 def test_operators_change_the_set_all_the_time(seed: int) -> None:
     outcome = run_core_changes(seed)
     assert outcome.error is None, outcome.report()

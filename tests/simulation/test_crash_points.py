@@ -25,6 +25,8 @@ from tests.simulation.kit.loop import current_process
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 from tests.simulation.kit.workload import Workload, Write
 
+pytestmark = pytest.mark.in_turns
+
 SMALL_STEPS = Environment(undo_step=2)
 SMALL_WAL = Environment(checkpoint_bytes=8_000, oplog_bytes=6_000, history_s=1)
 SHORT_OPLOG = Environment(oplog_bytes=2_000, history_s=1, chunk_bytes=2_048)

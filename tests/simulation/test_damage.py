@@ -98,7 +98,7 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
 
 
 @pytest.mark.parametrize(
-    "seed", [194_012, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (194_013, 700_046))]
+    "seed", [194_012, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in (194_013, 700_046))]
 )
 def test_documents_that_a_disk_changed_are_put_right_by_the_majority(seed: int) -> None:
     """Behind other faults; with two copies the operator says whose is right. In the last, an update does not fit."""

@@ -48,32 +48,31 @@ KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameColle
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW)])
+@pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in SLOW)])
 def test_every_invariant_holds(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.error is None, outcome.report()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", CLASSIC)
 def test_a_seed_that_found_something_holds(seed: int) -> None:
     outcome = run_seed(seed, classic_plan(seed))
     assert outcome.error is None, outcome.report()
 
 
-@pytest.mark.parametrize("seed", [8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in CHANGES)])
+@pytest.mark.parametrize("seed", [8, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in CHANGES)])
 def test_operators_change_the_set_all_the_time(seed: int) -> None:
     outcome = run_seed(seed, changes_plan(seed))
     assert outcome.error is None, outcome.report()
 
 
-@pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in CONCERNS)])
+@pytest.mark.parametrize("seed", [4, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in CONCERNS)])
 def test_writes_wait_for_all_in_sync(seed: int) -> None:
     outcome = run_seed(seed, concerns_plan(seed))
     assert outcome.error is None, outcome.report()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in STALE)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in STALE)])
 def test_members_are_too_stale_all_the_time(seed: int) -> None:
     outcome = run_seed(seed, stale_plan(seed))
     assert outcome.error is None, outcome.report()
@@ -86,7 +85,7 @@ def test_named_consumers_are_given_all_and_nothing_twice(seed: int) -> None:
     assert outcome.error is None, outcome.report()
 
 
-@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in ARCHIVE)])
+@pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in ARCHIVE)])
 def test_the_archive_holds_the_committed_history(seed: int) -> None:
     outcome = run_seed(seed, archive_plan(seed))
     assert outcome.error is None, outcome.report()
@@ -99,14 +98,13 @@ def test_change_streams_have_no_gap_and_no_repeat() -> None:
     assert outcome.counts["events of streams"] > 100
 
 
-@pytest.mark.parametrize("seed", [14, *(pytest.param(seed, marks=pytest.mark.slow) for seed in FOLLOW)])
+@pytest.mark.parametrize("seed", [14, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in FOLLOW)])
 def test_a_set_follows_another_one(seed: int) -> None:
     outcome = run_follow(seed)
     assert outcome.error is None, outcome.report()
     assert outcome.counts["entries of a source"] > 30
 
 
-@pytest.mark.slow
 def test_what_rollbacks_undo_is_in_their_files_whatever_its_kind() -> None:
     never_undone = set(KINDS)
     for seed in ROLLBACKS:

@@ -19,8 +19,6 @@ from tests.integration.conftest import start_set
 from tests.integration.forked import running_set
 from tests.integration.talk import insert
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[LocalMember]:

@@ -17,6 +17,7 @@ from replset.bson import encode
 from replset.wire.framing import encode_msg
 from tools.bench import generator
 
+NIGHT = pytest.mark.night("a benchmark: it measures, and no part of the product is only tested here")
 pytestmark = pytest.mark.skipif(generator.compiler() is None, reason="there is no C compiler")
 
 
@@ -55,7 +56,7 @@ def test_only_an_answer_that_reports_success_counts(tmp_path: Path, reply: dict[
     assert ("not primary" in loaded.error_text) is (good == 0)
 
 
-@pytest.mark.slow
+@NIGHT
 def test_loads_arrive_over_the_wire_and_over_http(tmp_path: Path) -> None:
     rows = ["w1", "majority", "unsynced", "retryable", "bulk", "find", "http"]
     options = ["--seconds=0.2", "--connections=2", "--rounds=1", f"--json={tmp_path / 'figures.json'}"]
@@ -70,7 +71,7 @@ def test_loads_arrive_over_the_wire_and_over_http(tmp_path: Path) -> None:
     assert sorted(row["who"] for row in figures if row["row"] == "floor") == ["apsw", "echo"]
 
 
-@pytest.mark.slow
+@NIGHT
 def test_a_failover_and_hand_overs_are_measured() -> None:
     command = [sys.executable, "-m", "tools.bench", "failover", "--kills", "1"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -79,7 +80,7 @@ def test_a_failover_and_hand_overs_are_measured() -> None:
         assert row in run.stdout
 
 
-@pytest.mark.slow
+@NIGHT
 def test_events_of_streams_and_consumers_are_measured() -> None:
     command = [sys.executable, "-m", "tools.bench", "changes", "--members=1", "--seconds=0.3", "--connections=2"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

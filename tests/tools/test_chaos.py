@@ -265,7 +265,7 @@ def test_the_outcome_of_a_reply_to_a_write(reply: Document, outcome: str) -> Non
     assert (write.outcome, write.operation_time) == (outcome, 3 << 31 | 4 if outcome == "ok" else 0)
 
 
-@pytest.mark.slow
+@pytest.mark.night("faults on real processes for a while; the simulated runs draw the same faults")
 def test_a_short_run_is_clean(tmp_path: Path) -> None:
     reported: list[str] = []
     ports = next_ports(3)
@@ -282,7 +282,7 @@ def test_a_short_run_is_clean(tmp_path: Path) -> None:
             assert any(file.kind is FileKind.OPLOG for file in manifest.files)
 
 
-@pytest.mark.slow
+@pytest.mark.night("faults on real processes for a while; the simulated runs draw the same faults")
 def test_a_short_run_with_full_and_read_only_disks_is_clean() -> None:
     """In a process of its own, which enters a mount namespace; it says so where the machine allows nobody to mount."""
     command = [sys.executable, "-m", "tools.chaos", "--minutes", "0.25", "--seed", "7", "--set", "three"]

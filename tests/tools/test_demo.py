@@ -13,8 +13,6 @@ from tests.integration.conftest import next_ports
 from tests.spark.cluster import SHORT_LIVED
 from tools.demo import reason_of
 
-pytestmark = pytest.mark.slow
-
 
 def run_demo(folder: Path, prelude: str = "") -> subprocess.CompletedProcess[str]:
     """The demo with fast timeouts in a process of its own, its files in `folder`; `prelude` may break it first."""
@@ -42,6 +40,7 @@ def test_every_step_of_the_demo_holds(tmp_path: Path) -> None:
     assert done.stdout.count("✔") == 12
 
 
+@pytest.mark.night("the demo a second time, with a step that fails")
 def test_a_broken_step_ends_the_demo_with_a_failure(tmp_path: Path) -> None:
     done = run_demo(tmp_path, "demo.Demo.count = lambda *_: 0")
     assert done.returncode == 1, done.stdout + done.stderr

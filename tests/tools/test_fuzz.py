@@ -9,6 +9,7 @@ from tools.fuzz.kit import Target, run_long, run_short, stateless
 from tools.fuzz.targets import TARGETS
 
 
+@pytest.mark.night("a search for inputs; what it found is in the tables of the unit tests")
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_breaks(name: str) -> None:
     outcomes = run_short(TARGETS[name])

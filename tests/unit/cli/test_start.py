@@ -251,7 +251,6 @@ def test_an_address_that_is_not_this_machine_s(tmp_path: Path, port: int) -> Non
 # --- what starts --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_second_member_on_the_same_dbpath_is_refused_and_the_first_goes_on(tmp_path: Path, port: int) -> None:
     dbpath = tmp_path / "data"
     second = free_ports(1, port + 1)[0]
@@ -264,7 +263,6 @@ def test_a_second_member_on_the_same_dbpath_is_refused_and_the_first_goes_on(tmp
         assert first.wait(timeout=20) == 0
 
 
-@pytest.mark.slow
 def test_options_from_the_environment_alone(tmp_path: Path, port: int) -> None:
     environment = {
         "REPLSET_REPL_SET": "from-environment",
@@ -290,7 +288,6 @@ def test_options_from_the_environment_alone(tmp_path: Path, port: int) -> None:
         process.wait(timeout=20)
 
 
-@pytest.mark.slow
 def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -> None:
     """132 MB against 46: what only tools need is not imported by a server."""
     dbpath = made_dbpath(tmp_path / "data")

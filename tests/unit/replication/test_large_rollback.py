@@ -99,7 +99,6 @@ def roll_back(mine: Member) -> tuple[RollbackEnded, Meter]:
     return ended, meter
 
 
-@pytest.mark.slow
 def test_a_hundred_thousand_operations_are_undone_in_steps_that_stay_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +169,6 @@ def test_one_entry_beyond_the_limit_is_undone_all_the_same(tmp_path: Path) -> No
     assert mine.store.last_applied == common
 
 
-@pytest.mark.slow
 def test_the_files_are_written_in_bounded_memory(tmp_path: Path) -> None:
     _, mine = members(tmp_path)
     write_alone(mine, 5_000, "x" * 10_000)
