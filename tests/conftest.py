@@ -58,9 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield  # -m takes away what is not selected
     day = config.getoption("day")
     if day is not None:
-        chosen = [item for item in items if is_of_the_day(item, day)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        config.hook.pytest_deselected(items=[item for item in items if not is_of_the_day(item, day)])
+        items[:] = [item for item in items if is_of_the_day(item, day)]
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:
         items[:] = dealt(items, workers)
