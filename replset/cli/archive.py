@@ -12,7 +12,6 @@ from replset.bson import to_ejson
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.long_work import LongWork
-from replset.runtime.process.machine import RealClock
 from replset.terminal import echo
 
 app = typer.Typer(help="Look after the archive of the oplog.", no_args_is_help=True)
@@ -100,6 +99,7 @@ def remove(
 ) -> None:
     """Remove the segments whose entries are all older, the oldest first."""
     from replset.archive.point_in_time import PointInTime  # imports the storage
+    from replset.runtime.process.machine import RealClock  # with asyncio, which no other command here needs
 
     archive = Archive.open(url)
     point = PointInTime.parse(before)
