@@ -300,6 +300,8 @@ class FakeMember:
         before = self.store.last_applied
         if self.on_change is not None:
             self.on_change()
+        else:  # what is written gets to the disk while somebody waits
+            self.node.position = replace(self.node.position, last_durable=before)
         return self.store.last_applied != before
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
