@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from tests.programs import run_to_end
+
 COMPOSE = Path(__file__).parents[2] / "compose"
 MEMBERS = ("m1", "m2", "m3")
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
@@ -104,9 +106,7 @@ class LocalCompose:
         """Run a service to its end, with other arguments where some are given."""
         service = self.services[name]
         command = self.command({**service, "command": list(arguments)} if arguments else service)
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=240, env=self.environment(service)
-        )
+        done = run_to_end(command, environment=self.environment(service), bare=True)
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -130,7 +130,7 @@ class LocalCompose:
         assert kind == "CMD", kind
         if command[0] == "wget" and shutil.which("wget") is None:
             return answers(command[-1])
-        done = subprocess.run(command, env=self.environment(service), capture_output=True, check=False, timeout=30)
+        done = subprocess.run(command, env=self.environment(service), capture_output=True, check=False)
         return done.returncode == 0
 
     def wait_healthy(self, name: str, within_s: float = 90) -> None:

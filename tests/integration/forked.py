@@ -68,18 +68,18 @@ def running_set(folder: Path, name: str = "rs0") -> Iterator[ForkedSet]:
 
 
 def run_program(
-    module: str, *arguments: object, timeout_s: float = 120, environment: Mapping[str, str] | None = None
+    module: str, *arguments: object, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m MODULE ARGUMENTS...` to its end, with more in its environment."""
+    """Run `python -m MODULE ARGUMENTS...` to its end, with more in its environment. It ends with the test."""
     command = [module, *map(str, arguments)]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         process = _FORKS.Process(target=_run_program, args=(command, str(out), str(err), dict(environment or {})))
         process.start()
-        process.join(timeout_s)
-        if process.exitcode is None:
+        try:
+            process.join()
+        finally:
             process.kill()
-            raise subprocess.TimeoutExpired(command, timeout_s)
         return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
 
 

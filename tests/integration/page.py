@@ -11,13 +11,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from replset.cli.local_set import HTTP_OFFSET
+from tests.programs import all_ended
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIRST_PORT = 27017
-COMMAND_WITHIN_S = 120
 FIGURE = re.compile(r"""(?<![\w.:])(?<!": )(?!127\.)(\d+ min )?\d([\d,.:T-]*\d)?""")
 """A number, a time, a duration, an optime; no part of a name or an address, and no value in a document."""
 
@@ -35,8 +36,9 @@ def commands(page: str) -> Iterator[tuple[str, str]]:
 class Shell:
     """Runs a page's commands in a folder of its own, with the ports of this run. A function that is defined stays."""
 
-    def __init__(self, folder: Path, ports: list[int]) -> None:
+    def __init__(self, folder: Path, ports: list[int], environment: dict[str, str]) -> None:
         self.folder = folder
+        self._environment = environment
         self._ports = {
             str(FIRST_PORT + offset + n): str(port + offset)
             for offset in (0, HTTP_OFFSET)
@@ -60,14 +62,13 @@ class Shell:
             ["bash", "-c", self._functions + here],
             cwd=self.folder,
             env={
-                **os.environ,
+                **self._environment,
                 "PYTHONPATH": str(DOCS.parent),
                 "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}",
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=COMMAND_WITHIN_S,
             check=False,
         )
         return self.as_on_the_page(done.stdout)
@@ -82,6 +83,13 @@ class Shell:
 
     def _replaced(self, text: str, names: dict[str, str]) -> str:
         return re.sub(r"\b\d{5}\b", lambda match: names.get(match[0], match[0]), text)
+
+
+@contextmanager
+def running_shell(folder: Path, ports: list[int]) -> Iterator[Shell]:
+    """A shell; whatever its commands have started and left ends with the block."""
+    with all_ended() as environment:
+        yield Shell(folder, ports, environment)
 
 
 def without_figures(text: str) -> str:

@@ -20,7 +20,7 @@ from tests.integration.talk import all_counted, insert, run, status
 
 
 def program(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run_program("replset.cli.main", *arguments, timeout_s=60)
+    return run_program("replset.cli.main", *arguments)
 
 
 def record(member: LocalMember) -> dict[str, Any]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from replset.bson import decode
 from replset.cli.backup import receive_backup
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.cli.local_set import LocalMember, wait_until
 from replset.client import HttpClient
 from replset.ids import HostPort
 from replset.long_work import LongWork
@@ -23,19 +22,13 @@ from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import run_program, running_set
-from tests.integration.page import Shell, differences
+from tests.integration.page import differences, running_shell
 from tests.integration.talk import insert, run
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:
-    try:
-        wrong = differences("backup.md", Shell(tmp_path, next_ports(4)))
-    finally:
-        with suppress(OSError, ValueError):
-            os.kill(int((tmp_path / "other.pid").read_text()), signal.SIGKILL)
-        if (tmp_path / "demo" / "set.json").exists():
-            for member in (local := LocalSet.load(tmp_path / "demo")).members:
-                local.kill(member)
+    with running_shell(tmp_path, next_ports(4)) as shell:
+        wrong = differences("backup.md", shell)
     assert wrong == [], "\n".join(wrong)
 
 
@@ -107,9 +100,7 @@ def test_it_needs_the_role_where_users_log_in(tmp_path: Path) -> None:
 
         def program(user: str, *arguments: object) -> subprocess.CompletedProcess[str]:
             login = {"REPLSET_USER": user, "REPLSET_PASSWORD": "k"} if user else {}
-            return run_program(
-                "replset.cli.main", *arguments, environment={**login, "REPLSET_HOST": member.host}, timeout_s=60
-            )
+            return run_program("replset.cli.main", *arguments, environment={**login, "REPLSET_HOST": member.host})
 
         done = program("keeper", "backup", tmp_path / "one")
         assert (done.returncode, done.stderr) == (0, "")

@@ -16,13 +16,14 @@ import pytest
 from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 from tests.integration.conftest import next_ports
 from tests.integration.forked import run_program
+from tests.programs import MARK, all_ended
 
 
 def replset(*arguments: str, status: int = 0) -> str:
     """Run the command line as a process of its own; its standard output, or its standard error when it fails."""
     if arguments[:2] == ("cluster", "up"):  # as from a shell, with all that is imported then
         command = [sys.executable, "-m", "replset.cli.main", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     else:
         done = run_program("replset.cli.main", *arguments)
     assert done.returncode == status, done.stderr
@@ -30,13 +31,16 @@ def replset(*arguments: str, status: int = 0) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What `cluster up` has started ends with the test, also if it ends before it has noted what it started."""
     place = tmp_path / "set"
-    yield place
-    if (place / "set.json").exists():
-        local = LocalSet.load(place)
-        for member in local.members:
-            local.kill(member)
+    with all_ended() as environment:
+        monkeypatch.setenv(MARK, environment[MARK])
+        yield place
+        if (place / "set.json").exists():
+            local = LocalSet.load(place)
+            for member in local.members:
+                local.kill(member)
 
 
 def primary_of(folder: Path) -> LocalMember:
@@ -208,7 +212,6 @@ def test_a_folder_with_packages_of_our_names_does_not_hide_the_product(folder: P
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
         )
 
     started = run("replset", *up)

@@ -19,6 +19,7 @@ from replset.bson import RawDocument, encode
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import cut, heal
+from tests.programs import run_to_end
 
 JSON = {"content-type": "application/json"}
 
@@ -219,17 +220,13 @@ def test_generated_requests_find_no_server_error(make_set: MakeSet, tmp_path: Pa
     (tmp_path / "schemathesis.toml").write_text(f"[checks.not_a_server_error]\n{expected}\n", encoding="utf-8")
     member = make_set(members=1).wait_for_primary()
     paths = "^/v1/(action|command|replset/(oplog|rollbacks|status|config))"
-    done = subprocess.run(
+    done = run_to_end(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{member.http}/openapi.json"),
             *("--include-path-regex", paths, "--max-examples", "25", "--seed", "1", "--no-color"),
             *("--phases", "examples,coverage,fuzzing", "--exclude-checks", "positive_data_acceptance"),
         ],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert member.is_running()

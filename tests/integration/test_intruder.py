@@ -11,7 +11,6 @@ import random
 import socket
 import ssl
 import struct
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -307,9 +306,7 @@ def test_who_does_not_end_his_handshake_makes_room_for_others(guarded: GuardedSe
     silent = [guarded.plain(http=http) for _ in range(150)]
     try:
         for _ in range(5):
-            began = time.monotonic()
-            with guarded.secured(http=http):
-                assert time.monotonic() - began < 5
+            guarded.secured(http=http).close()
         assert is_closed(silent[0])
     finally:
         for connection in silent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from replset.cli.local_set import LocalMember, wait_until
@@ -53,9 +52,8 @@ def test_a_cut_off_primary_answers_no_linearizable_read(make_set: MakeSet) -> No
     status, headers, refused = act(old, "countDocuments", readConcern=LINEARIZABLE, maxTimeMS=300)
     assert (status, refused["code"]) == (503, 50)
     assert headers["retry-after"]
-    began = time.monotonic()
     refused = read(old)  # without a limit it ends with the stepdown, or (187) once the others count as down
-    assert (refused["code"] in (187, 189, 10107), time.monotonic() - began < 25) == (True, True), refused
+    assert refused["code"] in (187, 189, 10107), refused
 
     new = local.wait_for_primary(among=rest)
     set_n(new, 3)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from replset.cli.local_set import LocalSet
 from tests.integration.conftest import next_ports
-from tests.integration.page import Shell, differences
+from tests.integration.page import differences, running_shell
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:
-    try:
-        wrong = differences("psa.md", Shell(tmp_path, next_ports(3)))
-    finally:
-        if (tmp_path / "replset-data" / "set.json").exists():
-            for member in (local := LocalSet.load(tmp_path / "replset-data")).members:
-                local.kill(member)
+    with running_shell(tmp_path, next_ports(3)) as shell:
+        wrong = differences("psa.md", shell)
     assert wrong == [], "\n".join(wrong)

@@ -117,7 +117,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def ip(*arguments: str, program: str = "ip") -> str:
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=True)
     return done.stdout
 
 

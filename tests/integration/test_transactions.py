@@ -112,14 +112,12 @@ def test_two_sessions_that_write_the_same(make_set: MakeSet) -> None:
         assert conflict.value.code == 112
         assert conflict.value.has_error_label("TransientTransactionError")
         two.abort_transaction()
-        started = time.monotonic()
         plain = threading.Thread(target=things.update_one, args=({"_id": 1}, {"$inc": {"n": 100}}))
         plain.start()
         time.sleep(0.5)
         assert things.find_one({"_id": 1}) == {"_id": 1, "n": 0}
         one.commit_transaction()
-        plain.join(20)
-        assert time.monotonic() - started < 20
+        plain.join()
         assert things.find_one({"_id": 1}) == {"_id": 1, "n": 101}
 
 

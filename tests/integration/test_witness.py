@@ -7,10 +7,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.cli.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import run_program
-from tests.integration.page import Shell, differences
+from tests.integration.page import differences, running_shell
 
 
 def test_a_witness_is_added_to_a_set_that_runs(make_set: MakeSet) -> None:
@@ -67,10 +67,6 @@ def status_of(member: LocalMember, path: str) -> int:
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:
-    try:
-        wrong = differences("witness.md", Shell(tmp_path, next_ports(3)))
-    finally:
-        if (tmp_path / "demo" / "set.json").exists():
-            for member in (local := LocalSet.load(tmp_path / "demo")).members:
-                local.kill(member)
+    with running_shell(tmp_path, next_ports(3)) as shell:
+        wrong = differences("witness.md", shell)
     assert wrong == [], "\n".join(wrong)

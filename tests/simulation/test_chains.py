@@ -42,6 +42,22 @@ def test_a_majority_counts_each_member_of_a_chain_for_what_it_has() -> None:
         scenario.heal_all_and_judge()
 
 
+def test_a_chain_acknowledges_as_fast_as_a_fetch_goes() -> None:
+    """Heartbeats bring positions too; a write that waited for them would take half an interval of theirs."""
+    with scenario_run(heartbeatIntervalMillis=2_000) as scenario:
+        cluster, a = scenario.cluster, scenario.primary
+        b, c = scenario.others
+        cluster.run_for(3)  # everybody knows that the others have everything, and follow the primary
+        follow(scenario, c, b)
+        began = cluster.loop.now_ms
+        for number in range(20):
+            insert = {"insert": "orders", "documents": [{"_id": number}], "writeConcern": {"w": 3}}
+            assert "writeConcernError" not in cluster.command(a, insert, "shop")
+        assert cluster.loop.now_ms - began < 20 * 100
+        assert source_of(scenario, c) == b
+        scenario.heal_all_and_judge()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_members_that_are_told_to_follow_each_other_do_not_for_long(seed: int) -> None:
     with scenario_run(members=4, seed=seed) as scenario:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from spark.reports.diff.local_engine import local_diff
+from tests.programs import run_to_end
 from tests.spark.background import in_background
 from tests.spark.cluster import SHORT_LIVED, bare_python, clean_environment, standalone
 from tests.spark.diff_rows import all_rows
@@ -77,15 +77,8 @@ def cluster(folder: Path) -> dict[str, Any]:
     members = in_files(folder, made.members)
     environment = clean_environment() | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     with standalone(folder) as master:
-        done = subprocess.run(
-            [sys.executable, "-c", DRIVER, master, str(lacking), SHORT_LIVED, *(oplog.path for oplog in members)],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        command = [sys.executable, "-c", DRIVER, master, str(lacking), SHORT_LIVED, *(oplog.path for oplog in members)]
+        done = run_to_end(command, environment=environment, cwd=folder, bare=True)
     assert done.returncode == 0, done.stderr
     found = pickle.loads((folder / "found").read_bytes())
     seen = {"diffs": found, "expected": made.expected, "alone": all_rows(local_diff(members))}

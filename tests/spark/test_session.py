@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark.session import is_local, spark_session
 from spark.shipping import write_archive
+from tests.programs import run_to_end
 from tests.spark.background import in_background
 from tests.spark.cluster import SHORT_LIVED, SPARK_HOME, bare_python, clean_environment
 from tests.spark.kit import T0, insert, write_oplog
@@ -59,7 +60,7 @@ def run(command: list[str], folder: Path, **environment: str) -> subprocess.Comp
     everything = (
         clean_environment() | {"SPARK_SUBMIT_OPTS": SHORT_LIVED, "SPARK_LAUNCHER_OPTS": SHORT_LIVED} | environment
     )
-    return subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=240)
+    return run_to_end(command, environment=everything, cwd=folder, bare=True)
 
 
 @in_background

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from replset.bson import encode
 from replset.wire.framing import encode_msg
+from tests.programs import run_to_end
 from tools.bench import generator
 
 NIGHT = pytest.mark.night("a benchmark: it measures, and no part of the product is only tested here")
@@ -61,7 +61,7 @@ def test_loads_arrive_over_the_wire_and_over_http(tmp_path: Path) -> None:
     rows = ["w1", "majority", "unsynced", "retryable", "bulk", "find", "http"]
     options = ["--seconds=0.2", "--connections=2", "--rounds=1", f"--json={tmp_path / 'figures.json'}"]
     command = [sys.executable, "-m", "tools.bench", *options, *rows]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_to_end(command)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())["rows"]
     loaded = {row["row"]: row for row in figures if row["who"] == "replset"}
@@ -74,7 +74,7 @@ def test_loads_arrive_over_the_wire_and_over_http(tmp_path: Path) -> None:
 @NIGHT
 def test_a_failover_and_hand_overs_are_measured() -> None:
     command = [sys.executable, "-m", "tools.bench", "failover", "--kills", "1"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    run = run_to_end(command)
     assert run.returncode in (0, 1), run.stderr  # 1: a figure missed its limit, on a busy machine
     for row in ("kill -9 to the next majority write", "stepdown, last write", "SIGTERM, last write", "initiate"):
         assert row in run.stdout
@@ -83,7 +83,7 @@ def test_a_failover_and_hand_overs_are_measured() -> None:
 @NIGHT
 def test_events_of_streams_and_consumers_are_measured() -> None:
     command = [sys.executable, "-m", "tools.bench", "changes", "--members=1", "--seconds=0.3", "--connections=2"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = run_to_end(command)
     assert run.returncode == 0, run.stderr
     rows = {line.split()[0]: line.split()[1:] for line in run.stdout.splitlines()}
     assert [rows[streams].count("-") for streams in ("0", "1", "100")] == [1, 0, 0], "events came"

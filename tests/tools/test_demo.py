@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import next_ports
+from tests.programs import run_to_end
 from tests.spark.cluster import SHORT_LIVED
 from tools.demo import reason_of
 
@@ -25,12 +25,11 @@ def run_demo(folder: Path, prelude: str = "") -> subprocess.CompletedProcess[str
         (folder / "project" / name).mkdir(parents=True)
         (folder / "project" / name / "__init__.py").write_text("raise SystemExit('imported from PYTHONPATH')")
     environment = {
-        **os.environ,
         "PYTHONPATH": str(folder / "project"),
         "JDK_JAVA_OPTIONS": SHORT_LIVED,
         "TMPDIR": str(folder),
     }
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, env=environment)
+    return run_to_end([sys.executable, "-c", program], environment=environment)
 
 
 def test_every_step_of_the_demo_holds(tmp_path: Path) -> None:

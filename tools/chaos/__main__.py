@@ -22,6 +22,7 @@ DESCRIPTORS = 1024
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev chaos", description="Break a real set, then check it.")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long to break things (2)")
+    parser.add_argument("--at-least", type=int, default=0, metavar="N", help="go on until there were N faults (0)")
     parser.add_argument("--seed", type=int, default=None, help="draw the same faults as an earlier run")
     parser.add_argument("--keep", action="store_true", help="leave history, logs and databases in their folder")
     parser.add_argument(
@@ -62,6 +63,7 @@ def main() -> int:
             shape=shape,
             keyed=keyed,
             names=options.faults,
+            at_least=options.at_least,
             base_port=27017 + os.getpid() % 50 * 10,  # so that runs at one time do not look at the same ports
         )
     except (AssertionError, ReplError) as error:

@@ -70,10 +70,12 @@ def run(
     shape: str = "three",
     keyed: bool = True,
     names: Sequence[str] = (),
+    at_least: int = 0,
 ) -> Result:
     """Break things for so long. AssertionError or ReplError: the set did not start, or did not become well again.
 
-    shape: of SHAPES. keyed: members prove themselves by a key file. names: draw these faults only.
+    shape: of SHAPES. keyed: members prove themselves by a key file. names: draw these faults only. at_least: go on
+    until there were so many faults, however long that takes.
     """
     rng = random.Random(seed)
     rows = SHAPES[shape]
@@ -95,7 +97,7 @@ def run(
         context.delayed = any("secondaryDelaySecs" in row for row in rows)
         context.wait_until_well()
         clients.start()
-        count = _break(context, seconds, on_line, faults.drawn(rng, own_disks, names))
+        count = _break(context, seconds, at_least, on_line, faults.drawn(rng, own_disks, names))
         began = time.monotonic()
         clients.stop()
         context.wait_until_well()
@@ -119,8 +121,8 @@ def _initiate(local: LocalSet, rows: Sequence[dict[str, object]]) -> None:
     assert reply.get("ok") == 1.0, reply
 
 
-def _break(context: FaultContext, seconds: float, on_line: OnLine, drawn: Iterator[Fault]) -> int:
-    """Faults until the time is up, then mend what is broken; how many there were."""
+def _break(context: FaultContext, seconds: float, at_least: int, on_line: OnLine, drawn: Iterator[Fault]) -> int:
+    """Faults until the time is up and there were enough, then mend what is broken; how many there were."""
     rng, count = context.rng, 0
     began = time.monotonic()
     waiting: list[tuple[float, str, Mend]] = []  # when to mend, what
@@ -148,7 +150,7 @@ def _break(context: FaultContext, seconds: float, on_line: OnLine, drawn: Iterat
             mend_due(float("inf"))
             assert time.monotonic() < deadline, f"{waiting[0][1]} cannot be mended"
 
-    while time.monotonic() < began + seconds:
+    while time.monotonic() < began + seconds or count < at_least:
         if len(waiting) < rng.choice((1, 1, 2)):
             fault = next(drawn)
             if fault in faults.ALONE:

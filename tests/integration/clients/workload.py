@@ -184,7 +184,7 @@ def failures_of_mongosh(uri: str, home: Path) -> list[list[str]]:
 
 def _failures(command: list[object], environment: dict[str, str]) -> list[list[str]]:
     arguments = [str(word) for word in command]
-    ended = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    ended = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout.strip().splitlines()[-1])
     assert result["ok"] > 0

@@ -57,7 +57,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def start(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `replset start` where it should refuse."""
     command = COMMAND[2:]
-    return run_program(*command, *arguments, timeout_s=60, environment=environment)
+    return run_program(*command, *arguments, environment=environment)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
@@ -78,7 +78,6 @@ def running(
     command = [*COMMAND, "--dbpath", str(dbpath), "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=BARE_ENVIRONMENT)
     try:
-        deadline = time.monotonic() + 30
         while True:
             try:
                 with WireClient(f"127.0.0.1:{port}") as client:
@@ -86,7 +85,6 @@ def running(
                 break
             except ReplError:
                 assert process.poll() is None, "the member ended"
-                assert time.monotonic() < deadline
                 time.sleep(0.02)
         yield process
     finally:
@@ -305,7 +303,7 @@ def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -
         f"print(json.dumps([status, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=BARE_ENVIRONMENT
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=BARE_ENVIRONMENT
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
 

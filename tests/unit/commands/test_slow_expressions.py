@@ -3,54 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from replset.bson import RawDocument, Regex, decode, encode
 from replset.commands.ports import CommandRequest
 from replset.query import regex
-from tests.unit.commands.conftest import Client
+from tests.unit.commands.conftest import Client, FakeWorkers
+from tests.unit.query.regex_clock import SlowExpressions
 
+T = TypeVar("T")
 SLOW = Regex("^(?:x+x+)+y")
 DOCUMENTS = 60
-ENDLESS = "x" * 100_000 + "zy"
+TEXT = "xxxzy"
 
 
-@pytest.fixture(autouse=True)
-def saved_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regex, "_budget", regex._TimeBudget())
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SlowExpressions:
+    return SlowExpressions(monkeypatch)
 
 
-def text_for(seconds: float) -> str:
-    """A text on which SLOW takes about so long, of the CPU."""
-    search = regex.regex_predicate(SLOW.pattern, "")
-    for step in range(60):
-        text = "x" * int(50 * 1.2**step) + "zy"
-        regex.begin_time_slice()
-        began = time.thread_time()
-        search(text)
-        if time.thread_time() - began > seconds / 2:
-            return text
-    raise AssertionError("the expression is not slow")
+class Thread(FakeWorkers):
+    """Lets the loop have its turn before and after its work, as a thread does."""
 
-
-async def longest_turn(work: Awaitable[Any]) -> tuple[Any, float]:
-    """The result, and the most CPU time that passed between two turns of the loop."""
-    longest = 0.0
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        began = time.thread_time()
+    async def run(self, work: Callable[[], T]) -> T:
         await asyncio.sleep(0)
-        longest = max(longest, time.thread_time() - began)
-    return task.result(), longest
+        try:
+            return work()
+        finally:
+            await asyncio.sleep(0)
 
 
-def run(client: Client, command: dict[str, object], db: str = "test") -> tuple[dict[str, Any], float]:
+def run(client: Client, clock: SlowExpressions, command: dict[str, object], db: str) -> tuple[dict[str, Any], float]:
+    """The reply, and the longest time that passed between two turns of the loop."""
+    client.member.evaluations = Thread()
     request = CommandRequest(db, RawDocument(encode({**command, "$db": db})), {}, client.connection)
-    reply, longest = client.loop.run_until_complete(longest_turn(client.dispatcher.run(request)))
+
+    async def watch() -> tuple[Any, float]:
+        longest = 0.0
+        task = asyncio.ensure_future(client.dispatcher.run(request))
+        while not task.done():
+            began = clock.now
+            await asyncio.sleep(0)
+            longest = max(longest, clock.now - began)
+        return task.result(), longest
+
+    reply, longest = client.loop.run_until_complete(watch())
     return decode(reply if isinstance(reply, bytes) else encode(reply)), longest
 
 
@@ -82,29 +82,27 @@ WORKS: dict[str, tuple[Callable[[], Command], str]] = {
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_others_get_their_turn_while_an_expression_is_slow(client: Client, name: str) -> None:
+def test_others_get_their_turn_while_an_expression_is_slow(client: Client, clock: SlowExpressions, name: str) -> None:
     make, db = WORKS[name]
-    text = text_for(0.006)
-    client.ok({"insert": "c", "documents": [{"_id": n, "a": text, "list": [text, "x"]} for n in range(DOCUMENTS)]})
-    client.ok({"insert": "c", "documents": [{"_id": "y", "a": "xxy", "list": ["xxy"]}]})
-    began = time.thread_time()
-    reply, longest = run(client, make(), db)
-    took = time.thread_time() - began
+    client.ok({"insert": "c", "documents": [{"_id": n, "a": TEXT, "list": [TEXT]} for n in range(DOCUMENTS)]})
+    clock.search_s = regex.SLICE_S * 0.3
+    began = clock.now
+    reply, longest = run(client, clock, make(), db)
     assert reply["ok"] == 1.0, reply
     assert "writeErrors" not in reply
-    assert took > 5 * regex.SLICE_S, "all of it is slow"
-    assert longest < took / 2
+    assert (clock.now - began) / clock.search_s > DOCUMENTS - 1, "each document was searched"
+    assert longest < 1.01 * (regex.SLICE_S + clock.search_s)
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_what_takes_for_ever_is_refused(client: Client, name: str) -> None:
+def test_what_takes_for_ever_is_refused(client: Client, clock: SlowExpressions, name: str) -> None:
     make, db = WORKS[name]
-    client.ok({"insert": "c", "documents": [{"_id": n, "a": ENDLESS, "list": [ENDLESS]} for n in range(5)]})
-    began = time.thread_time()
-    reply, longest = run(client, make(), db)
+    client.ok({"insert": "c", "documents": [{"_id": n, "a": TEXT, "list": [TEXT]} for n in range(5)]})
+    clock.search_s = 1_000_000.0
+    began = clock.now
+    reply, _ = run(client, clock, make(), db)
     error = reply["writeErrors"][0] if "writeErrors" in reply else reply
     assert error["code"] == 51156
     assert error["errmsg"] == f"Regular expression takes too long to match: {SLOW.pattern}"
-    assert longest < 0.5
-    assert time.thread_time() - began < 2
+    assert clock.now - began < 1.01 * regex.LIMIT_S
     assert client.ok({"ping": 1})

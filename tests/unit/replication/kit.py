@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
@@ -47,6 +48,7 @@ from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
+from tests.simulation.kit.loop import SimLoop
 
 T = TypeVar("T")
 SOURCE = HostPort("source:1")
@@ -402,20 +404,21 @@ def copy_log(source: Member, target: Member) -> None:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run one test on an event loop of its own, for 30 seconds at most."""
+    """Run one test on a loop of its own, in virtual time: a wait takes none of the machine's, and always suffices."""
 
     async def within() -> None:
-        await asyncio.wait_for(test(), 30)
+        await asyncio.wait_for(test(), 600)
 
-    asyncio.run(within())
+    with contextlib.closing(SimLoop()) as loop:
+        loop.run_until_complete(within())
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:
-    """Let the loop run until `condition` holds."""
-    for _ in range(5_000):
+    """Let the loop run until `condition` holds. It is looked at in each turn; one turn of many waits for timers."""
+    for turn in range(1, 1_000_000):
         if condition():
             return
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0 if turn % 500 else 0.02)
     raise AssertionError(f"never happened: {what or condition}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -108,7 +109,7 @@ def test_the_commit_point_comes_at_once(members: tuple[Member, Member]) -> None:
         source.moved()
         await until(lambda: mine.reports[-1] == SourceBatch(SOURCE, 1, source.store.last_applied, True))
         count = len(mine.network.calls)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(5)
         assert len(mine.network.calls) <= count + 1, "no answer twice for the same news"
         mine.fetcher.stop()
 
@@ -139,7 +140,7 @@ def test_the_next_request_waits_for_the_position_that_is_awaited(
         if awaited != "durable":
             await until(lambda: len(fetches(mine)) == count + 1)
         else:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(5)
             assert len(fetches(mine)) == count
             assert mine.fetcher.is_settling
             mine.durable = at
@@ -231,10 +232,10 @@ def test_a_commit_point_alone_waits_for_entries_unless_somebody_waits_for_it(
 
     async def test() -> None:
         poll = asyncio.get_running_loop().create_task(oplog_fetch(source, RawDocument(encode(asked.document()))))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
         source.node.commit_point = source.store.last_applied
         source.moved()
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(1)
         assert poll.done() == is_awaited
         source.insert(NS, {"_id": "with it"})
         assert FetchReply.parse(RawDocument(encode(await poll))).commit_point == source.node.commit_point
@@ -435,7 +436,7 @@ def test_nothing_is_applied_after_stop(members: tuple[Member, Member], monkeypat
         await until(lambda: mine.moves > 2)
         mine.fetcher.stop()
         at, reports = mine.store.last_applied, len(mine.reports)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(5)
         assert mine.store.last_applied == at < source.store.last_applied
         assert len(mine.reports) == reports
 
@@ -469,7 +470,7 @@ def test_drain_applies_all_that_was_fetched_and_reports_nothing(members: tuple[M
         assert len(mine.reports) == reports
         assert mine.fetcher.source is None
         at = mine.store.last_applied
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(5)
         assert mine.store.last_applied == at
         await mine.fetcher.drain()  # nothing to do
 
@@ -496,7 +497,8 @@ def test_updates_of_large_documents_are_evaluated_beside_the_loop(
 
     class Threads:
         async def run(self, work: Callable[[], T]) -> T:
-            return await asyncio.get_running_loop().run_in_executor(None, work)
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(work).result()
 
     monkeypatch.setattr(applier_module, "apply_update_bytes", noted)
     monkeypatch.setattr(mine.context, "workers", Threads())
@@ -593,7 +595,7 @@ def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> 
     async def test() -> None:
         mine.fetcher.start(SOURCE)
         await until(lambda: mine.store.last_applied >= old)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(5)
         assert mine.store.last_applied == old
         assert mine.fetcher.last_fetched == young
         mine.clock.ms = 109_999
@@ -794,7 +796,7 @@ def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Me
         source.clock.ms -= 55_000
         assert len((await fetch(after, 0)).entries) == 19
 
-    asyncio.run(test())
+    run(test)
 
 
 class Older:

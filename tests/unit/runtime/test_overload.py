@@ -12,7 +12,7 @@ from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.runtime.net import wire_connection
 from replset.wire.framing import encode_msg
-from tests.unit.runtime.served import HELLO, QUIET_S, SERVED, on_sockets, ping, serving
+from tests.unit.runtime.served import HELLO, SERVED, on_sockets, ping, serving
 
 OVERLOADED = (0.0, 462, ["SystemOverloadedError", "RetryableError"])
 
@@ -147,7 +147,7 @@ async def test_a_client_that_leaves_while_it_reads_nothing_leaves_no_task() -> N
         (connection,) = served.server.connections
         slow.send({"find": "c", "$db": "d"})
         await until(lambda: connection.idle_since is None and len(served.dispatcher.asked) == 2)
-        await asyncio.sleep(QUIET_S)  # the task waits for the client to read
+        await served.settled()  # the task waits for the client to read
         slow.writer.transport.abort()
         await until(lambda: not tasks())
 

@@ -170,11 +170,9 @@ def test_the_next_one_does_not_wait_for_what_a_hook_has_left_running(make_guard:
     try:
         guard.process.kill()
         after = make_guard(script, limit_s=60)
-        began = time.monotonic()
         after.tell(0)
         after.read_until("released 1")
-        assert time.monotonic() - began < 10
-        assert is_running(int(service))
+        assert is_running(int(service)), "so nobody waited for its end"
     finally:
         os.kill(int(service), signal.SIGKILL)
 

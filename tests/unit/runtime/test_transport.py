@@ -23,11 +23,12 @@ from replset.runtime.net.server import WireServer
 from replset.runtime.net.transport import MAX_IDLE, Transport
 from replset.runtime.net.turns import Turns
 from replset.runtime.process.machine import RealClock
-from tests.unit.runtime.served import answer_proof
+from tests.unit.runtime.served import QUIET_TURNS, answer_proof
 
 ME = HostPort("127.0.0.1:27998")
 LONG = Millis(10_000)
 SHORT = Millis(80)
+NEVER = Millis(600_000)
 
 
 class CountingNetwork:
@@ -110,6 +111,12 @@ class World:
     async def call(self, name: str, n: int = 0, timeout_ms: Millis = LONG) -> dict[str, Any]:
         reply = await self.transport.call(self.host, {name: 1, "n": n}, timeout_ms=timeout_ms)
         return reply.decode()
+
+
+async def turns() -> None:
+    """Let the loop turn often enough for whatever is on its way over loopback."""
+    for _ in range(QUIET_TURNS):
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -204,7 +211,7 @@ async def test_an_answer_that_does_not_come_in_time() -> None:
         with pytest.raises(HostUnreachableError, match=f"did not answer within {SHORT} ms") as caught:
             await w.call("never", timeout_ms=SHORT)
         assert not isinstance(caught.value, NothingSentError), "it was sent; who knows what became of it"
-        assert SHORT <= w.clock.now() - before < LONG
+        assert w.clock.now() - before >= SHORT
         assert (await w.call("ping", 3))["n"] == 3
         assert w.network.opened == 2, "a connection that owes an answer is not used again"
 
@@ -233,7 +240,7 @@ async def test_a_connection_that_broke_while_idle_is_replaced() -> None:
         await w.call("ping")
         for connection in list(w.server.connections):
             connection.end()
-        await asyncio.sleep(0.05)
+        await turns()
         assert (await w.call("ping", 5))["n"] == 5
         assert w.network.opened == 2
 
@@ -260,7 +267,7 @@ async def test_a_connection_that_this_end_closes_is_not_reported() -> None:
             await w.call("never", timeout_ms=SHORT)
         await w.call("ping")
         await w.transport.close()
-        await asyncio.sleep(0.05)
+        await turns()
         assert w.lost == []
 
 
@@ -310,6 +317,7 @@ async def test_cut_out_nothing_leaves_and_the_time_runs_out() -> None:
 @on_sockets
 async def test_cut_in_the_command_arrives_and_its_answer_does_not() -> None:
     async with world() as w:
+        await w.call("ping")
         w.transport.cut([w.host], "in")
         with pytest.raises(HostUnreachableError, match="cut off"):
             await w.call("heard", timeout_ms=SHORT)
@@ -328,10 +336,9 @@ async def test_delayed_calls_leave_late_and_within_their_time() -> None:
         with pytest.raises(HostUnreachableError, match="within"):
             await w.call("late", timeout_ms=Millis(SHORT // 2))
         assert "late" not in w.answers.names()
+        w.transport.delay([w.host], NEVER)
         w.transport.cut([], "both")
-        before = w.clock.now()
         await w.call("ping")
-        assert w.clock.now() - before < SHORT
 
 
 @on_sockets
@@ -346,13 +353,11 @@ async def test_a_cut_is_for_the_named_hosts_alone() -> None:
 async def test_calls_work_at_once_after_healing() -> None:
     async with world() as w:
         w.transport.cut([w.host], "both")
-        call = asyncio.ensure_future(w.call("lost"))
-        await asyncio.sleep(0.02)
-        before = w.clock.now()
+        call = asyncio.ensure_future(w.call("lost", timeout_ms=NEVER))
+        await turns()
         w.transport.cut([], "both")
         with pytest.raises(HostUnreachableError):
             await call
-        assert w.clock.now() - before < LONG / 2
         assert (await w.call("ping", 8))["n"] == 8
 
 

@@ -15,7 +15,7 @@ from replset.runtime.net import server as wire_server
 from replset.runtime.net.turns import BYTES, COMMANDS, TIME_MS, Turns
 from replset.runtime.net.wire_connection import TURN
 from replset.wire.framing import encode_msg
-from tests.unit.runtime.served import QUIET_S, SERVED, Client, Served, on_sockets, ping, serving
+from tests.unit.runtime.served import SERVED, Client, Served, on_sockets, ping, serving
 
 
 class World:
@@ -173,5 +173,5 @@ async def test_what_a_client_sends_ahead_is_not_taken_in() -> None:
         client.writer.write(frame * 10_000)
         while not served.dispatcher.asked:  # noqa: ASYNC110 - a count, no event
             await asyncio.sleep(0)
-        await asyncio.sleep(QUIET_S)
+        await served.settled()
         assert served.server.traffic.bytes_in <= 2 * wire_server.READ_BYTES

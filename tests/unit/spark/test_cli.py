@@ -61,7 +61,7 @@ def test_help_loads_nothing_heavy() -> None:
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'pandas', 'adbc_driver_sqlite'} & set(sys.modules)\n"
         "sys.exit(f'{heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -75,7 +75,7 @@ def test_without_the_extra_it_says_what_to_install(engine: str, tmp_path: Path) 
         "from spark.cli import main\n"
         f"sys.exit(main(['diff', 'm1', 'm2', '--engine', '{engine}']))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
     assert 'here: pip install ".[spark]" in the clone of replset' in done.stderr
     assert done.stderr.count("\n") == 1
@@ -88,7 +88,7 @@ def test_it_runs_as_a_module_and_as_a_file(command: list[str], tmp_path: Path) -
     """As a file it is what spark-submit starts; the modules beside it must not pass for others' of the same names."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, *command, "--help"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+        [sys.executable, *command, "--help"], capture_output=True, text=True, cwd=tmp_path, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "elections" in done.stdout
@@ -304,7 +304,7 @@ def test_a_terminal_that_cannot_show_a_letter_stops_nothing(tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     for option in ("--json", "--format=table"):
         command = [sys.executable, "-m", "spark", "summary", "--engine", "local", str(member), option]
-        done = subprocess.run(command, capture_output=True, timeout=60, cwd=tmp_path, env=environment)
+        done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr  # a progress line may be there, where the machine is slow
         assert b"bel" in done.stdout
         if option == "--json":

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from replset.cli.local_set import wait_until
 from replset.long_work import LongWork
 from spark import command_run
 from spark.cli import main
@@ -105,10 +106,7 @@ def test_spark_says_how_many_tasks_are_done() -> None:
     with LongWork("oplog-spark", out=out, line_every_s=0.01) as work:
         work.begin("diff", unit="tasks")
         tasks = SparkTasks(session, work)
-        until = time.monotonic() + 20
-        while "oplog-spark: diff: 9 of 20 tasks (45 %)" not in out.getvalue():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: "oplog-spark: diff: 9 of 20 tasks (45 %)" in out.getvalue(), 60, "the line")
         tasks.close()
 
 
@@ -121,9 +119,7 @@ def test_long_work_of_a_command_is_shown_until_its_result(
         run.open(members)
         run.on_part(1, 4)
         said = ""
-        until = time.monotonic() + 20
         while "oplog-spark: diff of 40 entries: 1 of 4 parts (25 %)" not in said:
-            assert time.monotonic() < until
             said += capsys.readouterr().err
         run.end_work()
         capsys.readouterr()
