@@ -58,7 +58,7 @@ def _newest(node: NodeState) -> tuple[Position | None, int]:
     reached = len(voters.intersection({node.host, *(peer.host for peer in up)}))
     if node.config is None or reached < node.config.majority_vote_count:
         return None, 0
-    return max(node.position, *(peer.position for peer in up), key=lambda position: position.last_applied), 0
+    return max((node.position, *(peer.position for peer in up)), key=lambda position: position.last_applied), 0
 
 
 def _silent_ms(node: NodeState, peer: Peer) -> int:

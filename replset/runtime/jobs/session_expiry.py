@@ -58,12 +58,12 @@ class SessionExpiry:
         """Work until cancelled."""
         while True:
             await asyncio.sleep(self._timeout_ms / NOTES / 1000)
-            self.take_note()
-            if self._through and self._node.writable:
-                try:
+            try:
+                self.take_note()
+                if self._through and self._node.writable:
                     await self.forget()
-                except ReplError as error:  # the next round, or the next primary, goes on
-                    log.info("sessions are not forgotten now: %s", error.message)
+            except ReplError as error:  # while a copy is installed the store is closed; the next round goes on
+                log.info("sessions are not forgotten now: %s", error.message)
 
     def take_note(self) -> None:
         """Note how far the oplog is now, and what is older than the timeout."""
