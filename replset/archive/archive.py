@@ -194,7 +194,12 @@ class Archive:
             position = Position(rows[-1].optime, rows[-1].chain)
 
     def add(self, rows: Sequence[OplogRow], before: Position | None, *, member: str, written: str) -> Segment:
-        """Write a segment: the rows first, the manifest last. before: the entry that the first row follows."""
+        """Write a segment: the rows first, the manifest last. before: the entry that the first row follows.
+
+        CorruptDataError: the rows do not continue `before`. A manifest would vouch for a history that has a hole.
+        """
+        if before is not None:
+            check_continues(rows, before, self.files.address)
         data = encode_rows(rows)
         segment = Segment(
             set_id=self.info.set_id,

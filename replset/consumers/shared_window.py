@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from replset.ids import Millis
+from replset.ids import Millis, invariant
 
 NEVER = Millis(0)
 
@@ -39,6 +39,7 @@ class SharedWindow:
     def __init__(self, position: str, acked: Iterable[str], generation: int, most: int) -> None:
         self.generation = generation
         self.through = position
+        self._position = position
         self._most = most
         self._acked = set(acked)
         self._pending: dict[str, PendingEvent] = {}
@@ -92,6 +93,12 @@ class SharedWindow:
                 self._acked.add(token)
         first = next(iter(self._pending.values()), None)
         position = self.through if first is None else first.before
+        # What lies before the position is given to nobody any more.
+        invariant(
+            self._position <= position and (first is None or position < first.token),
+            "a position only moves forward, and not over an event that is not acknowledged",
+        )
+        self._position = position
         self._acked = {token for token in self._acked if token > position}
         return position
 

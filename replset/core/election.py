@@ -11,6 +11,7 @@ from replset.core.fast_failover import FAST_FAILOVER, FastFailover
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
+from replset.core.quorum import has_majority
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.takeover import TAKEOVERS, Takeovers
 from replset.core.term_limits import MAX_TERM
@@ -88,6 +89,12 @@ class Elections:
         if refusal is None and not request.dry_run:
             # The vote is on disk before the reply leaves. A member that forgot its vote in a crash could vote again in
             # the same term, and two primaries of one term could each acknowledge majority writes (docs/adr/0007).
+            last = node.last_vote
+            invariant(
+                request.term == node.term
+                and (request.term > last.term or (request.term == last.term and last.candidate is None)),
+                "a member votes once in a term, and in its own",
+            )
             node.last_vote = LastVote(request.term, request.candidate)
             node.emit(Persist(node.last_vote))
             node.push_election_timer()
@@ -341,6 +348,8 @@ class Elections:
         node = self.node
         invariant(node.self_id is not None, "a candidate is in its configuration")
         node.term += 1
+        # A candidacy is a vote for itself. In a term in which this member has voted already, that would be its second.
+        invariant(node.term > node.last_vote.term, "a candidate has not voted in its new term")
         node.primary_id = None
         if node.self_id is not None:
             self._note_election(reason, node.self_id)
@@ -454,6 +463,16 @@ class Elections:
     def _win(self, election: ElectionRound) -> None:
         node = self.node
         invariant(election.term == node.term, "an election is won in its own term")
+        voters = set() if node.config is None else {voter.id for voter in node.config.voters}
+        # Two majorities of one configuration share a voter, and that one votes once in a term. With fewer votes two
+        # members could win the same term.
+        invariant(
+            election.granted <= voters and has_majority(len(election.granted), len(voters)),
+            "an election is won by a majority of the voters",
+        )
+        # The others are asked once the own vote is on disk, and it counts then. Without it this member could restart,
+        # vote for somebody else in this term, and a second primary of the term would lead.
+        invariant(node.self_id in election.granted, "a winner has its own vote")
         self.election = None
         self._first_due = NEVER
         self.takeovers.drop()

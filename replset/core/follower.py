@@ -37,7 +37,7 @@ from replset.core.staleness import behind_ms
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.sync_source import SyncSources
 from replset.errors import ErrorCode
-from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
 
 MAX_RETRY_MS = 1_000
 NO_SOURCE_RETRY_MS = 100
@@ -139,6 +139,8 @@ class Follower:
             self._stop()
         source = self.sources.choose()
         if source is not None:
+            # A member that reads its own oplog would take itself for a source without news, and never look for another.
+            invariant(source != node.host and not node.is_primary, "a member follows another one, a primary none")
             node.sync_source = source
             node.emit(StartFetching(source))
 

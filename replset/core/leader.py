@@ -23,7 +23,7 @@ from replset.core.quorum import commit_point, has_majority
 from replset.core.role import holders, role_wait_ms
 from replset.core.state import NEVER, NodeState, Peer
 from replset.errors import ErrorCode
-from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
 
 PERIODIC_NOOP_MS = 10_000
 
@@ -57,6 +57,10 @@ class Leader:
     def step_up(self) -> None:
         """Become PRIMARY after a won election. The member is writable only after catch-up and drain."""
         node = self.node
+        # Whoever leads a term has given its own vote of that term to itself. A vote for another member could make that
+        # one primary of the same term, and both would acknowledge majority writes.
+        last = node.last_vote
+        invariant(last.term == node.term and last.candidate == node.self_id, "a primary has voted for itself")
         node.sync_source = None  # the drain applies what is fetched already
         node.primary_id = node.self_id
         node.note_primary(node.self_id)
@@ -147,6 +151,9 @@ class Leader:
         node = self.node
         if self.phase is not Phase.ROLE_WAIT or (holders(node) and node.now < self._role_wait_until()):
             return
+        # The first entry of the term follows the newest one here. Behind an entry of a later term it would break the
+        # order of the oplog, by which voters judge who holds more.
+        invariant(node.position.last_applied.term <= node.term, "a primary has no entry of a later term")
         self.phase = Phase.ACTIVE
         self._last_entry_at = node.now
         node.writable = True
@@ -226,8 +233,11 @@ class Leader:
             member_id: position.last_durable if journal else position.last_applied
             for member_id, position in node.positions().items()
         }
-        if holders:
-            self.advance_commit_point(commit_point(durable, holders, node.config.write_majority, node.term), node.term)
+        point = commit_point(durable, holders, node.config.write_majority, node.term) if holders else OPTIME_NULL
+        # Two others may name entries of this term that this primary never wrote: they did so before it won, or hold the
+        # history of another primary of the same term, after a forced reconfig. Nothing is committed by that.
+        if point <= node.position.last_applied:
+            self.advance_commit_point(point, node.term)
 
     def durable_commit_point(self) -> OpTime:
         """The newest entry of this term that a write majority has on disk.
@@ -246,6 +256,12 @@ class Leader:
         """Advance the commit point; it never moves back. term: of the primary that committed `optime`."""
         node = self.node
         if optime > node.commit_point:
+            # A commit point without its entry here would show readers, and a restart, what a later rollback may take.
+            # An arbiter has no entries. On a primary only an entry of its own term commits (Raft, 5.4.2).
+            invariant(
+                node.is_arbiter or optime <= node.position.last_applied, "a member has the entry at its commit point"
+            )
+            invariant(not node.is_primary or optime.term == node.term, "a primary commits entries of its own term")
             node.commit_point = optime
             node.commit_term = max(node.commit_term, term)
             if node.is_primary:

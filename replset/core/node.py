@@ -69,7 +69,7 @@ from replset.core.status import Status, build_status
 from replset.core.stepdown import StepDowns
 from replset.core.waiting import WaitedFor, in_vain, majority_lag, members_waited_for
 from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, satisfied
-from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, invariant
 
 SERVING = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING})
 
@@ -165,6 +165,9 @@ class Node:
                 # A batch is applied before it is reported. Other members would take a position that is sent with an
                 # older term than its entry's for one in that older term's history.
                 self._elections.observe_term(position.last_applied.term)
+                # Others count what is on disk here for majority writes. Behind a rollback or a copy an old value would
+                # vouch for entries that are gone.
+                invariant(position.last_durable <= position.last_applied, "what is on disk is applied")
                 if position.last_applied < state.position.last_applied:
                     state.ages.cut(position.last_applied)
                 state.position = position
@@ -265,6 +268,8 @@ class Node:
         self._follower.tick()
 
     def _take_effects(self) -> list[Effect]:
+        # Whoever is no primary any more must not take a write: the next primary would roll it back.
+        invariant(not self._state.writable or self._state.is_primary, "only a primary takes writes")
         effects, self._state.out = self._state.out, []
         return effects
 

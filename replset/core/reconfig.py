@@ -28,7 +28,7 @@ from replset.core.reconfig_rules import complete_config, min_in_sync_refusal, re
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.voter_changes import VoterChanges
 from replset.errors import ErrorCode
-from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, invariant
 
 FIRST_TERM = 1  # of the initiate; the first election is for the next one
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
@@ -352,7 +352,7 @@ class Reconfigs:
         if votes >= config.majority_vote_count and electable:
             change.pending.clear()
             change.stage = ReconfigStage.PROPAGATING
-            self.install(config)
+            self._install_own(config)
             node.emit(AppendNoop(node.term, "Reconfig set"))
             self.advance()
         elif not change.pending:
@@ -410,6 +410,12 @@ class Reconfigs:
     def install(self, config: ReplSetConfig) -> None:
         """Make `config` the current one. It is durable before any message mentions it (docs/adr/0007)."""
         node = self.node
+        # A forced one is newer too: its version is far above. A member that went back to an older configuration could
+        # vote by it, and a majority of the old voters could elect beside a majority of the new ones.
+        invariant(
+            node.config is None or config.is_newer_than(*node.config.version_and_term),
+            "a configuration is followed by a newer one",
+        )
         node.emit(Persist(config))
         node.config = config
         node.term = max(node.term, config.term)
@@ -420,6 +426,14 @@ class Reconfigs:
         node.restart_heartbeats()  # so that others learn of it at once
         self._update_member_state()
         self._leader.on_progress_changed()
+
+    def _install_own(self, config: ReplSetConfig) -> None:
+        """Install a change that this primary makes, not a forced one. What others made may be several changes on."""
+        before = () if self.node.config is None else self.node.config.voters
+        changed = {voter.host for voter in before} ^ {voter.host for voter in config.voters}
+        # With two at once a majority of the old voters and one of the new could have no member in common.
+        invariant(self.node.is_primary and len(changed) <= 1, "a primary changes one voter at a time")
+        self.install(config)
 
     def install_from_heartbeat(self, config: ReplSetConfig | None) -> None:
         """Install another member's configuration if it is newer, unless this primary is still stepping up (map H6)."""
@@ -508,7 +522,9 @@ class Reconfigs:
             return  # what follows could not be read by anybody
         changed = self._votes.next_change(node.config)
         if changed is not None:
-            self.install(replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term))
+            self._install_own(
+                replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term)
+            )
             node.emit(AppendNoop(node.term, "Reconfig set"))
 
 

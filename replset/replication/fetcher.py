@@ -338,6 +338,15 @@ class Fetcher:
                     return None
                 if done < len(page.entries):
                     await asyncio.sleep(0)
+            if self._context.store.chain != page.end_chain:
+                # An entry of the page is not here, since it was left out here or goes back in time. The commit point
+                # of this page says nothing of such an oplog.
+                at = (
+                    f"{session.source}: its page ends with the chain {page.end_chain}, mine {self._context.store.chain}"
+                )
+                return SourceFailed(
+                    session.source, SourceProblem.CHAIN_DIFFERS, at, page.term, page.newest, page.oldest
+                )
         except (RemoteProtocolError, OutOfDiskSpaceError) as error:
             return _failure(session.source, SourceProblem.NOT_READABLE, error.message)
         except Exception as error:

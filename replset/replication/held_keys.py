@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from replset.errors import DocumentHeldError, WriteConflictError
+from replset.ids import invariant
 
 Place = tuple[bytes, bytes]
 """The UUID of a collection and encode_key of an `_id`; or no UUID, and the name of a collection that is being made."""
@@ -36,9 +37,10 @@ class HeldKeys:
             raise WriteConflictError("another transaction has written this document")
         return len(self._holders) > before
 
-    def release(self, places: Iterable[Place]) -> None:
+    def release(self, places: Iterable[Place], holder: object) -> None:
+        """Release what `holder` holds. If it released another one's, a third could write the same document."""
         for place in places:
-            del self._holders[place]
+            invariant(self._holders.pop(place, None) is holder, "a document is released by its holder")
 
 
 NOTHING_HELD = HeldKeys()

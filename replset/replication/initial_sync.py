@@ -24,7 +24,7 @@ from replset.errors import (
     ReplError,
     UnrecoverableRollbackError,
 )
-from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.ids import OPTIME_NULL, HostPort, OpTime, invariant
 from replset.oplog_row import OplogRow
 from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
@@ -180,6 +180,8 @@ class InitialSync:
             incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
                 context.on_report(InitialSyncStarted(incarnation))
+            # Others may count what this member has acknowledged. A shorter copy would take it from the set.
+            invariant(forced or _is_complete(copy, required), "a copy holds what this member acknowledged")
             await self._install(path)
         except (ReplError, OSError) as error:
             self.exported = ""

@@ -353,4 +353,10 @@ async def export_before_wipe(
             return manifest
     writing = RollbackFiles(context, context.clock.wall_ms(), common, reason, source, progress or RollbackProgress())
     snapshot = store.read()
-    return await context.workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))
+    manifest = await context.workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))
+    if manifest.common_point > common or manifest.last < newest:
+        # The caller replaces the data. A write that is in no file would be gone then.
+        raise UnrecoverableRollbackError(
+            f"{manifest.id} has {manifest.common_point} to {manifest.last}, and not all behind {common} up to {newest}"
+        )
+    return manifest

@@ -300,7 +300,7 @@ class WriteSet(Txn):
 
     def end(self) -> None:
         """Release everything: committed or aborted."""
-        self._held.release(self._holding)
+        self._held.release(self._holding, self)
         self._documents, self._changes, self._operations, self._holding = {}, [], [], []
         self._keystrings, self.catalog = {}, Catalog([])
         self.size = 0

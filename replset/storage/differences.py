@@ -18,6 +18,7 @@ from typing import NamedTuple
 import apsw
 
 from replset.errors import CorruptDataError, ErrorCode, ReplError
+from replset.ids import invariant
 from replset.oplog_row import entry_hash
 from replset.storage.catalog import SESSIONS, Collection, load_catalog, load_collection
 from replset.storage.collection_changes import count_from_now_on
@@ -103,7 +104,10 @@ def read_spans(connection: apsw.Connection, uuid: bytes, low: int, high: int = L
             if hashes:
                 digests[span] = _digest(hashes)
             if len(digests) >= SPANS_MAX or size > SPANS_BYTES:
-                return Spans(digests, (place >> SPAN_BITS) << SPAN_BITS)
+                rest = (place >> SPAN_BITS) << SPAN_BITS
+                # This row has no digest yet. If the next answer began behind it, it would never be compared.
+                invariant(rest <= place < rest + (1 << SPAN_BITS), "the rest begins with the first span not answered")
+                return Spans(digests, rest)
             span, hashes = place >> SPAN_BITS, []
         hashes.append(hashed)
         size += length

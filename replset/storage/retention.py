@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from replset.errors import StorageError
-from replset.ids import Millis, OpTime
+from replset.ids import Millis, OpTime, invariant
 from replset.storage.sqlite import first_row, rows_of
 from replset.storage.store import Store
 from replset.storage.txn import read_meta, write_meta
@@ -86,6 +86,11 @@ def _prune(store: Store, now: Millis) -> bool:
         nth = first_row(connection, "SELECT ts FROM undo ORDER BY ts, seq LIMIT 1 OFFSET ?", (_ROWS,))
         # An entry's own ts, not the limit between two entries: the state at that entry can still be read.
         within = limit if nth is None else min(limit, nth[0])
+        # Without its undo an entry behind the commit point cannot be rolled back, and a cursor that reads at its pin
+        # would see documents as they are now.
+        invariant(
+            within <= store.commit_point.ts and (pin is None or within <= pin.ts), "undo that is needed is not pruned"
+        )
         (through,) = first_row(connection, "SELECT max(ts) FROM undo WHERE ts <= ?", (within,))
         connection.execute("DELETE FROM undo WHERE ts <= ?", (through,))
         connection.execute("DELETE FROM name_changes WHERE ts <= ?", (through,))
@@ -107,7 +112,8 @@ def _trim(store: Store, now: Millis, needed: OpTime | None, copied: OpTime | Non
     if excess <= 0:
         return False
     bound = min(store.commit_point.ts, store.last_applied.ts) - 1
-    if (needed is not None or copied is not None) and store.has_disk_space(reserve=_RESERVE):
+    keeps = (needed is not None or copied is not None) and store.has_disk_space(reserve=_RESERVE)
+    if keeps:
         over = store.oplog_bytes - options.oplog_lagging_bytes
         if copied is not None:
             bound = min(bound, copied.ts - 1)
@@ -120,6 +126,8 @@ def _trim(store: Store, now: Millis, needed: OpTime | None, copied: OpTime | Non
         return False
     if options.oplog_min_retention_s:
         bound = min(bound, store.ages.older_than(int(options.oplog_min_retention_s * 1000), now).ts)
+    invariant(bound < store.commit_point.ts, "the entry at the commit point stays")
+    invariant(not keeps or copied is None or bound < copied.ts, "what follows a copy stays")
     through, size = 0, 0
     lengths = "SELECT ts, length(entry) FROM oplog WHERE ts <= ? ORDER BY ts LIMIT ?"
     for ts, length in store.query(lambda connection: list(rows_of(connection, lengths, (bound, _ROWS)))):

@@ -471,6 +471,7 @@ class Txn:
     def flush(self) -> list[StoredRow]:
         """Write what was collected; returns the rows that entered the oplog. Called once, just before COMMIT."""
         rows = stored_rows(self._oplog, self._base.chain)
+        self._check(rows)
         if rows:
             self.connection.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._note_terms(rows)
@@ -479,6 +480,22 @@ class Txn:
         if self.sessions:
             self._write_sessions()
         return rows
+
+    def _check(self, rows: list[StoredRow]) -> None:
+        """Check what later steps rely on, before anything of the group is committed."""
+        base, newest = self._base.optime, self._base.optime
+        if rows:
+            ts, term, *_ = rows[0]
+            # Two entries of one ts, or one that goes back, would give this member another oplog than the others have.
+            invariant(ts > base.ts and term >= base.term, "a group goes on behind the newest entry")
+            newest = OpTime(rows[-1][1], rows[-1][0])
+        invariant(self.last == newest, "the newest optime is that of the group's last entry")
+        # A rollback takes back the undo rows of the entries that it removes. A row under any other ts would stay, or go
+        # with another entry, and the document would keep what no entry says.
+        invariant(
+            {row[0] for row in rows}.issuperset([row[0] for row in self._undo]),
+            "each undo row belongs to an entry of its group",
+        )
 
     def _write_sessions(self) -> None:
         written = [row for row in self.sessions.items() if row[1] is not None]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import apsw
 
 from replset.errors import UnrecoverableRollbackError
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, OpTime, invariant
+from replset.storage.oplog import newest_row
 from replset.storage.sqlite import first_row, rows_of
 from replset.storage.store import Store
 from replset.storage.txn import Txn, read_meta, revert, write_meta
@@ -62,6 +63,8 @@ def undo_step(store: Store, common_point: OpTime, *, stem: str, limit: int = 500
             write_meta(connection, _IN_PROGRESS, _text([mark])[1:-1])
             write_meta(connection, "rollback_id", store.rollback_id + 1)
         floor = _floor(connection, common_point.ts, limit, max_bytes)
+        # The files of the rollback hold what lies behind the common point. What is undone below would be in no file.
+        invariant(floor >= common_point.ts, "nothing at or before the common point is undone")
         _undo_above(txn, floor)
         more = floor > common_point.ts
         if not more:
@@ -70,6 +73,13 @@ def undo_step(store: Store, common_point: OpTime, *, stem: str, limit: int = 500
         (size,) = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (floor,))
         connection.execute("DELETE FROM oplog WHERE ts > ?", (floor,))
         entries = connection.changes()
+        if not more:
+            newest = newest_row(connection)
+            # The done mark says that all is undone. With an entry left, the member would follow the set behind it.
+            invariant(
+                common_point == (OPTIME_NULL if newest is None else newest.optime),
+                "a rollback ends at its common point",
+            )
         write_meta(connection, "oplog_bytes", store.oplog_bytes - int(size))
         write_meta(connection, "oplog_counted_to", floor)
         write_meta(connection, AGES, None)  # the same timestamps come again, with entries that are new

@@ -22,7 +22,7 @@ from replset.commands.members.member_commands import refuse_other_set
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.write_concern import write_and_wait
 from replset.errors import FailedToParseError
-from replset.ids import HostPort, Millis, OpTime
+from replset.ids import HostPort, Millis, OpTime, invariant
 from replset.optime import optime_document, parse_optime
 from replset.replication.protocol import parse_chain
 from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update
@@ -172,6 +172,12 @@ class ArchiveLease:
             return record
         granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
         self._note(granted)
+        known, through = record.through, granted.through
+        # The oplog is trimmed up to there. If it fell, what lies between would be archived anew, and is trimmed already.
+        invariant(
+            known is None or (through is not None and through.optime.ts >= known.optime.ts),
+            "what is archived stays archived",
+        )
         after = encode(granted.document())
         if before is None:
             do_insert(group, coll, _KEY, after)

@@ -34,7 +34,7 @@ from replset.errors import (
     ReplError,
     WriteConflictError,
 )
-from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.ids import OPTIME_NULL, Millis, OpTime, invariant
 from replset.oplog_entry import OplogEntry, extra_fields
 from replset.replication.held_keys import HeldKeys, Place
 from replset.replication.session_write import record_applied
@@ -163,6 +163,9 @@ class TransactionTable:
                 code=ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS,
             )
         self.abort_of(session.key)
+        # With an older number a late command of a transaction that is done would be taken for one of this.
+        known = self._newest.get(session.key)
+        invariant(number > newest and (known is None or number > known.number), "a session's numbers only grow")
         transaction = Transaction(session, number, self._member, self.held)
         self._newest[session.key] = transaction
         timer = asyncio.get_running_loop().call_later(self.lifetime_s, self._expire, transaction)
@@ -275,6 +278,7 @@ class TransactionTable:
 
     def _count(self, size: int) -> None:
         self._memory_bytes += size
+        invariant(self._memory_bytes >= 0, "a transaction gives back the memory that it took, once")
         self._member.admission.add(size)
 
     async def wait_until_free(self, place: Place, deadline: Millis | None) -> None:

@@ -16,7 +16,7 @@ from replset.commands.evaluation import run_in_thread
 from replset.commands.ports import MemberPort
 from replset.commands.waiters import done_within
 from replset.errors import ChangeStreamHistoryLostError, DamagedEntryError
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, OpTime, invariant
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.oplog_row import OplogRow
 from replset.query.change_events import EntryEvents, Scope
@@ -117,9 +117,11 @@ class History:
 
     def _only_committed(self, rows: list[OplogRow]) -> list[OplogRow]:
         committed = self.committed
-        if not rows or rows[-1].optime <= committed:
-            return rows
-        return [row for row in rows if row.optime <= committed]
+        if rows and rows[-1].optime > committed:
+            rows = [row for row in rows if row.optime <= committed]
+        # A rollback could take back what was shown, and the reader would never learn of it.
+        invariant(not rows or rows[-1].optime <= committed, "a stream shows committed entries only")
+        return rows
 
     def _lost(self, position: OpTime) -> ChangeStreamHistoryLostError:
         oldest = self.oldest()

@@ -12,7 +12,7 @@ from replset.bson import decode, encode
 from replset.consumers.consumer import MOST_OUTSTANDING, Consumer, Mode
 from replset.consumers.leases import Claim, Leases
 from replset.consumers.shared_window import SharedWindow
-from replset.errors import BadValueError, ConsumerMovedError
+from replset.errors import BadValueError, ConsumerMovedError, InvariantError
 from replset.ids import Millis, OpTime
 from replset.query.change_tokens import Kind, Token
 
@@ -127,6 +127,14 @@ def test_the_position_is_before_the_first_event_that_is_not_acknowledged() -> No
     made.add([(token(60), b"x")], token(70))
     assert numbers(made, "a") == [60]
     assert made.room == 99
+
+
+def test_a_position_does_not_pass_an_event_that_is_not_acknowledged() -> None:
+    """Nobody would be given it again after a restart."""
+    made = window((1, "x"))
+    made.add([(token(9), b"y")], token(9))  # a read that went back: it began behind 50
+    with pytest.raises(InvariantError, match="not over an event"):
+        made.acknowledge([token(1)])
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replset.core.member_state import MemberState
+from replset.core.messages import LocalPosition, Request, StepUpRequest
 from replset.core.quorum import commit_point, has_majority
 from replset.errors import InvariantError
-from replset.ids import OPTIME_NULL, MemberId, OpTime
-from tests.unit.core.single_node import at, shaped
+from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
+from tests.unit.core.single_node import CONFIG, NOW, at, grant, lead, place, shaped, single_node
 
 A, B, C, D = (MemberId(number) for number in range(4))
 OLD, NEW, NEWER = at(1), at(2, 1), at(2, 2)
@@ -104,3 +106,36 @@ def test_progress_never_takes_the_commit_point_back(
 def test_a_primary_needs_more_than_half(votes: int, voters: int, enough: bool) -> None:
     """Map H5: it steps down when votes of up members * 2 <= total voters."""
     assert has_majority(votes, voters) is enough
+
+
+def test_entries_that_the_primary_never_wrote_commit_nothing() -> None:
+    """Two others named them before it won the term: forged, or of another primary of it after a forced reconfig.
+
+    What a majority has of this term is then not this primary's entry, and its own is on one disk.
+    """
+    node = single_node(config=CONFIG)
+    for number in (1, 2):
+        node.receive_heartbeat(number)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    later = Millis(NOW + 2_000)
+    node.tick(later)
+    for number in (1, 2):
+        node.receive_heartbeat(number, later, term=2, position=place(at(2, 9)))
+    grant(node, 1)
+    assert node.state is MemberState.PRIMARY
+    node.receive(LocalPosition(place(at(2, 1))), NOW)
+    assert node.commit_point == OPTIME_NULL
+
+
+@pytest.mark.parametrize(
+    ("optime", "why"),
+    [
+        pytest.param(at(1, 2), "of its own term", id="of-an-older-term"),
+        pytest.param(at(2, 9), "has the entry", id="that-is-not-here"),
+    ],
+)
+def test_a_primary_commits_no_entry(optime: OpTime, why: str) -> None:
+    """An older one may still be rolled back by another primary (Raft, 5.4.2)."""
+    node = lead(single_node(config=CONFIG))
+    with pytest.raises(InvariantError, match=why):
+        node._leader.advance_commit_point(optime, 2)

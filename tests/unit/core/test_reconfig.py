@@ -20,6 +20,7 @@ from replset.core.messages import (
     Request,
 )
 from replset.core.reconfig_rules import complete_config, reconfig_refusal
+from replset.errors import InvariantError
 from replset.ids import OPTIME_NULL, HostPort, MemberId
 from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, config_of, host, members_of
@@ -623,3 +624,19 @@ def test_a_member_learns_what_one_that_it_removed_has_since() -> None:
     assert the_config(old).member_at(removed.host) is not None
     assert the_config(old).former_hosts == ()
     assert old.disk.log == removed.disk.log
+
+
+@pytest.mark.parametrize(
+    ("version", "rows", "why"),
+    [
+        pytest.param(0, 3, "followed by a newer", id="an-older-one"),
+        pytest.param(2, 1, "one voter at a time", id="two-voters-less"),
+    ],
+)
+def test_a_primary_installs_nothing_else_if_the_checks_fail(version: int, rows: int, why: str) -> None:
+    node = leading_three()
+    before = node.config
+    assert before is not None
+    with pytest.raises(InvariantError, match=why):
+        node._reconfigs._install_own(replace(before, version=version, members=before.members[:rows]))
+    assert node.config == before

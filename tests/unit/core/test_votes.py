@@ -8,9 +8,11 @@ import pytest
 
 from replset.config import Settings
 from replset.core.effects import LastVote, Persist, Reply
+from replset.core.election import Elections
 from replset.core.member_state import MemberState
 from replset.core.messages import Request, VoteReply, VoteRequest
 from replset.core.node import Node
+from replset.errors import InvariantError
 from replset.ids import MemberId, Millis, OpTime
 from tests.simulation.core_kit.machine import members_of
 from tests.unit.core.single_node import NOW, asked, at, leading_three, named, only, place, ready, single_node
@@ -240,3 +242,12 @@ def test_a_stranger_of_the_set_does_not_raise_the_term() -> None:
     node = voter()
     vote(node, replace(REQUEST, term=9, set_name="other"))
     assert node.term == 1
+
+
+@pytest.mark.parametrize("last_vote", [LastVote(1, MemberId(2)), LastVote(2, None)], ids=["in-this-term", "in-a-later"])
+def test_no_second_vote_is_saved_if_the_refusal_fails(last_vote: LastVote, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = voter(last_vote=last_vote)
+    monkeypatch.setattr(Elections, "vote_refusal", lambda *_: None)
+    with pytest.raises(InvariantError, match="votes once"):
+        vote(node, REQUEST)
+    assert node._state.last_vote == last_vote

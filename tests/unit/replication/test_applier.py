@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,6 @@ from replset.storage.undo import undo_step
 from tests.unit.replication.kit import Member, Network, copy_log, key_of, numbered
 
 NS = "app.orders"
-_numbers = count(1)
 
 
 @pytest.fixture
@@ -119,7 +117,9 @@ def effects_again(mine: Member, entries: Sequence[bytes]) -> None:
     """The effects alone, as a replay does, each in a group of its own behind the newest entry."""
     for raw in entries:
         with mine.store.group() as txn:
-            apply_effect(txn, OplogEntry(raw), mine.store.last_applied.ts + next(_numbers))
+            optime = OpTime(mine.store.last_applied.term, mine.store.last_applied.ts + 1)
+            apply_effect(txn, OplogEntry(raw), optime.ts)
+            txn.append(noop_entry({"msg": "again"}, optime, 1), optime, op="n", ns="", wall_ms=1)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -395,6 +395,24 @@ def test_a_page_with_a_bad_entry(members: tuple[Member, Member], bad: bytes) -> 
     assert mine.broken == []
 
 
+def test_a_page_whose_entries_go_back_in_time_is_noticed_at_its_end(members: tuple[Member, Member]) -> None:
+    """The entry that goes back is left out, so this oplog is not the source's. Its commit point means nothing here."""
+    source, mine = members
+    source.insert(NS, {"_id": "next"})
+
+    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
+        batch, prev = reply["batch"], reply["prev"]
+        assert isinstance(batch, list)
+        assert isinstance(prev, dict)
+        batch.append(batch[-1])
+        reply["endChain"] = Int64(chain_after(batch, prev["chain"]))
+
+    mine.network.before_reply = damage
+    assert failure_of(mine).problem is SourceProblem.CHAIN_DIFFERS
+    assert not [report for report in mine.reports if isinstance(report, SourceBatch)]
+    assert mine.broken == []
+
+
 def test_an_entry_that_does_not_fit_this_disk_is_reported_and_stops_nothing(members: tuple[Member, Member]) -> None:
     source, mine = members
     coll = mine.store.collection(NS)

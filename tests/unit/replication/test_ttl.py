@@ -85,7 +85,7 @@ def test_what_a_transaction_holds_stays_for_now(builds: Builds) -> None:
     waiting = TtlMonitor(builds.member.context, leads_in=lambda: 1, write=write)
     run(waiting.work)
     assert left(builds) == [1, 3, 5, 6, 7, 8, 9, 11]
-    held.release([(coll.uuid, key_of(1))])
+    held.release([(coll.uuid, key_of(1))], "a transaction")
     run(waiting.work)
     assert left(builds) == [3, 5, 6, 7, 8, 9, 11]
 

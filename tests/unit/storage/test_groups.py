@@ -149,6 +149,7 @@ def test_insert_new_refuses_a_key_that_is_there(driver: Driver) -> None:
     driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"))
     with driver.store.group() as txn:
         ts = txn.next_optime(1, WALL).ts
+        txn.append(b"entry", OpTime(1, ts), op="n", ns="", wall_ms=WALL)
         assert not txn.insert_new(driver.coll("db.c"), key_of(1), doc_of(1, "b"), ts)
         assert txn.insert_new(driver.coll("db.c"), key_of(2), doc_of(2, "b"), ts)
         assert not txn.insert_new(driver.coll("db.c"), key_of(2), doc_of(2, "c"), ts)
@@ -170,9 +171,10 @@ def test_scan_goes_by_keys_and_allows_writes_behind_it(driver: Driver) -> None:
     coll = driver.coll("db.c")
     seen = []
     with driver.store.group() as txn:
+        driver.run(txn, "noop")
         for key, doc in txn.scan(coll):
             seen.append(key)
-            txn.remove(coll, key, ts=txn.last.ts + 1, before=doc)
+            txn.remove(coll, key, ts=txn.last.ts, before=doc)
         assert list(txn.scan(coll)) == []
     assert seen == [key_of(number) for number in range(600)]
 
@@ -255,6 +257,34 @@ def test_entries_only_move_forward(driver: Driver, optime: OpTime) -> None:
         txn.append(b"entry", OpTime(1, 5), op="n", ns="", wall_ms=1)
     with pytest.raises(InvariantError), driver.store.group() as txn:
         txn.append(b"entry", optime, op="n", ns="", wall_ms=1)
+
+
+@pytest.mark.parametrize("place", [-1, 1])
+def test_an_undo_row_without_its_entry_fails_the_group(driver: Driver, place: int) -> None:
+    """A rollback would take the change back with another entry, or never."""
+    driver.apply(("create", "db.c"))
+    before = raw(driver, "SELECT ts FROM oplog"), raw(driver, "SELECT ts FROM undo")
+
+    def insert() -> None:
+        with driver.store.group() as txn:
+            optime = txn.next_optime(1, WALL)
+            txn.insert_new(driver.coll("db.c"), key_of(1), doc_of(1, "a"), optime.ts + place)
+            txn.append(b"entry", optime, op="i", ns="db.c", key=key_of(1), wall_ms=WALL)
+
+    with pytest.raises(InvariantError, match="undo row"):
+        insert()
+    assert (raw(driver, "SELECT ts FROM oplog"), raw(driver, "SELECT ts FROM undo")) == before
+    assert driver.documents() == driver.state
+
+
+def test_a_run_of_inserts_moves_forward_too(driver: Driver) -> None:
+    driver.apply(("create", "db.c"))
+    at = driver.store.last_applied
+    row = (at.ts, at.term, "i", "db.c", key_of(1), WALL, b"entry")
+    with pytest.raises(InvariantError, match="behind the newest"), driver.store.group() as txn:
+        txn.insert_run(driver.coll("db.c"), [(key_of(1), doc_of(1, "a"))], [row])
+    assert driver.store.last_applied == at
+    assert driver.documents() == driver.state
 
 
 def test_an_entry_is_at_most_16_mib(driver: Driver) -> None:
