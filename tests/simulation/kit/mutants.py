@@ -354,7 +354,7 @@ def leads_on_in_an_old_term(patch: pytest.MonkeyPatch) -> None:
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(vote_not_durable, (51,), "invariant 1", CORE_ALONE, (scenarios.vote_over_restart, "invariant 1")),
     Mutant(own_vote_counted_unsaved, (33, 37, 53), "invariant 1", CORE_ALONE),
-    Mutant(second_vote_in_a_term, (9, 11, 6), "invariant 1"),
+    Mutant(second_vote_in_a_term, (9, 11, 6), "votes once in a term"),
     Mutant(
         vote_for_a_candidate_behind,
         (24, 2),
@@ -362,7 +362,7 @@ MUTANTS: tuple[Mutant, ...] = (
         CORE_ALONE,
         (scenarios.candidate_behind, "invariant 3"),
     ),
-    Mutant(commit_point_in_an_old_term, (48,), "invariant 3", CORE_ALONE, (scenarios.figure_eight, "invariant 3")),
+    Mutant(commit_point_in_an_old_term, (48,), "its own term", CORE_ALONE, (scenarios.figure_eight, "its own term")),
     Mutant(commit_point_of_another_history, (1,), "invariant 3", CORE_ALONE),
     Mutant(undo_row_skipped, (4,), kind=ROLLBACK_RUNS),
     Mutant(durable_before_the_sync, (0, 5), "invariant 4"),
