@@ -173,7 +173,7 @@ class ArchiveLease:
         granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
         self._note(granted)
         known, through = record.through, granted.through
-        # The oplog is trimmed up to there. If it fell, what lies between would be archived anew, and is trimmed already.
+        # The oplog is trimmed up to there. If it fell, what lies between would have to be archived anew, and is gone.
         invariant(
             known is None or (through is not None and through.optime.ts >= known.optime.ts),
             "what is archived stays archived",
