@@ -11,7 +11,7 @@ DATABASE = "shop"
 
 def run(member: LocalMember, document: dict[str, object], database: str = DATABASE) -> dict[str, Any]:
     """Run one command; the reply must say ok: 1."""
-    reply: dict[str, Any] = member.command(document, database, timeout_s=30)
+    reply: dict[str, Any] = member.command(document, database, timeout_s=120)
     assert reply.get("ok") == 1.0, reply
     return reply
 

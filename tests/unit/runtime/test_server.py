@@ -729,7 +729,7 @@ class Cursors:
 
 @on_sockets
 async def test_cursors_end_with_the_last_connection_of_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEFT_S", 0.1)
+    monkeypatch.setattr(server, "LEFT_S", 600.0)
     async with serving() as served:
         cursors = served.server._cursors = Cursors()
         driver = RawDocument(encode({"driver": "x"}))
@@ -750,15 +750,18 @@ async def test_cursors_end_with_the_last_connection_of_their_client(monkeypatch:
                 while len(cursors.left) < gone:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
+        owner = ("127.0.0.1", driver.raw)
         await leave(first, 0)
         await leave(second, 0)
+        await until(lambda: owner in served.server._left)
         again = await served.client()
         await again.ask(HELLO)
+        served.server._end_cursors_of(owner, cursors)  # the time is over
         await leave(nameless, 1)
-        await asyncio.sleep(0.15)
         assert [metadata for _, metadata in cursors.left] == [b""], "the driver came back in time"
+        monkeypatch.setattr(server, "LEFT_S", 0.0)
         await leave(again, 2)
-        assert cursors.left[1] == ("127.0.0.1", driver.raw)
+        assert cursors.left[1] == owner
 
 
 # --- many documents in one message ------------------------------------------------------------------------------------
