@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,17 @@ import pytest
 from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 from tests.integration.conftest import next_ports
 from tests.integration.forked import run_program
-from tests.programs import MARK, all_ended
+from tests.programs import all_ended
+
+ENVIRONMENT: Mapping[str, str] = os.environ
+"""Of the programs of the test that runs; not this process's own, whose server of forks outlives a test."""
 
 
 def replset(*arguments: str, status: int = 0) -> str:
     """Run the command line as a process of its own; its standard output, or its standard error when it fails."""
     if arguments[:2] == ("cluster", "up"):  # as from a shell, with all that is imported then
         command = [sys.executable, "-m", "replset.cli.main", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     else:
         done = run_program("replset.cli.main", *arguments)
     assert done.returncode == status, done.stderr
@@ -35,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What `cluster up` has started ends with the test, also if it ends before it has noted what it started."""
     place = tmp_path / "set"
     with all_ended() as environment:
-        monkeypatch.setenv(MARK, environment[MARK])
+        monkeypatch.setattr(sys.modules[__name__], "ENVIRONMENT", environment)
         yield place
         if (place / "set.json").exists():
             local = LocalSet.load(place)
@@ -208,7 +211,7 @@ def test_a_folder_with_packages_of_our_names_does_not_hide_the_product(folder: P
         return subprocess.run(
             [programs / program, *arguments],
             cwd=web_project,
-            env={**os.environ, **environment},
+            env={**ENVIRONMENT, **environment},
             capture_output=True,
             text=True,
             check=False,
