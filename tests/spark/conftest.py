@@ -40,6 +40,5 @@ def spark(background: Background) -> Iterator[SparkSession]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == HERE:
-            item.add_marker("slow")
             item.add_marker("spark")
     items.sort(key=waits_for_background)
