@@ -88,11 +88,11 @@ def primary_of(host: str) -> str:
 
 
 def _hand_over(primary: str) -> str:
-    """Let the primary step down, and return the next one."""
+    """Let the primary step down, and return the next one once it takes writes."""
     echo(f"{primary} is primary and hands over first")
     calls.ask(primary, {"replSetStepDown": 120, "secondaryCatchUpPeriodSecs": 60}, timeout_s=90)
     deadline = time.monotonic() + NEW_PRIMARY_WITHIN_S
-    while (found := primary_of(primary)) == primary:
+    while (found := primary_of(primary)) == primary or not calls.ask(found, {"hello": 1}).get("isWritablePrimary"):
         if time.monotonic() > deadline:
             raise ReplError(f"{primary} stepped down, and no other member became primary")
         time.sleep(0.2)

@@ -199,7 +199,7 @@ class InProcess(Shell):
     """Runs `oplog-spark` with the Spark session of this process, on the set that the page shows."""
 
     def __init__(self, parted: Parted, common_point: str) -> None:
-        super().__init__(parted.local.folder.parent, [member.port for member in parted.local.members])
+        super().__init__(parted.local.folder.parent, [member.port for member in parted.local.members], {})
         self._primary, self._common_point = parted.rest[0], common_point
 
     def here(self, text: str) -> str:

@@ -11,11 +11,9 @@ import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 import pytest
-import typer
 
 from replset.bson import RawDocument, decode
 from replset.cli import calls
@@ -136,5 +134,5 @@ def blocking_clients(*clusters: SimCluster) -> Iterator[BlockingSite]:
         patch.setattr(follow_source, "WireClient", client)
         patch.setattr(calls, "WireClient", client)
         patch.setattr(command_line, "time", site)
-        patch.setattr(command_line, "typer", SimpleNamespace(echo=site.said.append, Exit=typer.Exit))
+        patch.setattr(command_line, "echo", site.said.append)
         yield site
