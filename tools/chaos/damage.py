@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from replset.cli.local_set import LocalMember, wait_until
@@ -87,8 +88,12 @@ def lost_wal(context: FaultContext) -> tuple[str, Mend]:
     else:
         wal.unlink(missing_ok=True)
     wal.with_name(f"{DATABASE_FILE}-shm").unlink(missing_ok=True)
-    _, newest = newest_in(member.dbpath)
     what = f"{size - keep} of {size} bytes of the WAL of {member.name} were lost"
+    try:
+        _, newest = newest_in(member.dbpath)
+    except sqlite3.DatabaseError:  # a checkpoint was under way: the pages do not fit, and an operator empties the folder
+        _empty(context, member)
+        return f"{what}, and its database with it", partial(context.bring_up, member, absence)
     context.lost(member, what)
     reported = member.log.stat().st_size
     context.bring_up(member, absence)
@@ -136,13 +141,7 @@ def wipe(context: FaultContext) -> tuple[str, Mend]:
     members = [first, *context.rng.sample(context.others(first), count - 1)]
     absences = [context.take_down(member) for member in members]
     for member in members:
-        kept = context.local.folder / f"{member.name}.wiped.{len(context.moved_rollbacks) + 1}"
-        if (member.dbpath / "rollback").is_dir():  # the operator saves these files before the disk goes
-            shutil.copytree(member.dbpath / "rollback", kept / "rollback")
-            context.moved_rollbacks.append(kept)
-        for path in member.dbpath.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        context.lost(member, "the disk was replaced by an empty one")
+        _empty(context, member)
 
     def mend() -> None:
         for member, absence in zip(members, absences, strict=True):
@@ -151,6 +150,17 @@ def wipe(context: FaultContext) -> tuple[str, Mend]:
                 wait_until(lambda member=member: _is_secondary(member), 90, f"{member.name} to have a copy")  # type: ignore[misc]
 
     return f"the disks of {', '.join(member.name for member in members)} are replaced by empty ones", mend
+
+
+def _empty(context: FaultContext, member: LocalMember) -> None:
+    """Give a member that is down an empty disk. The operator saves its rollback files before."""
+    kept = context.local.folder / f"{member.name}.wiped.{len(context.moved_rollbacks) + 1}"
+    if (member.dbpath / "rollback").is_dir():
+        shutil.copytree(member.dbpath / "rollback", kept / "rollback")
+        context.moved_rollbacks.append(kept)
+    for path in member.dbpath.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    context.lost(member, "the disk was replaced by an empty one")
 
 
 def copy_anew(context: FaultContext, member: LocalMember, within_s: float = 5.0) -> None:
