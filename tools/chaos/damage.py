@@ -91,7 +91,7 @@ def lost_wal(context: FaultContext) -> tuple[str, Mend]:
     what = f"{size - keep} of {size} bytes of the WAL of {member.name} were lost"
     try:
         _, newest = newest_in(member.dbpath)
-    except sqlite3.DatabaseError:  # a checkpoint was under way: the pages do not fit, and an operator empties the folder
+    except sqlite3.DatabaseError:  # a checkpoint was under way: the pages do not fit
         _empty(context, member)
         return f"{what}, and its database with it", partial(context.bring_up, member, absence)
     context.lost(member, what)
