@@ -115,7 +115,7 @@ def test_no_write_is_lost_or_applied_twice(make_set: MakeSet, tmp_path: Path) ->
     finally:
         stop.touch()
         try:
-            tallies = [client.finish(60) for client in clients]
+            tallies = [client.finish(200) for client in clients]
         except AssertionError:
             for member in local.members:
                 print(member.name, member.command({"currentOp": 1, "$all": True}))
