@@ -25,7 +25,9 @@ def violation_of_time(cluster: SimCluster, written: OpTime, environment: Environ
         if left:
             return f"{machine.name} keeps {left} undo rows of entries up to {written}, which are old and committed"
         size, most = member.store.oplog_bytes, max(environment.oplog_bytes, environment.oplog_lagging_bytes)
-        if size > most and member.store.oldest.ts < min(member.node.commit_point.ts, written.ts):
+        copied = member.snapshots.needed()  # a copy that nobody fetches keeps the entries behind it until it expires
+        needed = written if copied is None else min(written, copied, key=lambda at: at.ts)
+        if size > most and member.store.oldest.ts < min(member.node.commit_point.ts, needed.ts):
             return f"{machine.name} keeps {size} bytes of oplog, and {most} are enough"
         lag_ms = member.node.lag_ms()
         if lag_ms is None or lag_ms > (cluster.delay_s + LAG_S) * 1000:
