@@ -272,9 +272,9 @@ class WireConnection(asyncio.BufferedProtocol):
                     self._release(message.admitted)
                 if not self._writable.is_set():
                     await self._wait_until_sent()
-        except Exception:  # a command's failure is an answer; this is a fault, and the client must not wait for ever
-            self.end()
-            raise
+        finally:  # a command's failure is an answer; this is a fault, and the client must not wait for ever
+            if self._task is not None:
+                self.end()
 
     async def _wait_until_sent(self) -> None:
         """Wait until the client has read its answer. A client that reads nothing for STALLED_S is disconnected."""

@@ -200,6 +200,21 @@ def test_a_broken_invariant_closes_its_connection_and_is_reported() -> None:
 
 
 @on_sockets
+async def test_a_command_that_is_cancelled_from_inside_closes_its_connection() -> None:
+    async with serving() as served:
+
+        async def waits_for_what_is_given_up(_: CommandRequest) -> Reply:
+            given_up: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            given_up.cancel()
+            return await given_up
+
+        served.dispatcher.answers["broken"] = waits_for_what_is_given_up
+        client = await served.client()
+        client.send({"broken": 1, "$db": "a"})
+        assert await client.is_closed()
+
+
+@on_sockets
 async def test_an_unacknowledged_write_runs_and_is_not_answered() -> None:
     async with serving() as served:
         client = await served.client()
