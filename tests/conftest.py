@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import inspect
 import logging
 import os
 import shutil
@@ -36,6 +39,20 @@ def logs_again() -> Iterator[None]:
     """A simulation switches the log off, for all that runs behind it in the process."""
     yield
     logging.getLogger("replset").setLevel(logging.NOTSET)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is `async def` has a loop of its own, in virtual time: a wait takes none of the machine's."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    from tests.simulation.kit.loop import SimLoop
+
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with contextlib.closing(SimLoop()) as loop:
+        loop.run_until_complete(asyncio.wait_for(pyfuncitem.obj(**arguments), 600))
+        assert loop.unhandled == []
+    return True
 
 
 def pytest_collection_finish() -> None:

@@ -13,7 +13,7 @@ from replset.replication.disk_space import retry_while_disk_full
 
 
 @pytest.mark.parametrize("end", ["it succeeds", "another error", "it is cancelled"])
-def test_a_job_that_ended_waits_for_nothing(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_ended_waits_for_nothing(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_space, "PAUSE_S", 0.001)
     progress = SimpleNamespace(waiting_for="")
     seen: list[str] = []
@@ -28,12 +28,9 @@ def test_a_job_that_ended_waits_for_nothing(end: str, monkeypatch: pytest.Monkey
             raise asyncio.CancelledError
         return "done"
 
-    async def test() -> None:
-        try:
-            assert await retry_while_disk_full(work, "work", progress=progress) == "done"
-        except (BadValueError, asyncio.CancelledError):
-            assert end != "it succeeds"
-
-    asyncio.run(test())
+    try:
+        assert await retry_while_disk_full(work, "work", progress=progress) == "done"
+    except (BadValueError, asyncio.CancelledError):
+        assert end != "it succeeds"
     assert seen == ["", "disk space: no space left", "disk space: no space left"]
     assert progress.waiting_for == ""

@@ -462,7 +462,7 @@ def test_a_secondary_finds_by_itself_what_differs_from_the_primary(
     assert quiet.summary == ""
 
 
-def test_what_is_put_right_during_a_pass_is_not_reported_at_its_end(
+async def test_what_is_put_right_during_a_pass_is_not_reported_at_its_end(
     three: Three, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("START_AFTER_S", "SHORTEST_PAUSE_S"):
@@ -478,14 +478,10 @@ def test_what_is_put_right_during_a_pass_is_not_reported_at_its_end(
             work.status.differing.clear()
 
     three.network.before_call = put_right
-
-    async def one_pass() -> None:
-        task = asyncio.create_task(work.run())
-        async with asyncio.timeout(20):
-            while not work.status.passes:  # noqa: ASYNC110 - a status has no event
-                await asyncio.sleep(0.005)
-        task.cancel()
-
-    asyncio.run(one_pass())
+    task = asyncio.create_task(work.run())
+    async with asyncio.timeout(20):
+        while not work.status.passes:  # noqa: ASYNC110 - a status has no event
+            await asyncio.sleep(0.005)
+    task.cancel()
     assert work.status.summary == ""
     assert "documents differ" not in caplog.text

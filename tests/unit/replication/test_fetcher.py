@@ -57,21 +57,17 @@ def members(tmp_path: Path) -> tuple[Member, Member]:
     return source, mine
 
 
-def test_tailing_keeps_up_with_a_writer(members: tuple[Member, Member]) -> None:
+async def test_tailing_keeps_up_with_a_writer(members: tuple[Member, Member]) -> None:
     source, mine = members
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        for number in range(100, 400):
-            source.insert(NS, {"_id": number, "text": "x" * 50})
-            if number % 7 == 0:
-                await asyncio.sleep(0)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        assert mine.fetcher.source == SOURCE
-        mine.fetcher.stop()
-        assert mine.fetcher.source is None
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    for number in range(100, 400):
+        source.insert(NS, {"_id": number, "text": "x" * 50})
+        if number % 7 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: mine.store.last_applied == source.store.last_applied)
+    assert mine.fetcher.source == SOURCE
+    mine.fetcher.stop()
+    assert mine.fetcher.source is None
     assert mine.everything() == source.everything()
     assert mine.store.chain == source.store.chain
     batches = [report for report in mine.reports if isinstance(report, SourceBatch)]
@@ -80,40 +76,32 @@ def test_tailing_keeps_up_with_a_writer(members: tuple[Member, Member]) -> None:
     assert mine.moves >= len(batches) - 1
 
 
-def test_a_new_entry_is_there_long_before_the_poll_ends(members: tuple[Member, Member]) -> None:
+async def test_a_new_entry_is_there_long_before_the_poll_ends(members: tuple[Member, Member]) -> None:
     source, mine = members
-
-    async def test() -> None:
-        mine.node.timeout_ms = 40_000
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.reports)
-        loop = asyncio.get_running_loop()
-        for number in range(100, 110):
-            began = loop.time()
-            at = source.insert(NS, {"_id": number})
-            await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
-            assert loop.time() - began < 1
-        mine.fetcher.stop()
-
-    run(test)
+    mine.node.timeout_ms = 40_000
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.reports)
+    loop = asyncio.get_running_loop()
+    for number in range(100, 110):
+        began = loop.time()
+        at = source.insert(NS, {"_id": number})
+        await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
+        assert loop.time() - began < 1
+    mine.fetcher.stop()
 
 
-def test_the_commit_point_comes_at_once(members: tuple[Member, Member]) -> None:
+async def test_the_commit_point_comes_at_once(members: tuple[Member, Member]) -> None:
     source, mine = members
-
-    async def test() -> None:
-        mine.node.timeout_ms = 40_000
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.reports)
-        source.node.commit_point = source.store.last_applied
-        source.moved()
-        await until(lambda: mine.reports[-1] == SourceBatch(SOURCE, 1, source.store.last_applied, True))
-        count = len(mine.network.calls)
-        await asyncio.sleep(5)
-        assert len(mine.network.calls) <= count + 1, "no answer twice for the same news"
-        mine.fetcher.stop()
-
-    run(test)
+    mine.node.timeout_ms = 40_000
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.reports)
+    source.node.commit_point = source.store.last_applied
+    source.moved()
+    await until(lambda: mine.reports[-1] == SourceBatch(SOURCE, 1, source.store.last_applied, True))
+    count = len(mine.network.calls)
+    await asyncio.sleep(5)
+    assert len(mine.network.calls) <= count + 1, "no answer twice for the same news"
+    mine.fetcher.stop()
 
 
 def fetches(mine: Member) -> list[dict[str, object]]:
@@ -121,126 +109,102 @@ def fetches(mine: Member) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("awaited", ["", "applied", "durable"])
-def test_the_next_request_waits_for_the_position_that_is_awaited(
+async def test_the_next_request_waits_for_the_position_that_is_awaited(
     members: tuple[Member, Member], awaited: Awaited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It carries the position then, so no report is needed."""
     source, mine = members
     monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
     source.awaited = awaited
-
-    async def test() -> None:
-        mine.node.timeout_ms = 40_000
-        mine.durable = mine.store.last_applied
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.reports)
-        count = len(fetches(mine))
-        at = source.insert(NS, {"_id": "new"})
-        await until(lambda: mine.store.last_applied == at)
-        if awaited != "durable":
-            await until(lambda: len(fetches(mine)) == count + 1)
-        else:
-            await asyncio.sleep(5)
-            assert len(fetches(mine)) == count
-            assert mine.fetcher.is_settling
-            mine.durable = at
-            mine.fetcher.on_moved()
-            await until(lambda: len(fetches(mine)) == count + 1)
-        assert not mine.fetcher.is_settling
-        mine.fetcher.stop()
-
-    run(test)
+    mine.node.timeout_ms = 40_000
+    mine.durable = mine.store.last_applied
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.reports)
+    count = len(fetches(mine))
+    at = source.insert(NS, {"_id": "new"})
+    await until(lambda: mine.store.last_applied == at)
+    if awaited != "durable":
+        await until(lambda: len(fetches(mine)) == count + 1)
+    else:
+        await asyncio.sleep(5)
+        assert len(fetches(mine)) == count
+        assert mine.fetcher.is_settling
+        mine.durable = at
+        mine.fetcher.on_moved()
+        await until(lambda: len(fetches(mine)) == count + 1)
+    assert not mine.fetcher.is_settling
+    mine.fetcher.stop()
 
 
-def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Member, Member]) -> None:
+async def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Member, Member]) -> None:
     source, mine = members
     source.awaited = "durable"
-
-    async def test() -> None:
-        mine.node.timeout_ms = 40_000
-        mine.durable = mine.store.last_applied
-        mine.fetcher.start(SOURCE)
-        for name in ("one", "two"):
-            at = source.insert(NS, {"_id": name})
-            await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
-        mine.fetcher.stop()
-
-    run(test)
+    mine.node.timeout_ms = 40_000
+    mine.durable = mine.store.last_applied
+    mine.fetcher.start(SOURCE)
+    for name in ("one", "two"):
+        at = source.insert(NS, {"_id": name})
+        await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
+    mine.fetcher.stop()
 
 
-def test_a_full_buffer_leaves_the_position_to_reports(members: tuple[Member, Member]) -> None:
+async def test_a_full_buffer_leaves_the_position_to_reports(members: tuple[Member, Member]) -> None:
     """No request is about to go then, for hours on a delayed member."""
     source, mine = members
-
-    async def test() -> None:
-        mine.node.timeout_ms = 40_000
-        mine.durable = mine.store.last_applied
-        mine.node.delay_ms = 3_600_000
-        mine.fetcher.start(SOURCE)
-        for name in ("applied", "waits", "fills"):
-            at = source.insert(NS, {"_id": name})
-            await until(lambda at=at: mine.fetcher.last_fetched == at)  # type: ignore[misc]
-        assert not mine.fetcher.is_settling
-        mine.fetcher.stop()
-
-    run(test)
+    mine.node.timeout_ms = 40_000
+    mine.durable = mine.store.last_applied
+    mine.node.delay_ms = 3_600_000
+    mine.fetcher.start(SOURCE)
+    for name in ("applied", "waits", "fills"):
+        at = source.insert(NS, {"_id": name})
+        await until(lambda at=at: mine.fetcher.last_fetched == at)  # type: ignore[misc]
+    assert not mine.fetcher.is_settling
+    mine.fetcher.stop()
 
 
-def test_pages_are_fetched_ahead_while_the_source_has_more(
+async def test_pages_are_fetched_ahead_while_the_source_has_more(
     members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, mine = members
     monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
     source.awaited = "durable"
     source.insert(NS, *numbered(range(100, 200)))
-
-    async def test() -> None:
-        mine.node.timeout_ms = 40_000
-        mine.durable = mine.store.last_applied
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        assert len(fetches(mine)) > 2
-        mine.fetcher.stop()
-
-    run(test)
+    mine.node.timeout_ms = 40_000
+    mine.durable = mine.store.last_applied
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.store.last_applied == source.store.last_applied)
+    assert len(fetches(mine)) > 2
+    mine.fetcher.stop()
 
 
-def test_the_position_comes_with_the_request(members: tuple[Member, Member]) -> None:
+async def test_the_position_comes_with_the_request(members: tuple[Member, Member]) -> None:
     source, mine = members
     rows = (MemberProgress(MemberId(3), "inc", Position(OpTime(1, 5), OpTime(1, 4), 0, 0)),)
     progress = ProgressRequest(MemberId(3), 1, 2, 1, rows)
     mine.progress = RawDocument(encode(request_document(progress)))
     mine.awaits_commit_point = True
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: source.told)
-        mine.fetcher.stop()
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: source.told)
+    mine.fetcher.stop()
     assert source.told[0] == progress
     assert fetches(mine)[0]["awaitsCommitPoint"] is True
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
-def test_a_commit_point_alone_waits_for_entries_unless_somebody_waits_for_it(
+async def test_a_commit_point_alone_waits_for_entries_unless_somebody_waits_for_it(
     members: tuple[Member, Member], is_awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = members
     monkeypatch.setattr(oplog_fetch_module, "COMMIT_POINT_DELAY_MS", 60_000)
     asked = replace(request(source.store.last_applied, 50_000), awaits_commit_point=is_awaited)
-
-    async def test() -> None:
-        poll = asyncio.get_running_loop().create_task(oplog_fetch(source, RawDocument(encode(asked.document()))))
-        await asyncio.sleep(1)
-        source.node.commit_point = source.store.last_applied
-        source.moved()
-        await asyncio.sleep(1)
-        assert poll.done() == is_awaited
-        source.insert(NS, {"_id": "with it"})
-        assert FetchReply.parse(RawDocument(encode(await poll))).commit_point == source.node.commit_point
-
-    run(test)
+    poll = asyncio.get_running_loop().create_task(oplog_fetch(source, RawDocument(encode(asked.document()))))
+    await asyncio.sleep(1)
+    source.node.commit_point = source.store.last_applied
+    source.moved()
+    await asyncio.sleep(1)
+    assert poll.done() == is_awaited
+    source.insert(NS, {"_id": "with it"})
+    assert FetchReply.parse(RawDocument(encode(await poll))).commit_point == source.node.commit_point
 
 
 def failure_of(mine: Member) -> SourceFailed:
@@ -444,58 +408,46 @@ def test_what_came_before_a_failure_is_applied(members: tuple[Member, Member]) -
     assert mine.store.last_applied == target
 
 
-def test_nothing_is_applied_after_stop(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_applied_after_stop(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
     source, mine = members
     source.insert(NS, *numbered(range(100, 300)))
     monkeypatch.setattr("replset.replication.applier.MAX_GROUP_ENTRIES", 2)
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.moves > 2)
-        mine.fetcher.stop()
-        at, reports = mine.store.last_applied, len(mine.reports)
-        await asyncio.sleep(5)
-        assert mine.store.last_applied == at < source.store.last_applied
-        assert len(mine.reports) == reports
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.moves > 2)
+    mine.fetcher.stop()
+    at, reports = mine.store.last_applied, len(mine.reports)
+    await asyncio.sleep(5)
+    assert mine.store.last_applied == at < source.store.last_applied
+    assert len(mine.reports) == reports
     assert mine.broken == []
 
 
-def test_stop_from_inside_a_report_ends_the_session(members: tuple[Member, Member]) -> None:
+async def test_stop_from_inside_a_report_ends_the_session(members: tuple[Member, Member]) -> None:
     source, mine = members
     source.insert(NS, *numbered(range(100, 200)))
-
-    async def test() -> None:
-        mine.context.on_report = lambda report: mine.fetcher.stop()
-        await mine.fetcher.run(SOURCE)
-        assert mine.store.last_applied < source.store.last_applied
-
-    run(test)
+    mine.context.on_report = lambda report: mine.fetcher.stop()
+    await mine.fetcher.run(SOURCE)
+    assert mine.store.last_applied < source.store.last_applied
 
 
-def test_drain_applies_all_that_was_fetched_and_reports_nothing(members: tuple[Member, Member]) -> None:
+async def test_drain_applies_all_that_was_fetched_and_reports_nothing(members: tuple[Member, Member]) -> None:
     source, mine = members
     source.insert(NS, *numbered(range(100, 300)))
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.fetcher.last_fetched > mine.store.last_applied)
-        fetched = mine.fetcher.last_fetched
-        reports = len(mine.reports)
-        await mine.fetcher.drain()
-        assert mine.store.last_applied >= fetched
-        assert len(mine.reports) == reports
-        assert mine.fetcher.source is None
-        at = mine.store.last_applied
-        await asyncio.sleep(5)
-        assert mine.store.last_applied == at
-        await mine.fetcher.drain()  # nothing to do
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.fetcher.last_fetched > mine.store.last_applied)
+    fetched = mine.fetcher.last_fetched
+    reports = len(mine.reports)
+    await mine.fetcher.drain()
+    assert mine.store.last_applied >= fetched
+    assert len(mine.reports) == reports
+    assert mine.fetcher.source is None
+    at = mine.store.last_applied
+    await asyncio.sleep(5)
+    assert mine.store.last_applied == at
+    await mine.fetcher.drain()  # nothing to do
 
 
-def test_updates_of_large_documents_are_evaluated_beside_the_loop(
+async def test_updates_of_large_documents_are_evaluated_beside_the_loop(
     members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, mine = members
@@ -520,31 +472,23 @@ def test_updates_of_large_documents_are_evaluated_beside_the_loop(
 
     monkeypatch.setattr(applier_module, "apply_update_bytes", noted)
     monkeypatch.setattr(mine.context, "workers", Threads())
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == target)
-        mine.fetcher.stop()
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.store.last_applied == target)
+    mine.fetcher.stop()
     assert (len(on_loop), len(beside)) == (3, 4)
     assert max(on_loop) < 100 < min(beside)
     assert mine.everything() == source.everything()
     assert mine.oplog() == source.oplog()
 
 
-def test_a_large_update_that_is_no_difference_is_the_sources_fault(members: tuple[Member, Member]) -> None:
+async def test_a_large_update_that_is_no_difference_is_the_sources_fault(members: tuple[Member, Member]) -> None:
     _, mine = members
     o = RawDocument(encode({"$v": 2, "diff": {"x": {"a": 1}}}))
-
-    async def test() -> None:
-        with pytest.raises(RemoteProtocolError, match="unknown section"):
-            await mine.fetcher._evaluate(LargeUpdateError(encode({"_id": 1}), o))
-
-    run(test)
+    with pytest.raises(RemoteProtocolError, match="unknown section"):
+        await mine.fetcher._evaluate(LargeUpdateError(encode({"_id": 1}), o))
 
 
-def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
     source, mine = members
     target = source.insert(NS, {"_id": "next"})
     apply_batch = fetcher_module.apply_batch
@@ -556,16 +500,14 @@ def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeypatch: 
         return apply_batch(*arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == target)
-        mine.fetcher.stop()
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.store.last_applied == target)
+    mine.fetcher.stop()
 
 
-def test_a_drain_does_not_wait_for_a_full_disk(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_does_not_wait_for_a_full_disk(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, mine = members
     source.insert(NS, {"_id": "next"})
 
@@ -573,19 +515,15 @@ def test_a_drain_does_not_wait_for_a_full_disk(members: tuple[Member, Member], m
         raise OutOfDiskSpaceError("full")
 
     monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.fetcher.last_fetched == source.store.last_applied)
-        await mine.fetcher.drain()
-        assert mine.fetcher.source is None
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.fetcher.last_fetched == source.store.last_applied)
+    await mine.fetcher.drain()
+    assert mine.fetcher.source is None
     assert mine.reports == []
     assert mine.broken == []
 
 
-def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
     source, mine = members
     source.insert(NS, {"_id": "next"})
 
@@ -593,37 +531,29 @@ def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeyp
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(fetcher_module, "apply_batch", broken)
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.broken)
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.broken)
     assert mine.fetcher.source is None
 
 
-def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> None:
+async def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> None:
     source, mine = members
     mine.node.delay_ms = 60_000
     old = source.insert(NS, {"_id": "old"})
     source.clock.ms += 50_000
     young = source.insert(NS, {"_id": "young"})
     mine.clock.ms = 61_000
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied >= old)
-        await asyncio.sleep(5)
-        assert mine.store.last_applied == old
-        assert mine.fetcher.last_fetched == young
-        mine.clock.ms = 109_999
-        mine.fetcher.stop()
-        mine.clock.ms = 110_000
-        mine.fetcher.start(SOURCE)
-        await until(lambda: mine.store.last_applied == young)
-        mine.fetcher.stop()
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.store.last_applied >= old)
+    await asyncio.sleep(5)
+    assert mine.store.last_applied == old
+    assert mine.fetcher.last_fetched == young
+    mine.clock.ms = 109_999
+    mine.fetcher.stop()
+    mine.clock.ms = 110_000
+    mine.fetcher.start(SOURCE)
+    await until(lambda: mine.store.last_applied == young)
+    mine.fetcher.stop()
 
 
 @pytest.mark.parametrize(
@@ -636,7 +566,7 @@ def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> 
         pytest.param(0, -3650 * 86_400_000, id="its-own-is-behind"),
     ],
 )
-def test_a_delay_is_measured(members: tuple[Member, Member], wall_ahead_ms: int, own_ahead_ms: int) -> None:
+async def test_a_delay_is_measured(members: tuple[Member, Member], wall_ahead_ms: int, own_ahead_ms: int) -> None:
     source, mine = members
     mine.node.delay_ms = 60_000
     mine.clock.ms += own_ahead_ms
@@ -647,20 +577,16 @@ def test_a_delay_is_measured(members: tuple[Member, Member], wall_ahead_ms: int,
     mine.node.ages.note(mine.store.last_applied, Millis(0))
     mine.node.ages.note(first, Millis(100_000))
     mine.node.ages.note(second, Millis(130_000))
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        for now, reached in ((159_999, None), (160_000, first), (189_999, first), (190_000, second)):
-            mine.clock.ms += now - mine.node.now
-            mine.node.now = Millis(now)
-            if reached is not None:
-                await until(lambda newest=reached: mine.store.last_applied >= newest)
-            await asyncio.sleep(0.02)
-            assert mine.store.last_applied == (reached or mine.store.last_applied)
-            assert reached is not None or mine.store.last_applied < first
-        mine.fetcher.stop()
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    for now, reached in ((159_999, None), (160_000, first), (189_999, first), (190_000, second)):
+        mine.clock.ms += now - mine.node.now
+        mine.node.now = Millis(now)
+        if reached is not None:
+            await until(lambda newest=reached: mine.store.last_applied >= newest)
+        await asyncio.sleep(0.02)
+        assert mine.store.last_applied == (reached or mine.store.last_applied)
+        assert reached is not None or mine.store.last_applied < first
+    mine.fetcher.stop()
 
 
 # --- the serving side -------------------------------------------------------------------------------------------
@@ -735,57 +661,45 @@ def test_the_commit_point_told_is_never_beyond_the_log(members: tuple[Member, Me
     assert fetch_now(source, request(newest)).commit_point == newest
 
 
-def test_a_poll_ends_when_its_time_is_over(members: tuple[Member, Member]) -> None:
+async def test_a_poll_ends_when_its_time_is_over(members: tuple[Member, Member]) -> None:
     source, _ = members
-
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        body = RawDocument(encode(request(source.store.last_applied, 50).document()))
-        reply = await oplog_fetch(source, body)
-        assert reply.get("batch") == []
-        assert 0.03 < loop.time() - began < 5
-
-    run(test)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    body = RawDocument(encode(request(source.store.last_applied, 50).document()))
+    reply = await oplog_fetch(source, body)
+    assert reply.get("batch") == []
+    assert 0.03 < loop.time() - began < 5
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
-def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, Member], is_noted: bool) -> None:
+async def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, Member], is_noted: bool) -> None:
     """The time may be over before the change of state has reached those who wait for it."""
     source, _ = members
-
-    async def test() -> None:
-        body = RawDocument(encode(request(source.store.last_applied, 10_000 if is_noted else 30).document()))
-        poll = asyncio.get_running_loop().create_task(oplog_fetch(source, body))
-        await asyncio.sleep(0.01)
-        source.node.state = MemberState.ROLLBACK
-        if is_noted:
-            source.moved()
-        with pytest.raises(NotPrimaryOrSecondaryError):
-            await poll
-
-    run(test)
+    body = RawDocument(encode(request(source.store.last_applied, 10_000 if is_noted else 30).document()))
+    poll = asyncio.get_running_loop().create_task(oplog_fetch(source, body))
+    await asyncio.sleep(0.01)
+    source.node.state = MemberState.ROLLBACK
+    if is_noted:
+        source.moved()
+    with pytest.raises(NotPrimaryOrSecondaryError):
+        await poll
 
 
-def test_a_drain_does_not_touch_the_session_that_follows_it(members: tuple[Member, Member]) -> None:
+async def test_a_drain_does_not_touch_the_session_that_follows_it(members: tuple[Member, Member]) -> None:
     """The member won, began to drain, and heard of the next primary in the same turn of the loop."""
     source, mine = members
-
-    async def test() -> None:
-        mine.fetcher.start(SOURCE)
-        drained = mine.fetcher.drain()
-        mine.fetcher.stop()
-        mine.fetcher.start(SOURCE)
-        await drained
-        assert mine.fetcher.source == SOURCE
-        at = source.insert(NS, {"_id": "later"})
-        await until(lambda: mine.store.last_applied == at)
-        mine.fetcher.stop()
-
-    run(test)
+    mine.fetcher.start(SOURCE)
+    drained = mine.fetcher.drain()
+    mine.fetcher.stop()
+    mine.fetcher.start(SOURCE)
+    await drained
+    assert mine.fetcher.source == SOURCE
+    at = source.insert(NS, {"_id": "later"})
+    await until(lambda: mine.store.last_applied == at)
+    mine.fetcher.stop()
 
 
-def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Member, Member]) -> None:
+async def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Member, Member]) -> None:
     """One that keeps up gets everything at once."""
     source, _ = members
     source.insert(NS, {"_id": "old"})
@@ -798,23 +712,20 @@ def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Me
         body = RawDocument(encode(request(after, chain=chain).document()))
         return FetchReply.parse(RawDocument(encode(await oplog_fetch(source, body))))
 
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        first = await fetch(old, chain)
-        assert 0 < sum(map(len, first.entries)) <= 3_000
-        assert loop.time() - began < 0.5
-        second = await fetch(old, chain)
-        assert second.entries
-        assert loop.time() - began > 0.5
-        source.byte_rates[-1].sent_until = loop.time() + 60
-        empty = await fetch(old, chain)  # after an entry larger than the rate
-        assert (empty.matched, len(empty.entries), empty.end_chain) == (True, 0, empty.prev_chain)
-        after = OplogEntry(first.entries[0]).optime
-        source.clock.ms -= 55_000
-        assert len((await fetch(after, 0)).entries) == 19
-
-    run(test)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    first = await fetch(old, chain)
+    assert 0 < sum(map(len, first.entries)) <= 3_000
+    assert loop.time() - began < 0.5
+    second = await fetch(old, chain)
+    assert second.entries
+    assert loop.time() - began > 0.5
+    source.byte_rates[-1].sent_until = loop.time() + 60
+    empty = await fetch(old, chain)  # after an entry larger than the rate
+    assert (empty.matched, len(empty.entries), empty.end_chain) == (True, 0, empty.prev_chain)
+    after = OplogEntry(first.entries[0]).optime
+    source.clock.ms -= 55_000
+    assert len((await fetch(after, 0)).entries) == 19
 
 
 class Older:

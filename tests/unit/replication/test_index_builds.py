@@ -99,31 +99,27 @@ def source(tmp_path: Path) -> Member:
     return member
 
 
-def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member, tmp_path: Path) -> None:
+async def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member, tmp_path: Path) -> None:
     mine = Member("mine:1", tmp_path, source.network)
     copy_log(source, mine)
     builds = Builds(source)
     rng = random.Random(1)
-
-    async def test() -> None:
-        mine.fetcher.start(source.host)
-        source.clock.now = lambda: next(ticks)  # type: ignore[method-assign]
-        result = builds.builder.result(builds.start())
-        work = asyncio.create_task(builds.builder.work())
-        while not result.done():
-            key = rng.randrange(60)
-            if key in source.documents(NS):
-                source.delete(NS, key) if rng.random() < 0.5 else source.replace(NS, {"_id": key, "a": [key, "x"]})
-            else:
-                source.insert(NS, {"_id": key, "a": "new"})
-            await asyncio.sleep(0)
-        await work
-        assert (await result).ts <= source.store.last_applied.ts
-        await until(lambda: mine.store.last_applied == source.store.last_applied)
-        mine.fetcher.stop()
-
     ticks = iter(range(0, 1_000_000, 3))  # each look at the clock takes 3 ms: a slice is a few documents
-    run(test)
+    mine.fetcher.start(source.host)
+    source.clock.now = lambda: next(ticks)  # type: ignore[method-assign]
+    result = builds.builder.result(builds.start())
+    work = asyncio.create_task(builds.builder.work())
+    while not result.done():
+        key = rng.randrange(60)
+        if key in source.documents(NS):
+            source.delete(NS, key) if rng.random() < 0.5 else source.replace(NS, {"_id": key, "a": [key, "x"]})
+        else:
+            source.insert(NS, {"_id": key, "a": "new"})
+        await asyncio.sleep(0)
+    await work
+    assert (await result).ts <= source.store.last_applied.ts
+    await until(lambda: mine.store.last_applied == source.store.last_applied)
+    mine.fetcher.stop()
     for member in (source, mine):
         assert indexes(member.store) == {"a_1": True}
         assert is_sound(member.store)
@@ -223,7 +219,7 @@ def test_a_duplicate_is_refused_while_a_build_runs(source: Member) -> None:
 
 
 @pytest.mark.parametrize("unique", [False, True])
-def test_who_waits_is_answered(source: Member, unique: bool) -> None:
+async def test_who_waits_is_answered(source: Member, unique: bool) -> None:
     builds = Builds(source)
 
     async def outcome(act: Callable[[bytes], object]) -> OpTime:
@@ -232,23 +228,20 @@ def test_who_waits_is_answered(source: Member, unique: bool) -> None:
         await builds.builder.work()
         return await result
 
-    async def test() -> None:
-        with pytest.raises(InterruptedDueToReplStateChangeError):
-            await outcome(lambda _: builds.builder.on_stepdown())
+    with pytest.raises(InterruptedDueToReplStateChangeError):
+        await outcome(lambda _: builds.builder.on_stepdown())
+    builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
+    with pytest.raises(MaxTimeMSExpiredError):
+        await outcome(lambda build: builds.builder.abort(build, MaxTimeMSExpiredError("over")))
+    assert indexes(source.store) == {}
+    if unique:
+        with pytest.raises(DuplicateKeyError):
+            await outcome(lambda _: None)
+    else:
+        assert await outcome(lambda _: None) == source.store.last_applied
         builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
-        with pytest.raises(MaxTimeMSExpiredError):
-            await outcome(lambda build: builds.builder.abort(build, MaxTimeMSExpiredError("over")))
-        assert indexes(source.store) == {}
-        if unique:
-            with pytest.raises(DuplicateKeyError):
-                await outcome(lambda _: None)
-        else:
-            assert await outcome(lambda _: None) == source.store.last_applied
-            builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
-        with pytest.raises(IndexBuildAbortedError):
-            await outcome(lambda _: source.drop(NS))
-
-    run(test)
+    with pytest.raises(IndexBuildAbortedError):
+        await outcome(lambda _: source.drop(NS))
 
 
 def test_a_secondary_builds_and_leaves_the_end_to_the_primary(source: Member) -> None:
@@ -260,22 +253,18 @@ def test_a_secondary_builds_and_leaves_the_end_to_the_primary(source: Member) ->
     assert (index.ready, index.position) == (False, None)
 
 
-def test_a_new_primary_looks_for_documents_that_it_did_not_refuse(source: Member) -> None:
+async def test_a_new_primary_looks_for_documents_that_it_did_not_refuse(source: Member) -> None:
     source.insert(NS, {"_id": 100, "a": [1], "b": [2]})
     builds = Builds(source)
     builds.leads = False
     of_both = RawDocument(encode({"v": 2, "key": {"a": 1, "b": 1}, "name": "both"}))
     build = builds.do(lambda group: do_start_build(group, builds.coll(group), [of_both]))
-    run(builds.builder.work)
+    await builds.builder.work()
     builds.leads = True
-
-    async def test() -> None:
-        result = builds.builder.result(build)
-        await builds.builder.work()
-        with pytest.raises(CannotIndexParallelArraysError):
-            await result
-
-    run(test)
+    result = builds.builder.result(build)
+    await builds.builder.work()
+    with pytest.raises(CannotIndexParallelArraysError):
+        await result
     assert indexes(source.store) == {}
 
 

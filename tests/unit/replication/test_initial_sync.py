@@ -30,7 +30,6 @@ from tests.unit.replication.kit import (
     catch_up,
     copy_log,
     numbered,
-    run,
     synced,
     trim,
 )
@@ -56,25 +55,21 @@ def left_at_source(source: Member) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple[Member, Member]) -> None:
+async def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple[Member, Member]) -> None:
     source, mine = members
-
-    async def test() -> None:
-        syncing = asyncio.get_running_loop().create_task(mine.initial_sync.run(SOURCE, "first sync"))
-        number = 1_000
-        while not syncing.done():
-            source.insert(NS, {"_id": number})
-            number += 1
-            await asyncio.sleep(0)
-        assert number > 1_005
-        assert mine.reports == [
-            InitialSyncStarted("first"),
-            InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),  # type: ignore[union-attr]
-        ]
-        assert not mine.marker
-        await catch_up(source, mine)
-
-    run(test)
+    syncing = asyncio.get_running_loop().create_task(mine.initial_sync.run(SOURCE, "first sync"))
+    number = 1_000
+    while not syncing.done():
+        source.insert(NS, {"_id": number})
+        number += 1
+        await asyncio.sleep(0)
+    assert number > 1_005
+    assert mine.reports == [
+        InitialSyncStarted("first"),
+        InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),  # type: ignore[union-attr]
+    ]
+    assert not mine.marker
+    await catch_up(source, mine)
     assert mine.everything() == source.everything()
     assert mine.oplog() == source.oplog()
     assert mine.store.chain == source.store.chain
@@ -434,123 +429,103 @@ async def ready(source: Member, by: HostPort | None = None) -> SnapshotReply:
     return offer
 
 
-def test_a_copy_is_served_by_offset_until_it_ends(members: tuple[Member, Member]) -> None:
+async def test_a_copy_is_served_by_offset_until_it_ends(members: tuple[Member, Member]) -> None:
     source, _ = members
-
-    async def test() -> None:
-        offer = await ready(source)
-        whole = (await ask(source, "chunk", offer.snapshot_id, 0, offer.size)).data
-        assert len(whole) == offer.size
-        part = (await ask(source, "chunk", offer.snapshot_id, 1_000, 77)).data
-        assert part == whole[1_000:1_077]
-        for offset, length in ((-1, 5), (offer.size, 5), (0, 0)):
-            with pytest.raises(BadValueError):
-                await ask(source, "chunk", offer.snapshot_id, offset, length)
-        assert left_at_source(source) == [f"{offer.snapshot_id}.db"]
-        await ask(source, "end", offer.snapshot_id)
-        assert left_at_source(source) == []
-        with pytest.raises(CursorNotFoundError):
-            await ask(source, "chunk", offer.snapshot_id, 0, 5)
+    offer = await ready(source)
+    whole = (await ask(source, "chunk", offer.snapshot_id, 0, offer.size)).data
+    assert len(whole) == offer.size
+    part = (await ask(source, "chunk", offer.snapshot_id, 1_000, 77)).data
+    assert part == whole[1_000:1_077]
+    for offset, length in ((-1, 5), (offer.size, 5), (0, 0)):
         with pytest.raises(BadValueError):
-            await ask(source, "middle")
+            await ask(source, "chunk", offer.snapshot_id, offset, length)
+    assert left_at_source(source) == [f"{offer.snapshot_id}.db"]
+    await ask(source, "end", offer.snapshot_id)
+    assert left_at_source(source) == []
+    with pytest.raises(CursorNotFoundError):
+        await ask(source, "chunk", offer.snapshot_id, 0, 5)
+    with pytest.raises(BadValueError):
+        await ask(source, "middle")
 
-    run(test)
 
-
-def test_a_forgotten_copy_expires(members: tuple[Member, Member]) -> None:
+async def test_a_forgotten_copy_expires(members: tuple[Member, Member]) -> None:
     source, _ = members
-
-    async def test() -> None:
-        offer = await ready(source)
-        source.clock.ms += 600_001
-        await source.snapshots.expire()
-        assert left_at_source(source) == []
-        with pytest.raises(CursorNotFoundError):
-            await ask(source, "begin", offer.snapshot_id)
-
-    run(test)
+    offer = await ready(source)
+    source.clock.ms += 600_001
+    await source.snapshots.expire()
+    assert left_at_source(source) == []
+    with pytest.raises(CursorNotFoundError):
+        await ask(source, "begin", offer.snapshot_id)
 
 
-def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_time_to_catch_up(
+async def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_time_to_catch_up(
     members: tuple[Member, Member],
 ) -> None:
     source, _ = members
-
-    async def test() -> None:
-        begin = source.store.last_applied
-        offer = await ready(source)
-        source.insert(NS, {"_id": "later"})
-        assert source.snapshots.needed() == begin
-        source.clock.ms += 100_000
-        await ask(source, "end", offer.snapshot_id)
-        source.clock.ms += 99_999
-        assert source.snapshots.needed() == begin, "as long again as the copy took"
-        source.clock.ms += 1
-        assert source.snapshots.needed() is None
-        backup, _ = await source.snapshots.copy_for_backup()
-        assert source.snapshots.needed() is None
-        await source.snapshots.end(backup)
-        assert source.snapshots.needed() is None
-
-    run(test)
+    begin = source.store.last_applied
+    offer = await ready(source)
+    source.insert(NS, {"_id": "later"})
+    assert source.snapshots.needed() == begin
+    source.clock.ms += 100_000
+    await ask(source, "end", offer.snapshot_id)
+    source.clock.ms += 99_999
+    assert source.snapshots.needed() == begin, "as long again as the copy took"
+    source.clock.ms += 1
+    assert source.snapshots.needed() is None
+    backup, _ = await source.snapshots.copy_for_backup()
+    assert source.snapshots.needed() is None
+    await source.snapshots.end(backup)
+    assert source.snapshots.needed() is None
 
 
-def test_the_entries_behind_a_copy_that_expires_stay_as_long_as_behind_one_that_is_ended(
+async def test_the_entries_behind_a_copy_that_expires_stay_as_long_as_behind_one_that_is_ended(
     members: tuple[Member, Member],
 ) -> None:
     """Its member fetched it and still works on it: it fills indexes and checks them for longer than a copy stays."""
     source, _ = members
-
-    async def test() -> None:
-        begin = source.store.last_applied
-        await ready(source)
-        source.insert(NS, {"_id": "later"})
-        source.clock.ms += 600_001
-        await source.snapshots.expire()
-        assert left_at_source(source) == []
-        source.clock.ms += 600_000
-        assert source.snapshots.needed() == begin
-        source.clock.ms += 1
-        assert source.snapshots.needed() is None
-        await source.snapshots.copy_for_backup()
-        source.clock.ms += 60_001
-        await source.snapshots.expire()
-        assert source.snapshots.needed() is None, "a backup has all that it needs"
-        one = HostPort("one:1")
-        await ready(source, by=one)
-        source.clock.ms += 600_001
-        later = source.store.last_applied
-        source.insert(NS, {"_id": "much later"})
-        await source.snapshots.expire()
-        assert source.snapshots.needed() == later
-        await ready(source, by=one)
-        assert source.snapshots.needed() == source.store.last_applied, "it begins anew"
-
-    run(test)
+    begin = source.store.last_applied
+    await ready(source)
+    source.insert(NS, {"_id": "later"})
+    source.clock.ms += 600_001
+    await source.snapshots.expire()
+    assert left_at_source(source) == []
+    source.clock.ms += 600_000
+    assert source.snapshots.needed() == begin
+    source.clock.ms += 1
+    assert source.snapshots.needed() is None
+    await source.snapshots.copy_for_backup()
+    source.clock.ms += 60_001
+    await source.snapshots.expire()
+    assert source.snapshots.needed() is None, "a backup has all that it needs"
+    one = HostPort("one:1")
+    await ready(source, by=one)
+    source.clock.ms += 600_001
+    later = source.store.last_applied
+    source.insert(NS, {"_id": "much later"})
+    await source.snapshots.expire()
+    assert source.snapshots.needed() == later
+    await ready(source, by=one)
+    assert source.snapshots.needed() == source.store.last_applied, "it begins anew"
 
 
-def test_a_member_that_begins_again_gives_up_its_copy(members: tuple[Member, Member]) -> None:
+async def test_a_member_that_begins_again_gives_up_its_copy(members: tuple[Member, Member]) -> None:
     """It was killed and its disk is another one. Nobody can ask for the first copy any more."""
     source, _ = members
     one, other = HostPort("one:1"), HostPort("other:1")
-
-    async def test() -> None:
-        begun = await ask(source, "begin", by=one)  # and is killed while the source still makes it
-        others = await ready(source, by=other)
-        source.insert(NS, {"_id": "later"})
-        await asyncio.sleep(0)
-        later = source.store.last_applied
-        await ask(source, "end", others.snapshot_id, by=other)
-        source.clock.ms += 60_000
-        assert source.snapshots.needed() < later, "its member may come back and go on"
-        again = await ready(source, by=one)
-        assert source.snapshots.needed() == later
-        assert left_at_source(source) == [f"{again.snapshot_id}.db"]
-        with pytest.raises(CursorNotFoundError):
-            await ask(source, "begin", begun.snapshot_id, by=one)
-        await ready(source, by=other)  # there is room for it
-
-    run(test)
+    begun = await ask(source, "begin", by=one)  # and is killed while the source still makes it
+    others = await ready(source, by=other)
+    source.insert(NS, {"_id": "later"})
+    await asyncio.sleep(0)
+    later = source.store.last_applied
+    await ask(source, "end", others.snapshot_id, by=other)
+    source.clock.ms += 60_000
+    assert source.snapshots.needed() < later, "its member may come back and go on"
+    again = await ready(source, by=one)
+    assert source.snapshots.needed() == later
+    assert left_at_source(source) == [f"{again.snapshot_id}.db"]
+    with pytest.raises(CursorNotFoundError):
+        await ask(source, "begin", begun.snapshot_id, by=one)
+    await ready(source, by=other)  # there is room for it
 
 
 def test_copies_of_an_earlier_run_are_removed(members: tuple[Member, Member]) -> None:
@@ -561,19 +536,15 @@ def test_copies_of_an_earlier_run_are_removed(members: tuple[Member, Member]) ->
     assert left_at_source(source) == []
 
 
-def test_only_so_many_copies_at_a_time(members: tuple[Member, Member]) -> None:
+async def test_only_so_many_copies_at_a_time(members: tuple[Member, Member]) -> None:
     source, _ = members
-
-    async def test() -> None:
-        await ready(source)
-        await ready(source)
-        with pytest.raises(ReplError) as refused:
-            await ask(source, "begin")
-        assert refused.value.code == 117
-        await source.snapshots.close()
-        assert left_at_source(source) == []
-
-    run(test)
+    await ready(source)
+    await ready(source)
+    with pytest.raises(ReplError) as refused:
+        await ask(source, "begin")
+    assert refused.value.code == 117
+    await source.snapshots.close()
+    assert left_at_source(source) == []
 
 
 def test_no_copy_without_data_or_in_a_state_that_serves_none(members: tuple[Member, Member]) -> None:
@@ -594,34 +565,26 @@ def test_no_copy_on_a_disk_without_room(members: tuple[Member, Member]) -> None:
     assert left_at_source(source) == []
 
 
-def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(members: tuple[Member, Member]) -> None:
+async def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(members: tuple[Member, Member]) -> None:
     source, _ = members
-
-    async def test() -> None:
-        offer = await ready(source)
-        source.node.bytes_per_s = 10_000
-        began = asyncio.get_running_loop().time()
-        for offset in (0, 10_000, 20_000):
-            reply = await ask(source, "chunk", offer.snapshot_id, offset, 4 << 20)
-            assert len(reply.data) == 10_000
-        assert asyncio.get_running_loop().time() - began > 2
-
-    run(test)
+    offer = await ready(source)
+    source.node.bytes_per_s = 10_000
+    began = asyncio.get_running_loop().time()
+    for offset in (0, 10_000, 20_000):
+        reply = await ask(source, "chunk", offer.snapshot_id, offset, 4 << 20)
+        assert len(reply.data) == 10_000
+    assert asyncio.get_running_loop().time() - began > 2
 
 
-def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:
+async def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:
     source, _ = members
-
-    async def test() -> None:
-        offer = await ready(source)
-        source.snapshots._options = SnapshotOptions(bytes_per_s=100_000)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        for _ in range(3):
-            await ask(source, "chunk", offer.snapshot_id, 0, 5_000)
-        assert loop.time() - began >= 0.05
-
-    run(test)
+    offer = await ready(source)
+    source.snapshots._options = SnapshotOptions(bytes_per_s=100_000)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for _ in range(3):
+        await ask(source, "chunk", offer.snapshot_id, 0, 5_000)
+    assert loop.time() - began >= 0.05
 
 
 def test_a_copy_that_is_not_waited_for_is_given_back(members: tuple[Member, Member]) -> None:

@@ -11,7 +11,7 @@ from replset.core.messages import ProgressReply, ProgressRequest, ReplyBody, Res
 from replset.errors import HostUnreachableError
 from replset.ids import HostPort, MemberId, Millis
 from replset.replication.progress import ProgressReporter
-from tests.unit.replication.kit import TestClock, run, until
+from tests.unit.replication.kit import TestClock, until
 
 SOURCE = HostPort("source:1")
 
@@ -49,67 +49,55 @@ class Upstream:
         return [send.body.term for send in self.sent]
 
 
-def test_each_move_is_reported_at_once_and_while_one_is_under_way_only_the_newest() -> None:
-    async def test() -> None:
-        up = Upstream()
-        task = asyncio.get_running_loop().create_task(up.reporter.run())
-        await until(lambda: up.answers)
-        up.gate.clear()
-        for up.at in (2, 3, 4, 5):
-            up.reporter.notify()
-            await asyncio.sleep(0.1)
-        assert up.terms == [1, 2]
-        up.gate.set()
-        await until(lambda: len(up.answers) == 3)
-        assert up.terms == [1, 2, 5]
-        assert up.answers[-1] == Response(0, SOURCE, ProgressReply(1, True), "", Millis(0))
-        await asyncio.sleep(5)
-        assert len(up.sent) == 3, "nothing moved"
-        task.cancel()
-
-    run(test)
-
-
-def test_it_reports_every_interval_anyway() -> None:
-    async def test() -> None:
-        up = Upstream(interval_ms=5)
-        task = asyncio.get_running_loop().create_task(up.reporter.run())
-        await until(lambda: len(up.sent) >= 4)
-        task.cancel()
-
-    run(test)
-
-
-def test_without_a_source_nothing_is_sent_until_there_is_one() -> None:
-    async def test() -> None:
-        up = Upstream()
-        up.source = None
-        task = asyncio.get_running_loop().create_task(up.reporter.run())
-        await asyncio.sleep(5)
-        assert up.sent == []
-        up.source = SOURCE
+async def test_each_move_is_reported_at_once_and_while_one_is_under_way_only_the_newest() -> None:
+    up = Upstream()
+    task = asyncio.get_running_loop().create_task(up.reporter.run())
+    await until(lambda: up.answers)
+    up.gate.clear()
+    for up.at in (2, 3, 4, 5):
         up.reporter.notify()
-        await until(lambda: up.sent)
-        task.cancel()
+        await asyncio.sleep(0.1)
+    assert up.terms == [1, 2]
+    up.gate.set()
+    await until(lambda: len(up.answers) == 3)
+    assert up.terms == [1, 2, 5]
+    assert up.answers[-1] == Response(0, SOURCE, ProgressReply(1, True), "", Millis(0))
+    await asyncio.sleep(5)
+    assert len(up.sent) == 3, "nothing moved"
+    task.cancel()
 
-    run(test)
+
+async def test_it_reports_every_interval_anyway() -> None:
+    up = Upstream(interval_ms=5)
+    task = asyncio.get_running_loop().create_task(up.reporter.run())
+    await until(lambda: len(up.sent) >= 4)
+    task.cancel()
+
+
+async def test_without_a_source_nothing_is_sent_until_there_is_one() -> None:
+    up = Upstream()
+    up.source = None
+    task = asyncio.get_running_loop().create_task(up.reporter.run())
+    await asyncio.sleep(5)
+    assert up.sent == []
+    up.source = SOURCE
+    up.reporter.notify()
+    await until(lambda: up.sent)
+    task.cancel()
 
 
 @pytest.mark.parametrize(("interval_ms", "again"), [(60_000, False), (1, True)])
-def test_an_unreachable_source_is_reported_and_tried_again_without_haste(interval_ms: int, again: bool) -> None:
-    async def test() -> None:
-        up = Upstream(interval_ms=interval_ms)
-        up.error = HostUnreachableError("gone")
-        task = asyncio.get_running_loop().create_task(up.reporter.run())
-        await until(lambda: up.answers)
-        assert up.answers[0] == Response(0, SOURCE, None, "gone", Millis(0))
-        up.reporter.notify()
-        up.error = None
-        if again:
-            await until(lambda: up.answers[-1].body is not None)
-        else:
-            await asyncio.sleep(0.4)
-            assert len(up.sent) == 1
-        task.cancel()
-
-    run(test)
+async def test_an_unreachable_source_is_reported_and_tried_again_without_haste(interval_ms: int, again: bool) -> None:
+    up = Upstream(interval_ms=interval_ms)
+    up.error = HostUnreachableError("gone")
+    task = asyncio.get_running_loop().create_task(up.reporter.run())
+    await until(lambda: up.answers)
+    assert up.answers[0] == Response(0, SOURCE, None, "gone", Millis(0))
+    up.reporter.notify()
+    up.error = None
+    if again:
+        await until(lambda: up.answers[-1].body is not None)
+    else:
+        await asyncio.sleep(0.4)
+        assert len(up.sent) == 1
+    task.cancel()

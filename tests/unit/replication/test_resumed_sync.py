@@ -79,21 +79,17 @@ def left_at_source(source: Member) -> int:
     return len(list((source.folder / "snapshots").iterdir()))
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(members: tuple[Member, Member]) -> None:
+async def test_a_broken_transfer_goes_on_where_it_stopped(members: tuple[Member, Member]) -> None:
     source, mine = members
-
-    async def test() -> None:
-        lose_after(mine, 3)
-        assert not (await sync(mine)).ok
-        asked = len(chunks_asked(mine))
-        back(mine)
-        source.insert(NS, {"_id": "not in the copy"})
-        assert (await sync(mine)).ok
-        assert chunks_asked(mine)[asked] == 3 * CHUNK, "the very byte"
-        assert copies_made(mine) == 1
-        await catch_up(source, mine)
-
-    run(test)
+    lose_after(mine, 3)
+    assert not (await sync(mine)).ok
+    asked = len(chunks_asked(mine))
+    back(mine)
+    source.insert(NS, {"_id": "not in the copy"})
+    assert (await sync(mine)).ok
+    assert chunks_asked(mine)[asked] == 3 * CHUNK, "the very byte"
+    assert copies_made(mine) == 1
+    await catch_up(source, mine)
     assert mine.everything() == source.everything()
     assert mine.oplog() == source.oplog()
     assert mine.initial_sync.progress.failed == 1
@@ -102,116 +98,97 @@ def test_a_broken_transfer_goes_on_where_it_stopped(members: tuple[Member, Membe
     assert left_at_source(source) == 0
 
 
-def test_a_long_transfer_writes_lines_about_itself(
+async def test_a_long_transfer_writes_lines_about_itself(
     members: tuple[Member, Member], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, mine = members
     caplog.set_level(logging.INFO, "replset.initial_sync")
     monkeypatch.setattr(initial_sync_progress, "LINE_EVERY_MS", 0)
-
-    async def test() -> None:
-        assert (await sync(mine)).ok
-
-    run(test)
+    assert (await sync(mine)).ok
     lines = [line for line in caplog.messages if " bytes (" in line]
     assert re.fullmatch(r"initial sync from source:1: 10000 of \d+ bytes \(\d+ %\), about \d+ s left", lines[0])
     assert re.fullmatch(r"initial sync from source:1: (\d+) of \1 bytes \(100 %\), about 0 s left", lines[-1])
 
 
-def test_a_killed_member_goes_on_from_what_was_on_record(members: tuple[Member, Member], tmp_path: Path) -> None:
+async def test_a_killed_member_goes_on_from_what_was_on_record(members: tuple[Member, Member], tmp_path: Path) -> None:
     source, mine = members
+    killed: list[Member] = []
 
-    async def test() -> None:
-        killed: list[Member] = []
+    def kill(command: dict[str, object]) -> None:
+        if chunks_asked(mine)[-1:] == [5 * CHUNK] and not killed:
+            killed.append(reborn(mine, tmp_path, "second"))
+            syncing.cancel()
 
-        def kill(command: dict[str, object]) -> None:
-            if chunks_asked(mine)[-1:] == [5 * CHUNK] and not killed:
-                killed.append(reborn(mine, tmp_path, "second"))
-                syncing.cancel()
-
-        mine.network.before_call = kill
-        syncing = asyncio.ensure_future(sync(mine))
-        with pytest.raises(asyncio.CancelledError):
-            await syncing
-        (again,) = killed
-        assert (again.folder / "initial-sync.db").stat().st_size == 5 * CHUNK
-        asked = len(chunks_asked(again))
-        assert (await sync(again)).ok
-        assert chunks_asked(again)[asked] == 4 * CHUNK, "every second piece is put on record"
-        assert copies_made(again) == 1
-        assert again.everything() == source.everything()
-
-    run(test)
+    mine.network.before_call = kill
+    syncing = asyncio.ensure_future(sync(mine))
+    with pytest.raises(asyncio.CancelledError):
+        await syncing
+    (again,) = killed
+    assert (again.folder / "initial-sync.db").stat().st_size == 5 * CHUNK
+    asked = len(chunks_asked(again))
+    assert (await sync(again)).ok
+    assert chunks_asked(again)[asked] == 4 * CHUNK, "every second piece is put on record"
+    assert copies_made(again) == 1
+    assert again.everything() == source.everything()
 
 
 @pytest.mark.parametrize("why", ["expired", "restarted", "rolled back", "another copy"])
-def test_a_copy_that_is_gone_or_another_one_is_begun_again(members: tuple[Member, Member], why: str) -> None:
+async def test_a_copy_that_is_gone_or_another_one_is_begun_again(members: tuple[Member, Member], why: str) -> None:
+    source, mine = members
+    lose_after(mine, 3)
+    assert not (await sync(mine)).ok
+    asked = len(chunks_asked(mine))
+    back(mine)
+    if why == "expired":
+        source.clock.ms += 600_001
+        await source.snapshots.expire()
+    elif why == "restarted":
+        source.snapshots._copies.clear()
+        source.snapshots.clear_leftovers()
+    elif why == "rolled back":
+        newest = source.store.last_applied
+        before = source.store.row_at_or_before(OpTime(1, newest.ts - 1))
+        assert before is not None
+        undo_step(source.store, before.optime, stem="x")
+    else:
+        (copy,) = source.snapshots._copies.values()
+        copy.sha256 = "0" * 64
+    ended = await sync(mine)
+    assert ended.ok, ended.detail
+    assert chunks_asked(mine)[asked] == 0
+    assert copies_made(mine) == 2
+    assert mine.everything() == source.everything()
+
+
+async def test_a_copy_that_changes_under_its_name_is_given_up(members: tuple[Member, Member]) -> None:
     source, mine = members
 
-    async def test() -> None:
-        lose_after(mine, 3)
-        assert not (await sync(mine)).ok
-        asked = len(chunks_asked(mine))
-        back(mine)
-        if why == "expired":
-            source.clock.ms += 600_001
-            await source.snapshots.expire()
-        elif why == "restarted":
-            source.snapshots._copies.clear()
-            source.snapshots.clear_leftovers()
-        elif why == "rolled back":
-            newest = source.store.last_applied
-            before = source.store.row_at_or_before(OpTime(1, newest.ts - 1))
-            assert before is not None
-            undo_step(source.store, before.optime, stem="x")
-        else:
-            (copy,) = source.snapshots._copies.values()
-            copy.sha256 = "0" * 64
-        ended = await sync(mine)
-        assert ended.ok, ended.detail
-        assert chunks_asked(mine)[asked] == 0
-        assert copies_made(mine) == 2
-        assert mine.everything() == source.everything()
+    def change(command: dict[str, object], reply: dict[str, object]) -> None:
+        if command["offset"] == 4 * CHUNK:
+            reply["sha256"] = "0" * 64
 
-    run(test)
-
-
-def test_a_copy_that_changes_under_its_name_is_given_up(members: tuple[Member, Member]) -> None:
-    source, mine = members
-
-    async def test() -> None:
-        def change(command: dict[str, object], reply: dict[str, object]) -> None:
-            if command["offset"] == 4 * CHUNK:
-                reply["sha256"] = "0" * 64
-
-        mine.network.before_reply = change
-        ended = await sync(mine)
-        assert "another copy" in ended.detail
-        assert not list(mine.folder.glob("initial-sync*"))
-        back(mine)
-        assert (await sync(mine)).ok
-        assert mine.everything() == source.everything()
-
-    run(test)
+    mine.network.before_reply = change
+    ended = await sync(mine)
+    assert "another copy" in ended.detail
+    assert not list(mine.folder.glob("initial-sync*"))
+    back(mine)
+    assert (await sync(mine)).ok
+    assert mine.everything() == source.everything()
     assert left_at_source(source) == 0
 
 
-def test_bytes_that_rotted_meanwhile_are_fetched_again(members: tuple[Member, Member]) -> None:
+async def test_bytes_that_rotted_meanwhile_are_fetched_again(members: tuple[Member, Member]) -> None:
     source, mine = members
-
-    async def test() -> None:
-        lose_after(mine, 3)
-        assert not (await sync(mine)).ok
-        back(mine)
-        with (mine.folder / "initial-sync.db").open("r+b") as file:
-            file.seek(CHUNK)
-            file.write(b"rot")
-        ended = await sync(mine)
-        assert "SHA-256" in ended.detail
-        assert (await sync(mine)).ok
-        assert mine.everything() == source.everything()
-
-    run(test)
+    lose_after(mine, 3)
+    assert not (await sync(mine)).ok
+    back(mine)
+    with (mine.folder / "initial-sync.db").open("r+b") as file:
+        file.seek(CHUNK)
+        file.write(b"rot")
+    ended = await sync(mine)
+    assert "SHA-256" in ended.detail
+    assert (await sync(mine)).ok
+    assert mine.everything() == source.everything()
     assert left_at_source(source) == 0
 
 
@@ -224,69 +201,58 @@ def test_what_sqlite_left_beside_an_earlier_copy_does_not_get_into_the_next(memb
     assert not list(mine.folder.glob("initial-sync*"))
 
 
-def test_another_source_was_chosen_but_the_first_still_has_the_rest(
+async def test_another_source_was_chosen_but_the_first_still_has_the_rest(
     members: tuple[Member, Member], tmp_path: Path
 ) -> None:
     source, mine = members
     other = Member(OTHER, tmp_path, mine.network)
     copy_log(source, other)
-
-    async def test() -> None:
-        lose_after(mine, 3)
-        assert not (await sync(mine)).ok
-        asked = len(chunks_asked(mine))
-        back(mine)
-        assert (await sync(mine, OTHER)).ok
-        assert (copies_made(mine), chunks_asked(mine)[asked]) == (1, 3 * CHUNK)
-
-    run(test)
+    lose_after(mine, 3)
+    assert not (await sync(mine)).ok
+    asked = len(chunks_asked(mine))
+    back(mine)
+    assert (await sync(mine, OTHER)).ok
+    assert (copies_made(mine), chunks_asked(mine)[asked]) == (1, 3 * CHUNK)
     assert mine.everything() == source.everything()
     assert left_at_source(source) == 0
 
 
-def test_another_source_was_chosen_and_the_first_is_out_of_reach(
+async def test_another_source_was_chosen_and_the_first_is_out_of_reach(
     members: tuple[Member, Member], tmp_path: Path
 ) -> None:
     source, mine = members
     other = Member(OTHER, tmp_path, mine.network)
     copy_log(source, other)
-
-    async def test() -> None:
-        lose_after(mine, 3)
-        assert not (await sync(mine)).ok
-        asked = len(chunks_asked(mine))
-        assert not (await sync(mine)).ok, "still its only choice: the bytes are kept"
-        assert (mine.folder / "initial-sync.db").stat().st_size == 3 * CHUNK
-        assert (await sync(mine, OTHER)).ok
-        assert (copies_made(mine), chunks_asked(mine)[asked]) == (2, 0)
-        assert mine.initial_sync.progress.source == OTHER
-
-    run(test)
+    lose_after(mine, 3)
+    assert not (await sync(mine)).ok
+    asked = len(chunks_asked(mine))
+    assert not (await sync(mine)).ok, "still its only choice: the bytes are kept"
+    assert (mine.folder / "initial-sync.db").stat().st_size == 3 * CHUNK
+    assert (await sync(mine, OTHER)).ok
+    assert (copies_made(mine), chunks_asked(mine)[asked]) == (2, 0)
+    assert mine.initial_sync.progress.source == OTHER
     assert mine.everything() == source.everything()
 
 
-def test_a_whole_copy_is_not_fetched_again(members: tuple[Member, Member], tmp_path: Path) -> None:
+async def test_a_whole_copy_is_not_fetched_again(members: tuple[Member, Member], tmp_path: Path) -> None:
     """The member dies between the checksum and the install; what SQLite wrote into the copy meanwhile is its own."""
     source, mine = members
 
     async def die(copy: str) -> None:
         raise asyncio.CancelledError
 
-    async def test() -> None:
-        mine.initial_sync._install = die
-        with pytest.raises(asyncio.CancelledError):
-            await sync(mine)
-        again = reborn(mine, tmp_path, "second")
-        asked = len(chunks_asked(again))
-        assert (await sync(again)).ok
-        assert len(chunks_asked(again)) == asked
-        assert again.everything() == source.everything()
-
-    run(test)
+    mine.initial_sync._install = die
+    with pytest.raises(asyncio.CancelledError):
+        await sync(mine)
+    again = reborn(mine, tmp_path, "second")
+    asked = len(chunks_asked(again))
+    assert (await sync(again)).ok
+    assert len(chunks_asked(again)) == asked
+    assert again.everything() == source.everything()
     assert left_at_source(source) == 0
 
 
-def test_an_unsound_copy_is_not_installed_and_not_used_again(
+async def test_an_unsound_copy_is_not_installed_and_not_used_again(
     members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, mine = members
@@ -294,32 +260,25 @@ def test_an_unsound_copy_is_not_installed_and_not_used_again(
     def find_damage(disk: RealDisk, path: str, entries: int) -> None:
         raise CorruptDataError(f"{path} is damaged")
 
-    async def test() -> None:
-        monkeypatch.setattr("replset.replication.initial_sync.check_database", find_damage)
-        ended = await sync(mine)
-        assert "damaged" in ended.detail
-        assert mine.store.collection(NS) is None, "the store was not touched"
-        monkeypatch.undo()
-        assert (await sync(mine)).ok
-        assert copies_made(mine) == 2
-
-    run(test)
+    monkeypatch.setattr("replset.replication.initial_sync.check_database", find_damage)
+    ended = await sync(mine)
+    assert "damaged" in ended.detail
+    assert mine.store.collection(NS) is None, "the store was not touched"
+    monkeypatch.undo()
+    assert (await sync(mine)).ok
+    assert copies_made(mine) == 2
     assert mine.everything() == source.everything()
 
 
-def test_another_initial_sync_takes_nothing_of_the_last(members: tuple[Member, Member]) -> None:
+async def test_another_initial_sync_takes_nothing_of_the_last(members: tuple[Member, Member]) -> None:
     source, mine = members
-
-    async def test() -> None:
-        lose_after(mine, 3)
-        assert not (await sync(mine)).ok
-        asked = len(chunks_asked(mine))
-        back(mine)
-        mine.marker = False  # the next marker is another sync's
-        assert (await sync(mine)).ok
-        assert chunks_asked(mine)[asked] == 0
-
-    run(test)
+    lose_after(mine, 3)
+    assert not (await sync(mine)).ok
+    asked = len(chunks_asked(mine))
+    back(mine)
+    mine.marker = False  # the next marker is another sync's
+    assert (await sync(mine)).ok
+    assert chunks_asked(mine)[asked] == 0
     assert mine.everything() == source.everything()
 
 
@@ -334,57 +293,49 @@ def test_leftovers_go_at_a_start_without_a_marker(members: tuple[Member, Member]
 # --- a full disk ------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_makes_it_wait_and_say_so(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_makes_it_wait_and_say_so(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, mine = members
     free = 1 << 40
     monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
     progress = mine.initial_sync.progress
 
-    async def test() -> None:
+    def fill(command: dict[str, object]) -> None:
         nonlocal free
+        if command["offset"] == 2 * CHUNK:
+            free = 100
 
-        def fill(command: dict[str, object]) -> None:
-            nonlocal free
-            if command["offset"] == 2 * CHUNK:
-                free = 100
-
-        mine.network.before_call = fill
-        syncing = asyncio.ensure_future(sync(mine))
-        await until(lambda: progress.waiting_for)
-        assert "100" in progress.waiting_for
-        assert progress.text(Millis(0)).startswith("initial sync waits for disk space")
-        calls = len(mine.network.calls)
-        await asyncio.sleep(0.02)
-        assert not syncing.done()
-        assert progress.copied == 3 * CHUNK
-        assert len(mine.network.calls) == calls, "the source is left alone meanwhile"
-        assert mine.marker
-        free = 1 << 40
-        assert (await syncing).ok
-        assert not progress.waiting_for
-        assert chunks_asked(mine) == sorted(set(chunks_asked(mine))), "nothing was fetched twice"
-
-    run(test)
+    mine.network.before_call = fill
+    syncing = asyncio.ensure_future(sync(mine))
+    await until(lambda: progress.waiting_for)
+    assert "100" in progress.waiting_for
+    assert progress.text(Millis(0)).startswith("initial sync waits for disk space")
+    calls = len(mine.network.calls)
+    await asyncio.sleep(0.02)
+    assert not syncing.done()
+    assert progress.copied == 3 * CHUNK
+    assert len(mine.network.calls) == calls, "the source is left alone meanwhile"
+    assert mine.marker
+    free = 1 << 40
+    assert (await syncing).ok
+    assert not progress.waiting_for
+    assert chunks_asked(mine) == sorted(set(chunks_asked(mine))), "nothing was fetched twice"
     assert mine.everything() == source.everything()
     assert (copies_made(mine), progress.failed) == (1, 0)
 
 
-def test_no_copy_is_asked_for_while_there_is_no_room_at_all(
+async def test_no_copy_is_asked_for_while_there_is_no_room_at_all(
     members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, mine = members
     free = -1
     monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
-
-    async def test() -> None:
-        nonlocal free
-        syncing = asyncio.ensure_future(sync(mine))
-        await until(lambda: mine.initial_sync.progress.waiting_for)
-        assert mine.network.calls == []
-        free = 1 << 40
-        assert (await syncing).ok
-
-    run(test)
+    syncing = asyncio.ensure_future(sync(mine))
+    await until(lambda: mine.initial_sync.progress.waiting_for)
+    assert mine.network.calls == []
+    free = 1 << 40
+    assert (await syncing).ok
     assert mine.everything() == source.everything()
 
 
@@ -414,7 +365,7 @@ async def check_sync(mine: Member) -> None:
     assert (await sync(mine)).ok
 
 
-def test_a_record_that_cannot_be_written_gives_the_copy_back(
+async def test_a_record_that_cannot_be_written_gives_the_copy_back(
     members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, mine = members
@@ -425,32 +376,25 @@ def test_a_record_that_cannot_be_written_gives_the_copy_back(
             raise OSError(errno.EIO, "Input/output error", path)
         write(path, chunks, append=append)
 
-    async def test() -> None:
-        monkeypatch.setattr(mine.disk, "write_file", fail)
-        for _ in range(3):
-            ended = await sync(mine)
-            assert "Input/output error" in ended.detail
-        assert left_at_source(source) == 0
-        monkeypatch.setattr(mine.disk, "write_file", write)
-        assert (await sync(mine)).ok
-
-    run(test)
+    monkeypatch.setattr(mine.disk, "write_file", fail)
+    for _ in range(3):
+        ended = await sync(mine)
+        assert "Input/output error" in ended.detail
+    assert left_at_source(source) == 0
+    monkeypatch.setattr(mine.disk, "write_file", write)
+    assert (await sync(mine)).ok
     assert mine.everything() == source.everything()
 
 
-def test_the_export_is_written_once_however_often_it_breaks(members: tuple[Member, Member]) -> None:
+async def test_the_export_is_written_once_however_often_it_breaks(members: tuple[Member, Member]) -> None:
     _, mine = members
     mine.create(NS)
     mine.insert(NS, {"_id": "only here"})
-
-    async def test() -> None:
-        lose_after(mine, 3)
-        assert not (await sync(mine)).ok
-        assert not (await sync(mine)).ok
-        back(mine)
-        assert (await sync(mine)).ok
-
-    run(test)
+    lose_after(mine, 3)
+    assert not (await sync(mine)).ok
+    assert not (await sync(mine)).ok
+    back(mine)
+    assert (await sync(mine)).ok
     assert len(list_manifests(mine.dbpath)) == 1
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from replset.errors import StorageError, StoreBusyError
 from replset.replication.write_queue import BUSY_PAUSE_S, WriteQueue
-from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import on_virtual_time, settle
+from tests.unit.runtime.kit import settle
 
 
 class Rig:
@@ -40,62 +39,50 @@ def test_an_open_gate_lets_work_pass_at_once() -> None:
     assert rig.done == ["noop", "submitted"]
 
 
-def test_what_waits_at_a_held_gate_passes_in_order() -> None:
-    async def main(_: SimClock) -> None:
-        rig = Rig()
-        rig.write_queue.pause()
-        rig.submit("noop")
-        tasks = [asyncio.ensure_future(rig.write_queue.write(rig.work(name))) for name in ("page", "undo")]
-        await asyncio.sleep(60)
-        assert rig.done == []
-        rig.write_queue.resume()
-        assert rig.done == ["noop", "submitted", "page", "undo"]
-        assert await asyncio.gather(*tasks) == ["page", "undo"]
-
-    on_virtual_time(main)
+async def test_what_waits_at_a_held_gate_passes_in_order() -> None:
+    rig = Rig()
+    rig.write_queue.pause()
+    rig.submit("noop")
+    tasks = [asyncio.ensure_future(rig.write_queue.write(rig.work(name))) for name in ("page", "undo")]
+    await asyncio.sleep(60)
+    assert rig.done == []
+    rig.write_queue.resume()
+    assert rig.done == ["noop", "submitted", "page", "undo"]
+    assert await asyncio.gather(*tasks) == ["page", "undo"]
 
 
-def test_a_busy_store_is_tried_again_before_what_came_later() -> None:
-    async def main(_: SimClock) -> None:
-        rig = Rig()
-        rig.busy = 3
-        tasks = [asyncio.ensure_future(rig.write_queue.write(rig.work(name))) for name in ("first", "second")]
-        await settle()
-        assert rig.done == []
-        await asyncio.sleep(4 * BUSY_PAUSE_S)
-        assert rig.done == ["first", "second"]
-        assert await asyncio.gather(*tasks) == ["first", "second"]
-
-    on_virtual_time(main)
+async def test_a_busy_store_is_tried_again_before_what_came_later() -> None:
+    rig = Rig()
+    rig.busy = 3
+    tasks = [asyncio.ensure_future(rig.write_queue.write(rig.work(name))) for name in ("first", "second")]
+    await settle()
+    assert rig.done == []
+    await asyncio.sleep(4 * BUSY_PAUSE_S)
+    assert rig.done == ["first", "second"]
+    assert await asyncio.gather(*tasks) == ["first", "second"]
 
 
-def test_a_task_that_is_cancelled_at_the_gate_writes_nothing() -> None:
-    async def main(_: SimClock) -> None:
-        rig = Rig()
-        rig.write_queue.pause()
-        task = asyncio.ensure_future(rig.write_queue.write(rig.work("page")))
-        await settle()
-        task.cancel()
-        rig.write_queue.resume()
-        await settle()
-        assert task.cancelled()
-        assert rig.done == []
-
-    on_virtual_time(main)
+async def test_a_task_that_is_cancelled_at_the_gate_writes_nothing() -> None:
+    rig = Rig()
+    rig.write_queue.pause()
+    task = asyncio.ensure_future(rig.write_queue.write(rig.work("page")))
+    await settle()
+    task.cancel()
+    rig.write_queue.resume()
+    await settle()
+    assert task.cancelled()
+    assert rig.done == []
 
 
-def test_an_error_goes_to_who_wrote_and_the_next_one_passes() -> None:
-    async def main(_: SimClock) -> None:
-        rig = Rig()
+async def test_an_error_goes_to_who_wrote_and_the_next_one_passes() -> None:
+    rig = Rig()
 
-        def fail() -> None:
-            raise StorageError("disk I/O error")
+    def fail() -> None:
+        raise StorageError("disk I/O error")
 
-        with pytest.raises(StorageError, match="disk I/O"):
-            await rig.write_queue.write(fail)
-        assert await rig.write_queue.write(rig.work("page")) == "page"
-
-    on_virtual_time(main)
+    with pytest.raises(StorageError, match="disk I/O"):
+        await rig.write_queue.write(fail)
+    assert await rig.write_queue.write(rig.work("page")) == "page"
 
 
 def test_work_that_sets_off_more_work_is_ended_first() -> None:
