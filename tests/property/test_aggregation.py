@@ -139,7 +139,7 @@ class Maker:
             )()
 
         name = rng.choice(NAMES[:6])
-        return rng.choice(  # type: ignore[no-any-return]
+        return rng.choice(
             [
                 lambda: {"$match": {"$expr": e("bool")}},
                 lambda: {"$project": {"n": 1, "l": 1, "p": {"$ifNull": [e(), None]}}},

@@ -25,13 +25,7 @@ ROWS = st.builds(
     st.builds(Position, OPTIMES, OPTIMES, INT64, INT64),
 )
 PROGRESS = st.builds(
-    ProgressRequest,
-    st.builds(MemberId, INT32),
-    INT64,
-    INT64,
-    INT64,
-    st.lists(ROWS, max_size=3).map(tuple),
-    SET_IDS,
+    ProgressRequest, st.builds(MemberId, INT32), INT64, INT64, INT64, st.lists(ROWS, max_size=3).map(tuple), SET_IDS
 )
 REQUESTS = st.builds(
     FetchRequest,

@@ -91,8 +91,7 @@ MODIFIERS = st.sampled_from(
 SPECS = st.recursive(
     st.one_of(SCALARS, PATHS),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.one_of(PATHS, OPERATORS, OPERATORS), inner, max_size=3),
+        st.lists(inner, max_size=3), st.dictionaries(st.one_of(PATHS, OPERATORS, OPERATORS), inner, max_size=3)
     ),
     max_leaves=8,
 )

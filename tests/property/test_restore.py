@@ -181,7 +181,7 @@ def test_a_write_that_comes_between_reading_and_writing_is_not_lost(
         raced.update(state_of(live))
         live.before_write = lambda writes: None
 
-    live.before_write = race  # type: ignore[assignment]
+    live.before_write = race
     with tempfile.TemporaryDirectory() as folder:
         path = history.write(Path(folder))
         restore(path, live, policy)

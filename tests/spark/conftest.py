@@ -13,10 +13,7 @@ from tests.spark.background import Background, background_programs, waits_for_ba
 from tests.spark.cluster import SHORT_LIVED
 
 HERE = Path(__file__).parent
-NO_CODE = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+NO_CODE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """To compile each of some hundred plans for a hundred rows is a tenth of the work. What runs beside (the cluster, the
 commands) has the product's own settings.
 """

@@ -30,12 +30,7 @@ def inserts(first: int, count: int, *, term: int = 1) -> list[UnchainedRow]:
     return [insert(number, per_second=10, term=term) for number in range(first, first + count)]
 
 
-COMMON = [
-    noop(-2, "initiating set"),
-    noop(-1, "new primary", member=0, host="a:1"),
-    *inserts(0, 100),
-    periodic(20, 5),
-]
+COMMON = [noop(-2, "initiating set"), noop(-1, "new primary", member=0, host="a:1"), *inserts(0, 100), periodic(20, 5)]
 LOST = inserts(300, 20)
 NEXT = [noop(40, "new primary", term=2, member=1, host="b:1"), *inserts(500, 100, term=2)]
 

@@ -97,7 +97,7 @@ def test_a_table_of_the_drivers_is_shown_without_a_job(spark: SparkSession) -> N
         assert spark.range(2).count() == 2
         assert jobs("table_of") != []
     finally:
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.jobGroup.id", None)
 
 
 def test_a_members_error_comes_home(spark: SparkSession, oplogs: list[SqliteOplog], tmp_path: Path) -> None:
@@ -107,6 +107,5 @@ def test_a_members_error_comes_home(spark: SparkSession, oplogs: list[SqliteOplo
     with pytest.raises(Exception, match="lost") as caught:
         table.collect()
     error = oplog_error(caught.value)
-    assert error is not None
     assert error.name == "lost"
     assert "does not exist" in error.reason

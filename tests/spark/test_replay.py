@@ -13,14 +13,7 @@ import pytest
 
 from replset.bson import RawDocument, decode, encode, encode_key, to_ejson
 from replset.ids import OpTime, pack_ts
-from replset.oplog_entry import (
-    OplogEntry,
-    command_entry,
-    delete_entry,
-    insert_entry,
-    noop_entry,
-    update_entry,
-)
+from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.storage.disk import RealDisk
@@ -211,7 +204,6 @@ def test_an_entry_that_cannot_be_applied_is_told_with_the_members_name(spark: Sp
     with pytest.raises(Exception, match="cannot be applied") as raised:
         replay(spark, oplog, NS, base=EmptyBase()).collect()
     told = oplog_error(raised.value)
-    assert told is not None
     assert told.name == "bad"
 
 

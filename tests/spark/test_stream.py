@@ -64,7 +64,6 @@ class Tail:
 
 def offset_of(query: StreamingQuery) -> dict[str, Any]:
     progress = query.lastProgress
-    assert progress is not None
     end: Any = progress["sources"][0]["endOffset"]
     return dict(end if isinstance(end, dict) else json.loads(end))
 
@@ -81,7 +80,6 @@ def failure(tail: Tail) -> tuple[str, str]:
     with pytest.raises(Exception, match="oplog-error") as caught:
         tail.run()
     error = oplog_error(caught.value)
-    assert error is not None
     return error.name, error.reason
 
 

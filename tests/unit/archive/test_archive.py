@@ -176,13 +176,10 @@ def test_a_segment_that_cannot_be_written_again_stays(driver: Driver, files: Fol
 
 def test_segments_of_two_writers_may_overlap(driver: Driver, files: FolderFiles) -> None:
     first = write(driver, files, job(driver)).segment
-    assert first is not None
     second = write(driver, files, job(driver, first.end)).segment
-    assert second is not None
     files.remove(second.name.manifest)  # the other writer does not see it, and writes other borders
     longer = write(driver, files, job(driver, first.end, max_bytes=2_500)).segment
     files.write(second.name.manifest, second.encode())
-    assert longer is not None
     assert longer.name.last_ts > second.name.last_ts
     write(driver, files, job(driver, longer.end, max_bytes=1 << 20))
     assert archived(files) == rows_of(driver)
@@ -201,8 +198,6 @@ def test_a_damaged_segment_is_read_from_one_that_overlaps_it(
     assert written[1] is not None
     files.write(written[1].name.manifest, written[1].encode())
     end, damaged = written[goes_on_behind], written[number]
-    assert end is not None
-    assert damaged is not None
     write(driver, files, job(driver, end.end, max_bytes=1 << 20))
     change_a_bit(Path(files.address) / (damaged.file if kind == "rows" else damaged.name.manifest))
     if number == 1 or goes_on_behind == 1:
@@ -221,7 +216,6 @@ def test_no_other_segment_takes_the_place_of_the_oldest_one(driver: Driver, file
 
 def test_a_gap_is_a_gap(driver: Driver, files: FolderFiles) -> None:
     first = write(driver, files, job(driver)).segment
-    assert first is not None
     while remove_old_data(driver.store, WALL):
         pass
     assert driver.store.oldest > first.end.optime
@@ -229,7 +223,6 @@ def test_a_gap_is_a_gap(driver: Driver, files: FolderFiles) -> None:
     driver.store.set_commit_point(driver.store.last_applied)
     assert write(driver, files, job(driver, first.end)).segment is None, "another member may have what is missing"
     second = write(driver, files, replace(job(driver, first.end), may_leave_gap=True))
-    assert second.segment is not None
     assert (second.is_gap, second.segment.previous) == (True, None)
     archive = Archive.open("it", files)
     with pytest.raises(CappedPositionLostError, match="no entries between"):
@@ -246,7 +239,6 @@ def test_an_oplog_that_begins_right_behind_the_archive_continues_it(driver: Driv
     last = segments[-1].end
     trim(driver, last.optime)
     written = write(driver, files, job(driver, last))
-    assert written.segment is not None
     assert (written.is_gap, written.segment.before) == (False, last)
     files.remove(written.segment.name.manifest)
     with pytest.raises(ArchiveError, match="not in this member's"):
@@ -282,7 +274,6 @@ def test_another_set_or_archive_is_refused(driver: Driver, files: FolderFiles) -
 @pytest.mark.parametrize("damage", [cut_off, change_a_bit, Path.unlink])
 def test_damaged_rows_are_refused(driver: Driver, files: FolderFiles, damage: Callable[[Path], None]) -> None:
     first = write(driver, files, job(driver)).segment
-    assert first is not None
     damage(Path(files.address) / first.file)
     with pytest.raises(CorruptDataError, match=first.name.stem):
         Archive.open("it", files).rows_after(OPTIME_NULL, 10, 1 << 20)
@@ -290,7 +281,6 @@ def test_damaged_rows_are_refused(driver: Driver, files: FolderFiles, damage: Ca
 
 def test_a_damaged_manifest_is_refused(driver: Driver, files: FolderFiles) -> None:
     first = write(driver, files, job(driver)).segment
-    assert first is not None
     fields = json.loads(first.encode())
     for data in (b"", b"{}", b"[]", json.dumps({**fields, "rows": 1}).encode(), json.dumps({"format": 1}).encode()):
         files.write(first.name.manifest, data)
@@ -363,7 +353,6 @@ def test_a_full_disk_leaves_nothing_and_the_archive_goes_on(
     driver: Driver, files: FolderFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = write(driver, files, job(driver)).segment
-    assert first is not None
     before = files.names("segments")
 
     def fsync(_handle: int) -> None:

@@ -65,7 +65,7 @@ class Source(Driver):
         files, after, archive_id = FolderFiles(str(self.copies / "archive")), None, ""
         while True:
             job = WriteJob("", "rs0", "f" * 24, archive_id, "a1", after, self.store.commit_point, 20_000, "m:1", "")
-            written = self.store.query(lambda connection, job=job: write_segment(files, connection, job))  # type: ignore[misc]
+            written = self.store.query(lambda connection, job=job: write_segment(files, connection, job))
             if written.segment is None:
                 return Archive.open("it", files)
             after, archive_id = written.segment.end, written.archive_id

@@ -6,17 +6,7 @@ from functools import partial
 
 import pytest
 
-from replset.bson import (
-    Int64,
-    InvalidBSONError,
-    RawDocument,
-    RawDocuments,
-    Regex,
-    decode,
-    documents_of,
-    encode,
-    walk,
-)
+from replset.bson import Int64, InvalidBSONError, RawDocument, RawDocuments, Regex, decode, documents_of, encode, walk
 from replset.bson.decoding import decode_fields, names_by_bytes
 
 DOCUMENT: dict[str, object] = {
@@ -38,7 +28,7 @@ def test_walk_returns_positions() -> None:
     assert [end for _, _, _, end in walk(DATA)][-1] == len(DATA) - 1
     for name, kind, start, end in walk(DATA):
         if kind == 3:
-            assert DATA[start:end] == encode(DOCUMENT[name])  # type: ignore[arg-type]
+            assert DATA[start:end] == encode(DOCUMENT[name])
     assert walk(encode({})) == []
 
 

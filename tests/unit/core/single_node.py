@@ -60,7 +60,7 @@ def shaped(shape: str) -> ReplSetConfig:
             "N": {"votes": 0, "priority": 0.0},
             "+": {"newly_added": True},
         }
-        rows.append(replace(row, **changes.get(letter, {})))  # type: ignore[arg-type]
+        rows.append(replace(row, **changes.get(letter, {})))
     return named(*rows)
 
 
@@ -113,7 +113,7 @@ class SingleNode(Node):
             http_address=f"http://{host(number)}",
             has_data=True,
         )
-        return self.answer(number, HeartbeatRequest, replace(reply, **told), now)  # type: ignore[arg-type]
+        return self.answer(number, HeartbeatRequest, replace(reply, **told), now)
 
 
 def single_node(

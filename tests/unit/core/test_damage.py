@@ -81,8 +81,7 @@ def test_what_a_secondary_makes_of_the_answers(same: int, other: int, silent: in
 
 
 @pytest.mark.parametrize(
-    ("same", "other", "silent", "leaves"),
-    [(1, 2, 0, True), (2, 1, 0, False), (1, 1, 1, False), (1, 1, 0, False)],
+    ("same", "other", "silent", "leaves"), [(1, 2, 0, True), (2, 1, 0, False), (1, 1, 1, False), (1, 1, 0, False)]
 )
 def test_a_primary_leaves_only_when_it_is_outvoted(same: int, other: int, silent: int, leaves: bool) -> None:
     node = leader(3 if same + other + silent == 3 else 2)
@@ -102,7 +101,6 @@ def test_outvoted_by_members_that_cannot_lead_it_serves_on_and_says_so() -> None
     node.tick(Millis(NOW + 1))
     assert (node.state, node.quarantine) == (MemberState.PRIMARY, "")
     status = node.status(NOW)
-    assert status is not None
     assert any("outvoted by members that cannot lead" in remark.why for remark in status.remarks)
 
 
@@ -167,7 +165,6 @@ def test_a_damaged_member_that_the_others_need_goes_on_and_reports_it() -> None:
     assert node.state is MemberState.PRIMARY
     assert node.writable
     status = node.status(NOW)
-    assert status is not None
     assert [line.message for line in status.members if line.is_self] == [DAMAGE.detail]
 
 

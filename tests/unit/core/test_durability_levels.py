@@ -47,7 +47,6 @@ def hear(node: SingleNode, after_ms: int, *, at_number: int) -> list[Effect]:
 )
 def test_the_collection_s_own_rule_comes_before_its_database_s(ns: str, w: object, j: bool | None) -> None:
     concern = leading()._state and leading().concern_of_level(ns)
-    assert concern is not None
     assert (concern.w, concern.j, concern.provenance) == (w, j, "durabilityLevel")
     assert leading().concern_of_level("other.things") is None
 

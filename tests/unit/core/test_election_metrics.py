@@ -12,14 +12,12 @@ from tests.unit.core.single_node import NOW, SingleNode, asked, at, leading_thre
 
 def metrics_of(node: SingleNode) -> ElectionMetrics:
     status = node.status(NOW)
-    assert status is not None
     return status.elections
 
 
 def test_a_won_election() -> None:
     metrics = metrics_of(leading_three())
     candidate = metrics.candidate
-    assert candidate is not None
     assert (candidate.reason, candidate.term, candidate.votes_needed) == ("stepUpRequestSkipDryRun", 2, 2)
     assert (candidate.last_seen, candidate.wall_ms, candidate.new_term_wall_ms) == (at(1), WALL, WALL)
     assert candidate.available_wall_ms == WALL, "its first entry is committed"
@@ -46,11 +44,9 @@ def test_votes_for_others() -> None:
     assert metrics_of(node).participant is None, "a dry run is no vote"
     asked(node, VoteRequest("rs0", 2, MemberId(1), "i1", 1, 1, at(1), False))
     granted = metrics_of(node).participant
-    assert granted is not None
     assert (granted.granted, granted.term, granted.candidate, granted.reason) == (True, 2, MemberId(1), "")
     asked(node, VoteRequest("rs0", 2, MemberId(2), "i2", 1, 1, at(1, 9), False))
     refused = metrics_of(node).participant
-    assert refused is not None
     document = participant_document(refused)
     assert (document["votedForCandidate"], document["electionCandidateMemberId"]) == (False, 2)
     assert "has voted for" in str(document["voteReason"])

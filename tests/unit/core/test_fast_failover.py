@@ -139,7 +139,7 @@ def test_the_member_that_initiated_asks_at_the_usual_interval_once_it_leads(monk
 
 def following(**settings: bool) -> SingleNode:
     """Member 0 of three; member 2 is primary."""
-    node = ready(config=named(*members_of(3), settings=replace(DEFAULT, **settings)))  # type: ignore[arg-type]
+    node = ready(config=named(*members_of(3), settings=replace(DEFAULT, **settings)))
     node.tick(Millis(NOW + 2_000))
     node.receive_heartbeat(2, NOW + 2_000, state=MemberState.PRIMARY, primary_id=MemberId(2))
     node.receive_heartbeat(1, NOW + 2_000)
@@ -160,7 +160,7 @@ REQUEST = VoteRequest("rs0", 1, MemberId(1), "i1", 1, 1, at(1), True, "fastFailo
 
 
 def answer(node: SingleNode, **changes: object) -> VoteReply:
-    reply = asked(node, replace(REQUEST, **changes), LATER)  # type: ignore[arg-type]
+    reply = asked(node, replace(REQUEST, **changes), LATER)
     assert isinstance(reply, VoteReply)
     return reply
 

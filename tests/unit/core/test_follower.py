@@ -188,7 +188,6 @@ def test_a_refused_rollback_is_quarantined() -> None:
     for now in range(NOW, NOW + 60_000, 500):
         assert not only(node.tick(Millis(now)), StartFetching)
     status = node.status(Millis(NOW))
-    assert status is not None
     assert "below the commit point" in status.quarantine
 
 
@@ -264,7 +263,6 @@ def test_what_does_not_fit_the_disk_is_quarantined(is_rollback: bool) -> None:
     assert node.state is MemberState.RECOVERING
     assert node.quarantine
     status = node.status(NOW)
-    assert status is not None
     remark = next(one for one in status.remarks if one.why.startswith(f"{host(0)} keeps out"))
     assert f"replset resync --host {host(0)}" in remark.next_step
 
@@ -279,7 +277,6 @@ def test_each_member_reports_its_unacknowledged_rollbacks_and_its_quarantine() -
     node.tick(Millis(NOW + 2_000))
     node.receive_heartbeat(2, unacknowledged_rollbacks=7, quarantine="it differs", now=NOW + 2_000)
     status = node.status(Millis(NOW + 2_000))
-    assert status is not None
     assert [(row.unacknowledged_rollbacks, row.quarantine) for row in status.members] == [
         (2, node.quarantine),
         (0, ""),

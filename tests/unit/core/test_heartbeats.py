@@ -103,17 +103,16 @@ def test_two_retries_at_once_then_down() -> None:
         again = [send for send in only(effects, Send) if send.to == host(1) and isinstance(send.body, HeartbeatRequest)]
         assert len(again) == (1 if attempt < 2 else 0)
         peer = node.peer_at(host(1))
-        assert peer is not None
         assert (peer.state is MemberState.DOWN) is (attempt == 2)
     assert node.primary is None
-    assert node.peer_at(host(1)).message == "refused"  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).message == "refused"
 
 
 def test_no_retry_once_the_timeout_has_passed() -> None:
     """Map H4."""
     node = single_node(config=CONFIG)
     effects = node.answer(1, HeartbeatRequest, None, NOW + 10_000, "timed out")
-    assert node.peer_at(host(1)).state is MemberState.DOWN  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).state is MemberState.DOWN
     assert not [send for send in only(effects, Send) if send.to == host(1) and isinstance(send.body, HeartbeatRequest)]
 
 
@@ -140,7 +139,7 @@ def leader_that_counts_member_1_as_down() -> SingleNode:
     node.answer(1, HeartbeatRequest, None, NOW + 12_000, TIMED_OUT)
     run_with_member_2(node, NOW + 12_000, NOW + 17_000)
     assert node.state is MemberState.PRIMARY
-    assert node.peer_at(host(1)).state is MemberState.DOWN  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).state is MemberState.DOWN
     return node
 
 
@@ -164,11 +163,11 @@ def test_a_message_of_a_member_that_counts_as_down_has_it_asked_at_once(message:
         node.receive(message, Millis(NOW + later))
         assert not beats_to(node.tick(Millis(NOW + later)), 1), "one heartbeat for many messages"
     node.receive_heartbeat(1, now=NOW + 19_000, config_term=2, position=place(at(2)))
-    assert node.peer_at(host(1)).state is MemberState.SECONDARY  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).state is MemberState.SECONDARY
     assert MemberId(1) in node._state.in_sync
     late = Response(in_the_cut.request_id, host(1), None, TIMED_OUT, Millis(10_000))
     node.receive(late, Millis(NOW + 24_000))
-    assert node.peer_at(host(1)).state is MemberState.SECONDARY  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).state is MemberState.SECONDARY
     assert asked_again.request_id != in_the_cut.request_id
 
 
@@ -183,7 +182,6 @@ def test_a_heartbeat_of_the_time_of_a_cut_takes_nobody_out_who_is_heard_again() 
     assert again.timeout_ms == 10_000
     node.receive_heartbeat(1, now=began + 10_100, config_term=2, position=place(at(2)))
     peer = node.peer_at(host(1))
-    assert peer is not None
     assert (peer.state, peer.state_since) == (MemberState.SECONDARY, NOW), "it was never DOWN"
     assert node._state.in_sync == {MemberId(0), MemberId(1), MemberId(2)}
 
@@ -196,7 +194,7 @@ def test_a_member_that_is_heard_and_never_answers_is_down_and_is_not_said_to_hav
         run_with_member_2(node, NOW if attempt == 1 else began + 10_000 * attempt - 10_000, began + 10_000 * attempt)
         node.receive(fetch, Millis(began + 10_000 * attempt - 1))
         node.answer(1, HeartbeatRequest, None, began + 10_000 * attempt, TIMED_OUT)
-        assert (node.peer_at(host(1)).state is MemberState.DOWN) is (attempt == 3)  # type: ignore[union-attr]
+        assert (node.peer_at(host(1)).state is MemberState.DOWN) is (attempt == 3)
     node.receive(fetch, Millis(began + 30_100))
     (remark,) = [one for one in node.status(Millis(began + 30_100)).remarks if str(host(1)) in one.why]
     assert "runs and sends messages, and does not answer" in remark.why
@@ -207,7 +205,7 @@ def test_ping_is_a_sliding_average() -> None:
     """Map H4: (4 * old + new) / 5."""
     node = single_node(config=CONFIG)
     node.receive_heartbeat(1)
-    assert node.peer_at(host(1)).ping_ms == 2  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).ping_ms == 2
     send = only(node.tick(Millis(NOW + 600)), Send)
     assert send
     question = node.open(1, HeartbeatRequest)
@@ -217,7 +215,7 @@ def test_ping_is_a_sliding_average() -> None:
         Response(question.request_id, host(1), replace(reply, incarnation="i1", member_id=MemberId(1)), "", Millis(52)),
         Millis(NOW + 652),
     )
-    assert node.peer_at(host(1)).ping_ms == 12  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).ping_ms == 12
 
 
 def test_another_set_is_refused() -> None:
@@ -342,7 +340,6 @@ def test_a_position_that_a_newer_one_has_overtaken_does_not_count() -> None:
             row = MemberProgress(MemberId(1), incarnation, position)
             node.receive(FetchProgress(ProgressRequest(MemberId(1), 2, 1, 2, (row,))), NOW)
         peer = node.peer_at(host(1))
-        assert peer is not None
         return peer.position
 
     assert tell(place(at(1, 7)), place(at(1, 5))) == place(at(1, 5)), "rolled back"
@@ -469,7 +466,6 @@ def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted()
     assert peer is not None
     peer.config_version -= 1
     status = leader.node.status(cluster.now)
-    assert status is not None
     assert {member.host: member.counted for member in status.members}[other.host] is False
 
 
@@ -500,7 +496,6 @@ def test_the_status_names_all_members_and_which_one_blocks() -> None:
     cluster.until(cluster.is_quiet)
     leader = cluster.elect()
     status = leader.node.status(cluster.now)
-    assert status is not None
     assert [member.state.name for member in status.members].count("PRIMARY") == 1
     assert [member.counted for member in status.members] == [True] * 3
     assert (status.majority_vote_count, status.write_majority, status.voters) == (2, 2, 3)
@@ -511,7 +506,6 @@ def test_the_status_names_all_members_and_which_one_blocks() -> None:
     leader.write("blocked")
     cluster.run(300)
     blocked = leader.node.status(cluster.now)
-    assert blocked is not None
     assert all(machine.host in blocked.blocking for machine in cluster.machines.values() if machine is not leader)
     assert blocked.blocking.count("(not reachable for 0 s)") == 2
 

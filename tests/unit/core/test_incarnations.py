@@ -40,11 +40,9 @@ def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
     wiped.boot()
     cluster.until(lambda: the_config(leader).version == before + 1)
     member = the_config(leader).member_at(wiped.host)
-    assert member is not None
     assert (member.newly_added, member.is_voter, member.incarnation) == (True, False, None)
     cluster.until(cluster.is_quiet)
     member = the_config(leader).member_at(wiped.host)
-    assert member is not None
     assert (member.newly_added, member.incarnation) == (False, wiped.disk.incarnation)
     assert the_config(leader).version == before + 2
     assert leader.node.term == 2  # no election is needed or waited for
@@ -77,10 +75,9 @@ def test_a_lost_disk_counts_for_nothing() -> None:
     """Heartbeats and progress carry the incarnation; a new one voids older values (docs/adr/0007)."""
     node = single_node(config=named(*members_of(3)))
     node.receive_heartbeat(1, position=place(at(1, 9)))
-    assert node.peer_at(host(1)).position == place(at(1, 9))  # type: ignore[union-attr]
+    assert node.peer_at(host(1)).position == place(at(1, 9))
     asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "another"))
     peer = node.peer_at(host(1))
-    assert peer is not None
     assert (peer.position, peer.incarnation) == (place(OPTIME_NULL), "another")
 
 
@@ -111,8 +108,8 @@ def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
     assert node.state is MemberState.STARTUP2
     assert node.progress_request() is None
     reply = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1"))
-    assert reply.position == place(OPTIME_NULL)  # type: ignore[union-attr]
-    assert not reply.electable  # type: ignore[union-attr]
+    assert reply.position == place(OPTIME_NULL)
+    assert not reply.electable
 
 
 def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
@@ -141,7 +138,6 @@ def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed
     assert not hear(3, 9, NOW + 6_000, state=MemberState.STARTUP2)
     assert hear(3, 5, NOW + 8_000)
     member = node.config.member(MemberId(3)) if node.config else None
-    assert member is not None
     assert (member.newly_added, member.incarnation) == (False, "i3")
 
 

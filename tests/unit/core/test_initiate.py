@@ -10,12 +10,7 @@ import pytest
 from replset.config import ReplSetConfig
 from replset.core.effects import AppendNoop, Reply
 from replset.core.member_state import MemberState
-from replset.core.messages import (
-    Done,
-    InitiateRequest,
-    Refused,
-    Request,
-)
+from replset.core.messages import Done, InitiateRequest, Refused, Request
 from replset.ids import OPTIME_NULL, HostPort
 from tests.simulation.core_kit.cluster import CoreCluster, change
 from tests.simulation.core_kit.machine import config_of, host, members_of
@@ -78,7 +73,6 @@ def test_initiate_end_to_end() -> None:
     answer = cluster.initiate(*members_of(4, arbiters=1))
     assert isinstance(answer, Done)
     config = cluster[0].node.config
-    assert config is not None
     assert config.version_and_term == (1, 1)
     assert config.settings.replica_set_id is not None
     assert [member.incarnation for member in config.members] == ["i1", "i2", "i3", "i4"]

@@ -11,14 +11,7 @@ from replset.bson import ObjectId
 from replset.config import MAX_GIVEN_VERSION, MAX_VERSION, Member, ReplSetConfig
 from replset.core.effects import ConfigInstalled, Persist, Reply, Send
 from replset.core.member_state import MemberState
-from replset.core.messages import (
-    Done,
-    HeartbeatRequest,
-    LocalPosition,
-    ReconfigRequest,
-    Refused,
-    Request,
-)
+from replset.core.messages import Done, HeartbeatRequest, LocalPosition, ReconfigRequest, Refused, Request
 from replset.core.reconfig_rules import complete_config, reconfig_refusal
 from replset.errors import InvariantError
 from replset.ids import OPTIME_NULL, HostPort, MemberId
@@ -93,7 +86,6 @@ FOURTH, FIFTH = members_of(5)[3:]
 )
 def test_what_may_not_follow(new: ReplSetConfig, code: int, says: str, forced_too: bool) -> None:
     found = refusal(PSS, new)
-    assert found is not None
     assert (found.code, says in found.reason) == (code, True)
     assert (refusal(PSS, new, force=True) is not None) is forced_too
 
@@ -123,7 +115,6 @@ def test_the_set_id_cannot_change() -> None:
     assert refusal(old, new_of(old)) is None
     assert refusal(old, new_of(old, settings=replace(old.settings, replica_set_id=None))) is None
     found = refusal(old, new_of(old, settings=replace(old.settings, replica_set_id=other)))
-    assert found is not None
     assert found.code == 103
 
 
@@ -131,7 +122,6 @@ def test_from_primary_and_arbiter_to_psa_in_two_steps() -> None:
     """Map C15: first priority 0, then the real priority."""
     second = replace(members_of(3)[2])
     found = refusal(PA, new_of(PA, *PA.members, second), default_set=True)
-    assert found is not None
     assert found.code == 103
     assert "priority 0" in found.reason
     modest = new_of(PA, *PA.members, replace(second, priority=0.0))
@@ -206,15 +196,13 @@ def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:
     answer = change(cluster, *members_of(4))
     assert isinstance(answer, Done)
     joined = the_config(leader).member(MemberId(3))
-    assert joined is not None
     assert (joined.newly_added, joined.incarnation, joined.is_voter) == (True, None, False)
     assert len(the_config(leader).voters) == 3
     leader.write("while it copies")
     cluster.run(2_000)
-    assert the_config(leader).member(MemberId(3)).newly_added  # type: ignore[union-attr]
+    assert the_config(leader).member(MemberId(3)).newly_added
     cluster.until(cluster.all_counted)
     member = the_config(leader).member(MemberId(3))
-    assert member is not None
     assert member.incarnation == cluster[3].disk.incarnation
     assert len(the_config(leader).voters) == 4
     assert "newlyAdded" not in str(the_config(leader).document())
@@ -229,7 +217,6 @@ def test_from_the_highest_version_that_may_be_given_a_set_goes_on() -> None:
     cluster.until(cluster.all_counted)
     cluster.until(cluster.is_quiet)
     for machine in cluster.machines.values():
-        assert machine.disk.config is not None
         assert machine.disk.config.version > MAX_GIVEN_VERSION
         assert ReplSetConfig.parse(machine.disk.config.document(internal=True)) == machine.disk.config
     assert isinstance(change(cluster, *members_of(4)[:3]), Done)
@@ -255,7 +242,6 @@ def test_the_version_of_the_primarys_own_change(version: int, after: int) -> Non
     for number in (1, 2, 3):
         node.receive_heartbeat(number, config_term=2, position=own)
     node.tick(NOW)
-    assert node.config is not None
     assert node.config.version == after
 
 
@@ -323,7 +309,6 @@ def test_one_member_under_two_names_is_refused(twin: int) -> None:
     assert isinstance(answer.body, Refused)
     assert answer.body.code == 93
     assert f"{host(twin)} and {host(3)}" in answer.body.reason
-    assert node.config is not None
     assert len(node.config.members) == 3
 
 
@@ -342,7 +327,6 @@ def test_a_new_member_that_does_not_answer_is_added_all_the_same() -> None:
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
     node.receive_heartbeat(1)
     node.answer(3, HeartbeatRequest, None, error="connection refused")
-    assert node.config is not None
     assert len(node.config.members) == 4
 
 
@@ -353,7 +337,6 @@ def test_a_new_host_that_answers_without_proof_is_refused(number: int, members: 
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
     effects = node.answer(number, HeartbeatRequest, None, error="no proof of membership", unproven=True)
     effects += [effect for other in (1, 3) if other != number for effect in node.receive_heartbeat(other)]
-    assert node.config is not None
     assert len(node.config.members) == members
     refusals = [reply.body for reply in only(effects, Reply) if isinstance(reply.body, Refused)]
     assert [(body.code, "no proof" in body.reason) for body in refusals] == [(103, True)] * (number == 3)
@@ -371,7 +354,6 @@ def test_a_member_of_another_set_vetoes() -> None:
 
 
 def new_config(node: SingleNode, rows: tuple[Member, ...]) -> ReplSetConfig:
-    assert node.config is not None
     return replace(node.config, version=node.config.version + 1, members=rows)
 
 
@@ -465,7 +447,7 @@ def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
     assert not only(answer_effects, Persist)
     node.receive_heartbeat(1, config_term=2, now=NOW + 1)
     node.receive_heartbeat(2, config_term=2, now=NOW + 1)
-    assert node.config.version == 1  # type: ignore[union-attr]  # the config is committed, the term's entry is not
+    assert node.config.version == 1  # the config is committed, the term's entry is not
     effects = node.tick(NOW + 600)
     assert Refused(308, "out of time while waiting for the current configuration to be committed") in [
         getattr(effect, "body", None) for effect in effects
@@ -484,7 +466,6 @@ def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_m
     request = ReconfigRequest(new_config(node, (rows[0], replace(rows[1], votes=0, priority=0.0), rows[2])), False, 0)
     node.receive(Request(5, request), NOW)
     node.receive_heartbeat(2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
-    assert node.config is not None
     assert node.config.write_majority == 1
     node.receive(LocalPosition(place(at(2, 2))), NOW)
     assert node.commit_point == at(2)
@@ -636,7 +617,6 @@ def test_a_member_learns_what_one_that_it_removed_has_since() -> None:
 def test_a_primary_installs_nothing_else_if_the_checks_fail(version: int, rows: int, why: str) -> None:
     node = leading_three()
     before = node.config
-    assert before is not None
     with pytest.raises(InvariantError, match=why):
         node._reconfigs._install_own(replace(before, version=version, members=before.members[:rows]))
     assert node.config == before

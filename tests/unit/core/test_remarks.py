@@ -25,7 +25,6 @@ from tests.unit.core.single_node import NOW, SingleNode, at, named, only, place,
 
 def remarks_of(cluster: CoreCluster, machine: CoreMachine) -> tuple[Remark, ...]:
     status = machine.node.status(cluster.now)
-    assert status is not None
     return status.remarks
 
 
@@ -97,7 +96,6 @@ def test_nobody_can_win_before_it_has_what_a_witness_has() -> None:
         node = single_node(number, config=config, position=place(mine), oplog_only=number == 2)
         node.receive_heartbeat(other, position=place(theirs), electable=other == 1)
         status = node.status(NOW)
-        assert status is not None
         assert f"m1:27017 lacks the newest entries of {host(2)}" in status.remarks[0].why
         assert "no member can be elected" in status.remarks[0].why
 
@@ -182,7 +180,6 @@ def test_a_member_that_was_removed() -> None:
     assert f"{other.host} is not in the set's configuration" in remark.why
     assert f"replset add {other.host} --host" in remark.next_step
     status = other.node.status(cluster.now)
-    assert status is not None
     own, *others = status.members
     assert (own.id, own.host, own.is_self, own.state.name, own.counted) == (-1, other.host, True, "REMOVED", False)
     assert others == []
@@ -208,7 +205,6 @@ def follower(durability_mark: OpTime = OPTIME_NULL, **third: Any) -> SingleNode:
 
 def the_remark(node: SingleNode) -> Remark:
     status = node.status(NOW)
-    assert status is not None
     (remark,) = status.remarks
     return remark
 

@@ -283,13 +283,11 @@ def test_what_an_operator_hands_in_keeps_the_spare() -> None:
     completed = complete_config(old, new, 1)
     assert completed.member(MemberId(3)) == rows[3]
     assert completed.member(MemberId(1)) == rows[1]
-    assert old.document()["members"][3]["spareFor"] == 1  # type: ignore[index]
+    assert old.document()["members"][3]["spareFor"] == 1
 
 
 @pytest.mark.parametrize(
-    "row",
-    [{"arbiterOnly": True, "priority": 0}, {"priority": 0, "secondaryDelaySecs": 5}],
-    ids=["arbiter", "delayed"],
+    "row", [{"arbiterOnly": True, "priority": 0}, {"priority": 0, "secondaryDelaySecs": 5}], ids=["arbiter", "delayed"]
 )
 def test_who_cannot_be_a_spare(row: dict[str, object]) -> None:
     members = [{"_id": 0, "host": "a:1"}, {"_id": 1, "host": "b:1", "spareAfterSecs": 5, **row}]

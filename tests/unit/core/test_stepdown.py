@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from replset.core.effects import (
-    AcceptWrites,
-    Send,
-    StateChanged,
-)
+from replset.core.effects import AcceptWrites, Send, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,

@@ -48,9 +48,9 @@ def beat(node: SingleNode, number: int, round_trip_ms: int, times: int = 5, now:
                 message = replace(message, round_trip_ms=Millis(round_trip_ms))
             return real(message, at)
 
-        node.receive = late  # type: ignore[method-assign]
+        node.receive = late
         effects += node.receive_heartbeat(number, now, **told)
-        node.receive = real  # type: ignore[method-assign]
+        node.receive = real
     return effects
 
 
@@ -317,7 +317,6 @@ def report(number: int, position: OpTime, *, by: int | None = None, term: int = 
 
 def relayed(node: SingleNode) -> dict[int, OpTime]:
     request = node.progress_request()
-    assert request is not None
     return {int(row.member_id): row.position.last_durable for row in request.progress if row.member_id != 0}
 
 
@@ -372,14 +371,14 @@ def test_a_position_of_another_incarnation_is_not_taken_from_who_passes_it_on() 
     beat(node, 2, 1, times=1, config_term=2, position=place(OPTIME_NULL), incarnation="fresh")
     effects = node.receive(report(2, own, by=1), NOW)
     assert not only(effects, CommitPointAdvanced)
-    assert node.peer_at(host(2)).incarnation == "fresh"  # type: ignore[union-attr]
+    assert node.peer_at(host(2)).incarnation == "fresh"
 
 
 def test_who_passes_a_position_on_does_not_vouch_for_contact() -> None:
     node = leading_term_two()
     later = Millis(NOW + 4_000)
     node.receive(report(2, at(1), by=1), later)
-    assert node.peer_at(host(2)).last_contact < later  # type: ignore[union-attr]
+    assert node.peer_at(host(2)).last_contact < later
 
 
 # --- maintenance mode ------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ REQUEST = VoteRequest("rs0", 1, MemberId(1), "i1", 4, 1, at(1, 5), dry_run=False
 
 
 def voter(**fields: object) -> Node:
-    return single_node(config=CONFIG, position=place(at(1, 5)), **fields)  # type: ignore[arg-type]
+    return single_node(config=CONFIG, position=place(at(1, 5)), **fields)
 
 
 def vote(node: Node, request: VoteRequest) -> VoteReply:
@@ -47,7 +47,7 @@ def vote(node: Node, request: VoteRequest) -> VoteReply:
     ],
 )
 def test_refusals(change: dict[str, object], says: str, dry_run: bool) -> None:
-    answer = vote(voter(), replace(REQUEST, dry_run=dry_run, **change))  # type: ignore[arg-type]
+    answer = vote(voter(), replace(REQUEST, dry_run=dry_run, **change))
     assert not answer.granted
     assert says in answer.reason
 
@@ -61,8 +61,8 @@ def test_refusals(change: dict[str, object], says: str, dry_run: bool) -> None:
     ],
 )
 def test_the_order_of_refusals(first: dict[str, object], second: dict[str, object]) -> None:
-    alone = vote(voter(), replace(REQUEST, **first))  # type: ignore[arg-type]
-    both = vote(voter(), replace(REQUEST, **first, **second))  # type: ignore[arg-type]
+    alone = vote(voter(), replace(REQUEST, **first))
+    both = vote(voter(), replace(REQUEST, **first, **second))
     assert both.reason == alone.reason
 
 
@@ -121,7 +121,7 @@ def test_granting_pushes_the_election_timer_on() -> None:
     node = voter()
     late = NOW + 9_999
     vote_at = node.receive(Request(1, replace(REQUEST, term=2)), Millis(late))
-    assert only(vote_at, Reply)[0].body.granted  # type: ignore[union-attr]
+    assert only(vote_at, Reply)[0].body.granted
     before = node.tick(Millis(late + 9_999))
     assert not [effect for effect in before if isinstance(getattr(effect, "body", None), VoteRequest)]
 
@@ -170,8 +170,8 @@ STANDING = replace(REQUEST, dry_run=True, reason="electionTimeout")
 )
 def test_a_dry_run_is_refused_while_a_primary_is_reachable(change: dict[str, object], granted: bool) -> None:
     node = voter()
-    node.receive_heartbeat(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
-    answer = vote(node, replace(STANDING, **change))  # type: ignore[arg-type]
+    node.receive_heartbeat(2, state=MemberState.PRIMARY)
+    answer = vote(node, replace(STANDING, **change))
     assert answer.granted is granted
     assert ("healthy primary" in answer.reason) is not granted
 
@@ -179,10 +179,10 @@ def test_a_dry_run_is_refused_while_a_primary_is_reachable(change: dict[str, obj
 def test_a_primary_without_a_recent_heartbeat_does_not_count() -> None:
     """The candidate may have heard it one heartbeat earlier than this voter did."""
     node = voter()
-    node.receive_heartbeat(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
+    node.receive_heartbeat(2, state=MemberState.PRIMARY)
     late = NOW + node.election_timeout_ms() - Settings().heartbeat_interval_ms
-    assert not asked(node, STANDING, late - 1).granted  # type: ignore[union-attr]
-    assert asked(node, STANDING, late).granted  # type: ignore[union-attr]
+    assert not asked(node, STANDING, late - 1).granted
+    assert asked(node, STANDING, late).granted
 
 
 def test_a_primary_refuses_it_too() -> None:
@@ -194,7 +194,7 @@ def test_a_primary_refuses_it_too() -> None:
 def test_a_candidate_sends_the_reason_of_its_election() -> None:
     node = ready()
     node.tick(Millis(NOW + 12_000))
-    assert node.open(1, VoteRequest).body.reason == "electionTimeout"  # type: ignore[union-attr]
+    assert node.open(1, VoteRequest).body.reason == "electionTimeout"
 
 
 # --- arbiters --------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def arbiter(*, primary_priority: float = 1.0, state: MemberState = MemberState.P
 )
 def test_an_arbiter_keeps_a_healthy_primary(node: object, granted: bool, dry_run: bool) -> None:
     """Map E5, last rule."""
-    answer = vote(node(), replace(REQUEST, term=1 if dry_run else 2, dry_run=dry_run))  # type: ignore[operator]
+    answer = vote(node(), replace(REQUEST, term=1 if dry_run else 2, dry_run=dry_run))
     assert answer.granted is granted
     assert ("healthy primary" in answer.reason) is not granted
 

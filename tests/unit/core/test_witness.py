@@ -120,7 +120,6 @@ def test_others_see_an_arbiter_and_members_see_a_secondary() -> None:
     assert node.state is MemberState.ARBITER
     assert node.serves_oplog
     status = node.status(NOW)
-    assert status is not None
     own = status.members[WITNESS]
     assert (status.state, own.state, own.witness) == (MemberState.ARBITER, MemberState.ARBITER, True)
     assert own.position == place(MINE)
@@ -130,7 +129,6 @@ def test_others_see_an_arbiter_and_members_see_a_secondary() -> None:
     other = single_node(config=PSW)
     other.receive_heartbeat(WITNESS, position=place(MINE))
     seen = other.status(NOW)
-    assert seen is not None
     assert (seen.members[WITNESS].state, seen.members[WITNESS].witness) == (MemberState.ARBITER, True)
     assert other.member_progress()[WITNESS]["state"] == "ARBITER"
 
@@ -283,7 +281,6 @@ def test_a_new_witness_gets_its_vote_once_it_has_what_the_primary_had() -> None:
     cluster.copy_ms = 2_000
     assert isinstance(change(cluster, *rows_of(leader), added), Done)
     row = the_config(leader).member(MemberId(WITNESS))
-    assert row is not None
     assert row.newly_added
     cluster.until(cluster.is_quiet)
     assert cluster[WITNESS].disk.oplog_only
@@ -334,7 +331,7 @@ def test_a_member_cannot_change_its_kind_in_one_step(force: bool) -> None:
 def test_a_configuration_without_the_field_loads_as_ever() -> None:
     document = PSW.document(internal=True)
     assert ReplSetConfig.parse(document) == PSW
-    assert [row.get("witness") for row in document["members"]] == [None, None, True]  # type: ignore[attr-defined]
+    assert [row.get("witness") for row in document["members"]] == [None, None, True]
 
 
 def test_positions_of_a_witness_count_only_once_the_configuration_names_its_disk() -> None:

@@ -306,7 +306,6 @@ def parse_as_the_program_does(program: str, *words: str) -> None:
     while isinstance(command, TyperGroup):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         assert name is not None
-        assert command is not None
         context = command.make_context(name, rest, parent=context)
 
 

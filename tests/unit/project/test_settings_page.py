@@ -76,9 +76,8 @@ def test_every_server_parameter_is_there_and_whether_it_can_be_set() -> None:
 
 @pytest.mark.parametrize("field", fields(MemberOptions), ids=lambda field: field.name)
 def test_an_option_of_start_has_this_default(field: object) -> None:
-    name, default = field.name, field.default  # type: ignore[attr-defined]
+    name, default = field.name, field.default
     row = re.search(rf"^\| `--{flag_of(name)}[ `].*$", (DOCS / "cli.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert row is not None
     cell = row[0].strip("|").split(" |")[2].strip()
     if default is MISSING:
         assert cell == "required"

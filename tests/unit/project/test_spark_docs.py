@@ -171,8 +171,7 @@ def results_of(oplogs: list[Oplog]) -> Results:
         "summary": summary.local_summary(oplogs),
     }
     terms = elections.Elections(
-        None,
-        *(empty(ddl) for ddl in (elections.TERMS_SCHEMA, elections.LOST_SCHEMA, elections.ROLLBACKS_SCHEMA)),  # type: ignore[arg-type]
+        None, *(empty(ddl) for ddl in (elections.TERMS_SCHEMA, elections.LOST_SCHEMA, elections.ROLLBACKS_SCHEMA))
     )
     tables = {
         **{name: {part: table.column_names for part, table in tables_of(one).items()} for name, one in found.items()},

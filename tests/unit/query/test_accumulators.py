@@ -192,8 +192,7 @@ def test_refusals(spec: Any, code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [{"$sum": BROKEN}, {"$maxN": {"n": BROKEN, "input": 1}}, {"$top": {"sortBy": {"k": 1}, "output": BROKEN}}],
+    "spec", [{"$sum": BROKEN}, {"$maxN": {"n": BROKEN, "input": 1}}, {"$top": {"sortBy": {"k": 1}, "output": BROKEN}}]
 )
 def test_an_error_in_a_constant_needs_no_document(spec: Any) -> None:
     with pytest.raises(ReplError, match="zero"):

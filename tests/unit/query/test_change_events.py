@@ -109,9 +109,7 @@ def test_paths_that_can_be_read_in_two_ways_are_told(
     assert diff is not None
     assert apply_diff(before, diff) == after
     assert update_description(diff)["disambiguatedPaths"] == {
-        path: names
-        for path, names in expected.items()
-        if path in update_description(diff)["updatedFields"]  # type: ignore[operator]
+        path: names for path, names in expected.items() if path in update_description(diff)["updatedFields"]
     }
 
 

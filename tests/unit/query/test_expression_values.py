@@ -450,13 +450,7 @@ REFUSALS: list[tuple[Any, int]] = [
     ({"$dateDiff": {"startDate": "$d", "endDate": "$d"}}, 5166305),
     ({"$dateDiff": {**DIFF, "endDate": 1}}, 5166307),
     (
-        {
-            "$dateDiff": {
-                "startDate": DateTime(-1 << 63),
-                "endDate": DateTime((1 << 63) - 1),
-                "unit": "millisecond",
-            }
-        },
+        {"$dateDiff": {"startDate": DateTime(-1 << 63), "endDate": DateTime((1 << 63) - 1), "unit": "millisecond"}},
         5166308,
     ),
     ({"$dateDiff": {**DIFF, "unit": 5}}, 5439013),

@@ -84,11 +84,7 @@ ORDERS: list[tuple[list[Doc], list[Doc]]] = [
     ([JOIN, SET, UNWIND], [JOIN, SET, UNWIND]),
     (
         [{"$unionWith": "f"}, {"$unionWith": {"coll": "g", "pipeline": [SET]}}, A],
-        [
-            A,
-            {"$unionWith": {"coll": "f", "pipeline": [A]}},
-            {"$unionWith": {"coll": "g", "pipeline": [A, SET]}},
-        ],
+        [A, {"$unionWith": {"coll": "f", "pipeline": [A]}}, {"$unionWith": {"coll": "g", "pipeline": [A, SET]}}],
     ),
 ]
 

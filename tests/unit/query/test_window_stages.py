@@ -115,12 +115,7 @@ RESULTS: list[tuple[Doc, list[Doc], list[Doc]]] = [
     (
         {"$fill": {"sortBy": {"t": 1}, "output": {"v": {"method": "linear"}}}},
         [{"t": 0, "v": 10}, {"t": 5}, {"t": 20, "v": Decimal128("50")}, {"t": 21}],
-        [
-            {"t": 0, "v": 10},
-            {"t": 5, "v": Decimal128("20")},
-            {"t": 20, "v": Decimal128("50")},
-            {"t": 21, "v": None},
-        ],
+        [{"t": 0, "v": 10}, {"t": 5, "v": Decimal128("20")}, {"t": 20, "v": Decimal128("50")}, {"t": 21, "v": None}],
     ),
     # $densify
     (

@@ -201,7 +201,7 @@ def test_a_scan_notes_last_entries_and_goes_on_where_it_stopped(member: FakeMemb
 
     def find(command: dict[str, Any]) -> dict[str, Any]:
         after = command["filter"].get("ts", {}).get("$gt", Timestamp(0, 0))
-        rows = [row for row in log if RawDocument(row).get("ts") > after]  # type: ignore[operator]
+        rows = [row for row in log if RawDocument(row).get("ts") > after]
         return cursor(*rows[: command.get("limit", 99)])
 
     member.answers["find"] = find

@@ -21,14 +21,7 @@ from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
-from replset.oplog_entry import (
-    OplogEntry,
-    command_entry,
-    delete_entry,
-    insert_entry,
-    noop_entry,
-    update_entry,
-)
+from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.context import Identity, MemberContext
@@ -197,24 +190,15 @@ class Member:
         self.fetcher = Fetcher(
             self.context,
             peer=network,
-            node=self.node,  # type: ignore[arg-type]
+            node=self.node,
             on_applied=self.moved,
             last_durable=lambda: self.store.last_applied if self.durable is None else self.durable,
             progress=lambda: self.progress,
             awaits_commit_point=lambda: self.awaits_commit_point,
             options=FetchOptions(max_bytes=2_000),
         )
-        self.snapshots = SnapshotServer(
-            self.context,
-            self.node,  # type: ignore[arg-type]
-            self.rng,
-        )
-        self.rollback = Rollback(
-            self.context,
-            peer=network,
-            node=self.node,  # type: ignore[arg-type]
-            on_undo_begins=self.before_undo,
-        )
+        self.snapshots = SnapshotServer(self.context, self.node, self.rng)
+        self.rollback = Rollback(self.context, peer=network, node=self.node, on_undo_begins=self.before_undo)
         self.initial_sync = InitialSync(
             self.context,
             peer=network,
@@ -369,7 +353,7 @@ class Member:
             return {}
         with self.store.read() as snapshot:
             found = [decode(doc) for _, doc in snapshot.scan(coll)]
-        return {doc["_id"]: doc for doc in found}  # type: ignore[misc]
+        return {doc["_id"]: doc for doc in found}
 
     def everything(self) -> dict[str, dict[bytes, bytes]]:
         """All documents, byte for byte, by UUID and namespace."""

@@ -245,7 +245,6 @@ def test_a_bad_diff_is_the_sources_fault(members: tuple[Member, Member], diff: d
     source.insert(NS, {"_id": 1})
     copy_log(source, mine)
     uuid = source.store.collection(NS)
-    assert uuid is not None
     at = OpTime(1, mine.store.last_applied.ts + 1)
     bad = update_entry(NS, uuid.uuid, encode({"_id": 1}), encode({"$v": 2, "diff": diff}), at, 5)
     with pytest.raises(RemoteProtocolError):
@@ -264,7 +263,6 @@ def test_a_replacement_that_looks_like_a_diff_is_told_by_its_version(members: tu
 
 def index_entry(member: Member, name: str, o: dict[str, object]) -> bytes:
     coll = member.store.collection(NS)
-    assert coll is not None
     newest = member.store.last_applied
     return command_entry("app", coll.uuid, {name: "orders", **o}, OpTime(1, newest.ts + 1), 5)
 
@@ -275,7 +273,6 @@ def test_an_index_that_was_made_empty_holds_what_is_here(members: tuple[Member, 
     source.create(NS)
     copy_log(source, mine)
     coll = mine.store.collection(NS)
-    assert coll is not None
     with mine.store.maintenance() as txn:
         txn.connection.execute(coll.sql_insert, (key_of(1), encode({"_id": 1, "a": [5, 6]})))
     made = index_entry(source, "createIndexes", {"v": 2, "key": {"a": 1}, "name": "a_1"})
@@ -302,7 +299,6 @@ def test_an_entry_that_does_not_fit_this_disk_is_this_members_fault(members: tup
     copy_log(source, mine)
     source.change(NS, 1, {"sa": {"u": {"b": 2}}})
     coll, before = mine.store.collection(NS), mine.store.last_applied
-    assert coll is not None
     entry = source.oplog()[-1]
     with mine.store.maintenance() as txn:
         if what == "bytes of a document":
@@ -342,8 +338,6 @@ def test_document_key_finds_the_id_anywhere(document: dict[str, object]) -> None
 def transaction_of(mine: Member, large: str = "") -> bytes:
     """A transaction on two collections, behind the newest entry."""
     a, b = (mine.store.collection(ns) for ns in (NS, "app.other"))
-    assert a is not None
-    assert b is not None
     at = OpTime(1, mine.store.last_applied.ts + 1)
     entries = [
         insert_entry(NS, a.uuid, encode({"_id": 9, "n": 1}), at, 1_000),
@@ -394,7 +388,6 @@ def test_a_chain_of_large_updates_is_computed_at_once(two_collections: Member) -
     mine = two_collections
     mine.insert(NS, {"_id": "large", "text": "x" * 40_000, "n": 0})
     coll, at = mine.store.collection(NS), OpTime(1, mine.store.last_applied.ts + 1)
-    assert coll is not None
     new = encode({"_id": "new", "text": "y" * 40_000, "n": 0})
     operations = [insert_entry(NS, coll.uuid, new, at, 1_000)]
     for number in range(50):

@@ -12,13 +12,7 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.common_point import CommonPoint, NoCommonPointError, SourceChangedError
 from replset.storage.retention import remove_old_data
 from replset.storage.undo import undo_step
-from tests.unit.replication.diverged import (
-    MINE,
-    NS,
-    SOURCE,
-    diverge,
-    two_members,
-)
+from tests.unit.replication.diverged import MINE, NS, SOURCE, diverge, two_members
 from tests.unit.replication.kit import Member, Network, copy_log
 
 
@@ -58,7 +52,7 @@ def test_common_point_when_the_source_trimmed_its_oldest(tmp_path: Path) -> None
     assert (
         asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
         == mine.store.row_at_or_before(OpTime(1, mine.store.last_applied.ts - 1)).optime
-    )  # type: ignore[union-attr]
+    )
 
 
 def trim(member: Member, commit_point: OpTime) -> None:

@@ -124,7 +124,6 @@ def test_rows_of_another_type_are_written_anew(members: tuple[Member, Member], w
     source, mine = members
     member = mine if whose == "mine" else source
     coll = member.store.collection(NS)
-    assert coll is not None
     member.store._connection.execute(f"UPDATE {coll.table} SET doc = CAST(doc AS TEXT) WHERE rowid < 10")
     member.store._connection.execute(f"UPDATE {coll.table} SET doc = 7 WHERE rowid = 10 AND ?", (member is mine,))
     source.replace(NS, {"_id": 5, "text": "changed"})
@@ -272,7 +271,7 @@ def test_a_source_of_an_older_version_sends_another_copy(members: tuple[Member, 
     async def older(body: RawDocument) -> dict[str, object]:
         return await serve(RawDocument(encode({k: v for k, v in body.decode().items() if k != "compare"})))
 
-    source.serve = older  # type: ignore[method-assign]
+    source.serve = older
     assert not sync(mine).ok
     assert sync(mine).ok
     assert_alike(source, mine)
@@ -285,7 +284,7 @@ def test_wrong_documents_are_noticed_and_everything_is_copied(members: tuple[Mem
     before = mine.everything()
 
     def forge(command: dict[str, object], reply: dict[str, object]) -> None:
-        for row in reply.get("rows") or ():  # type: ignore[attr-defined]
+        for row in reply.get("rows") or ():
             row["doc"] = Binary(encode({"_id": 1, "text": "forged"}))
 
     mine.network.before_reply = forge
@@ -356,7 +355,7 @@ def test_a_member_that_died_meanwhile_copies_everything(members: tuple[Member, M
         assert read_meta(frame, OPLOG_ONLY) == 1
     mine.network.calls.clear()
     asyncio.run(mine.initial_sync.run(SOURCE, "this member has no data yet"))
-    assert mine.reports[-1].ok  # type: ignore[union-attr]
+    assert mine.reports[-1].ok
     assert "spans" not in steps(mine)
     assert_alike(source, mine)
 

@@ -90,7 +90,6 @@ def three(tmp_path: Path) -> Any:
 def rot(member: Member, _id: int, document: dict[str, object] | bytes | None) -> None:
     """Change the file behind the member's back; None: the document is gone."""
     coll = member.store.collection(NS)
-    assert coll is not None
     connection, key = member.store._connection, encode_key(_id)
     connection.execute(f"DELETE FROM {coll.table} WHERE key = ?", (key,))
     if document is not None:
@@ -263,7 +262,6 @@ def test_a_row_that_lost_its_bytes_is_put_right(three: Three) -> None:
 def mistype(member: Member, _id: int, made: str) -> None:
     """One bit of a row's header says that its document is text, or a number."""
     coll = member.store.collection(NS)
-    assert coll is not None
     sql = f"UPDATE {coll.table} SET doc = {made} WHERE key = ?"
     member.store._connection.execute(sql, (encode_key(_id),))
 
@@ -310,7 +308,6 @@ def test_a_rollback_goes_on_where_the_disk_brought_a_document_back(three: Three,
     common = three.b.store.last_applied
     three.b.delete(NS, 19)
     coll = three.b.store.collection(NS)
-    assert coll is not None
     _id = 77 if is_there == "another document" else 19
     sql = f"INSERT INTO {coll.table} (rowid, key, doc) VALUES (20, ?, ?)"
     three.b.store._connection.execute(sql, (encode_key(_id), encode({"_id": _id})))
@@ -357,7 +354,6 @@ def test_a_document_that_is_written_meanwhile_is_left_alone(three: Three) -> Non
 def test_a_document_that_a_transaction_holds_is_left_alone(three: Three) -> None:
     rot(three.a, 3, {"_id": 3, "n": 999})
     coll = three.a.store.collection(NS)
-    assert coll is not None
     held = (coll.uuid, encode_key(3))
     assert [one.id for one in three.repair(three.a, is_held=lambda place: place == held).skipped] == [3]
     assert document(three.a, 3) == {"_id": 3, "n": 999}
@@ -404,7 +400,6 @@ def test_two_repairs_at_once_keep_a_record_each(three: Three, monkeypatch: pytes
     three.replicate()
     rot(three.b, 3, {"_id": 3, "n": 999})
     coll = three.b.store.collection(other)
-    assert coll is not None
     three.b.store._connection.execute(coll.sql_update, (encode({"_id": 3, "x": 998}), encode_key(3)))
     write_file = three.b.disk.write_file
 

@@ -17,14 +17,7 @@ from replset.commands.members import oplog_fetch as oplog_fetch_module
 from replset.commands.members.messages import request_document
 from replset.commands.members.oplog_fetch import fetch_now, has_news, oplog_fetch, oplog_probe
 from replset.core.member_state import MemberState
-from replset.core.messages import (
-    MemberProgress,
-    Position,
-    ProgressRequest,
-    SourceBatch,
-    SourceFailed,
-    SourceProblem,
-)
+from replset.core.messages import MemberProgress, Position, ProgressRequest, SourceBatch, SourceFailed, SourceProblem
 from replset.errors import (
     DamagedEntryError,
     NotPrimaryOrSecondaryError,
@@ -85,7 +78,7 @@ async def test_a_new_entry_is_there_long_before_the_poll_ends(members: tuple[Mem
     for number in range(100, 110):
         began = loop.time()
         at = source.insert(NS, {"_id": number})
-        await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
+        await until(lambda at=at: mine.store.last_applied == at)
         assert loop.time() - began < 1
     mine.fetcher.stop()
 
@@ -144,7 +137,7 @@ async def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Me
     mine.fetcher.start(SOURCE)
     for name in ("one", "two"):
         at = source.insert(NS, {"_id": name})
-        await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
+        await until(lambda at=at: mine.store.last_applied == at)
     mine.fetcher.stop()
 
 
@@ -157,7 +150,7 @@ async def test_a_full_buffer_leaves_the_position_to_reports(members: tuple[Membe
     mine.fetcher.start(SOURCE)
     for name in ("applied", "waits", "fills"):
         at = source.insert(NS, {"_id": name})
-        await until(lambda at=at: mine.fetcher.last_fetched == at)  # type: ignore[misc]
+        await until(lambda at=at: mine.fetcher.last_fetched == at)
     assert not mine.fetcher.is_settling
     mine.fetcher.stop()
 
@@ -323,7 +316,7 @@ def test_a_page_that_does_not_continue_my_log_is_not_applied(members: tuple[Memb
     source.insert(NS, {"_id": "next"})
 
     def damage(command: dict[str, object], reply: dict[str, object]) -> None:
-        reply["prev"] = {**ProbeRequest([source.store.oldest]).document()["optimes"][0], "chain": Int64(1)}  # type: ignore[index]
+        reply["prev"] = {**ProbeRequest([source.store.oldest]).document()["optimes"][0], "chain": Int64(1)}
 
     mine.network.before_reply = damage
     before = mine.store.last_applied
@@ -380,7 +373,6 @@ def test_a_page_whose_entries_go_back_in_time_is_noticed_at_its_end(members: tup
 def test_an_entry_that_does_not_fit_this_disk_is_reported_and_stops_nothing(members: tuple[Member, Member]) -> None:
     source, mine = members
     coll = mine.store.collection(NS)
-    assert coll is not None
     with mine.store.maintenance() as txn:
         txn.connection.execute(coll.sql_update, (b"\x07 no document", encode_key(1)))
     source.change(NS, 1, {"u": {"a": 2}})
@@ -497,7 +489,7 @@ async def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeyp
     def refusing(*arguments: object, **more: object) -> int:
         if next(refusals, False):
             raise OutOfDiskSpaceError("full")
-        return apply_batch(*arguments, **more)  # type: ignore[arg-type]
+        return apply_batch(*arguments, **more)
 
     monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
     mine.fetcher.start(SOURCE)
@@ -594,7 +586,7 @@ async def test_a_delay_is_measured(members: tuple[Member, Member], wall_ahead_ms
 
 def request(after: OpTime, wait_ms: int = 0, **changed: object) -> FetchRequest:
     fields: dict[str, object] = {"chain": 0, "max_bytes": 1 << 20, "term": 1, "known_commit_point": OPTIME_NULL}
-    return FetchRequest(after=after, max_await_ms=wait_ms, known_rollback_id=-1, **{**fields, **changed})  # type: ignore[arg-type]
+    return FetchRequest(after=after, max_await_ms=wait_ms, known_rollback_id=-1, **{**fields, **changed})
 
 
 def test_private_documents_round_trip(members: tuple[Member, Member]) -> None:

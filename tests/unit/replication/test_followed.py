@@ -54,7 +54,7 @@ def group_of(store: Store, *operations: object) -> None:
     with store.group() as txn:
         group = WriteGroup(txn, 2, WALL, random.Random(1))
         for operation in operations:
-            operation(group)  # type: ignore[operator]
+            operation(group)
 
 
 def follows(position: OpTime) -> FollowState:

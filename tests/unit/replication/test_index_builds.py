@@ -106,7 +106,7 @@ async def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member
     rng = random.Random(1)
     ticks = iter(range(0, 1_000_000, 3))  # each look at the clock takes 3 ms: a slice is a few documents
     mine.fetcher.start(source.host)
-    source.clock.now = lambda: next(ticks)  # type: ignore[method-assign]
+    source.clock.now = lambda: next(ticks)
     result = builds.builder.result(builds.start())
     work = asyncio.create_task(builds.builder.work())
     while not result.done():
@@ -123,7 +123,7 @@ async def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member
     for member in (source, mine):
         assert indexes(member.store) == {"a_1": True}
         assert is_sound(member.store)
-        assert member.store.collection(NS).indexes[0].multikey  # type: ignore[union-attr]
+        assert member.store.collection(NS).indexes[0].multikey
     assert mine.everything() == source.everything()
 
 
@@ -175,12 +175,11 @@ def test_a_start_goes_on_where_the_build_was(source: Member) -> None:
     builds = Builds(source)
     build = builds.start()
     coll = source.store.collection(NS)
-    assert coll is not None
     with source.store.group() as txn:
         assert fill_slice(txn, coll.uuid, build, lambda: True)
     source.store.close()
     source.context.store = Store.open(source.disk, source.dbpath, OPTIONS)
-    (index,) = source.store.collection(NS).indexes  # type: ignore[union-attr]
+    (index,) = source.store.collection(NS).indexes
     assert index.position not in (None, b"")
     assert is_sound(source.store)
     source.delete(NS, 0)
@@ -208,7 +207,6 @@ def test_a_duplicate_is_refused_while_a_build_runs(source: Member) -> None:
     builds = Builds(source)
     build = builds.start(unique=True, key={"b": 1})
     coll = source.store.collection(NS)
-    assert coll is not None
     with source.store.group() as txn:
         assert fill_slice(txn, coll.uuid, build, lambda: True, refuses=True)
     document = encode({"_id": -1, "b": 0})
@@ -249,7 +247,7 @@ def test_a_secondary_builds_and_leaves_the_end_to_the_primary(source: Member) ->
     builds.leads = False
     builds.start()
     run(builds.builder.work)
-    (index,) = source.store.collection(NS).indexes  # type: ignore[union-attr]
+    (index,) = source.store.collection(NS).indexes
     assert (index.ready, index.position) == (False, None)
 
 
@@ -291,7 +289,6 @@ class History:
     def step(self) -> None:
         rng, store = self.rng, self.member.store
         coll = store.collection(NS)
-        assert coll is not None
         kind = rng.choices(["write", "start", "slice", "end", "drop", "create"], [60, 8, 25, 10, 6, 3])[0]
         if kind == "slice" and coll.builds:
             with store.group() as txn:

@@ -22,17 +22,7 @@ from replset.replication.rollback_manifest import FileKind, RollbackState, list_
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
 from replset.storage.undo import rollback_in_progress, undo_step
-from tests.unit.replication.kit import (
-    OPTIONS,
-    SOURCE,
-    Member,
-    Network,
-    catch_up,
-    copy_log,
-    numbered,
-    synced,
-    trim,
-)
+from tests.unit.replication.kit import OPTIONS, SOURCE, Member, Network, catch_up, copy_log, numbered, synced, trim
 
 NS = "app.orders"
 
@@ -66,7 +56,7 @@ async def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple
     assert number > 1_005
     assert mine.reports == [
         InitialSyncStarted("first"),
-        InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),  # type: ignore[union-attr]
+        InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),
     ]
     assert not mine.marker
     await catch_up(source, mine)
@@ -246,7 +236,7 @@ def test_a_restart_remembers_what_was_committed(members: tuple[Member, Member], 
     if not stopped:
         while remove_old_data(mine.store, mine.clock.now()):
             pass  # noted behind all else that a slice may do
-        mine.store._note_at_the_end = lambda txn: None  # type: ignore[method-assign]
+        mine.store._note_at_the_end = lambda txn: None
     reopen(mine)
     assert mine.store.saved_commit_point() == mine.store.last_applied
     source.insert(NS, *numbered(range(1_000, 1_020)), term=2)
@@ -371,7 +361,6 @@ def test_a_source_that_rolls_back_meanwhile_voids_its_copy(members: tuple[Member
         if len(mine.network.calls) == 4:
             newest = source.store.last_applied
             before = source.store.row_at_or_before(type(newest)(1, newest.ts - 1))
-            assert before is not None
             undo_step(source.store, before.optime, stem="x")
 
     mine.network.before_call = roll_back

@@ -48,7 +48,6 @@ def members(tmp_path: Path) -> tuple[Member, Member]:
 def write_alone(mine: Member, entries: int, text: str) -> None:
     """Entries of my own: of every 10, seven inserts, two updates of these, a delete; in groups, as a primary would."""
     coll = mine.store.collection(NS)
-    assert coll is not None
     mine.clock.ms += 5_000
     for first in range(0, entries, GROUP):
         with mine.store.group() as txn:

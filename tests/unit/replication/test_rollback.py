@@ -149,8 +149,6 @@ def test_two_collections_of_one_name_get_a_file_each(tmp_path: Path) -> None:
     (manifest,) = list_manifests(mine.dbpath)
     # What was written to the dropped one is in the oplog's file; its documents at the common point are back.
     (file,) = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
-    assert uuid is not None
-    assert file.uuid is not None
     assert file.uuid.bytes != uuid.uuid
     assert mine.rollback_file(file.name) == [{"_id": "new table"}]
     assert set(mine.documents(OTHER)) == {"bolt", "nut"}
@@ -271,7 +269,6 @@ def test_different_chains_at_the_common_point_are_for_both_to_compare(
     common = diverge(source, mine)
     everything = mine.everything()
     row = mine.store.row_at_or_before(common)
-    assert row is not None
     sound = row._replace(chain=row.chain ^ 1)  # it gives its own hash and chain, and not the source's
     monkeypatch.setattr(mine.store, "sound_row_at", lambda at: sound if at == common else None)
     ended = run_rollback(mine)
@@ -340,14 +337,7 @@ def test_nothing_to_undo(tmp_path: Path) -> None:
 
 
 def export(mine: Member, commit_point: OpTime) -> Manifest | None:
-    return asyncio.run(
-        export_before_wipe(
-            mine.context,
-            commit_point,
-            "resync",
-            None,
-        )
-    )
+    return asyncio.run(export_before_wipe(mine.context, commit_point, "resync", None))
 
 
 def test_export_holds_all_that_is_not_known_to_be_committed(tmp_path: Path) -> None:
@@ -357,7 +347,6 @@ def test_export_holds_all_that_is_not_known_to_be_committed(tmp_path: Path) -> N
     mine.delete(NS, 2)
     everything, log = mine.everything(), mine.oplog()
     manifest = export(mine, committed)
-    assert manifest is not None
     assert manifest.state is RollbackState.EXPORTED
     assert (manifest.common_point, manifest.entries, manifest.reason) == (committed, 2, "resync")
     assert files_of(mine, manifest)[("documents", NS)] == [[{"_id": 1, "text": "later"}]]
@@ -371,7 +360,6 @@ def test_export_holds_all_that_is_not_known_to_be_committed(tmp_path: Path) -> N
 def test_export_without_any_known_commit_point_holds_everything(tmp_path: Path) -> None:
     _, mine = two_members(tmp_path)
     manifest = export(mine, OPTIME_NULL)
-    assert manifest is not None
     assert manifest.common_point == OPTIME_NULL
     assert manifest.entries == len(mine.oplog())
     assert len(files_of(mine, manifest)[("documents", NS)][0]) == 20

@@ -51,7 +51,7 @@ def manifest(**changed: object) -> Manifest:
         "operations": {"i": 2, "d": 1},
         "files": (RollbackFile("x.bson", FileKind.DOCUMENTS, "db.ü/x", UUID_A, 1, 5, "00"),),
     }
-    return Manifest(**{**fields, **changed})  # type: ignore[arg-type]
+    return Manifest(**{**fields, **changed})
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_files_are_begun_anew_once_the_disk_takes_what_they_had_come_to(tmp_path
     disk = FullDisk(4)
     disk.left = 1
     free = [0, 0, (1 << 20) - 1, 1 << 40]
-    disk.free_bytes = lambda path: free.pop(0)  # type: ignore[method-assign]
+    disk.free_bytes = lambda path: free.pop(0)
     mine.context.disk = disk
     assert run_rollback(mine).ok
     assert free == []

@@ -51,7 +51,7 @@ def monitor(builds: Builds) -> TtlMonitor:
 
 
 def left(builds: Builds) -> list[object]:
-    return sorted(builds.member.documents(NS))  # type: ignore[type-var]
+    return sorted(builds.member.documents(NS))
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -80,7 +80,6 @@ def test_what_a_transaction_holds_stays_for_now(builds: Builds) -> None:
         return await builds.write(holding)
 
     coll = builds.member.store.collection(NS)
-    assert coll is not None
     held.hold(coll.uuid, key_of(1), "a transaction")
     waiting = TtlMonitor(builds.member.context, leads_in=lambda: 1, write=write)
     run(waiting.work)

@@ -134,7 +134,7 @@ def test_a_copy_of_the_wrong_kind_is_not_installed(members: tuple[Member, Member
         known = {name: value for name, value in body.decode().items() if name != "oplogBytes"}
         return await serve(RawDocument(encode(known)))
 
-    source.snapshots.serve = as_an_older_one  # type: ignore[method-assign]
+    source.snapshots.serve = as_an_older_one
     ended = begin(witness)
     assert not ended.ok
     assert "with documents" in ended.detail
@@ -195,7 +195,7 @@ def test_it_takes_entries_back_and_writes_them_to_a_file(members: tuple[Member, 
 
 def diverged_entries(source: Member, common: OpTime) -> list[tuple[OpTime, bytes]]:
     """Three inserts of term 1 that the source does not have."""
-    uuid = source.store.collection(NS).uuid  # type: ignore[union-attr]
+    uuid = source.store.collection(NS).uuid
     found = []
     for number in range(1, 4):
         at = OpTime(1, common.ts + number)

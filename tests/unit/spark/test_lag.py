@@ -170,13 +170,7 @@ def test_a_clock_that_steps_back_makes_no_negative_lag() -> None:
 
 
 HISTORY: Rows = [(10 * n, 1 + n // 8, 100 * n) for n in range(1, 16)]
-NOOPS = [
-    Noop(100, 2, 70, 1),
-    Noop(30, 1, 20, 1),
-    Noop(10, 1, 5, 1),
-    Noop(150, 2, 120, 2),
-    Noop(100, 2, 70, 1),
-]
+NOOPS = [Noop(100, 2, 70, 1), Noop(30, 1, 20, 1), Noop(10, 1, 5, 1), Noop(150, 2, 120, 2), Noop(100, 2, 70, 1)]
 
 
 @pytest.mark.parametrize("part", [1, 2, 3, 1000])
@@ -229,10 +223,7 @@ def test_parts_and_batches_change_nothing(
 @pytest.mark.parametrize(
     ("o", "noop"),
     [
-        (
-            {"msg": "periodic noop", "commitPoint": {"ts": Timestamp(5, 2), "t": Int64(3)}},
-            Noop(9, 4, pack_ts(5, 2), 3),
-        ),
+        ({"msg": "periodic noop", "commitPoint": {"ts": Timestamp(5, 2), "t": Int64(3)}}, Noop(9, 4, pack_ts(5, 2), 3)),
         ({"msg": "periodic noop", "commitPoint": {"ts": Timestamp(0, 0), "t": Int64(0)}}, None),
         ({"msg": "periodic noop", "commitPoint": {"ts": 5, "t": Int64(3)}}, None),
         ({"msg": "periodic noop"}, None),

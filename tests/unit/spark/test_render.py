@@ -113,9 +113,7 @@ CONTENT = Content(
             "Table [x]", ["name", "[n]"], [["[bold]a", Phrase("1", Tone.GOOD)]], numbers=["[n]"], note="a note"
         ),
         ContentSamples(
-            "Samples",
-            [ContentSample(Phrase("lost", Tone.BAD), "1:2:3", [("does", "one\ntwo"), ("by", "m1")])],
-            "more",
+            "Samples", [ContentSample(Phrase("lost", Tone.BAD), "1:2:3", [("does", "one\ntwo"), ("by", "m1")])], "more"
         ),
     ],
 )
@@ -127,13 +125,7 @@ def test_a_terminal_shows_all_of_it() -> None:
     assert lines[:2] == ["They differ.", "[red]not markup[/red]"]
     assert "Table [x]" in text
     assert "[bold]a" in text
-    assert lines[lines.index("Samples") :] == [
-        "Samples",
-        "lost  1:2:3",
-        "  does  one\\ntwo",
-        "  by    m1",
-        "more",
-    ]
+    assert lines[lines.index("Samples") :] == ["Samples", "lost  1:2:3", "  does  one\\ntwo", "  by    m1", "more"]
 
 
 def test_a_pipe_gets_no_colours_and_a_terminal_does() -> None:

@@ -136,7 +136,6 @@ def test_lines(points: list[tuple[int, int]]) -> None:
 def test_a_line_goes_in_steps_from_its_first_point() -> None:
     drawn = drawing_of(charts.line_chart([Line("m1", [(0, 0.0), (1000, 4.0)])], label="x", unit=str))
     path = drawn.find("path")
-    assert path is not None
     assert re.fullmatch(r"M[\d.]+ [\d.]+H[\d.]+V[\d.]+", path.get("d", ""))
 
 

@@ -48,12 +48,7 @@ def whole(command: str, found: Document, *, engine: str = "spark") -> Document:
     return document
 
 
-REPORTS: Any = {
-    "elections": elections_report,
-    "export": export_report,
-    "lag": lag_report,
-    "summary": summary_report,
-}
+REPORTS: Any = {"elections": elections_report, "export": export_report, "lag": lag_report, "summary": summary_report}
 
 
 def content_of(document: Document) -> Content:

@@ -38,7 +38,7 @@ Doc = dict[str, object]
 
 
 def changed(at: int, **fields: object) -> list[OplogRow]:
-    return [*SOUND[:at], SOUND[at]._replace(**fields), *SOUND[at + 1 :]]  # type: ignore[arg-type]
+    return [*SOUND[:at], SOUND[at]._replace(**fields), *SOUND[at + 1 :]]
 
 
 def rewritten(at: int, entry: bytes, **columns: object) -> list[OplogRow]:
@@ -203,9 +203,7 @@ def test_a_fault_names_the_entry_and_its_document(planted: Verification[pa.Table
 MOVES_C: Doc = {"$v": 2, "diff": {"i": {"c": 1}}}
 LOST: dict[str, Doc] = {
     "lost": {"msg": "periodic noop"},
-    "in-a-transaction": {
-        "applyOps": [{"op": "u", "ns": NS, "ui": Binary(UUID, 4), "o": MOVES_C, "o2": {"_id": 1}}],
-    },
+    "in-a-transaction": {"applyOps": [{"op": "u", "ns": NS, "ui": Binary(UUID, 4), "o": MOVES_C, "o2": {"_id": 1}}]},
 }
 
 
@@ -384,7 +382,6 @@ def test_the_kits_own_cutting_is_exact() -> None:
 def test_looking_up_documents_costs_the_same_however_many_were_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sorted once, and searched as they lie: nothing sorts them again for each batch."""
     wanted = WantedDocuments.of(pa.chunked_array([np.arange(0, 30_000, 3)[::-1]]))
-    assert wanted.routes is not None
     wanted.routes.flags.writeable = False
 
     def refuse(*_: object, **__: object) -> None:

@@ -83,7 +83,6 @@ def test_a_restored_member_has_the_data_and_another_incarnation(
     if new_set is None:
         assert file.config is None
     else:
-        assert file.config is not None
         (member,) = file.config.members
         assert (file.config.set_name, member.host) == (new_set.name, new_set.host)
         assert (member.incarnation, file.config.term) == (file.incarnation, 4)
@@ -96,7 +95,6 @@ def test_two_restores_are_two_sets(folder: Path, tmp_path: Path) -> None:
         restore_backup(RealDisk(), str(folder), str(tmp_path / name), NEW_SET, ignore)
         file = MemberFile.open(RealDisk(), tmp_path / name)
         file.close()
-        assert file.config is not None
         found |= {file.incarnation, file.config.settings.replica_set_id}
     assert len(found) == 4
 

@@ -68,7 +68,6 @@ def test_kill_at_any_moment_loses_nothing_durable_and_leaves_nothing_half_done(t
     reported = 0
     for reports in (3, 11, 24):
         process = start_writer(tmp_path, mode)
-        assert process.stdout is not None
         for _ in range(reports):
             reported = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
@@ -99,7 +98,6 @@ def check_whole(store: Store) -> None:
 
 def test_a_second_process_on_the_same_dbpath_is_refused(tmp_path: Path) -> None:
     process = start_writer(tmp_path, "plain")
-    assert process.stdout is not None
     process.stdout.readline()
     disk = RealDisk()
     with pytest.raises(DbPathLockedError, match=f"pid {process.pid}"):
@@ -175,7 +173,6 @@ def test_a_last_pass_lets_the_wal_start_anew(make_driver: Callable[..., Driver])
     driver.apply(("put", "db.c", 0, "x"))
     assert store.wal.size < 50_000
     assert not store.wal.needs_last_pass
-    assert snapshot is not None
     snapshot.close()
     assert driver.documents() == driver.state
     driver.reopen()

@@ -399,7 +399,6 @@ def test_catalog_questions(driver: Driver) -> None:
         assert store.databases() == ["a", "b"]
         assert store.collection("a.none") is None
         found = store.collection("a.one")
-        assert found is not None
         assert store.collection_by_uuid(found.uuid) is found
         assert store.data_bytes() > 0
 
@@ -416,7 +415,6 @@ def test_the_entry_travels_as_the_bytes_it_came_in(driver: Driver) -> None:
         txn.append(entry, OpTime(1, 5), op="i", ns="db.c", key=key_of(1), wall_ms=1)
     driver.reopen()
     row = driver.store.newest_row()
-    assert row is not None
     assert row.entry == entry
 
 

@@ -99,9 +99,7 @@ def test_an_initial_sync_keeps_its_id_until_it_ends(open_file: Callable[[], Memb
     )
 
 
-def test_that_a_resync_was_asked_for_is_kept_until_a_copy_is_claimed(
-    open_file: Callable[[], MemberFile],
-) -> None:
+def test_that_a_resync_was_asked_for_is_kept_until_a_copy_is_claimed(open_file: Callable[[], MemberFile]) -> None:
     open_file().end_initial_sync()
     open_file().begin_initial_sync(newest=OpTime(3, 7), requested=True)
     assert open_file().initial_sync_requested
@@ -182,8 +180,7 @@ def test_two_files_have_two_incarnations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("config", b"\x05\0\0\0\0"), ("config", b"junk"), ("config", "text"), ("vote_term", "x")],
+    ("name", "value"), [("config", b"\x05\0\0\0\0"), ("config", b"junk"), ("config", "text"), ("vote_term", "x")]
 )
 def test_damage_is_named(tmp_path: Path, name: str, value: str | bytes) -> None:
     MemberFile.open(RealDisk(), tmp_path).close()
@@ -335,10 +332,7 @@ def test_after_a_start_at_a_wrong_address_nothing_is_lost(start_at: Callable[[Ho
     ],
 )
 def test_a_file_without_a_saved_address_belongs_to_the_member_that_the_configuration_names(
-    config: ReplSetConfig | None,
-    incarnation: str,
-    moved_from: str,
-    start_at: Callable[[HostPort], MemberFile],
+    config: ReplSetConfig | None, incarnation: str, moved_from: str, start_at: Callable[[HostPort], MemberFile]
 ) -> None:
     """A tool made it, or an earlier version. Before a member is in a set, its files may be copied for others."""
     file = start_at(HostPort(""))

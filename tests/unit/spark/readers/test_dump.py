@@ -111,7 +111,6 @@ def test_parts_hold_everything_once_and_in_order(
     if shuffled:
         Random(5).shuffle(numbers)
     read = oplog(tmp_path, (insert(n, per_second=50, text="x" * (n % 70 * 100))[6] for n in numbers)).pin()
-    assert read.index is not None
     assert len(read.index.chunks) > 100
     assert read.index.in_order is not shuffled
     spans = read.split(EVERYTHING, parts)
@@ -131,7 +130,6 @@ def test_a_span_reads_only_its_chunks(tmp_path: Path, monkeypatch: pytest.Monkey
     damaged = bytearray(file.read_bytes())
     damaged[20_000:25_000] = bytes(5000)  # where another span lies
     file.write_bytes(damaged)
-    assert read.index is not None
     changed = DumpOplog("dump", read.path, read.index._replace(changed=file.stat().st_mtime_ns))
     assert len(stamps(changed, Span(insert(900, per_second=10)[0], EVERYTHING.end_ts))) == 100
     with pytest.raises(OplogError, match=r"dump: .*oplog.bson is damaged: the document at byte \d{5}: "):

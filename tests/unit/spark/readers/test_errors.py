@@ -25,11 +25,7 @@ from tests.spark.kit import insert, write_oplog
 
 ENTRIES = 400
 FILES = {"sqlite": "replset.db", "bson": "oplog.bson", "parquet": "part-0.parquet"}
-KINDS: dict[str, Callable[[str, str], Oplog]] = {
-    "sqlite": SqliteOplog,
-    "bson": DumpOplog,
-    "parquet": ParquetOplog,
-}
+KINDS: dict[str, Callable[[str, str], Oplog]] = {"sqlite": SqliteOplog, "bson": DumpOplog, "parquet": ParquetOplog}
 QUESTIONS: dict[str, Callable[[Oplog], object]] = {
     "pin": lambda oplog: oplog.pin(),
     "bounds": lambda oplog: oplog.bounds(),

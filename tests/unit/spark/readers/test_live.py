@@ -98,7 +98,7 @@ def member() -> Iterator[StandIn]:
         server.daemon_threads = True
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        stand_in.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+        stand_in.url = f"http://127.0.0.1:{server.server_port}"
         yield stand_in
         server.shutdown()
         thread.join()
@@ -107,7 +107,7 @@ def member() -> Iterator[StandIn]:
 @pytest.fixture
 def oplog(member: StandIn, monkeypatch: pytest.MonkeyPatch) -> LiveOplog:
     monkeypatch.setattr(live, "_PAGE_ROWS", 15)
-    return LiveOplog("m1", member.url)  # type: ignore[attr-defined]
+    return LiveOplog("m1", member.url)
 
 
 def history(count: int, *, others_from: int | None = None) -> list[OplogRow]:
@@ -159,7 +159,7 @@ def test_follow(member: StandIn, oplog: LiveOplog) -> None:
     assert oplog.follow(START, 1) == marks[0]
     assert oplog.follow(marks[0], 40) == marks[40]
     assert oplog.follow(marks[40], 1000) == marks[99] == oplog.follow(marks[99], 5)
-    found = rows_of(oplog.between(marks[10], marks[30]))  # type: ignore[arg-type]
+    found = rows_of(oplog.between(marks[10], marks[30]))
     assert [row["ts"] for row in found] == [row.ts for row in member.rows[11:31]]
     rows = member.rows
     member.trim(rows[30].ts)

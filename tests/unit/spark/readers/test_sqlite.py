@@ -125,7 +125,7 @@ def test_a_read_that_is_given_up_closes_the_file(tmp_path: Path) -> None:
     batches = read.read(EVERYTHING, ("ts",))
     next(batches)
     assert isinstance(batches, Iterator)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     assert not descriptors_of(read.path)
 
 
@@ -380,7 +380,6 @@ def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.Mo
         sys.stdin.read()
     """
     with another_process(script) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         assert "is locked by another process" in error_text(read)
     assert len(stamps(read)) == 10
