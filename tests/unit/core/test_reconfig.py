@@ -178,13 +178,11 @@ def test_only_the_primary_reconfigures() -> None:
     cluster = running()
     number = next(n for n in range(3) if cluster[n] is not cluster.primary)
     answer = cluster.reconfig(number, cluster.user_config(number))
-    assert isinstance(answer, Refused)
     assert answer.code == 10107
 
 
 def test_before_initiate_there_is_nothing_to_reconfigure() -> None:
     answer = asked(single_node(config=None), ReconfigRequest(PSS, False, 0))
-    assert isinstance(answer, Refused)
     assert answer.code == 94
 
 
@@ -259,7 +257,6 @@ def test_adding_an_arbiter_that_flips_the_default_is_refused_until_one_is_set() 
     """Map C16, through the node."""
     cluster = running(extra=1)
     answer = change(cluster, *members_of(4, arbiters=1))
-    assert isinstance(answer, Refused)
     assert answer.code == 103
 
 
@@ -294,7 +291,6 @@ def test_the_primary_must_reach_a_majority_of_the_new_voters() -> None:
     cluster.until(lambda: len(the_config(leader).voters) == 2)
     cluster.cut = {(leader.host, host(3)), (leader.host, others[1].host)}
     answer = change(cluster, *(the_config(leader).members), members_of(4)[3])
-    assert isinstance(answer, Refused)
     assert answer.code in (74, 189)
 
 
@@ -306,7 +302,6 @@ def test_one_member_under_two_names_is_refused(twin: int) -> None:
     assert not only(node.receive_heartbeat(1), Reply)
     assert not only(node.receive_heartbeat(2), Reply)
     (answer,) = only(node.receive_heartbeat(3, incarnation=f"i{twin}"), Reply)
-    assert isinstance(answer.body, Refused)
     assert answer.body.code == 93
     assert f"{host(twin)} and {host(3)}" in answer.body.reason
     assert len(node.config.members) == 3
@@ -318,7 +313,6 @@ def test_a_copy_of_a_member_that_does_not_answer_now_is_refused() -> None:
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
     node.receive_heartbeat(2)
     (answer,) = only(node.receive_heartbeat(3, incarnation="i1"), Reply)
-    assert isinstance(answer.body, Refused)
     assert (answer.body.code, f"{host(1)} and {host(3)}" in answer.body.reason) == (93, True)
 
 
@@ -348,7 +342,6 @@ def test_a_member_of_another_set_vetoes() -> None:
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 0)), NOW)
     effects = node.answer(2, HeartbeatRequest, Refused(108, "this member belongs to set 'x'"))
     answer = only(effects, Reply)[0].body
-    assert isinstance(answer, Refused)
     assert answer.code == 103
     assert "'x'" in answer.reason
 
@@ -362,7 +355,6 @@ def test_one_reconfig_at_a_time() -> None:
     request = ReconfigRequest(new_config(node, members_of(3)), False, 0)
     node.receive(Request(5, request), NOW)
     answer = asked(node, request)
-    assert isinstance(answer, Refused)
     assert answer.code == 109
 
 
@@ -373,7 +365,6 @@ def test_a_config_is_durable_before_it_is_sent() -> None:
     effects = node.receive_heartbeat(1)
     kinds = [type(effect) for effect in effects]
     config = only(effects, Persist)[0].record
-    assert isinstance(config, ReplSetConfig)
     assert config.version == 2
     assert kinds.index(Persist) < kinds.index(ConfigInstalled)
     assert kinds.index(Persist) < kinds.index(Send)
@@ -394,7 +385,6 @@ def test_a_change_waits_for_the_current_config_and_the_writes_before_it() -> Non
     )
     cluster.until(lambda: cluster.answer_of(cluster.number_of(leader), request))
     answer = cluster.answer_of(cluster.number_of(leader), request)
-    assert isinstance(answer, Refused)
     assert answer.code in (74, 308)
     assert the_config(leader) == before
 
@@ -435,7 +425,6 @@ def test_out_of_time_while_it_spreads_leaves_it_installed() -> None:
     version = the_config(leader).version
     cluster.persist_ms = 250
     answer = cluster.reconfig(number, cluster.user_config(number), max_time_ms=100)
-    assert isinstance(answer, Refused)
     assert answer.code == 308
     assert the_config(leader).version == version + 1
 
@@ -492,7 +481,6 @@ def test_a_stepdown_ends_the_change() -> None:
     request = cluster.ask(number, ReconfigRequest(cluster.user_config(number), False, 0))
     cluster.until(lambda: leader.node.state is MemberState.SECONDARY)
     answer = cluster.answer_of(number, request)
-    assert isinstance(answer, Refused)
     assert answer.code == 189
 
 

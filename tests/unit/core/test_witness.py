@@ -17,11 +17,9 @@ from replset.core.messages import (
     InitialSyncStarted,
     LocalPosition,
     Position,
-    Refused,
     RollbackEnded,
     SourceFailed,
     SourceProblem,
-    VoteReply,
     VoteRequest,
 )
 from replset.core.reconfig_rules import reconfig_refusal
@@ -48,7 +46,6 @@ def grants(node: SingleNode, last_applied: OpTime, config_version: int = 1) -> b
         "rs0", node.term, MemberId(1), incarnation or "", config_version, 1, last_applied, dry_run=True
     )
     answer = asked(node, request)
-    assert isinstance(answer, VoteReply)
     return answer.granted
 
 
@@ -324,7 +321,6 @@ def test_it_rolls_back_what_the_set_does_not_have() -> None:
 def test_a_member_cannot_change_its_kind_in_one_step(force: bool) -> None:
     other = replace(PSW.members[WITNESS], witness=False)
     refusal = reconfig_refusal(PSW, replace(PSW.with_member(other), version=2), host(0), force=force, default_set=True)
-    assert isinstance(refusal, Refused)
     assert (refusal.code, "witness cannot change" in refusal.reason) == (103, True)
 
 

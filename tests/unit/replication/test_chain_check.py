@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.core.messages import ChainsCompared, DamageFound, Report
+from replset.core.messages import DamageFound, Report
 from replset.ids import HostPort, OpTime
 from replset.replication.chain_check import compare_chains
 from tests.unit.replication.kit import Member, Network, copy_log, numbered
@@ -41,7 +41,6 @@ def change(member: Member, column: str) -> None:
 
 def test_members_that_agree(members: list[Member]) -> None:
     found = compare(*members)
-    assert isinstance(found, ChainsCompared)
     assert (found.at, found.same, found.other, found.silent) == (members[0].store.last_applied, 3, 0, 0)
 
 
@@ -49,7 +48,6 @@ def test_a_member_with_another_history_finds_itself_alone(members: list[Member])
     for member, text in zip(members, ("mine", "theirs", "theirs"), strict=True):
         member.insert(NS, {"_id": "same optime", "text": text})
     found = compare(*members)
-    assert isinstance(found, ChainsCompared)
     assert (found.same, found.other, found.silent) == (1, 2, 0)
 
 
@@ -57,7 +55,6 @@ def test_who_is_down_or_does_not_hold_the_entry_cannot_say(members: list[Member]
     members[0].insert(NS, {"_id": "new"})
     members[0].network.down.add(members[1].host)
     found = compare(*members)
-    assert isinstance(found, ChainsCompared)
     assert (found.same, found.other, found.silent) == (1, 0, 2)
 
 
@@ -70,6 +67,5 @@ def test_damage_of_my_own_needs_nobody_else_to_be_seen(members: list[Member], co
 def test_a_damaged_member_is_no_witness(members: list[Member]) -> None:
     change(members[1], "chain")
     found = compare(*members)
-    assert isinstance(found, ChainsCompared)
     assert (found.same, found.other, found.silent) == (2, 0, 1)
     assert members[1].damage

@@ -20,7 +20,6 @@ from spark.command_run import (
     QUICK_JAVA,
     QUICK_ROWS,
     CommandRun,
-    JobFailedError,
     first_line,
     one_line_error,
     point_of,
@@ -230,7 +229,6 @@ def test_an_error_of_spark_s_is_its_first_line() -> None:
     from pyspark.errors import AnalysisException
 
     found = one_line_error(AnalysisException("\n[NO_SUCH_TABLE] there is none\n  at org.apache.spark.Stack\n  at ..."))
-    assert isinstance(found, JobFailedError)
     assert found.message == "[NO_SUCH_TABLE] there is none"
     assert first_line(ValueError("")) == "ValueError"
 

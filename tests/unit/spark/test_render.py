@@ -71,7 +71,6 @@ def check_self_contained(text: str) -> Reader:
 def printed(content: Content, *, colour: bool = False, width: int = 120) -> str:
     out = Console(file=StringIO(), width=width, force_terminal=colour, color_system="standard" if colour else None)
     print_content(content, out)
-    assert isinstance(out.file, StringIO)
     return out.file.getvalue()
 
 
