@@ -60,6 +60,8 @@ from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store, StoreOptions
 
+from tests.rig import Rig, a_set
+
 T = TypeVar("T")
 SELF, SELF_ID = HostPort("localhost:27017"), MemberId(0)
 START = Millis(0)
@@ -390,14 +392,31 @@ def fake_member(folder: Path) -> Iterator[FakeMember]:
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Iterator[FakeMember]:
+def rig() -> Iterator[Rig]:
+    with a_set() as made:
+        yield made
+
+
+def _drives_a_rig(request: pytest.FixtureRequest) -> bool:
+    """Files that import nothing of this one."""
+    return not any(value in (FakeMember, Client) for value in vars(request.module).values() if isinstance(value, type))
+
+
+@pytest.fixture
+def member(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if _drives_a_rig(request):
+        yield request.getfixturevalue("rig").member()
+        return
     with fake_member(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-def client(member: FakeMember) -> Iterator[Client]:
-    client = Client(member)
+def client(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if _drives_a_rig(request):
+        yield request.getfixturevalue("rig").client()
+        return
+    client = Client(request.getfixturevalue("member"))
     yield client
     client.dispatcher.cursors.close_all()
     client.close()

@@ -1,0 +1,184 @@
+"""Whole members on virtual time, for tests of commands: what runs in production, without sockets, threads and waits.
+
+A `Rig` is a set of the simulator's. Most tests need one member, which leads at once; a test of a secondary, or of what
+a majority has, asks for more. A command goes to the dispatcher of a member as its wire port would give it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from replset.bson import RawDocument, decode, encode
+from replset.commands.command import PROVE
+from replset.commands.dispatcher import Dispatcher
+from replset.commands.ports import CommandRequest, ConnectionContext, Reply, Source
+from replset.commands.table import PRIVATE
+from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.runtime.member import RunningMember
+from tests.simulation.kit.cluster import SimCluster, quiet_logs
+from tests.simulation.kit.environment import Environment
+from tests.simulation.kit.loop import current_process
+
+T = TypeVar("T")
+ENVIRONMENT = Environment(worker_ms=0.2, skew_ms=1, oplog_bytes=64 << 20)
+STUCK = 1e9
+"""How much slower a disk is that takes nothing while a test looks."""
+
+
+class Rig:
+    """A set whose member `a` leads."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self.cluster = cluster
+
+    def member(self, name: str = "a") -> RunningMember:
+        member = self.cluster.machines[name].running
+        assert member is not None, f"{name} runs"
+        return member
+
+    def client(self, name: str = "a") -> Client:
+        return Client(self, name)
+
+    def begin(self, work: Coroutine[Any, Any, T], name: str = "a") -> asyncio.Task[T]:
+        """The task of `work` as a part of the member's process. It goes on whenever time passes."""
+        context = contextvars.copy_context()
+        context.run(current_process.set, self.cluster.machines[name].process)
+        return self.cluster.loop.create_task(work, context=context)
+
+    def do(self, work: Coroutine[Any, Any, T], name: str = "a") -> T:
+        """Run `work` as a part of the member's process, to its end."""
+        return self.cluster.loop.run_until_complete(self.begin(work, name))
+
+    def wait(self, seconds: float) -> None:
+        self.cluster.run_for(seconds)
+
+    def turn(self, times: int = 20) -> None:
+        """Let everything run that can run without time passing."""
+        for _ in range(times):
+            self.cluster.run(asyncio.sleep(0))
+
+    def until(self, condition: Callable[[], bool], within_s: float = 60) -> None:
+        self.cluster.run_until(condition, within_s)
+
+    def step_down(self, seconds: int = 600) -> None:
+        """The primary becomes a secondary. With one member there is no primary then."""
+        self.client().ok(step_down(seconds), "admin")
+
+    def step_down_after(self, groups: int) -> None:
+        """The primary steps down as soon as it has committed so many groups of clients' writes."""
+        member, before = self.member(), self.groups()
+
+        def look() -> None:
+            if self.groups() - before >= groups:
+                self.cluster.on_step.remove(look)
+                self.begin(member.dispatcher.run(self.client().request(step_down(600), "admin")))
+
+        self.cluster.on_step.append(look)
+
+    def groups(self) -> int:
+        """How many groups of clients' writes the primary has committed."""
+        return int(self.member().group_sizes.buckets()[-1][1])
+
+    def newest(self, name: str = "a") -> OpTime:
+        return self.member(name).store.last_applied
+
+    def stop_disk(self, *names: str) -> None:
+        """Nothing more gets to the disk, so nothing is committed, until `start_disk`."""
+        for name in names or self.cluster.machines:
+            self.cluster.machines[name].slowness = STUCK
+
+    def start_disk(self) -> None:
+        """The disk works again, and what was written meanwhile is committed."""
+        for machine in self.cluster.machines.values():
+            machine.slowness = 1.0
+        member = self.member()
+        self.until(lambda: member.node.commit_point == member.store.last_applied)
+
+
+class Client:
+    """Runs commands on one member, and gives replies decoded."""
+
+    def __init__(self, rig: Rig, name: str) -> None:
+        self.rig, self.name = rig, name
+        self.connection = ConnectionContext(5, "127.0.0.1:5555")
+        self.proves = True
+        """Whether commands between members come from a member."""
+        self.begins_at = 0
+        self.begins_at = len(self.entries())
+
+    @property
+    def member(self) -> RunningMember:
+        return self.rig.member(self.name)
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self.member.dispatcher
+
+    def request(
+        self, command: Mapping[str, object], db: str = "test", source: Source = "wire", **sequences: Any
+    ) -> CommandRequest:
+        body = RawDocument(encode({**command, "$db": db}))
+        found = {name: [RawDocument(encode(doc)) for doc in docs] for name, docs in sequences.items()}
+        connection = self.connection
+        if self.proves and PRIVATE & command.keys() - {PROVE}:
+            connection = replace(connection, member=HostPort("b:27017"))
+        return CommandRequest(db, body, found, connection, source)
+
+    def run(
+        self, command: Mapping[str, object], db: str = "test", *, source: Source = "wire", **sequences: Any
+    ) -> dict[str, Any]:
+        """One command; the bytes of the reply pass the codec, as on the wire."""
+        reply = self.reply(self.request(command, db, source, **sequences))
+        return decode(reply if isinstance(reply, bytes) else encode(reply))
+
+    def reply(self, request: CommandRequest) -> Reply:
+        """As the dispatcher gives it."""
+        return self.rig.do(self.dispatcher.run(request), self.name)
+
+    def begin(self, command: Mapping[str, object], db: str = "test", **sequences: Any) -> asyncio.Task[Reply]:
+        """The task of a command, which goes on whenever time passes."""
+        return self.rig.begin(self.dispatcher.run(self.request(command, db, **sequences)), self.name)
+
+    def decoded(self, task: asyncio.Task[Reply]) -> dict[str, Any]:
+        """The reply of a command that has begun, once it is there."""
+        reply = self.rig.cluster.loop.run_until_complete(task)
+        return decode(reply if isinstance(reply, bytes) else encode(reply))
+
+    def ok(self, command: Mapping[str, object], db: str = "test", **more: Any) -> dict[str, Any]:
+        reply = self.run(command, db, **more)
+        assert reply["ok"] == 1.0, reply
+        return reply
+
+    def code(self, command: Mapping[str, object], db: str = "test", **more: Any) -> int:
+        """The error code of a command that must fail; codeName and message are there."""
+        reply = self.run(command, db, **more)
+        assert reply["ok"] == 0.0, reply
+        assert reply["codeName"]
+        assert reply["errmsg"]
+        return int(reply["code"])
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The oplog, decoded, behind what the set wrote before this client came."""
+        rows = self.member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
+        return [decode(row.entry) for row in rows][self.begins_at :]
+
+
+@contextmanager
+def a_set(members: int = 1, *, environment: Environment = ENVIRONMENT, seed: int = 1, **more: Any) -> Iterator[Rig]:
+    """A set that is well: `a` leads, everybody follows."""
+    quiet_logs()
+    with SimCluster(members, seed=seed, environment=environment, **more) as cluster:
+        cluster.initiate(priorities={"a": 2})
+        if members > 1:
+            cluster.run_until(lambda: cluster.primary() == "a" and cluster.converged(), 60, "a leads")
+        yield Rig(cluster)
+        cluster.check_unbroken()
+
+
+def step_down(seconds: int) -> dict[str, object]:
+    return {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0, "force": True}
