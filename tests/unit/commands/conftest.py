@@ -59,7 +59,6 @@ from replset.runtime.net.turns import Turns
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store, StoreOptions
-
 from tests.rig import Rig, a_set
 
 T = TypeVar("T")
