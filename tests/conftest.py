@@ -12,9 +12,14 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.simulation.kit.clock import SimClock
+    from tests.simulation.kit.loop import SimLoop
 
 settings.register_profile("replset", deadline=None, print_blob=True)
 settings.load_profile("replset")
@@ -41,17 +46,32 @@ def logs_again() -> Iterator[None]:
     logging.getLogger("replset").setLevel(logging.NOTSET)
 
 
+@pytest.fixture
+def sim_loop() -> Iterator[SimLoop]:
+    """The loop of an async test, for fixtures that need it."""
+    from tests.simulation.kit.loop import SimLoop
+
+    with contextlib.closing(SimLoop()) as loop:
+        yield loop
+
+
+@pytest.fixture
+def clock(sim_loop: SimLoop) -> SimClock:
+    """The virtual time of an async test."""
+    from tests.simulation.kit.clock import SimClock
+
+    return SimClock(sim_loop)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test that is `async def` has a loop of its own, in virtual time: a wait takes none of the machine's."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    from tests.simulation.kit.loop import SimLoop
-
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    with contextlib.closing(SimLoop()) as loop:
-        loop.run_until_complete(asyncio.wait_for(pyfuncitem.obj(**arguments), 600))
-        assert loop.unhandled == []
+    loop = pyfuncitem._request.getfixturevalue("sim_loop")
+    loop.run_until_complete(asyncio.wait_for(pyfuncitem.obj(**arguments), 86_400))
+    assert loop.unhandled == []
     return True
 
 

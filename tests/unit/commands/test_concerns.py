@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -42,7 +41,7 @@ from replset.ids import OPTIME_NULL, Millis, OpTime
 from tests.simulation.core_kit.machine import host, members_of
 from tests.simulation.kit.clock import SimClock
 from tests.unit.core.single_node import NOW, SingleNode, at, lead, leading_three, named, place, single_node
-from tests.unit.runtime.kit import on_virtual_time, settle
+from tests.unit.runtime.kit import settle
 
 
 @dataclass
@@ -100,10 +99,9 @@ class Rig:
         return asyncio.get_running_loop().create_task(read_point(ctx, ReadConcern(level, after)))
 
 
-def with_rig(
-    scenario: Callable[[Rig], Coroutine[Any, Any, None]], node: Callable[[], SingleNode] = leading_three
-) -> None:
-    on_virtual_time(lambda clock: scenario(Rig(clock, node())))
+@pytest.fixture
+def rig(clock: SimClock) -> Rig:
+    return Rig(clock, leading_three())
 
 
 NEXT = at(2, 2)
@@ -111,115 +109,86 @@ NEXT = at(2, 2)
 # --- writes ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_member_is_enough_at_once_and_its_disk_once_it_is_synced() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.apply(NEXT)
-        plain, journaled = rig.write(1), rig.write(1, j=True)
-        await settle()
-        assert plain.result() is None
-        assert not journaled.done()
-        rig.sync()
-        await settle()
-        assert journaled.result() is None
-
-    with_rig(scenario)
+async def test_one_member_is_enough_at_once_and_its_disk_once_it_is_synced(rig: Rig) -> None:
+    rig.apply(NEXT)
+    plain, journaled = rig.write(1), rig.write(1, j=True)
+    await settle()
+    assert plain.result() is None
+    assert not journaled.done()
+    rig.sync()
+    await settle()
+    assert journaled.result() is None
 
 
-def test_two_members_and_two_disks_are_waited_for_each_by_itself() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.apply(NEXT)
-        rig.sync()
-        plain, journaled, majority = rig.write(2), rig.write(2, j=True), rig.write("majority")
-        await settle()
-        rig.receive_heartbeat(1, place(NEXT, at(2)))
-        await settle()
-        assert (plain.done(), journaled.done(), majority.done()) == (True, False, False)
-        assert plain.result() is None
-        rig.node.tick(Millis(NOW + 4_000))
-        rig.receive_heartbeat(2, place(NEXT), NOW + 4_000)
-        await settle()
-        assert (journaled.result(), majority.result()) == (None, None)
-
-    with_rig(scenario)
+async def test_two_members_and_two_disks_are_waited_for_each_by_itself(rig: Rig) -> None:
+    rig.apply(NEXT)
+    rig.sync()
+    plain, journaled, majority = rig.write(2), rig.write(2, j=True), rig.write("majority")
+    await settle()
+    rig.receive_heartbeat(1, place(NEXT, at(2)))
+    await settle()
+    assert (plain.done(), journaled.done(), majority.done()) == (True, False, False)
+    assert plain.result() is None
+    rig.node.tick(Millis(NOW + 4_000))
+    rig.receive_heartbeat(2, place(NEXT), NOW + 4_000)
+    await settle()
+    assert (journaled.result(), majority.result()) == (None, None)
 
 
-def test_what_more_members_than_there_are_should_hold_is_refused_at_once() -> None:
-    async def scenario(rig: Rig) -> None:
-        failure = await rig.write(4)
-        assert (failure.code, failure.timed_out) == (100, False)
-
-    with_rig(scenario)
+async def test_what_more_members_than_there_are_should_hold_is_refused_at_once(rig: Rig) -> None:
+    failure = await rig.write(4)
+    assert (failure.code, failure.timed_out) == (100, False)
 
 
 @pytest.mark.parametrize(
-    ("wtimeout_ms", "deadline_ms", "code"),
-    [
-        pytest.param(300, None, 64, id="wtimeout"),
-        pytest.param(0, 300, 50, id="maxTimeMS"),
-        pytest.param(300, 900, 64, id="wtimeout-first"),
-        pytest.param(900, 300, 50, id="maxTimeMS-first"),
-    ],
+    ("wtimeout_ms", "deadline_ms", "code"), [(300, None, 64), (0, 300, 50), (300, 900, 64), (900, 300, 50)]
 )
-def test_who_waits_in_vain_is_told_so_in_time(wtimeout_ms: int, deadline_ms: int | None, code: int) -> None:
-    async def scenario(rig: Rig) -> None:
-        began = rig.clock.now()
-        failure = await rig.write(3, None, wtimeout_ms, deadline_ms)
-        assert (failure.code, failure.timed_out) == (code, code == 64)
-        assert 300 <= rig.clock.now() - began < 320
-        assert [row["_id"] for row in failure.progress] == [0, 1, 2]
-
-    async def after_a_write(rig: Rig) -> None:
-        rig.apply(NEXT)
-        await scenario(rig)
-
-    with_rig(after_a_write)
+async def test_who_waits_in_vain_is_told_so_in_time(
+    rig: Rig, wtimeout_ms: int, deadline_ms: int | None, code: int
+) -> None:
+    rig.apply(NEXT)
+    began = rig.clock.now()
+    failure = await rig.write(3, None, wtimeout_ms, deadline_ms)
+    assert (failure.code, failure.timed_out) == (code, code == 64)
+    assert 300 <= rig.clock.now() - began < 320
+    assert [row["_id"] for row in failure.progress] == [0, 1, 2]
 
 
-def test_who_waits_without_a_limit_is_told_at_once_when_the_wait_is_in_vain() -> None:
+async def test_who_waits_without_a_limit_is_told_at_once_when_the_wait_is_in_vain(rig: Rig) -> None:
     """Map D9. With a limit the wait lasts as long as the client asked."""
-
-    async def scenario(rig: Rig) -> None:
-        rig.apply(NEXT)
-        endless, limited = rig.write(3), rig.write(3, None, 60_000)
-        await settle()
-        end_waits_in_vain(rig)
-        await settle()
-        assert not endless.done()
-        down = rig.node.peer_at(host(2))
-        down.state, down.last_contact = MemberState.DOWN, Millis(NOW - 60_000)
-        end_waits_in_vain(rig)
-        await settle()
-        assert (endless.done(), limited.done()) == (True, False)
-        for failure in (endless.result(), await rig.write(3)):
-            assert (failure.code, failure.timed_out) == (100, False)
-            assert host(2) in failure.message
-            assert host(2) in [row.host for row in failure.waiting_for]
-        limited.cancel()
-
-    with_rig(scenario)
+    rig.apply(NEXT)
+    endless, limited = rig.write(3), rig.write(3, None, 60_000)
+    await settle()
+    end_waits_in_vain(rig)
+    await settle()
+    assert not endless.done()
+    down = rig.node.peer_at(host(2))
+    down.state, down.last_contact = MemberState.DOWN, Millis(NOW - 60_000)
+    end_waits_in_vain(rig)
+    await settle()
+    assert (endless.done(), limited.done()) == (True, False)
+    for failure in (endless.result(), await rig.write(3)):
+        assert (failure.code, failure.timed_out) == (100, False)
+        assert host(2) in failure.message
+        assert host(2) in [row.host for row in failure.waiting_for]
+    limited.cancel()
 
 
-def test_a_time_out_names_who_is_waited_for() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.apply(NEXT)
-        failure = await rig.write("majority", None, 100)
-        assert failure.message.startswith("waiting for replication timed out; not yet on ")
-        assert [row.host for row in failure.waiting_for] == [host(0), host(1), host(2)]
-
-    with_rig(scenario)
+async def test_a_time_out_names_who_is_waited_for(rig: Rig) -> None:
+    rig.apply(NEXT)
+    failure = await rig.write("majority", None, 100)
+    assert failure.message.startswith("waiting for replication timed out; not yet on ")
+    assert [row.host for row in failure.waiting_for] == [host(0), host(1), host(2)]
 
 
-def test_a_stepdown_ends_every_wait_at_once() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.apply(NEXT)
-        waits = [rig.write(3), rig.write("majority"), rig.write(2, j=True)]
-        await settle()
-        rig.take(rig.node.receive_heartbeat(1, term=5))
-        await settle()
-        assert [wait.result().code for wait in waits] == [189, 189, 189]
-        assert (await rig.write(1)).code == 189
-
-    with_rig(scenario)
+async def test_a_stepdown_ends_every_wait_at_once(rig: Rig) -> None:
+    rig.apply(NEXT)
+    waits = [rig.write(3), rig.write("majority"), rig.write(2, j=True)]
+    await settle()
+    rig.take(rig.node.receive_heartbeat(1, term=5))
+    await settle()
+    assert [wait.result().code for wait in waits] == [189, 189, 189]
+    assert (await rig.write(1)).code == 189
 
 
 THIRD = at(3, 3)
@@ -237,122 +206,96 @@ THIRD = at(3, 3)
         pytest.param((NEXT,), NEXT, NEXT, MemberState.ROLLBACK, False, id="rolls-back"),
     ],
 )
-def test_a_write_survives_a_stepdown_if_its_entry_is_still_here_and_committed(
-    rows: tuple[OpTime, ...], applied: OpTime, committed: OpTime, state: MemberState, expected: bool
+async def test_a_write_survives_a_stepdown_if_its_entry_is_still_here_and_committed(
+    clock: SimClock, rows: tuple[OpTime, ...], applied: OpTime, committed: OpTime, state: MemberState, expected: bool
 ) -> None:
-    async def main(clock: SimClock) -> None:
-        found = []
-        for now in (committed, at(1, 1)):  # it is known at once, or learned while the client waits
-            node: Any = SimpleNamespace(commit_point=now, state=state, config=None)
-            changes = Notifier()
-            member: Any = SimpleNamespace(
-                node=node,
-                clock=clock,
-                shutting_down=False,
-                wait_for_change=changes.wait,
-                store=SimpleNamespace(last_applied=applied, oplog_row_at=lambda at: at if at in rows else None),
-            )
-            began = clock.now()
-            task = asyncio.ensure_future(survives(member, NEXT, WriteConcern("majority"), None))
-            await settle()
-            node.commit_point = committed
-            changes.notify()
-            found.append(await task)
-            assert clock.now() <= began + SURVIVAL_MS
-        assert found == [expected, expected]
-
-    on_virtual_time(main)
+    found = []
+    for now in (committed, at(1, 1)):  # it is known at once, or learned while the client waits
+        node: Any = SimpleNamespace(commit_point=now, state=state, config=None)
+        changes = Notifier()
+        member: Any = SimpleNamespace(
+            node=node,
+            clock=clock,
+            shutting_down=False,
+            wait_for_change=changes.wait,
+            store=SimpleNamespace(last_applied=applied, oplog_row_at=lambda at: at if at in rows else None),
+        )
+        began = clock.now()
+        task = asyncio.ensure_future(survives(member, NEXT, WriteConcern("majority"), None))
+        await settle()
+        node.commit_point = committed
+        changes.notify()
+        found.append(await task)
+        assert clock.now() <= began + SURVIVAL_MS
+    assert found == [expected, expected]
 
 
-def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands() -> None:
+async def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands(rig: Rig) -> None:
     """It may have been rolled back before this member led again."""
-
-    async def scenario(rig: Rig) -> None:
-        assert rig.node.term > 1
-        for w in (1, "majority"):
-            failure = await wait_until_met(rig, at(1, 1), WriteConcern(w), None)
-            assert failure is not None
-            assert failure.code == 189
-
-    with_rig(scenario)
+    assert rig.node.term > 1
+    for w in (1, "majority"):
+        failure = await wait_until_met(rig, at(1, 1), WriteConcern(w), None)
+        assert failure is not None
+        assert failure.code == 189
 
 
 # --- reads -----------------------------------------------------------------------------------------------------------
 
 
-def new_primary() -> SingleNode:
-    """Leads term 2 and knows what was committed in term 1; nothing of its own is committed yet."""
+async def test_a_new_primary_s_majority_read_waits_for_an_entry_of_its_own_term(clock: SimClock) -> None:
     node = single_node(config=named(*members_of(3)))
     node.receive_heartbeat(1, commit_point=at(1))
-    assert node.commit_point == at(1)
     node.tick(Millis(NOW + 2_000))
-    lead(node)
-    return node
+    rig = Rig(clock, lead(node))
+    assert at(1) == node.commit_point
+    assert node.commit_point.term < node.term
+    with pytest.raises(MaxTimeMSExpiredError):
+        await rig.read("majority", deadline_ms=100)
+    waiting = rig.read("majority")
+    await settle()
+    assert not waiting.done()
+    rig.sync()
+    node.tick(Millis(NOW + 4_000))
+    for number in (1, 2):
+        rig.take(node.receive_heartbeat(number, NOW + 4_000, config_term=2, position=place(at(2))))
+    await settle()
+    assert waiting.result() == at(2)
 
 
-def test_a_new_primary_s_majority_read_waits_for_an_entry_of_its_own_term() -> None:
-    async def scenario(rig: Rig) -> None:
-        assert rig.node.commit_point.term < rig.node.term
-        early = rig.read("majority", deadline_ms=100)
-        with pytest.raises(MaxTimeMSExpiredError):
-            await early
-        waiting = rig.read("majority")
-        await settle()
-        assert not waiting.done()
-        rig.sync()
-        rig.node.tick(Millis(NOW + 4_000))
-        for number in (1, 2):
-            rig.take(rig.node.receive_heartbeat(number, NOW + 4_000, config_term=2, position=place(at(2))))
-        await settle()
-        assert waiting.result() == at(2)
+async def test_an_idle_primary_writes_an_entry_for_a_read_after_a_cluster_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def write(operation: Any) -> None:
+        assert operation.keywords == {"after": NEXT.ts}
+        rig.apply(NEXT)
 
-    with_rig(scenario, new_primary)
-
-
-def test_an_idle_primary_writes_an_entry_for_a_read_after_a_cluster_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(rig: Rig) -> None:
-        async def write(operation: Any) -> None:
-            assert operation.keywords == {"after": NEXT.ts}
-            rig.apply(NEXT)
-
-        assert await rig.read("majority") == at(2)
-        assert await rig.read("local") is None
-        monkeypatch.setattr(rig, "write", write)
-        local, majority = rig.read("local", NEXT.ts), rig.read("majority", NEXT.ts)
-        await settle()
-        assert (local.done(), majority.done()) == (True, False)
-        rig.sync()
-        rig.receive_heartbeat(1, place(NEXT))
-        await settle()
-        assert majority.result() == NEXT
-
-    with_rig(scenario)
+    assert await rig.read("majority") == at(2)
+    assert await rig.read("local") is None
+    monkeypatch.setattr(rig, "write", write)
+    local, majority = rig.read("local", NEXT.ts), rig.read("majority", NEXT.ts)
+    await settle()
+    assert (local.done(), majority.done()) == (True, False)
+    rig.sync()
+    rig.receive_heartbeat(1, place(NEXT))
+    await settle()
+    assert majority.result() == NEXT
 
 
-def test_a_majority_read_never_sees_beyond_what_is_applied_here() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.last_applied = at(1)  # a rollback or a copy took it back; the core hears of it next
-        with pytest.raises(MaxTimeMSExpiredError):
-            await rig.read("majority", deadline_ms=50)
-
-    with_rig(scenario)
+async def test_a_majority_read_never_sees_beyond_what_is_applied_here(rig: Rig) -> None:
+    rig.store.last_applied = at(1)  # a rollback or a copy took it back; the core hears of it next
+    with pytest.raises(MaxTimeMSExpiredError):
+        await rig.read("majority", deadline_ms=50)
 
 
-def test_what_a_member_in_this_state_does_not_answer() -> None:
-    async def secondary(rig: Rig) -> None:
-        with pytest.raises(NotWritablePrimaryError):
-            await rig.read("linearizable")
-        assert await rig.read("local") is None
-
-    async def copying(rig: Rig) -> None:
-        with pytest.raises(NotPrimaryOrSecondaryError):
-            await rig.read("local", 1)
-
-    with_rig(secondary, lambda: single_node(config=named(*members_of(3))))
-    with_rig(
-        copying,
-        lambda: single_node(config=named(*members_of(3)), position=place(OPTIME_NULL), initial_sync_pending=True),
-    )
+async def test_what_a_member_in_this_state_does_not_answer(clock: SimClock) -> None:
+    config = named(*members_of(3))
+    secondary = Rig(clock, single_node(config=config))
+    with pytest.raises(NotWritablePrimaryError):
+        await secondary.read("linearizable")
+    assert await secondary.read("local") is None
+    copying = Rig(clock, single_node(config=config, position=place(OPTIME_NULL), initial_sync_pending=True))
+    with pytest.raises(NotPrimaryOrSecondaryError):
+        await copying.read("local", 1)
 
 
 def test_a_long_write_concern_is_not_kept_in_memory() -> None:

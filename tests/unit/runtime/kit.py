@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from replset.ids import HostPort
@@ -11,24 +11,12 @@ from replset.replication.context import Identity, MemberContext
 from replset.replication.ports import Clock
 from replset.replication.write_queue import WriteQueue
 from replset.storage.disk import RealDisk
-from tests.simulation.kit.clock import SimClock
-from tests.simulation.kit.loop import SimLoop
 
 T = TypeVar("T")
 
 
 def unused_callback(*_: object) -> None:
     raise AssertionError("the part under test does not call this")
-
-
-def on_virtual_time(main: Callable[[SimClock], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(clock)` on a loop whose clock jumps; whatever nobody caught fails the test."""
-    loop = SimLoop()
-    try:
-        loop.run_until_complete(main(SimClock(loop)))
-    finally:
-        loop.close()
-    assert loop.unhandled == []
 
 
 def context_of(
@@ -76,7 +64,8 @@ class HandWorkers:
         self.jobs.append((work, done))
 
     async def finish(self) -> None:
-        """Do the oldest work and let the loop see that it is done."""
+        """Do the oldest work, which comes at the latest now, and let the loop see that it is done."""
+        await settle()
         work, done = self.jobs.pop(0)
         try:
             result = work()

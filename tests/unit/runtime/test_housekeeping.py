@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -20,7 +20,8 @@ from replset.runtime.disk.housekeeping import (
     Housekeeper,
 )
 from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import context_of, on_virtual_time
+from tests.simulation.kit.loop import SimLoop
+from tests.unit.runtime.kit import context_of
 
 T = TypeVar("T")
 NO_ROOM = OutOfDiskSpaceError("replset.db: no space left on the disk")
@@ -111,157 +112,122 @@ def slices_of_the_fake_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replset.runtime.disk.housekeeping.remove_old_data", lambda store, *_: store.slice())
 
 
-def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
-    async def main(clock: SimClock) -> None:
-        rig = Rig(clock)
+@pytest.fixture
+def rig(clock: SimClock, sim_loop: SimLoop) -> Iterator[Rig]:
+    async def begin() -> Rig:
+        made = Rig(clock)
         await asyncio.sleep(INTERVAL_S / 2)  # the test looks between two rounds
-        await scenario(rig)
-        rig.task.cancel()
-        await asyncio.gather(rig.task, return_exceptions=True)
+        return made
 
-    on_virtual_time(main)
-
-
-@pytest.mark.parametrize("part", ["slice", "checkpoint"])
-def test_a_part_without_disk_space_waits_and_the_other_goes_on(part: str) -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.errors, rig.store.free = {part: NO_ROOM}, False
-        assert await rig.rounds(1) == ["slice", "checkpoint"]
-        assert await rig.rounds(SPACE_EVERY - 2) == []
-        assert await rig.rounds(SPACE_EVERY + 1) == ["slice", "checkpoint"] * 2, "tried again every two seconds"
-        assert rig.rooms == 0
-        rig.store.errors, rig.store.free = {}, True
-        await rig.rounds(SPACE_EVERY)
-        assert rig.rooms == 1
-        assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
-        assert not rig.task.done()
-
-    with_rig(scenario)
-
-
-def test_readers_are_not_cut_for_a_last_pass_without_disk_space() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.errors, rig.store.wal.needs_last_pass = {"checkpoint": NO_ROOM}, True
-        assert await rig.rounds(1) == ["slice", "checkpoint"]
-
-    with_rig(scenario)
-
-
-def test_commits_go_on_after_a_last_pass_without_disk_space() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
-        rig.store.errors = {"last pass": NO_ROOM}
-        assert await rig.rounds(1) == ["slice", "checkpoint", "cut", "last pass"]
-        passed: list[str] = []
-        rig.write_queue.submit(lambda: passed.append("a write"))
-        assert passed == ["a write"]
-        assert not rig.task.done()
-
-    with_rig(scenario)
-
-
-def test_commits_go_on_while_all_but_the_end_of_the_wal_is_copied() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
-        rig.store.on_checkpoint = lambda: rig.write_queue.submit(lambda: rig.store.done.append("a write"))
-        assert await rig.rounds(1) == ["slice", "checkpoint", "a write", "cut", "last pass"]
-
-    with_rig(scenario)
-
-
-def test_commits_are_not_paused_again_and_again_for_a_reader_that_stays() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass, rig.store.is_read = False, True, True
-        rounds = int(READER_PAUSE_MS / 1000 / INTERVAL_S)
-        assert (await rig.rounds(rounds)).count("last pass") == 1
-        rig.store.is_read = False
-        assert (await rig.rounds(3)).count("last pass") == 3
-
-    with_rig(scenario)
-
-
-def test_pruning_waits_in_the_queue_of_all_writers() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.write_queue.pause()
-        assert await rig.rounds(3) == []
-        rig.write_queue.resume()
-        assert rig.store.done[:1] == ["slice"]
-
-    with_rig(scenario)
+    made = sim_loop.run_until_complete(begin())
+    yield made
+    made.task.cancel()
+    sim_loop.run_until_complete(asyncio.wait([made.task]))
 
 
 @pytest.mark.parametrize("part", ["slice", "checkpoint"])
-def test_any_other_error_of_the_storage_is_raised(part: str) -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.errors = {part: StorageError("replset.db: disk I/O error")}
-        await rig.rounds(1)
-        assert rig.task.exception() is rig.store.errors[part]
-
-    with_rig(scenario)
-
-
-def test_the_oplog_is_checked_slice_by_slice_and_again_an_hour_later() -> None:
-    async def scenario(rig: Rig) -> None:
-        await rig.rounds(20)
-        assert rig.store.rechecked == [0, 1, 2, 3]
-        await asyncio.sleep(RECHECK_EVERY_MS / 1000)
-        assert rig.store.rechecked == [0, 1, 2, 3] * 2
-        rig.store = rig.context.store = FakeStore()  # type: ignore[assignment]
-        await rig.rounds(2)
-        assert rig.store.rechecked == [0, 1], "another copy is another disk's"
-
-    with_rig(scenario)
+async def test_a_part_without_disk_space_waits_and_the_other_goes_on(rig: Rig, part: str) -> None:
+    rig.store.errors, rig.store.free = {part: NO_ROOM}, False
+    assert await rig.rounds(1) == ["slice", "checkpoint"]
+    assert await rig.rounds(SPACE_EVERY - 2) == []
+    assert await rig.rounds(SPACE_EVERY + 1) == ["slice", "checkpoint"] * 2, "tried again every two seconds"
+    assert rig.rooms == 0
+    rig.store.errors, rig.store.free = {}, True
+    await rig.rounds(SPACE_EVERY)
+    assert rig.rooms == 1
+    assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
+    assert not rig.task.done()
 
 
-def test_an_idle_member_does_a_round_in_eight_and_a_write_wakes_it() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.needs_checkpoint = False
-        assert await rig.rounds(1 + 2 * SPACE_EVERY) == ["slice"] * 3
-        rig.store.last_applied = OpTime(1, 1)
-        assert await rig.rounds(2) == ["slice"]
-        rig.store.commit_point = OpTime(1, 1)
-        assert await rig.rounds(2) == ["slice"]
-        rig.store.needs_checkpoint = True
-        assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
-
-    with_rig(scenario)
+async def test_readers_are_not_cut_for_a_last_pass_without_disk_space(rig: Rig) -> None:
+    rig.store.errors, rig.store.wal.needs_last_pass = {"checkpoint": NO_ROOM}, True
+    assert await rig.rounds(1) == ["slice", "checkpoint"]
 
 
-def test_a_round_that_leaves_something_is_followed_by_longer_ones() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store.needs_checkpoint = False
-        rig.store.slices_left = 1 + SLICES + 1 + BACKLOG_SLICES + 10
-        assert len(await rig.rounds(2)) == 1 + SLICES
-        assert len(await rig.rounds(2)) == 1 + BACKLOG_SLICES
-        assert len(await rig.rounds(2)) == 10 + 1 + 1
-        rig.store.last_applied = OpTime(1, 1)
-        rig.store.slices_left = 1_000
-        assert len(await rig.rounds(2)) == 1 + SLICES
-
-    with_rig(scenario)
+async def test_commits_go_on_after_a_last_pass_without_disk_space(rig: Rig) -> None:
+    rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
+    rig.store.errors = {"last pass": NO_ROOM}
+    assert await rig.rounds(1) == ["slice", "checkpoint", "cut", "last pass"]
+    passed: list[str] = []
+    rig.write_queue.submit(lambda: passed.append("a write"))
+    assert passed == ["a write"]
+    assert not rig.task.done()
 
 
-def test_damage_is_reported_and_does_not_end_the_rest() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.store = rig.context.store = FakeStore()  # type: ignore[assignment]
-        rig.store.errors = {"recheck": CorruptDataError("replset.db: another entry")}
-        assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
-        assert rig.damage == ["replset.db: another entry"]
-        await asyncio.sleep(RECHECK_EVERY_MS / 1000)
-        assert len(rig.damage) == 2
-
-    with_rig(scenario)
+async def test_commits_go_on_while_all_but_the_end_of_the_wal_is_copied(rig: Rig) -> None:
+    rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
+    rig.store.on_checkpoint = lambda: rig.write_queue.submit(lambda: rig.store.done.append("a write"))
+    assert await rig.rounds(1) == ["slice", "checkpoint", "a write", "cut", "last pass"]
 
 
-def test_what_does_not_fit_the_data_is_damage_and_ends_nothing() -> None:
+async def test_commits_are_not_paused_again_and_again_for_a_reader_that_stays(rig: Rig) -> None:
+    rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass, rig.store.is_read = False, True, True
+    rounds = int(READER_PAUSE_MS / 1000 / INTERVAL_S)
+    assert (await rig.rounds(rounds)).count("last pass") == 1
+    rig.store.is_read = False
+    assert (await rig.rounds(3)).count("last pass") == 3
+
+
+async def test_pruning_waits_in_the_queue_of_all_writers(rig: Rig) -> None:
+    rig.write_queue.pause()
+    assert await rig.rounds(3) == []
+    rig.write_queue.resume()
+    assert rig.store.done[:1] == ["slice"]
+
+
+@pytest.mark.parametrize("part", ["slice", "checkpoint"])
+async def test_any_other_error_of_the_storage_is_raised(rig: Rig, part: str) -> None:
+    rig.store.errors = {part: StorageError("replset.db: disk I/O error")}
+    await rig.rounds(1)
+    assert rig.task.exception() is rig.store.errors[part]
+
+
+async def test_the_oplog_is_checked_slice_by_slice_and_again_an_hour_later(rig: Rig) -> None:
+    await rig.rounds(20)
+    assert rig.store.rechecked == [0, 1, 2, 3]
+    await asyncio.sleep(RECHECK_EVERY_MS / 1000)
+    assert rig.store.rechecked == [0, 1, 2, 3] * 2
+    rig.store = rig.context.store = FakeStore()  # type: ignore[assignment]
+    await rig.rounds(2)
+    assert rig.store.rechecked == [0, 1], "another copy is another disk's"
+
+
+async def test_an_idle_member_does_a_round_in_eight_and_a_write_wakes_it(rig: Rig) -> None:
+    rig.store.needs_checkpoint = False
+    assert await rig.rounds(1 + 2 * SPACE_EVERY) == ["slice"] * 3
+    rig.store.last_applied = OpTime(1, 1)
+    assert await rig.rounds(2) == ["slice"]
+    rig.store.commit_point = OpTime(1, 1)
+    assert await rig.rounds(2) == ["slice"]
+    rig.store.needs_checkpoint = True
+    assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
+
+
+async def test_a_round_that_leaves_something_is_followed_by_longer_ones(rig: Rig) -> None:
+    rig.store.needs_checkpoint = False
+    rig.store.slices_left = 1 + SLICES + 1 + BACKLOG_SLICES + 10
+    assert len(await rig.rounds(2)) == 1 + SLICES
+    assert len(await rig.rounds(2)) == 1 + BACKLOG_SLICES
+    assert len(await rig.rounds(2)) == 10 + 1 + 1
+    rig.store.last_applied = OpTime(1, 1)
+    rig.store.slices_left = 1_000
+    assert len(await rig.rounds(2)) == 1 + SLICES
+
+
+async def test_damage_is_reported_and_does_not_end_the_rest(rig: Rig) -> None:
+    rig.store = rig.context.store = FakeStore()  # type: ignore[assignment]
+    rig.store.errors = {"recheck": CorruptDataError("replset.db: another entry")}
+    assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
+    assert rig.damage == ["replset.db: another entry"]
+    await asyncio.sleep(RECHECK_EVERY_MS / 1000)
+    assert len(rig.damage) == 2
+
+
+async def test_what_does_not_fit_the_data_is_damage_and_ends_nothing(rig: Rig) -> None:
     """A table that the disk lost, say: it would come again at each start."""
-
-    async def scenario(rig: Rig) -> None:
-        rig.store.errors["slice"] = DataMismatchError("replset.db: no such table: d_5")
-        done = await rig.rounds(SPACE_EVERY + 2)
-        assert {"slice", "checkpoint"} <= set(done), "the other parts go on"
-        assert len(rig.damage) == 1, "said once"
-        assert "no such table: d_5" in rig.damage[0]
-        assert not rig.task.done()
-
-    with_rig(scenario)
+    rig.store.errors["slice"] = DataMismatchError("replset.db: no such table: d_5")
+    done = await rig.rounds(SPACE_EVERY + 2)
+    assert {"slice", "checkpoint"} <= set(done), "the other parts go on"
+    assert len(rig.damage) == 1, "said once"
+    assert "no such table: d_5" in rig.damage[0]
+    assert not rig.task.done()

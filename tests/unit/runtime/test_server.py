@@ -138,21 +138,19 @@ MALFORMED = {
 }
 
 
+@on_sockets
 @pytest.mark.parametrize("flags", [0, EXHAUST_ALLOWED], ids=["plain", "exhaust"])
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_body_is_answered_and_the_connection_goes_on(body: bytes, flags: int) -> None:
-    async def main() -> None:
-        async with serving() as served:
-            client = await served.client()
-            client.writer.write(encode_msg(7, 0, body, flags=flags))
-            answer = await client.receive()
-            assert answer.response_to == 7
-            assert answer.body.get("ok") == 0.0
-            assert (answer.body.get("code"), answer.body.get("codeName")) == (22, "InvalidBSON")
-            assert (await client.ask(ping(1)))["n"] == 1
-            assert served.dispatcher.names == ["ping"]
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+async def test_a_malformed_body_is_answered_and_the_connection_goes_on(body: bytes, flags: int) -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.writer.write(encode_msg(7, 0, body, flags=flags))
+        answer = await client.receive()
+        assert answer.response_to == 7
+        assert answer.body.get("ok") == 0.0
+        assert (answer.body.get("code"), answer.body.get("codeName")) == (22, "InvalidBSON")
+        assert (await client.ask(ping(1)))["n"] == 1
+        assert served.dispatcher.names == ["ping"]
 
 
 @on_sockets
@@ -514,45 +512,40 @@ async def test_without_the_flag_a_waiting_hello_is_answered_once() -> None:
         assert await client.receives_nothing()
 
 
+@on_sockets
 @pytest.mark.parametrize("patience", [0, -1, None, "soon"])
-def test_a_hello_that_waits_for_nothing_is_no_stream(patience: object) -> None:
+async def test_a_hello_that_waits_for_nothing_is_no_stream(patience: object) -> None:
     """It would answer for ever without letting the event loop go."""
-
-    async def main() -> None:
-        async with serving() as served:
-            topology, client = Topology(served.dispatcher), await served.client()
-            topology.change()
-            client.send({**exhaust_hello(topology), "maxAwaitTimeMS": patience}, flags=EXHAUST_ALLOWED)
-            assert not (await client.receive()).more_to_come
-            assert (await client.ask(ping(1)))["n"] == 1
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+    async with serving() as served:
+        topology, client = Topology(served.dispatcher), await served.client()
+        topology.change()
+        client.send({**exhaust_hello(topology), "maxAwaitTimeMS": patience}, flags=EXHAUST_ALLOWED)
+        assert not (await client.receive()).more_to_come
+        assert (await client.ask(ping(1)))["n"] == 1
 
 
 # --- exhaust getMore --------------------------------------------------------------------------------------------
 
 
+@on_sockets
 @pytest.mark.parametrize("flags", [EXHAUST_ALLOWED, 0])
-def test_an_exhaust_get_more_streams_until_its_cursor_ends(flags: int) -> None:
-    async def main() -> None:
-        async with serving() as served:
-            left = [3, 2, 1]
+async def test_an_exhaust_get_more_streams_until_its_cursor_ends(flags: int) -> None:
+    async with serving() as served:
+        left = [3, 2, 1]
 
-            async def get_more(_: CommandRequest) -> Reply:
-                batch = left.pop(0)
-                return {"cursor": {"nextBatch": [{"n": batch}], "id": Int64(7 if left else 0), "ns": "a.b"}, "ok": 1.0}
+        async def get_more(_: CommandRequest) -> Reply:
+            batch = left.pop(0)
+            return {"cursor": {"nextBatch": [{"n": batch}], "id": Int64(7 if left else 0), "ns": "a.b"}, "ok": 1.0}
 
-            served.dispatcher.answers["getMore"] = get_more
-            client = await served.client()
-            before = client.send({"getMore": Int64(7), "collection": "b", "$db": "a"}, flags=flags)
-            for more in (True, True, False) if flags else (False,):
-                answer = await client.receive()
-                assert (answer.more_to_come, answer.response_to) == (more, before)
-                before = answer.request_id
-            assert (await client.ask(ping(1)))["n"] == 1
-            assert len(left) == (0 if flags else 2)
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+        served.dispatcher.answers["getMore"] = get_more
+        client = await served.client()
+        before = client.send({"getMore": Int64(7), "collection": "b", "$db": "a"}, flags=flags)
+        for more in (True, True, False) if flags else (False,):
+            answer = await client.receive()
+            assert (answer.more_to_come, answer.response_to) == (more, before)
+            before = answer.request_id
+        assert (await client.ask(ping(1)))["n"] == 1
+        assert len(left) == (0 if flags else 2)
 
 
 @on_sockets
@@ -613,22 +606,20 @@ async def test_a_checksum_is_verified_and_given_back() -> None:
 # --- fail points ------------------------------------------------------------------------------------------------
 
 
+@on_sockets
 @pytest.mark.parametrize("flags", [0, EXHAUST_ALLOWED, MORE_TO_COME])
-def test_a_fail_point_closes_the_connection_instead_of_the_reply(flags: int) -> None:
-    async def main() -> None:
-        async with serving() as served:
+async def test_a_fail_point_closes_the_connection_instead_of_the_reply(flags: int) -> None:
+    async with serving() as served:
 
-            async def fails(request: CommandRequest) -> Reply:
-                request.connection.is_to_close = True
-                return {"ok": 0.0, "code": 50985}
+        async def fails(request: CommandRequest) -> Reply:
+            request.connection.is_to_close = True
+            return {"ok": 0.0, "code": 50985}
 
-            served.dispatcher.answers["ping"] = fails
-            client, other = await served.client(), await served.client()
-            client.send(ping(1), flags=flags)
-            assert await client.is_closed()
-            assert (await other.ask(HELLO))["ok"] == 1.0
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+        served.dispatcher.answers["ping"] = fails
+        client, other = await served.client(), await served.client()
+        client.send(ping(1), flags=flags)
+        assert await client.is_closed()
+        assert (await other.ask(HELLO))["ok"] == 1.0
 
 
 # --- shutting down ----------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from replset.runtime.jobs.set_follower import SetFollower
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import context_of, on_virtual_time
+from tests.unit.runtime.kit import context_of
 
 POSITION = OpTime(3, 70 << 32)
 
@@ -50,8 +50,8 @@ class Writer:
 
 
 @pytest.mark.parametrize(("set_id", "mode"), [("a1", FollowMode.FOLLOWING), ("b2", FollowMode.STOPPED)])
-def test_a_set_made_of_a_followers_backup_follows_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_id: str, mode: FollowMode
+async def test_a_set_made_of_a_followers_backup_follows_nobody(
+    clock: SimClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_id: str, mode: FollowMode
 ) -> None:
     followed: list[str] = []
 
@@ -65,20 +65,18 @@ def test_a_set_made_of_a_followers_backup_follows_nobody(
     writer = Writer(store)
     begun = FollowState(FollowMode.FOLLOWING, ("a:1",), "site1", "follower-site2", POSITION, POSITION, "a1")
 
-    async def main(clock: SimClock) -> None:
-        await writer.write(lambda group: save_state(group, begun))
-        node: Any = SimpleNamespace(set_id=set_id)
-        follower = SetFollower(context_of(store, clock), node, writer, lambda: None)  # type: ignore[arg-type]
-        task = asyncio.create_task(follower.run())
-        await asyncio.sleep(1)
-        assert follower.progress.error.startswith("ValueError: odd" if mode is FollowMode.FOLLOWING else "")
-        await asyncio.sleep(2)
-        assert not task.done()
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    await writer.write(lambda group: save_state(group, begun))
+    node: Any = SimpleNamespace(set_id=set_id)
+    follower = SetFollower(context_of(store, clock), node, writer, lambda: None)  # type: ignore[arg-type]
+    task = asyncio.create_task(follower.run())
+    await asyncio.sleep(1)
+    assert follower.progress.error.startswith("ValueError: odd" if mode is FollowMode.FOLLOWING else "")
+    await asyncio.sleep(2)
+    assert not task.done()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
-    on_virtual_time(main)
     state = read_state(store)
     assert state is not None
     assert (state.mode, state.position, bool(followed)) == (mode, POSITION, mode is FollowMode.FOLLOWING)
@@ -86,8 +84,8 @@ def test_a_set_made_of_a_followers_backup_follows_nobody(
     store.close()
 
 
-def test_while_the_source_is_gone_the_place_stays_near_the_end_of_the_oplog(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_while_the_source_is_gone_the_place_stays_near_the_end_of_the_oplog(
+    clock: SimClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def gone(_self: SourceSet, *_: object) -> None:
         raise HostUnreachableError("gone")
@@ -98,22 +96,20 @@ def test_while_the_source_is_gone_the_place_stays_near_the_end_of_the_oplog(
     writer, came = Writer(store), OpTime(3, POSITION.ts + 1)
     begun = FollowState(FollowMode.FOLLOWING, ("a:1",), "site1", "follower-site2", POSITION, POSITION, "a1")
 
-    async def main(clock: SimClock) -> None:
-        await writer.write(lambda group: save_state(group, begun))
-        entry = insert_entry("app.c", bytes(16), encode({"_id": 1}), came, 0)
-        own = own_entry(entry, OpTime(2, store.last_applied.ts + 1), "site1")
-        assert apply_batch(store, [own], 0, 1, lambda: False) == 1
-        node: Any = SimpleNamespace(set_id="a1", commit_point=OPTIME_NULL)
-        follower = SetFollower(context_of(store, clock), node, writer, lambda: None)  # type: ignore[arg-type]
-        task = asyncio.create_task(follower.run())
-        for _ in range(40):
-            await writer.write(lambda group: do_noop(group, {"msg": "note"}))
-            await asyncio.sleep(2)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    await writer.write(lambda group: save_state(group, begun))
+    entry = insert_entry("app.c", bytes(16), encode({"_id": 1}), came, 0)
+    own = own_entry(entry, OpTime(2, store.last_applied.ts + 1), "site1")
+    assert apply_batch(store, [own], 0, 1, lambda: False) == 1
+    node: Any = SimpleNamespace(set_id="a1", commit_point=OPTIME_NULL)
+    follower = SetFollower(context_of(store, clock), node, writer, lambda: None)  # type: ignore[arg-type]
+    task = asyncio.create_task(follower.run())
+    for _ in range(40):
+        await writer.write(lambda group: do_noop(group, {"msg": "note"}))
+        await asyncio.sleep(2)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
-    on_virtual_time(main)
     state = read_state(store)
     assert state is not None
     assert state.position == came

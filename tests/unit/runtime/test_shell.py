@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,7 +46,8 @@ from replset.errors import (
 from replset.ids import HostPort, MemberId, Millis, OpTime
 from replset.runtime.shell import Shell
 from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
+from tests.simulation.kit.loop import SimLoop
+from tests.unit.runtime.kit import HandWorkers, settle
 
 FAR = Millis(1_000_000)
 VOTE = LastVote(3, MemberId(1))
@@ -122,369 +123,274 @@ class Rig:
     def answer(self, kind: type, *effects: Effect) -> None:
         self.node.answers[kind] = lambda _message: list(effects)
 
+    def want(self, *effects: Effect) -> None:
+        """The core wants these done now."""
+        self.answer(DrainFinished, *effects)
+        self.shell.feed(DrainFinished(1))
+
     @property
     def done(self) -> list[object]:
         return self.handler.done
 
 
-def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
-    async def main(clock: SimClock) -> None:
-        rig = Rig(clock)
-        await scenario(rig)
-        await rig.shell.close()
-
-    on_virtual_time(main)
+@pytest.fixture
+def rig(clock: SimClock, sim_loop: SimLoop) -> Iterator[Rig]:
+    made = Rig(clock)
+    yield made
+    sim_loop.run_until_complete(made.shell.close())
 
 
-def test_effects_are_carried_out_in_list_order() -> None:
-    async def scenario(rig: Rig) -> None:
-        effects = [StopFetching(), CommitPointAdvanced(OpTime(1, 5)), ProgressChanged(), Drain(2)]
-        rig.answer(DrainFinished, *effects)
-        rig.shell.feed(DrainFinished(1))
-        assert rig.done == effects
-
-    with_rig(scenario)
+async def test_effects_are_carried_out_in_list_order(rig: Rig) -> None:
+    effects = [StopFetching(), CommitPointAdvanced(OpTime(1, 5)), ProgressChanged(), Drain(2)]
+    rig.want(*effects)
+    assert rig.done == effects
 
 
-def test_effects_of_the_start_come_first() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.node.on_start = [StopFetching()]
-        rig.answer(DrainFinished, ProgressChanged())
-        rig.shell.start()
-        rig.shell.feed(DrainFinished(1))
-        assert rig.done == [StopFetching(), ProgressChanged()]
-
-    with_rig(scenario)
+async def test_effects_of_the_start_come_first(rig: Rig) -> None:
+    rig.node.on_start = [StopFetching()]
+    rig.answer(DrainFinished, ProgressChanged())
+    rig.shell.start()
+    rig.shell.feed(DrainFinished(1))
+    assert rig.done == [StopFetching(), ProgressChanged()]
 
 
-def test_effects_after_a_persist_wait_until_it_is_durable() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, StopFetching(), BALLOT, ProgressChanged())
-        rig.shell.feed(DrainFinished(1))
-        await settle()
-        assert rig.done == [StopFetching()]
-        await rig.workers.finish()
-        assert rig.done == [StopFetching(), ("saved", VOTE), ProgressChanged()]
-
-    with_rig(scenario)
+async def test_effects_after_a_persist_wait_until_it_is_durable(rig: Rig) -> None:
+    rig.want(StopFetching(), BALLOT, ProgressChanged())
+    await settle()
+    assert rig.done == [StopFetching()]
+    await rig.workers.finish()
+    assert rig.done == [StopFetching(), ("saved", VOTE), ProgressChanged()]
 
 
-def test_effects_of_later_messages_wait_for_an_earlier_persist_too() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, BALLOT, StopFetching())
-        rig.answer(DiskStalled, ProgressChanged())
-        rig.shell.feed(DrainFinished(1))
-        rig.shell.feed(DiskStalled(True))
-        await settle()
-        assert rig.done == []
-        assert len(rig.node.heard) == 2, "the core itself hears every message at once"
-        await rig.workers.finish()
-        assert rig.done == [("saved", VOTE), StopFetching(), ProgressChanged()]
-
-    with_rig(scenario)
+async def test_effects_of_later_messages_wait_for_an_earlier_persist_too(rig: Rig) -> None:
+    rig.answer(DrainFinished, BALLOT, StopFetching())
+    rig.answer(DiskStalled, ProgressChanged())
+    rig.shell.feed(DrainFinished(1))
+    rig.shell.feed(DiskStalled(True))
+    await settle()
+    assert rig.done == []
+    assert len(rig.node.heard) == 2, "the core itself hears every message at once"
+    await rig.workers.finish()
+    assert rig.done == [("saved", VOTE), StopFetching(), ProgressChanged()]
 
 
-def test_the_end_of_writes_waits_for_no_save() -> None:
+async def test_the_end_of_writes_waits_for_no_save(rig: Rig) -> None:
     """A save may take seconds; meanwhile a primary that has stepped down must not acknowledge writes."""
-
-    async def scenario(rig: Rig) -> None:
-        stopped = [AcceptWrites(False, 3), StateChanged(MemberState.SECONDARY, 3, None)]
-        rig.answer(DrainFinished, BALLOT, AcceptWrites(True, 3), ProgressChanged())
-        rig.answer(DiskStalled, StopFetching(), *stopped)
-        rig.shell.feed(DrainFinished(1))
-        rig.shell.feed(DiskStalled(True))
-        assert rig.done == stopped
-        await settle()
-        await rig.workers.finish()
-        assert rig.done == [*stopped, ("saved", VOTE), ProgressChanged(), StopFetching()]  # nothing allows them again
-
-    with_rig(scenario)
+    stopped = [AcceptWrites(False, 3), StateChanged(MemberState.SECONDARY, 3, None)]
+    rig.answer(DrainFinished, BALLOT, AcceptWrites(True, 3), ProgressChanged())
+    rig.answer(DiskStalled, StopFetching(), *stopped)
+    rig.shell.feed(DrainFinished(1))
+    rig.shell.feed(DiskStalled(True))
+    assert rig.done == stopped
+    await rig.workers.finish()
+    assert rig.done == [*stopped, ("saved", VOTE), ProgressChanged(), StopFetching()]  # nothing allows them again
 
 
-def test_what_allows_writes_waits_for_the_save_and_may_come_behind_an_end() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, BALLOT, AcceptWrites(False, 3), AcceptWrites(True, 3))
-        rig.shell.feed(DrainFinished(1))
-        assert rig.done == [AcceptWrites(False, 3)]
-        await settle()
-        await rig.workers.finish()
-        assert rig.done == [AcceptWrites(False, 3), ("saved", VOTE), AcceptWrites(True, 3)]
-
-    with_rig(scenario)
+async def test_what_allows_writes_waits_for_the_save_and_may_come_behind_an_end(rig: Rig) -> None:
+    rig.want(BALLOT, AcceptWrites(False, 3), AcceptWrites(True, 3))
+    assert rig.done == [AcceptWrites(False, 3)]
+    await rig.workers.finish()
+    assert rig.done == [AcceptWrites(False, 3), ("saved", VOTE), AcceptWrites(True, 3)]
 
 
-def test_one_persist_after_the_other() -> None:
-    async def scenario(rig: Rig) -> None:
-        second = LastVote(4, None)
-        rig.answer(DrainFinished, BALLOT, Persist(second), StopFetching())
-        rig.shell.feed(DrainFinished(1))
-        await settle()
-        assert len(rig.workers.jobs) == 1, "the second is not begun before the first is durable"
-        await rig.workers.finish()
-        assert rig.done == [("saved", VOTE)]
-        await rig.workers.finish()
-        assert rig.done == [("saved", VOTE), ("saved", second), StopFetching()]
-
-    with_rig(scenario)
+async def test_one_persist_after_the_other(rig: Rig) -> None:
+    second = LastVote(4, None)
+    rig.want(BALLOT, Persist(second), StopFetching())
+    await settle()
+    assert len(rig.workers.jobs) == 1, "the second is not begun before the first is durable"
+    await rig.workers.finish()
+    assert rig.done == [("saved", VOTE)]
+    await rig.workers.finish()
+    assert rig.done == [("saved", VOTE), ("saved", second), StopFetching()]
 
 
-def test_a_message_fed_while_effects_are_carried_out_queues_behind_them() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, StopFetching(), ProgressChanged())
-        rig.answer(DiskStalled, Drain(9))
-        rig.handler.on_effect = lambda effect: rig.shell.feed(DiskStalled(True)) if effect == StopFetching() else None
-        rig.shell.feed(DrainFinished(1))
-        assert rig.done == [StopFetching(), ProgressChanged(), Drain(9)]
-
-    with_rig(scenario)
+async def test_a_message_fed_while_effects_are_carried_out_queues_behind_them(rig: Rig) -> None:
+    rig.answer(DrainFinished, StopFetching(), ProgressChanged())
+    rig.answer(DiskStalled, Drain(9))
+    rig.handler.on_effect = lambda effect: rig.shell.feed(DiskStalled(True)) if effect == StopFetching() else None
+    rig.shell.feed(DrainFinished(1))
+    assert rig.done == [StopFetching(), ProgressChanged(), Drain(9)]
 
 
-def test_a_vote_is_sent_only_after_it_is_durable() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.node.answers[Request] = lambda request: [BALLOT, Reply(request.request_id, Done("granted"))]
-        asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
-        await settle()
-        assert not asked.done()
-        await rig.workers.finish()
-        assert asked.result() == Done("granted")
-
-    with_rig(scenario)
+async def test_a_vote_is_sent_only_after_it_is_durable(rig: Rig) -> None:
+    rig.node.answers[Request] = lambda request: [BALLOT, Reply(request.request_id, Done("granted"))]
+    asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
+    await settle()
+    assert not asked.done()
+    await rig.workers.finish()
+    assert asked.result() == Done("granted")
 
 
-def test_an_answer_comes_back_as_a_message_with_its_round_trip() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, Send(5, PEER, StepUpRequest(True), Millis(100)))
-        rig.shell.feed(DrainFinished(1))
-        await asyncio.sleep(0.05)
-        assert rig.node.heard[1:] == [Response(5, PEER, Done(), "", Millis(7))]
-
-    with_rig(scenario)
+async def test_an_answer_comes_back_as_a_message_with_its_round_trip(rig: Rig) -> None:
+    rig.want(Send(5, PEER, StepUpRequest(True), Millis(100)))
+    await asyncio.sleep(0.05)
+    assert rig.node.heard[1:] == [Response(5, PEER, Done(), "", Millis(7))]
 
 
-def test_no_answer_comes_back_as_a_message_with_the_reason() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.handler.reply = HostUnreachableError("nobody there")
-        rig.answer(DrainFinished, Send(5, PEER, StepUpRequest(True), Millis(100)))
-        rig.shell.feed(DrainFinished(1))
-        await asyncio.sleep(0.05)
-        assert rig.node.heard[1:] == [Response(5, PEER, None, "nobody there", Millis(7))]
-
-    with_rig(scenario)
+async def test_no_answer_comes_back_as_a_message_with_the_reason(rig: Rig) -> None:
+    rig.handler.reply = HostUnreachableError("nobody there")
+    rig.want(Send(5, PEER, StepUpRequest(True), Millis(100)))
+    await asyncio.sleep(0.05)
+    assert rig.node.heard[1:] == [Response(5, PEER, None, "nobody there", Millis(7))]
 
 
-def test_the_journal_delays_nothing_and_is_written_at_once() -> None:
-    async def scenario(rig: Rig) -> None:
-        lines = [RecordElectionEvent(ElectionRecord(2, event, "")) for event in ("dry run started", "won")]
-        rig.answer(DrainFinished, lines[0], ProgressChanged(), lines[1])
-        rig.shell.feed(DrainFinished(1))
-        assert rig.done == [ProgressChanged()]
-        await settle()
-        await rig.workers.finish()
-        assert rig.done[1:] == [("noted", ["dry run started", "won"])]
-        assert rig.workers.jobs == []
-
-    with_rig(scenario)
+async def test_the_journal_delays_nothing_and_is_written_at_once(rig: Rig) -> None:
+    lines = [RecordElectionEvent(ElectionRecord(2, event, "")) for event in ("dry run started", "won")]
+    rig.want(lines[0], ProgressChanged(), lines[1])
+    assert rig.done == [ProgressChanged()]
+    await rig.workers.finish()
+    assert rig.done[1:] == [("noted", ["dry run started", "won"])]
+    assert rig.workers.jobs == []
 
 
-def test_ticks_come_when_the_core_is_due() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.node.due = Millis(40)
+async def test_ticks_come_when_the_core_is_due(rig: Rig) -> None:
+    rig.node.due = Millis(40)
 
-        def tick() -> list[Effect]:
-            rig.node.due = Millis(rig.node.due + 40)
-            return [ProgressChanged()]
+    def tick() -> list[Effect]:
+        rig.node.due = Millis(rig.node.due + 40)
+        return [ProgressChanged()]
 
-        rig.node.on_tick = tick
-        rig.shell.start()
-        await asyncio.sleep(0.1)
-        assert rig.node.ticks == [40, 80]
-        assert rig.done == [ProgressChanged()] * 2
-
-    with_rig(scenario)
+    rig.node.on_tick = tick
+    rig.shell.start()
+    await asyncio.sleep(0.1)
+    assert rig.node.ticks == [40, 80]
+    assert rig.done == [ProgressChanged()] * 2
 
 
-def test_a_message_that_brings_the_deadline_forward_moves_the_timer() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.shell.start()
-        rig.node.due = Millis(30)
-        rig.node.on_tick = lambda: setattr(rig.node, "due", FAR) or []
-        rig.shell.feed(DrainFinished(1))
-        await asyncio.sleep(0.1)
-        assert rig.node.ticks == [30]
-
-    with_rig(scenario)
+async def test_a_message_that_brings_the_deadline_forward_moves_the_timer(rig: Rig) -> None:
+    rig.shell.start()
+    rig.node.due = Millis(30)
+    rig.node.on_tick = lambda: setattr(rig.node, "due", FAR) or []
+    rig.shell.feed(DrainFinished(1))
+    await asyncio.sleep(0.1)
+    assert rig.node.ticks == [30]
 
 
-def test_a_deadline_that_is_past_does_not_spin() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.node.due = Millis(0)
-        rig.shell.start()
-        await asyncio.sleep(0.01)
-        assert 5 <= len(rig.node.ticks) <= 11, "at most one a millisecond"
-
-    with_rig(scenario)
+async def test_a_deadline_that_is_past_does_not_spin(rig: Rig) -> None:
+    rig.node.due = Millis(0)
+    rig.shell.start()
+    await asyncio.sleep(0.01)
+    assert 5 <= len(rig.node.ticks) <= 11, "at most one a millisecond"
 
 
-def test_a_broken_invariant_stops_the_core_for_good() -> None:
-    async def scenario(rig: Rig) -> None:
-        def broken(_message: Message) -> list[Effect]:
-            raise InvariantError("two primaries in one term")
+async def test_a_broken_invariant_stops_the_core_for_good(rig: Rig) -> None:
+    def broken(_message: Message) -> list[Effect]:
+        raise InvariantError("two primaries in one term")
 
-        rig.node.answers[DrainFinished] = broken
-        rig.node.due = Millis(20)
-        rig.shell.start()
-        rig.shell.feed(DrainFinished(1))
-        rig.shell.feed(DiskStalled(True))
-        await asyncio.sleep(0.1)
-        assert [str(error) for error in rig.broken] == ["two primaries in one term"]
-        assert rig.node.heard == [DrainFinished(1)], "nothing is put to it any more"
-        assert rig.node.ticks == []
-        with pytest.raises(ShutdownInProgressError):
-            await rig.shell.ask(FreezeRequest(Millis(0)))
-
-    with_rig(scenario)
+    rig.node.answers[DrainFinished] = broken
+    rig.node.due = Millis(20)
+    rig.shell.start()
+    rig.shell.feed(DrainFinished(1))
+    rig.shell.feed(DiskStalled(True))
+    await asyncio.sleep(0.1)
+    assert [str(error) for error in rig.broken] == ["two primaries in one term"]
+    assert rig.node.heard == [DrainFinished(1)], "nothing is put to it any more"
+    assert rig.node.ticks == []
+    with pytest.raises(ShutdownInProgressError):
+        await rig.shell.ask(FreezeRequest(Millis(0)))
 
 
 @pytest.mark.parametrize("where", ["receive", "tick", "effect"])
-def test_an_unexpected_error_stops_the_member_too(where: str) -> None:
+async def test_an_unexpected_error_stops_the_member_too(rig: Rig, where: str) -> None:
     """A core or an effect that broke off halfway cannot be trusted; silently losing the timer would be worse."""
 
-    async def scenario(rig: Rig) -> None:
-        def fail(*_arguments: object) -> list[Effect]:
-            raise KeyError("gone")
+    def fail(*_arguments: object) -> list[Effect]:
+        raise KeyError("gone")
 
-        if where == "receive":
-            rig.node.answers[DrainFinished] = fail
-        elif where == "effect":
-            rig.answer(DrainFinished, StopFetching(), ProgressChanged())
-            rig.handler.on_effect = fail  # type: ignore[assignment]
-        else:
-            rig.node.on_tick = fail
-            rig.node.due = Millis(5)
-        rig.shell.start()
-        rig.shell.feed(DrainFinished(1))
-        await asyncio.sleep(0.05)
-        assert [type(error) for error in rig.broken] == [KeyError]
-        assert ProgressChanged() not in rig.done
-
-    with_rig(scenario)
+    if where == "receive":
+        rig.node.answers[DrainFinished] = fail
+    elif where == "effect":
+        rig.answer(DrainFinished, StopFetching(), ProgressChanged())
+        rig.handler.on_effect = fail  # type: ignore[assignment]
+    else:
+        rig.node.on_tick = fail
+        rig.node.due = Millis(5)
+    rig.shell.start()
+    rig.shell.feed(DrainFinished(1))
+    await asyncio.sleep(0.05)
+    assert [type(error) for error in rig.broken] == [KeyError]
+    assert ProgressChanged() not in rig.done
 
 
-def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_sent() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.handler.save_error = StorageError("member.db: disk I/O error")
-        rig.answer(DrainFinished, BALLOT, StopFetching())
-        rig.shell.feed(DrainFinished(1))
+async def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_sent(rig: Rig) -> None:
+    rig.handler.save_error = StorageError("member.db: disk I/O error")
+    rig.want(BALLOT, StopFetching())
+    await rig.workers.finish()
+    assert rig.broken == [rig.handler.save_error]
+    assert rig.done == []
+
+
+async def test_a_full_disk_delays_the_vote_until_there_is_disk_space(rig: Rig) -> None:
+    rig.handler.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
+    rig.want(BALLOT, StopFetching())
+    for _ in range(3):
         await settle()
         await rig.workers.finish()
-        assert rig.broken == [rig.handler.save_error]
-        assert rig.done == []
-
-    with_rig(scenario)
-
-
-def test_a_full_disk_delays_the_vote_until_there_is_disk_space() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.handler.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
-        rig.answer(DrainFinished, BALLOT, StopFetching())
-        rig.shell.feed(DrainFinished(1))
-        for _ in range(3):
-            await settle()
-            await rig.workers.finish()
-            await asyncio.sleep(1)
-        assert (rig.broken, rig.done) == ([], [])
-        rig.handler.save_error = None
-        await settle()
-        await rig.workers.finish()
-        assert rig.done == [("saved", VOTE), StopFetching()]
-
-    with_rig(scenario)
+        await asyncio.sleep(1)
+    assert (rig.broken, rig.done) == ([], [])
+    rig.handler.save_error = None
+    await rig.workers.finish()
+    assert rig.done == [("saved", VOTE), StopFetching()]
 
 
-def test_a_member_whose_disk_is_full_can_be_closed() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.handler.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
-        rig.answer(DrainFinished, BALLOT, StopFetching())
-        rig.shell.feed(DrainFinished(1))
-        await settle()
-        await rig.workers.finish()
-        await asyncio.wait_for(rig.shell.close(), 5)
-        assert (rig.broken, rig.done) == ([], [])
-
-    with_rig(scenario)
+async def test_a_member_whose_disk_is_full_can_be_closed(rig: Rig) -> None:
+    rig.handler.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
+    rig.want(BALLOT, StopFetching())
+    await rig.workers.finish()
+    await asyncio.wait_for(rig.shell.close(), 5)
+    assert (rig.broken, rig.done) == ([], [])
 
 
-def test_close_ends_waiting_requests_ticks_and_effects() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.node.due = Millis(20)
-        rig.shell.start()
-        asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
-        await settle()
-        await rig.shell.close()
-        with pytest.raises(ShutdownInProgressError):
-            await asked
-        with pytest.raises(ShutdownInProgressError):
-            await rig.shell.ask(FreezeRequest(Millis(0)))
-        await asyncio.sleep(0.1)
-        assert rig.node.ticks == []
-
-    with_rig(scenario)
+async def test_close_ends_waiting_requests_ticks_and_effects(rig: Rig) -> None:
+    rig.node.due = Millis(20)
+    rig.shell.start()
+    asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
+    await settle()
+    await rig.shell.close()
+    with pytest.raises(ShutdownInProgressError):
+        await asked
+    with pytest.raises(ShutdownInProgressError):
+        await rig.shell.ask(FreezeRequest(Millis(0)))
+    await asyncio.sleep(0.1)
+    assert rig.node.ticks == []
 
 
-def test_close_waits_for_the_member_file_to_be_written() -> None:
+async def test_close_waits_for_the_member_file_to_be_written(rig: Rig) -> None:
     """Whoever closes member.db next must not meet a thread that still writes it."""
-
-    async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, BALLOT, ProgressChanged())
-        rig.shell.feed(DrainFinished(1))
-        await settle()
-        closing = asyncio.ensure_future(rig.shell.close())
-        await settle()
-        assert not closing.done()
-        await rig.workers.finish()
-        await closing
-        assert rig.done == [("saved", VOTE)], "written, but nothing that stood behind it is carried out"
-
-    with_rig(scenario)
+    rig.want(BALLOT, ProgressChanged())
+    await settle()
+    closing = asyncio.ensure_future(rig.shell.close())
+    await settle()
+    assert not closing.done()
+    await rig.workers.finish()
+    await closing
+    assert rig.done == [("saved", VOTE)], "written, but nothing that stood behind it is carried out"
 
 
-def test_close_does_not_wait_for_an_answer_of_another_member() -> None:
-    async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, Send(5, PEER, StepUpRequest(True), Millis(100)))
-        rig.shell.feed(DrainFinished(1))
-        await settle()
-        await rig.shell.close()
-        await asyncio.sleep(0.05)
-        assert rig.node.heard == [DrainFinished(1)]
-
-    with_rig(scenario)
+async def test_close_does_not_wait_for_an_answer_of_another_member(rig: Rig) -> None:
+    rig.want(Send(5, PEER, StepUpRequest(True), Millis(100)))
+    await settle()
+    await rig.shell.close()
+    await asyncio.sleep(0.05)
+    assert rig.node.heard == [DrainFinished(1)]
 
 
-def test_a_caller_that_gives_up_is_removed() -> None:
-    async def scenario(rig: Rig) -> None:
-        asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
-        await settle()
-        asked.cancel()
-        await settle()
-        request = rig.node.heard[0]
-        assert isinstance(request, Request)
-        rig.answer(DrainFinished, Reply(request.request_id, Done()), ProgressChanged())
-        rig.shell.feed(DrainFinished(1))
-        assert rig.done == [ProgressChanged()], "the late answer goes nowhere and hurts nobody"
-
-    with_rig(scenario)
+async def test_a_caller_that_gives_up_is_removed(rig: Rig) -> None:
+    asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
+    await settle()
+    asked.cancel()
+    await settle()
+    request = rig.node.heard[0]
+    assert isinstance(request, Request)
+    rig.want(Reply(request.request_id, Done()), ProgressChanged())
+    assert rig.done == [ProgressChanged()], "the late answer goes nowhere and hurts nobody"
 
 
-def test_waiting_callers_get_an_error_when_the_member_breaks() -> None:
-    async def main(clock: SimClock) -> None:
-        rig = Rig(clock)
-        rig.answer(Request, BALLOT, Reply(1, Done()))
-        rig.handler.save_error = StorageError("the disk is gone")
-        waiting = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(1))))
-        await settle()
-        await rig.workers.finish()
-        assert len(rig.broken) == 1
-        with pytest.raises(ShutdownInProgressError):
-            await asyncio.wait_for(waiting, 5)
-
-    on_virtual_time(main)
+async def test_waiting_callers_get_an_error_when_the_member_breaks(rig: Rig) -> None:
+    rig.answer(Request, BALLOT, Reply(1, Done()))
+    rig.handler.save_error = StorageError("the disk is gone")
+    waiting = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(1))))
+    await rig.workers.finish()
+    assert len(rig.broken) == 1
+    with pytest.raises(ShutdownInProgressError):
+        await asyncio.wait_for(waiting, 5)

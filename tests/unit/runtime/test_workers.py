@@ -10,98 +10,82 @@ import threading
 import pytest
 
 from replset.runtime.process.machine import SWITCH_S, LimitedWorkers, RealWorkers, TrackedWorkers
-from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
+from tests.unit.runtime.kit import HandWorkers, settle
 
 
-def test_abandoned_work_is_waited_for_at_the_end() -> None:
-    async def main(clock: SimClock) -> None:
-        hands = HandWorkers()
-        workers = TrackedWorkers(hands)
-        done: list[str] = []
-        waiting = asyncio.ensure_future(workers.run(lambda: done.append("renamed")))
+async def test_abandoned_work_is_waited_for_at_the_end() -> None:
+    hands = HandWorkers()
+    workers = TrackedWorkers(hands)
+    done: list[str] = []
+    waiting = asyncio.ensure_future(workers.run(lambda: done.append("renamed")))
+    await settle()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    ending = asyncio.ensure_future(workers.wait())
+    await settle()
+    assert not ending.done()
+    await hands.finish()
+    assert done == ["renamed"]
+    assert ending.done()
+
+
+async def test_a_failure_that_nobody_awaits_any_more_is_not_reported() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    hands = HandWorkers()
+    workers = TrackedWorkers(hands)
+    waiting = asyncio.ensure_future(workers.run(lambda: 1 // 0))
+    await settle()
+    waiting.cancel()
+    await settle()
+    await hands.finish()
+    await workers.wait()
+    await settle()
+    del waiting
+    gc.collect()
+    assert reported == []
+
+
+async def test_results_and_failures_come_back() -> None:
+    hands = HandWorkers()
+    workers = TrackedWorkers(hands)
+    good = asyncio.ensure_future(workers.run(lambda: 7))
+    bad = asyncio.ensure_future(workers.run(lambda: 1 // 0))
+    await settle()
+    await hands.finish()
+    await hands.finish()
+    assert await good == 7
+    with pytest.raises(ZeroDivisionError):
+        await bad
+    await workers.wait()
+
+
+async def test_long_reads_of_clients_leave_threads_for_the_sync() -> None:
+    hands = HandWorkers()
+    reads = LimitedWorkers(hands, 2)
+    waiting = [asyncio.ensure_future(reads.run(lambda: None)) for _ in range(5)]
+    await settle()
+    assert len(hands.jobs) == 2
+    for _ in range(5):
+        await hands.finish()
+    assert all(task.done() for task in waiting)
+
+
+async def test_a_client_that_gives_up_frees_no_thread() -> None:
+    hands = HandWorkers()
+    evaluations = LimitedWorkers(hands, 1)
+    for _ in range(20):
+        waiting = asyncio.ensure_future(evaluations.run(lambda: 1 // 0))
         await settle()
         waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        ending = asyncio.ensure_future(workers.wait())
-        await settle()
-        assert not ending.done()
-        await hands.finish()
-        assert done == ["renamed"]
-        assert ending.done()
-
-    on_virtual_time(main)
-
-
-def test_a_failure_that_nobody_awaits_any_more_is_not_reported() -> None:
-    async def main(clock: SimClock) -> None:
-        reported: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-        hands = HandWorkers()
-        workers = TrackedWorkers(hands)
-        waiting = asyncio.ensure_future(workers.run(lambda: 1 // 0))
-        await settle()
-        waiting.cancel()
-        await settle()
-        await hands.finish()
-        await workers.wait()
-        await settle()
-        del waiting
-        gc.collect()
-        assert reported == []
-
-    on_virtual_time(main)
-
-
-def test_results_and_failures_come_back() -> None:
-    async def main(clock: SimClock) -> None:
-        hands = HandWorkers()
-        workers = TrackedWorkers(hands)
-        good = asyncio.ensure_future(workers.run(lambda: 7))
-        bad = asyncio.ensure_future(workers.run(lambda: 1 // 0))
-        await settle()
-        await hands.finish()
-        await hands.finish()
-        assert await good == 7
-        with pytest.raises(ZeroDivisionError):
-            await bad
-        await workers.wait()
-
-    on_virtual_time(main)
-
-
-def test_long_reads_of_clients_leave_threads_for_the_sync() -> None:
-    async def main(clock: SimClock) -> None:
-        hands = HandWorkers()
-        reads = LimitedWorkers(hands, 2)
-        waiting = [asyncio.ensure_future(reads.run(lambda: None)) for _ in range(5)]
-        await settle()
-        assert len(hands.jobs) == 2
-        for _ in range(5):
-            await hands.finish()
-        assert all(task.done() for task in waiting)
-
-    on_virtual_time(main)
-
-
-def test_a_client_that_gives_up_frees_no_thread() -> None:
-    async def main(clock: SimClock) -> None:
-        hands = HandWorkers()
-        evaluations = LimitedWorkers(hands, 1)
-        for _ in range(20):
-            waiting = asyncio.ensure_future(evaluations.run(lambda: 1 // 0))
-            await settle()
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-        assert len(hands.jobs) == 1, "the others never began"
-        await hands.finish()
-        last = asyncio.ensure_future(evaluations.run(lambda: 7))
-        await settle()
-        await hands.finish()
-        assert await last == 7
-
-    on_virtual_time(main)
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert len(hands.jobs) == 1, "the others never began"
+    await hands.finish()
+    last = asyncio.ensure_future(evaluations.run(lambda: 7))
+    await settle()
+    await hands.finish()
+    assert await last == 7
 
 
 def test_threads_take_short_turns_only_while_clients_work_runs() -> None:
