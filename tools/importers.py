@@ -25,25 +25,29 @@ def module_of(path: str) -> str:
 def importing_tests(path: str, layers: Iterable[str]) -> list[str]:
     """Return the files of tests in these folders that import the module at `path`, or a kit that does, or are its own.
 
-    First those that are named like it, then those that import it themselves, then those of the folder that mirrors its.
+    The closest come first.
     """
-    module, stem = module_of(path), Path(path).stem
-    mirror = ROOT / "tests" / "unit" / Path(path).parent.as_posix().removeprefix("replset/")
+    module, mirror = module_of(path), _mirror(path)
     found = [
         test
-        for test in _test_files(tuple(layers))
+        for test in test_files(layers)
         if module in _imports_of_test(test) or (test.parent == mirror and path.startswith(TOPS))
     ]
-
-    def distance(test: Path) -> tuple[bool, bool, bool, Path]:
-        return stem not in test.stem, module not in _imported(test), test.parent != mirror, test
-
-    return [test.relative_to(ROOT).as_posix() for test in sorted(found, key=distance)]
+    order = sorted(found, key=lambda test: (distance(path, test), test))
+    return [test.relative_to(ROOT).as_posix() for test in order]
 
 
-@cache
-def _test_files(layers: tuple[str, ...]) -> tuple[Path, ...]:
-    return tuple(path for layer in layers for path in sorted((ROOT / "tests" / layer).rglob("test_*.py")))
+def distance(path: str, test: Path) -> tuple[bool, bool, bool]:
+    """Return how far a file of tests is from the module: not named like it, does not import it, mirrors no folder."""
+    return Path(path).stem not in test.stem, module_of(path) not in _imported(test), test.parent != _mirror(path)
+
+
+def _mirror(path: str) -> Path:
+    return ROOT / "tests" / "unit" / Path(path).parent.as_posix().removeprefix("replset/")
+
+
+def test_files(layers: Iterable[str]) -> list[Path]:
+    return [path for layer in layers for path in sorted((ROOT / "tests" / layer).rglob("test_*.py"))]
 
 
 @cache

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import run_to_end
 from tools.importers import importing_tests
 from tools.mutate import __main__ as program
-from tools.mutate.judges import seeds_of, trial
+from tools.mutate.judges import TESTS_S, chosen_tests, seeds_of, trial
 from tools.mutate.mutations import Mutation, mutated_code, mutations_of
+from tools.mutate.record import Record
 
 SOURCE = '''
 """A text, with 1 in it."""
@@ -126,14 +128,72 @@ def test_an_equivalent_fault_needs_a_reason(tmp_path: Path, monkeypatch: pytest.
         program.equivalent()
 
 
-def test_a_sample_is_the_same_for_the_same_seed() -> None:
+def test_a_sample_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     first = program.choose(["replset/core"], None, 10, seed=3)
     assert first == program.choose(["replset/core"], None, 10, seed=3)
     assert first != program.choose(["replset/core"], None, 10, seed=4)
     assert len(first) == 10
+    monkeypatch.setattr(program, "equivalent", lambda: {first[4].name})
+    assert program.choose(["replset/core"], None, 10, seed=3) == [*first[:4], *first[5:]], "it draws no other instead"
 
 
 def test_the_closest_tests_come_first() -> None:
     assert importing_tests("replset/core/reconfig.py", ["unit"])[0].startswith("tests/unit/core/test_reconfig")
     assert ("core", range(12)) in seeds_of("replset/archive/archive.py")
     assert any(option == "archive" for option, _ in seeds_of("replset/archive/archive.py"))
+
+
+# --- the record of which tests run which lines ----------------------------------------------------------------------
+
+QUORUM = "replset/core/quorum.py"
+ITS_TESTS = "tests/unit/core/test_quorum.py"
+
+
+def held(line: str, tests: list[tuple[str, float]]) -> Record:
+    """Return a record in which these tests run one line of `has_majority`."""
+    files = dict.fromkeys((name.partition("::")[0] for name, _ in tests), "")
+    return Record(files, tests, {QUORUM: {f"has_majority:{line}": list(range(len(tests)))}})
+
+
+def line_of(text: str) -> int:
+    return next(n for n, line in enumerate(Path(QUORUM).read_text().splitlines(), 1) if line.strip() == text)
+
+
+def test_a_line_is_judged_by_the_tests_that_run_it_the_closest_and_cheapest_first() -> None:
+    body = "return votes * 2 > voters"
+    far, slow, fast = "tests/unit/core/test_votes.py::a", f"{ITS_TESTS}::slow", f"{ITS_TESTS}::fast"
+    known = held(body, [(far, 0.1), (slow, 2.0), (fast, 1.0)])
+    assert list(chosen_tests(known, QUORUM, line_of(body))) == [fast, slow, far]
+    of_function = held("if a line that is gone:", [(slow, 2.0)])
+    assert list(chosen_tests(of_function, QUORUM, line_of(body))) == [slow], "no test ran the line as it is now"
+
+
+def test_what_runs_at_import_is_judged_by_the_tests_that_import_it() -> None:
+    known = held("", [(f"{ITS_TESTS}::a", 1.0)])
+    assert list(chosen_tests(known, QUORUM, 1)) == [ITS_TESTS]
+
+
+def test_the_tests_of_a_mutation_have_a_bound() -> None:
+    body = "return votes * 2 > voters"
+    many = [(f"{ITS_TESTS}::t{n}", TESTS_S / 4) for n in range(9)]
+    assert len(chosen_tests(held(body, many), QUORUM, line_of(body))) == 4
+    assert chosen_tests(held(body, [(f"{ITS_TESTS}::t", TESTS_S * 2)]), QUORUM, line_of(body)), "one, in any case"
+
+
+def test_recorded_tests_notice_a_fault_in_their_lines_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    begin = f"from tools.mutate import record; record.PATH = record.Path({str(path)!r})"
+    run_to_end([sys.executable, "-c", f"{begin}; record.main([{ITS_TESTS!r}])"])
+    judge = f"""{begin}
+from tools.mutate import judges
+from tools.mutate.mutations import mutations_of
+judges.import_what_is_not_ours()
+fault = next(one for one in mutations_of(record.ROOT / {QUORUM!r}, record.ROOT) if one.where == "has_majority")
+tests = list(judges.chosen_tests(record.read(), fault.path, fault.line))
+for mutation in (None, fault):
+    print(judges.trial(mutation, lambda: judges.by_tests(tests), 60) or "nothing")
+"""
+    assert run_to_end([sys.executable, "-c", judge]).stdout.splitlines() == [
+        "nothing",
+        f"{ITS_TESTS}::test_a_primary_needs_more_than_half[1-2-False]",
+    ]

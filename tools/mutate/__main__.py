@@ -1,16 +1,16 @@
 """`./dev mutate [PATH...] [--sample N] [--since REV]`: small faults in the product, each to be noticed by a test.
 
-Each mutation is judged by the tests that import its module, then by simulated runs. What nobody notices is listed with
-its line, and makes the status 1. `equivalent.txt` names those that change no behaviour, each with its reason.
+Each mutation is judged by the tests that run its line, then by simulated runs. What nobody notices is listed with its
+line, and makes the status 1. `equivalent.txt` names those that change no behaviour, each with its reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import json
 import multiprocessing
-import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -20,13 +20,14 @@ from pathlib import Path
 from tools.importers import ROOT
 from tools.mutate.judges import (
     Verdict,
-    affordable_tests,
     by_simulation,
     by_tests,
+    chosen_tests,
     import_what_is_not_ours,
     trial,
 )
 from tools.mutate.mutations import Mutation, mutations_of
+from tools.mutate.record import up_to_date
 
 PATHS = (
     *("replset/core", "replset/replication", "replset/storage", "replset/auth", "replset/archive", "replset/recovery"),
@@ -37,7 +38,9 @@ BY_SIMULATION = ("replset/core", "replset/replication", "replset/storage")
 """Where the report says besides what the simulated runs notice by themselves."""
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 REPORT = ROOT / ".venv" / ".mutations.json"
-TRIAL_S = 240.0
+START_S = 20.0
+"""Seconds of processor that a trial may take besides what its tests took when they were recorded, twice."""
+SIMULATION_S = 240.0
 
 
 def main() -> int:
@@ -59,25 +62,40 @@ def main() -> int:
         for mutation in chosen:
             print(_line(mutation))
         return 0
+    record = up_to_date()
     import_what_is_not_ours()
-    verdicts, alone = judge(chosen, options.jobs, simulation_too=options.simulation)
+    work = [(mutation, chosen_tests(record, mutation.path, mutation.line)) for mutation in chosen]
+    first = next((list(tests)[:1] for _, tests in work if tests), [])
+    if first and (noticed := trial(None, lambda: by_tests(first), START_S)):
+        print(f"mutate: {noticed} fails without a fault", file=sys.stderr)
+        return 2
+    verdicts, alone = judge(work, options.jobs, simulation_too=options.simulation)
     report(verdicts, alone)
     return 0 if all(verdict.is_caught for verdict in verdicts) else 1
 
 
 def choose(paths: Sequence[str], since: str | None, sample: int, seed: int) -> list[Mutation]:
-    """Return the mutations to judge: all of the paths, or a sample, without those that are known as equivalent."""
-    known = equivalent()
+    """Return the mutations to judge: all of the paths, or a sample, without those that are known as equivalent.
+
+    The draw is by name, so that a change elsewhere or a line in `equivalent.txt` does not draw others.
+    """
     lines = None if since is None else changed_lines(since)
     found = [
         mutation
         for path in files_of(paths)
         for mutation in mutations_of(path, ROOT)
-        if mutation.name not in known and (lines is None or mutation.line in lines[mutation.path])
+        if lines is None or mutation.line in lines[mutation.path]
     ]
-    if not sample or sample >= len(found):
-        return found
-    return sorted(random.Random(seed).sample(found, sample), key=lambda one: (one.path, one.number))
+    if sample:
+        same = Counter[str]()
+        lots = dict[Mutation, bytes]()
+        for mutation in found:
+            same[mutation.name] += 1
+            lots[mutation] = hashlib.sha256(f"{seed} {same[mutation.name]} {mutation.name}".encode()).digest()
+        drawn = set(sorted(found, key=lots.__getitem__)[:sample])
+        found = [mutation for mutation in found if mutation in drawn]
+    known = equivalent()
+    return [mutation for mutation in found if mutation.name not in known]
 
 
 def files_of(paths: Sequence[str]) -> Iterator[Path]:
@@ -112,9 +130,9 @@ def changed_lines(revision: str) -> defaultdict[str, set[int]]:
 
 
 def judge(
-    mutations: Sequence[Mutation], jobs: int, *, simulation_too: bool
+    work: Sequence[tuple[Mutation, dict[str, float]]], jobs: int, *, simulation_too: bool
 ) -> tuple[list[Verdict], dict[Mutation, str]]:
-    """Try all, `jobs` at once; print each that nobody noticed as soon as it is known.
+    """Try all with their tests, `jobs` at once; print each as soon as it is known.
 
     Returns the verdicts, and by mutation what the simulated runs noticed by themselves.
     """
@@ -123,8 +141,8 @@ def judge(
 
     # Processes that fork have one thread each: a fork beside a thread could begin with a lock that nobody gives back.
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        work = functools.partial(_judge_one, simulation_too=simulation_too)
-        for verdict, simulated in pool.imap_unordered(work, mutations):
+        judged = functools.partial(_judge_one, simulation_too=simulation_too)
+        for verdict, simulated in pool.imap_unordered(judged, work):
             verdicts.append(verdict)
             if simulated is not None:
                 alone[verdict.mutation] = simulated
@@ -133,12 +151,12 @@ def judge(
     return sorted(verdicts, key=lambda one: (one.mutation.path, one.mutation.number)), alone
 
 
-def _judge_one(mutation: Mutation, *, simulation_too: bool) -> tuple[Verdict, str | None]:
-    tests = affordable_tests(mutation.path)
-    by = trial(mutation, lambda: by_tests(tests), TRIAL_S) if tests else ""
+def _judge_one(work: tuple[Mutation, dict[str, float]], *, simulation_too: bool) -> tuple[Verdict, str | None]:
+    mutation, tests = work
+    by = trial(mutation, lambda: by_tests(list(tests)), START_S + 2 * sum(tests.values())) if tests else ""
     simulated = None
     if not by or (simulation_too and mutation.path.startswith(BY_SIMULATION)):
-        simulated = trial(mutation, lambda: by_simulation(mutation.path), TRIAL_S)
+        simulated = trial(mutation, lambda: by_simulation(mutation.path), SIMULATION_S)
     return Verdict(mutation, by or simulated or ""), simulated
 
 

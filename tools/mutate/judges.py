@@ -1,4 +1,4 @@
-"""Who judges a mutation: the tests that import its module, then simulated runs. Each in a process of its own.
+"""Who judges a mutation: the tests that run its line, then simulated runs. Each in a process of its own.
 
 The process is a fork of one that has imported pytest and what else is not ours, so that a trial costs little but the
 tests. In it the module is loaded from the mutated code; the files stay as they are.
@@ -11,7 +11,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import json
 import os
 import resource
 import signal
@@ -19,17 +18,18 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tools.importers import ROOT, TOPS, importing_tests, module_of
+from tools.importers import ROOT, TOPS, distance, importing_tests, module_of
 from tools.mutate.mutations import Mutation, mutated_code
+from tools.mutate.record import LAYERS, Record
 
-LAYERS = ("unit", "property")
-"""The tests that run in one process. Real processes would load the module from its file."""
-TESTS_S = 150
-"""Seconds of processor for the tests of one mutation; those that are mirrored by their folder come first."""
+TESTS_S = 40
+"""Seconds of processor for the tests of one mutation."""
+FIRST = 20
+"""So many tests are collected and run before all others."""
 SEEDS: tuple[tuple[str, range], ...] = (
     ("core", range(12)),
     ("core-changes", range(8)),
@@ -63,26 +63,20 @@ class Verdict:
 # --- which tests ----------------------------------------------------------------------------------------------------
 
 
-def affordable_tests(path: str) -> list[str]:
-    """Return the files of tests that judge a mutation in `path`, the closest first, as many as TESTS_S allows."""
-    chosen, seconds = list[str](), 0.0
-    for name in importing_tests(path, LAYERS):
-        seconds += _costs().get(name, 1.0)
-        if chosen and seconds > TESTS_S:
-            break
-        chosen.append(name)
-    return chosen
+def chosen_tests(record: Record, path: str, line: int) -> dict[str, float]:
+    """Return the tests that judge a mutation of this line, the closest and cheapest first, with their seconds.
 
-
-@cache
-def _costs() -> dict[str, float]:
-    """Return the seconds of processor by file of tests that the last whole run kept (tests/costs.py)."""
-    sums: dict[str, float] = {}
-    for path in (ROOT / ".venv").glob(".costs-*.json"):
-        for name, (processor, _) in json.loads(path.read_text()).items():
-            file = name.partition("::")[0]
-            sums[file] = sums.get(file, 0.0) + processor
-    return sums
+    They are those that run the line, as many as TESTS_S allows. Where none is known to, as for what runs at import,
+    they are the files of tests that import the module.
+    """
+    found = record.tests_of(path, line)
+    if not found:
+        found = {name: record.seconds_of(name) for name in importing_tests(path, LAYERS) if name in record.files}
+    order = sorted(found, key=lambda name: (distance(path, ROOT / name.partition("::")[0]), found[name]))
+    sums = accumulate(found[name] for name in order)
+    return {
+        name: found[name] for name, seconds in zip(order, sums, strict=True) if seconds <= TESTS_S or name == order[0]
+    }
 
 
 # --- one trial ------------------------------------------------------------------------------------------------------
@@ -185,8 +179,8 @@ def _run_and_exit(mutation: Mutation | None, work: Callable[[], str], limit_s: f
         os._exit(1)
 
 
-def by_tests(files: Sequence[str]) -> str:
-    """Run these files until the first failure and return the name of what failed."""
+def by_tests(tests: Sequence[str]) -> str:
+    """Run these until the first failure and return the name of what failed."""
     import pytest
 
     failed: list[str] = []
@@ -201,11 +195,15 @@ def by_tests(files: Sequence[str]) -> str:
                 failed.append(f"collection of {report.nodeid}")
 
     os.chdir(ROOT)
-    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler")
-    status = pytest.main([*options, "-p", "no:xdist", *files], plugins=[Failures()])
-    if failed:
-        return failed[0]
-    return "" if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else f"pytest: {status!r}"
+    options = ["-x", "-q", *(f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "xdist"))]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins, since what is not ours is imported
+    for some in (tests[:FIRST], tests[FIRST:]):
+        status = pytest.main([*options, *some], plugins=[Failures()]) if some else pytest.ExitCode.OK
+        if failed:
+            return failed[0]
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return f"pytest: {status!r}"
+    return ""
 
 
 def by_simulation(path: str) -> str:
