@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -365,3 +366,21 @@ def test_a_full_disk_leaves_nothing_and_the_archive_goes_on(
     assert files.names("segments") == before
     write_all(driver, files, after=first.end)
     assert archived(files) == rows_of(driver)
+
+
+def test_a_file_is_whole_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash at any time leaves the file as it was, or as it is now."""
+    synced: list[tuple[str, int]] = []
+    sync_now, name = os.fsync, tmp_path / "segments" / "one"
+
+    def fsync(handle: int) -> None:
+        found = os.fstat(handle)
+        synced.append(("folder", name.exists()) if stat.S_ISDIR(found.st_mode) else ("file", found.st_size))
+        sync_now(handle)
+
+    files = FolderFiles(str(tmp_path))
+    files.write("segments/one", b"before")
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write("segments/one", b"afterwards")
+    assert synced == [("file", len(b"afterwards")), ("folder", True)]
+    assert files.read("segments/one") == b"afterwards"
