@@ -107,6 +107,13 @@ def test_two_retries_at_once_then_down() -> None:
     assert node.peer_at(host(1)).message == "refused"
 
 
+def test_a_retry_has_what_is_left_of_the_timeout() -> None:
+    node = single_node(config=CONFIG)
+    for failed_at, left_ms in ((2_000, 8_000), (7_500, 2_500)):
+        effects = node.answer(1, HeartbeatRequest, None, NOW + failed_at, "refused")
+        assert [send.timeout_ms for send in beats_to(effects, 1)] == [left_ms]
+
+
 def test_no_retry_once_the_timeout_has_passed() -> None:
     """Map H4."""
     node = single_node(config=CONFIG)

@@ -8,7 +8,7 @@ import pytest
 
 from replset.config import ReplSetConfig, Settings
 from replset.core.ages import MOST_SPANS, PRECISION, SPAN_MS, OptimeAges
-from replset.core.effects import Effect, RecordElectionEvent
+from replset.core.effects import Effect, ProgressChanged, RecordElectionEvent
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition
 from replset.core.reconfig_rules import min_in_sync_refusal, reconfig_refusal
@@ -93,10 +93,13 @@ def test_who_lacks_entries_for_too_long_leaves_and_comes_back_when_it_has_caught
     assert in_sync(node) == {0, 1, 2}
     assert not node.is_satisfied(WriteConcern(IN_SYNC), NEXT)
     effects = []
-    for later in range(4_000, 14_000, 2_000):
+    for later in range(4_000, 12_000, 2_000):
         effects += hears(node, 1, NEXT, NOW + later)
         effects += hears(node, 2, at(2), NOW + later)
+    leaving = node.tick(Millis(NOW + 12_000))
+    effects += leaving
     assert in_sync(node) == {0, 1}
+    assert only(leaving, ProgressChanged), "who waits for those in sync is answered"
     lines = [effect.record for effect in only(effects, RecordElectionEvent)]
     assert [line.event for line in lines] == ["in sync"]
     assert "11.0 s behind" in lines[0].detail

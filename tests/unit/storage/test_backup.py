@@ -167,8 +167,16 @@ def test_power_that_goes_at_any_step_leaves_nothing_or_a_marker_or_all(
     assert ends == {"nothing", "marker", "all"}
 
 
-def counted_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> str:
-    """Restore until the power goes before step `steps`; return what is there then."""
+def test_power_that_goes_while_an_earlier_restore_is_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker goes last: without it a member would start on what is left."""
+    ends = {counted_restore(tmp_path / str(steps), monkeypatch, 15, steps) for steps in range(10)}
+    assert ends == {"nothing", "marker"}
+
+
+def counted_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *breaks: int) -> str:
+    """Restore until the process ends before that step; return what is there when the power goes at the last end."""
     disk = SimDisk(str(tmp_path / "disk"))
     driver = Store.open(disk, os.path.join(disk.folder, "source"), StoreOptions(min_free_bytes=0))
     append(driver, 3)
@@ -176,7 +184,7 @@ def counted_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int)
     manifest = make_backup(driver, disk, backup)
     disk.make_folder(dbpath)
     disk.sync_folder(disk.folder)
-    left = steps
+    left = 0
 
     def counted(work: Callable[..., object]) -> Callable[..., object]:
         def step(*arguments: object, **options: object) -> object:
@@ -191,8 +199,9 @@ def counted_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int)
     with monkeypatch.context() as patch:
         for name in STEPS:
             patch.setattr(disk, name, counted(getattr(disk, name)))
-        with suppress(PowerLossError):
-            restore_backup(disk, backup, dbpath, NEW_SET, ignore)
+        for left in breaks:  # noqa: B007 - `step` counts it down
+            with suppress(PowerLossError):
+                restore_backup(disk, backup, dbpath, NEW_SET, ignore)
     ends = set()
     for seed in range(4):
         after = disk.crash(str(tmp_path / f"after {seed}"), random.Random(seed), power_loss=True)
