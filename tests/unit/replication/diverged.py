@@ -1,34 +1,26 @@
-"""Two members whose histories part, and deaths on purpose: for the tests of rollback."""
+"""Two members whose histories part: for the tests of rollback."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Callable, Iterable
+import hashlib
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
-
-import replset.replication.rollback as rollback_module
+from replset.bson import encode
 from replset.core.messages import RollbackEnded
-from replset.ids import HostPort, OpTime
-from replset.replication.rollback_manifest import Manifest
-from replset.storage.disk import RealDisk
-from replset.storage.store import Store
-from replset.storage.undo import undo_step
-from tests.unit.replication.kit import Member, Network, copy_log, numbered
+from replset.ids import OpTime
+from replset.replication.rollback_manifest import FOLDER, FileKind, Manifest
+from tests.unit.replication.kit import NS, SOURCE, Member, Pair, copy_log, numbered, pair, split_bson
 
-SOURCE = HostPort("source:1")
-MINE = "mine:1"
-NS = "app.orders"
 OTHER = "app.parts"
 DISK_OPERATIONS = 23  # of the rollback in these tests; the last six are behind the undo
 
 
-def two_members(tmp_path: Path) -> tuple[Member, Member]:
+def two_members(tmp_path: Path) -> Pair:
     """A source and me with a common history: documents 1 to 20 and a second collection."""
-    network = Network()
-    source, mine = Member(SOURCE, tmp_path, network), Member(MINE, tmp_path, network)
+    source, mine = pair(tmp_path)
     source.create(NS)
     source.insert(NS, *numbered(range(1, 21)))
     source.create(OTHER)
@@ -91,66 +83,12 @@ class Crash(BaseException):
     """The process is gone."""
 
 
-class FailingDisk(RealDisk):
-    """Fails at the n-th operation on our own files, and, as after a crash, at every later one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fail_at = 0
-        self.dead_after = True
-        self.operations = 0
-
-    def _step(self, do: Callable[[], None], *, torn: Callable[[], None] | None = None) -> None:
-        self.operations += 1
-        if self.fail_at and (self.operations == self.fail_at or (self.dead_after and self.operations > self.fail_at)):
-            if torn is not None and self.operations == self.fail_at:
-                torn()
-            raise Crash if self.dead_after else OSError(28, "No space left on device")
-        do()
-
-    def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
-        data = b"".join(chunks)
-        write = super().write_file
-        self._step(
-            lambda: write(path, [data], append=append),
-            torn=lambda: write(path, [data[: len(data) // 2]], append=append),
-        )
-
-    def sync_file(self, path: str) -> None:
-        sync = super().sync_file
-        self._step(lambda: sync(path))
-
-    def rename(self, source: str, target: str) -> None:
-        rename = super().rename
-        self._step(lambda: rename(source, target))
-
-    def sync_folder(self, path: str) -> None:
-        sync = super().sync_folder
-        self._step(lambda: sync(path))
-
-    def make_folder(self, path: str) -> None:
-        make = super().make_folder
-        self._step(lambda: make(path))
-
-
-def reopened(mine: Member, tmp_path: Path, network: Network) -> Member:
-    """What a restart finds: the files as they are, without the shared memory of SQLite."""
-    left = tmp_path / "left"
-    shutil.copytree(mine.folder, left / MINE, ignore=shutil.ignore_patterns("*-shm"))
-    return Member(MINE, left, network)
-
-
-def crash_around_step(mine: Member, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 0
-
-    def counted(store: Store, common: OpTime, *, stem: str, limit: int = 0) -> bool:
-        nonlocal count
-        count += 1
-        if count == -step:
-            raise Crash
-        more = undo_step(store, common, stem=stem, limit=limit)
-        if count == step:
-            raise Crash
-        return more
-
-    monkeypatch.setattr(rollback_module, "undo_step", counted)
+def entries_in(mine: Member, manifest: Manifest) -> set[bytes]:
+    """The oplog entries that a rollback's files hold; checks every file on the way."""
+    found: set[bytes] = set()
+    for file in manifest.files:
+        data = mine.disk.read_file(os.path.join(mine.dbpath, FOLDER, file.name))
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256)
+        if file.kind is FileKind.OPLOG:
+            found |= {encode(entry) for entry in split_bson(data)}
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,15 +37,19 @@ from replset.replication.initial_sync import (
 )
 from replset.replication.protocol import Awaited
 from replset.replication.rollback import Rollback
+from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
+from replset.storage.index_build import IndexCheck
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
+from replset.storage.undo import undo_step
 from tests.simulation.kit.loop import SimLoop
 
 T = TypeVar("T")
-SOURCE = HostPort("source:1")
+SOURCE, MINE = HostPort("source:1"), HostPort("mine:1")
+NS = "app.orders"
 WALL_MS = 1_790_000_000_000
 OPTIONS = StoreOptions(min_free_bytes=0)
 
@@ -65,11 +70,17 @@ class TestClock:
 
 
 class InlineWorkers:
-    """Threads that are none."""
+    """Threads that are none. work: what runs in one now."""
+
+    work: Callable[[], object] | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
         await asyncio.sleep(0)
-        return work()
+        self.work = work
+        try:
+            return work()
+        finally:
+            self.work = None
 
 
 class FakeNode:
@@ -273,6 +284,23 @@ class Member:
         self.marker = False
         self.moved()
 
+    def do(self, operation: Callable[[WriteGroup], T]) -> T:
+        with self.store.group() as txn:
+            result = operation(WriteGroup(txn, self.node.term, self.clock.wall_ms(), self.rng))
+        self.moved()
+        return result
+
+    def reopen(self) -> None:
+        self.store.close()
+        self.context.store = Store.open(self.disk, self.dbpath, OPTIONS)
+
+    def reborn(self, folder: Path) -> Member:
+        """The process was killed: what it wrote is there, what it knew is not."""
+        shutil.copytree(self.folder, folder / self.host, ignore=shutil.ignore_patterns("*-shm"))
+        again = Member(self.host, folder, self.network)
+        again.marker, again.syncs = self.marker, self.syncs
+        return again
+
     def apply(self, raw: bytes) -> None:
         with self.store.group() as txn:
             apply_entry(txn, OplogEntry(raw))
@@ -371,6 +399,21 @@ class Member:
         self.store.close()
 
 
+Pair = tuple[Member, Member]
+
+
+def pair(folder: Path, documents: int = 0, *, shared: bool = False) -> Pair:
+    """A source with so many documents, and another member; it has them too where they are `shared`."""
+    network = Network()
+    source, mine = Member(SOURCE, folder, network), Member(MINE, folder, network)
+    if documents:
+        source.create(NS)
+        source.insert(NS, *numbered(range(documents)))
+    if shared:
+        copy_log(source, mine)
+    return source, mine
+
+
 def split_bson(data: bytes) -> list[dict[str, object]]:
     """Concatenated documents."""
     found = []
@@ -419,6 +462,34 @@ def synced(mine: Member, reason: str, **options: bool) -> InitialSyncEnded:
     ended = mine.reports[-1]
     assert isinstance(ended, InitialSyncEnded)
     return ended
+
+
+def copies_asked(mine: Member) -> int:
+    return sum(call.get("step") == "begin" and not call["id"] for call in mine.network.calls)
+
+
+def left_at_source(source: Member) -> list[str]:
+    """The files of copies."""
+    folder = source.folder / "snapshots"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def indexes_are_sound(store: Store) -> bool:
+    """Whether each index holds exactly what the documents, up to its position, say."""
+    for coll in store.collections():
+        for index in coll.indexes:
+            check = IndexCheck(coll, index)
+            with store.read() as snapshot:
+                while check.next_slice(snapshot, 7):
+                    pass
+            if check.missing or check.extra:
+                return False
+    return True
+
+
+def undo_to(member: Member, common: OpTime, limit: int = 1_000) -> None:
+    while undo_step(member.store, common, stem="rollback-1", limit=limit):
+        pass
 
 
 def trim(member: Member, commit_point: OpTime | None = None, **options: int) -> None:

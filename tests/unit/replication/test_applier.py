@@ -30,16 +30,12 @@ from replset.replication.applier import (
     document_key,
     evaluate_large,
 )
-from replset.storage.undo import undo_step
-from tests.unit.replication.kit import Member, Network, copy_log, key_of, numbered
-
-NS = "app.orders"
+from tests.unit.replication.kit import NS, Member, Pair, copy_log, key_of, numbered, pair, undo_to
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> tuple[Member, Member]:
-    network = Network()
-    return Member("source:1", tmp_path, network), Member("mine:1", tmp_path, network)
+def members(tmp_path: Path) -> Pair:
+    return pair(tmp_path)
 
 
 def write_everything(source: Member) -> None:
@@ -78,8 +74,7 @@ def apply_all(member: Member, entries: Sequence[bytes]) -> None:
         done += apply_batch(member.store, entries, done, len(entries), lambda: False)
 
 
-def test_every_operation_arrives_byte_for_byte(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_every_operation_arrives_byte_for_byte(source: Member, mine: Member) -> None:
     write_everything(source)
     apply_all(mine, source.oplog())
     assert mine.everything() == source.everything()
@@ -90,8 +85,7 @@ def test_every_operation_arrives_byte_for_byte(members: tuple[Member, Member]) -
     assert all(row.key is None for row in rows if row.op in "cn")
 
 
-def test_an_entry_that_is_there_already_changes_nothing(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_an_entry_that_is_there_already_changes_nothing(source: Member, mine: Member) -> None:
     write_everything(source)
     copy_log(source, mine)
     everything, chain = mine.everything(), mine.store.chain
@@ -104,8 +98,7 @@ def test_an_entry_that_is_there_already_changes_nothing(members: tuple[Member, M
 
 
 @pytest.mark.parametrize("start", range(0, 36, 2))
-def test_any_suffix_again_gives_the_same_state(members: tuple[Member, Member], start: int) -> None:
-    source, mine = members
+def test_any_suffix_again_gives_the_same_state(source: Member, mine: Member, start: int) -> None:
     write_everything(source)
     copy_log(source, mine)
     everything = mine.everything()
@@ -123,8 +116,7 @@ def effects_again(mine: Member, entries: Sequence[bytes]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_histories_are_idempotent(members: tuple[Member, Member], seed: int) -> None:
-    source, mine = members
+def test_random_histories_are_idempotent(source: Member, mine: Member, seed: int) -> None:
     rng = random.Random(seed)
     source.create(NS)
     for _ in range(60):
@@ -186,8 +178,7 @@ def entry(make_o: object, number: int, op: str = "i") -> bytes:
         pytest.param(encode({"a": 1})[:-1], id="no-bson"),
     ],
 )
-def test_a_bad_entry_fails_its_group_whole(members: tuple[Member, Member], bad: bytes) -> None:
-    _, mine = members
+def test_a_bad_entry_fails_its_group_whole(mine: Member, bad: bytes) -> None:
     good = noop_entry({"msg": "x"}, OpTime(1, pack_ts(100, 1)), 5)
     with pytest.raises(RemoteProtocolError):
         apply_batch(mine.store, [good, bad], 0, 2, lambda: False)
@@ -196,8 +187,7 @@ def test_a_bad_entry_fails_its_group_whole(members: tuple[Member, Member], bad: 
     assert apply_batch(mine.store, [good], 0, 1, lambda: False) == 1
 
 
-def test_groups_are_bounded_by_count_bytes_and_time(members: tuple[Member, Member]) -> None:
-    _, mine = members
+def test_groups_are_bounded_by_count_bytes_and_time(mine: Member) -> None:
     uuid = bytes(range(16))
     entries = [command_entry("app", uuid, {"create": "orders"}, OpTime(1, pack_ts(100, 1)), 5)]
     entries += [insert_entry(NS, uuid, encode({"_id": n}), OpTime(1, pack_ts(100, n)), 5) for n in range(2, 1_102)]
@@ -214,9 +204,8 @@ def test_groups_are_bounded_by_count_bytes_and_time(members: tuple[Member, Membe
 
 @pytest.mark.parametrize("options", [{}, {"capped": True, "size": 1 << 20}], ids=["plain", "capped"])
 def test_a_run_of_inserts_goes_on_behind_documents_that_are_there(
-    members: tuple[Member, Member], options: dict[str, object]
+    source: Member, mine: Member, options: dict[str, object]
 ) -> None:
-    source, mine = members
     source.create(NS, **options)
     source.insert(NS, *numbered(range(20)))
     entries = source.oplog()
@@ -233,14 +222,12 @@ def test_a_run_of_inserts_goes_on_behind_documents_that_are_there(
     assert apply_batch(mine.store, entries, 0, len(entries), lambda: False) == len(entries)
     assert {number for number, doc in mine.documents(NS).items() if "again" in doc} == set(again)
     assert (mine.store.chain, mine.oplog()[-len(entries) :]) == (chain, entries)
-    while undo_step(mine.store, OpTime(1, at), stem="rollback-1", limit=1):
-        pass
+    undo_to(mine, OpTime(1, at), limit=1)
     assert mine.everything() == before
 
 
 @pytest.mark.parametrize("diff", [{"u": {"a": 1}, "i": {"a": 2}}, {"x": 5}])
-def test_a_bad_diff_is_the_sources_fault(members: tuple[Member, Member], diff: dict[str, object]) -> None:
-    source, mine = members
+def test_a_bad_diff_is_the_sources_fault(source: Member, mine: Member, diff: dict[str, object]) -> None:
     source.create(NS)
     source.insert(NS, {"_id": 1})
     copy_log(source, mine)
@@ -252,8 +239,7 @@ def test_a_bad_diff_is_the_sources_fault(members: tuple[Member, Member], diff: d
     assert mine.documents(NS) == {1: {"_id": 1}}
 
 
-def test_a_replacement_that_looks_like_a_diff_is_told_by_its_version(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_replacement_that_looks_like_a_diff_is_told_by_its_version(source: Member, mine: Member) -> None:
     source.create(NS)
     source.insert(NS, {"_id": 1})
     source.replace(NS, {"_id": 1, "$v": 7, "diff": {"u": {"a": 1}}})
@@ -267,9 +253,8 @@ def index_entry(member: Member, name: str, o: dict[str, object]) -> bytes:
     return command_entry("app", coll.uuid, {name: "orders", **o}, OpTime(1, newest.ts + 1), 5)
 
 
-def test_an_index_that_was_made_empty_holds_what_is_here(members: tuple[Member, Member]) -> None:
+def test_an_index_that_was_made_empty_holds_what_is_here(source: Member, mine: Member) -> None:
     """The set had no document then. A disk brought one back here, or a later part of the oplog was applied before."""
-    source, mine = members
     source.create(NS)
     copy_log(source, mine)
     coll = mine.store.collection(NS)
@@ -291,9 +276,8 @@ def test_an_index_that_was_made_empty_holds_what_is_here(members: tuple[Member, 
 
 
 @pytest.mark.parametrize("what", ["bytes of a document", "a table", "a row of the undo"])
-def test_an_entry_that_does_not_fit_this_disk_is_this_members_fault(members: tuple[Member, Member], what: str) -> None:
+def test_an_entry_that_does_not_fit_this_disk_is_this_members_fault(source: Member, mine: Member, what: str) -> None:
     """Its error ends nothing, since it would come again at each start."""
-    source, mine = members
     source.create(NS)
     source.insert(NS, {"_id": 1, "a": {"b": 1}})
     copy_log(source, mine)
@@ -313,8 +297,7 @@ def test_an_entry_that_does_not_fit_this_disk_is_this_members_fault(members: tup
     assert mine.store.last_applied == before
 
 
-def test_an_update_of_what_is_not_there_is_passed_over(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_an_update_of_what_is_not_there_is_passed_over(source: Member, mine: Member) -> None:
     source.create(NS)
     source.insert(NS, {"_id": 1})
     source.change(NS, 1, {"i": {"a": 1}})
@@ -350,7 +333,7 @@ def transaction_of(mine: Member, large: str = "") -> bytes:
 
 
 @pytest.fixture
-def two_collections(members: tuple[Member, Member]) -> Member:
+def two_collections(members: Pair) -> Member:
     mine = members[1]
     for ns in (NS, "app.other"):
         mine.create(ns)
@@ -368,8 +351,7 @@ def test_a_transaction_is_applied_and_undone_as_a_whole(two_collections: Member)
     after = mine.everything()
     effects_again(mine, mine.oplog()[-1:])
     assert mine.everything() == after
-    while undo_step(mine.store, at, stem="rollback-1", limit=1):
-        pass
+    undo_to(mine, at, limit=1)
     assert mine.everything() == before
 
 

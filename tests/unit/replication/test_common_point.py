@@ -10,16 +10,14 @@ import pytest
 from replset.errors import UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.common_point import CommonPoint, NoCommonPointError, SourceChangedError
-from replset.storage.retention import remove_old_data
 from replset.storage.undo import undo_step
-from tests.unit.replication.diverged import MINE, NS, SOURCE, diverge, two_members
-from tests.unit.replication.kit import Member, Network, copy_log
+from tests.unit.replication.diverged import diverge
+from tests.unit.replication.kit import NS, SOURCE, Member, copy_log, pair, trim
 
 
 @pytest.mark.parametrize("shared", [1, 2, 3, 17, 64, 299])
 def test_common_point_is_found_with_few_probes(tmp_path: Path, shared: int) -> None:
-    network = Network()
-    source, mine = Member(SOURCE, tmp_path, network), Member(MINE, tmp_path, network)
+    source, mine = pair(tmp_path)
     source.create(NS)
     for number in range(shared - 1):
         source.clock.ms += (number % 7) * 1_000 * (number % 5)
@@ -35,18 +33,17 @@ def test_common_point_is_found_with_few_probes(tmp_path: Path, shared: int) -> N
         source.clock.ms += 3_000
         source.insert(NS, {"_id": f"theirs {number}"})
 
-    found = asyncio.run(CommonPoint(network, mine.store, SOURCE).find())
+    found = asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
 
     assert found == (common if shared < 300 else mine.store.last_applied)
-    assert len(network.calls) <= 10
+    assert len(mine.network.calls) <= 10
 
 
-def test_common_point_when_the_source_trimmed_its_oldest(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_common_point_when_the_source_trimmed_its_oldest(source: Member, mine: Member) -> None:
     mine.insert(NS, {"_id": "mine"})
     source.node.term = 2
-    newest = source.noop()
-    trim(source, newest)
+    source.noop()
+    halve(source)
     oldest = source.store.oldest
     assert mine.store.oldest < oldest <= mine.store.last_applied
     assert (
@@ -55,39 +52,32 @@ def test_common_point_when_the_source_trimmed_its_oldest(tmp_path: Path) -> None
     )
 
 
-def trim(member: Member, commit_point: OpTime) -> None:
-    """Drop the oldest half of the oplog."""
+def halve(member: Member) -> None:
+    """All is committed, and the oldest half of the oplog goes."""
     rows = member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
-    keep = sum(len(row.entry) for row in rows[len(rows) // 2 :])
-    object.__setattr__(member.store.options, "oplog_max_bytes", keep)
-    member.store.set_commit_point(commit_point)
-    while remove_old_data(member.store, member.clock.now()):
-        pass
+    trim(member, oplog_max_bytes=sum(len(row.entry) for row in rows[len(rows) // 2 :]))
 
 
-def test_common_point_trimmed_away_is_too_stale(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_common_point_trimmed_away_is_too_stale(source: Member, mine: Member) -> None:
     mine.insert(NS, {"_id": "mine"})
     source.clock.ms += 100_000
     source.node.term = 2
     for number in range(100):
         source.insert(NS, {"_id": f"theirs {number}"})
-    trim(source, source.store.last_applied)
+    halve(source)
     assert source.store.oldest > mine.store.last_applied
     with pytest.raises(NoCommonPointError):
         asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
 
 
-def test_common_point_with_an_unreachable_source(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_common_point_with_an_unreachable_source(source: Member, mine: Member) -> None:
     diverge(source, mine)
     mine.network.down.add(SOURCE)
     with pytest.raises(SourceChangedError):
         asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
 
 
-def test_the_store_refuses_to_undo_below_the_commit_point(tmp_path: Path) -> None:
-    _, mine = two_members(tmp_path)
+def test_the_store_refuses_to_undo_below_the_commit_point(mine: Member) -> None:
     mine.store.set_commit_point(mine.store.last_applied)
     common = mine.store.oldest
     with pytest.raises(UnrecoverableRollbackError):

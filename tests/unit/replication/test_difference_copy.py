@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,44 +12,39 @@ from typing import Any
 import apsw
 import pytest
 
-from replset.bson import Binary, RawDocument, encode, encode_key
+from replset.bson import Binary, RawDocument, encode
 from replset.core.messages import InitialSyncEnded
 from replset.errors import RemoteProtocolError, ReplError
-from replset.oplog_entry import OplogEntry
 from replset.replication import copy_transfer
-from replset.replication.applier import apply_entry
 from replset.replication.difference_protocol import CompareReply, CompareRequest
 from replset.replication.index_ops import do_commit_build, do_drop_index, do_start_build
-from replset.replication.write_ops import WriteGroup, do_insert
+from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import Collection
 from replset.storage.copies import OPLOG_ONLY
 from replset.storage.differences import Differences, Row, Spans, pack_pairs
-from replset.storage.index_build import IndexCheck, fill_slice
-from replset.storage.store import Store
+from replset.storage.index_build import fill_slice
 from replset.storage.txn import read_meta
 from replset.storage.undo import undo_step
 from tests.unit.replication import kit
-from tests.unit.replication.kit import SOURCE, Member, Network, catch_up, numbered, run, synced
-
-NS = "app.orders"
+from tests.unit.replication.kit import (
+    NS,
+    SOURCE,
+    Member,
+    Pair,
+    catch_up,
+    indexes_are_sound,
+    left_at_source,
+    numbered,
+    pair,
+    run,
+    synced,
+    undo_to,
+)
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> tuple[Member, Member]:
-    network = Network()
-    source, mine = Member(SOURCE, tmp_path, network), Member("mine:1", tmp_path, network)
-    source.create(NS)
-    do(source, lambda group: [insert(group, document) for document in numbered(range(400))])
-    log = [OplogEntry(raw) for raw in source.oplog()]
-    with mine.store.group() as txn:
-        for entry in log:
-            apply_entry(txn, entry)
-    return source, mine
-
-
-def insert(group: WriteGroup, document: dict[str, object]) -> None:
-    coll = group.txn.catalog.by_ns[NS]
-    do_insert(group, coll, encode_key(document["_id"]), encode(document))
+def members(tmp_path: Path) -> Pair:
+    return pair(tmp_path, 400, shared=True)
 
 
 def sync(mine: Member) -> InitialSyncEnded:
@@ -73,33 +67,19 @@ def steps(mine: Member) -> list[object]:
     return [call["step"] for call in mine.network.calls if "step" in call]
 
 
-def indexes_are_right(store: Store) -> bool:
-    for coll in store.collections():
-        for index in coll.indexes:
-            check = IndexCheck(coll, index)
-            more = True
-            while more:
-                with store.read() as snapshot:
-                    more = check.next_slice(snapshot, 1_000)
-            if check.missing or check.extra or not index.ready:
-                return False
-    return True
-
-
 def assert_alike(source: Member, mine: Member) -> None:
     assert mine.everything() == source.everything()
     assert places(mine) == places(source)
     assert mine.oplog() == source.oplog()
     assert (mine.store.chain, mine.store.terms()) == (source.store.chain, source.store.terms())
-    assert indexes_are_right(mine.store)
+    assert indexes_are_sound(mine.store)
+    assert all(index.ready for coll in mine.store.collections() for index in coll.indexes)
     assert not mine.store.oplog_only
     assert not list(mine.folder.glob("initial-sync*"))
-    folder = source.folder / "snapshots"
-    assert not list(folder.iterdir())
+    assert left_at_source(source) == []
 
 
-def test_only_what_differs_is_fetched(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_only_what_differs_is_fetched(source: Member, mine: Member) -> None:
     for number in range(0, 400, 20):
         source.replace(NS, {"_id": number, "text": "changed"})
     source.delete(NS, 77)
@@ -119,9 +99,8 @@ def test_only_what_differs_is_fetched(members: tuple[Member, Member]) -> None:
 
 
 @pytest.mark.parametrize("whose", ["mine", "the source's"])
-def test_rows_of_another_type_are_written_anew(members: tuple[Member, Member], whose: str) -> None:
+def test_rows_of_another_type_are_written_anew(source: Member, mine: Member, whose: str) -> None:
     """One bit of a row's header says that its document is text."""
-    source, mine = members
     member = mine if whose == "mine" else source
     coll = member.store.collection(NS)
     member.store._connection.execute(f"UPDATE {coll.table} SET doc = CAST(doc AS TEXT) WHERE rowid < 10")
@@ -134,12 +113,6 @@ def test_rows_of_another_type_are_written_anew(members: tuple[Member, Member], w
         assert not snapshot.mistyped(coll, b"", b"\xff")
 
 
-def do(member: Member, operation: Callable[[WriteGroup], object]) -> None:
-    with member.store.group() as txn:
-        operation(WriteGroup(txn, member.node.term, member.clock.wall_ms(), member.rng))
-    member.moved()
-
-
 def spec(field: str) -> RawDocument:
     return RawDocument(encode({"v": 2, "key": {field: 1}, "name": f"{field}_1"}))
 
@@ -149,16 +122,15 @@ def build_index(member: Member, field: str, *, ends: bool = True) -> None:
         return group.txn.catalog.by_ns[NS]
 
     builds: list[bytes] = []
-    do(member, lambda group: builds.append(do_start_build(group, coll(group), [spec(field)])))
-    do(member, lambda group: fill_slice(group.txn, coll(group).uuid, builds[0], lambda: False))
+    member.do(lambda group: builds.append(do_start_build(group, coll(group), [spec(field)])))
+    member.do(lambda group: fill_slice(group.txn, coll(group).uuid, builds[0], lambda: False))
     if ends:
-        do(member, lambda group: do_commit_build(group, coll(group), builds[0]))
+        member.do(lambda group: do_commit_build(group, coll(group), builds[0]))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_happened_meanwhile(members: tuple[Member, Member], seed: int) -> None:
+def test_whatever_happened_meanwhile(source: Member, mine: Member, seed: int) -> None:
     """Collections come, go and are renamed; documents move to other places; indexes are made and dropped."""
-    source, mine = members
     rng = random.Random(seed)
     build_index(source, "n")
     build_index(source, "text")
@@ -179,7 +151,7 @@ def test_whatever_happened_meanwhile(members: tuple[Member, Member], seed: int) 
     source.create("app.new")
     source.insert("app.new", *numbered(range(rng.randrange(40))))
     build_index(source, "tags")
-    do(source, lambda group: do_drop_index(group, group.txn.catalog.by_ns[NS], group.txn.catalog.by_ns[NS].indexes[1]))
+    source.do(lambda group: do_drop_index(group, group.txn.catalog.by_ns[NS], group.txn.catalog.by_ns[NS].indexes[1]))
     if seed % 2:
         source.create("app.capped", capped=True, size=100_000)
         source.insert("app.capped", *numbered(range(30)))
@@ -197,8 +169,7 @@ def test_whatever_happened_meanwhile(members: tuple[Member, Member], seed: int) 
     assert next(index for index in coll.indexes if index.name == "tags_1").multikey
 
 
-def test_an_index_under_build_at_the_source_is_built_here_from_its_beginning(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_an_index_under_build_at_the_source_is_built_here_from_its_beginning(source: Member, mine: Member) -> None:
     source.replace(NS, {"_id": 5, "n": 7})
     build_index(source, "n", ends=False)
     trim(source)
@@ -209,9 +180,8 @@ def test_an_index_under_build_at_the_source_is_built_here_from_its_beginning(mem
     assert mine.everything() == source.everything()
 
 
-def test_what_is_not_committed_yet_can_be_taken_back(members: tuple[Member, Member]) -> None:
+def test_what_is_not_committed_yet_can_be_taken_back(source: Member, mine: Member) -> None:
     """The source's newest entries may be undone by the next primary, so the undo for them comes, too."""
-    source, mine = members
     source.replace(NS, {"_id": 1, "text": "committed"})
     trim(source)
     source.store.options = replace(source.store.options, oplog_max_bytes=1 << 30)
@@ -220,13 +190,11 @@ def test_what_is_not_committed_yet_can_be_taken_back(members: tuple[Member, Memb
     source.insert(NS, {"_id": "not committed"})
     assert sync(mine).ok
     assert mine.everything() == source.everything()
-    while undo_step(mine.store, committed, stem="test"):
-        pass
+    undo_to(mine, committed)
     assert mine.everything() == documents
 
 
-def test_a_document_is_larger_than_an_answer(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_document_is_larger_than_an_answer(source: Member, mine: Member) -> None:
     for number in range(8, 13):
         source.replace(NS, {"_id": number, "text": "x" * (3 << 20)})
     source.delete(NS, 14)
@@ -237,9 +205,8 @@ def test_a_document_is_larger_than_an_answer(members: tuple[Member, Member]) -> 
     assert_alike(source, mine)
 
 
-def test_what_consumers_need_of_the_oplog_comes_along(members: tuple[Member, Member], monkeypatch: Any) -> None:
+def test_what_consumers_need_of_the_oplog_comes_along(source: Member, mine: Member, monkeypatch: Any) -> None:
     """Else it would be gone once this member leads."""
-    source, mine = members
     trim(source)
     source.store.options = replace(source.store.options, oplog_max_bytes=1 << 30)
     begin = source.store.last_applied
@@ -261,8 +228,7 @@ def test_what_consumers_need_of_the_oplog_comes_along(members: tuple[Member, Mem
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_a_source_of_an_older_version_sends_another_copy(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_source_of_an_older_version_sends_another_copy(source: Member, mine: Member) -> None:
     source.replace(NS, {"_id": 1, "text": "changed"})
     trim(source)
     mine.network.before_call = lambda call: call.pop("compare", None)
@@ -277,8 +243,7 @@ def test_a_source_of_an_older_version_sends_another_copy(members: tuple[Member, 
     assert_alike(source, mine)
 
 
-def test_wrong_documents_are_noticed_and_everything_is_copied(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_wrong_documents_are_noticed_and_everything_is_copied(source: Member, mine: Member) -> None:
     source.replace(NS, {"_id": 1, "text": "changed"})
     trim(source)
     before = mine.everything()
@@ -298,8 +263,7 @@ def test_wrong_documents_are_noticed_and_everything_is_copied(members: tuple[Mem
 
 
 @pytest.mark.parametrize("step", ["spans", "rows", "chunk"])
-def test_a_broken_connection_is_no_reason_to_copy_everything(members: tuple[Member, Member], step: str) -> None:
-    source, mine = members
+def test_a_broken_connection_is_no_reason_to_copy_everything(source: Member, mine: Member, step: str) -> None:
     source.replace(NS, {"_id": 1, "text": "changed"})
     trim(source)
 
@@ -318,8 +282,7 @@ def test_a_broken_connection_is_no_reason_to_copy_everything(members: tuple[Memb
     assert mine.everything() == source.everything()
 
 
-def test_a_source_that_rolls_back_meanwhile_is_left(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_source_that_rolls_back_meanwhile_is_left(source: Member, mine: Member) -> None:
     source.replace(NS, {"_id": 1, "text": "changed"})
     trim(source)
     source.store.options = replace(source.store.options, oplog_max_bytes=1 << 30)
@@ -335,9 +298,8 @@ def test_a_source_that_rolls_back_meanwhile_is_left(members: tuple[Member, Membe
     assert "doomed" not in mine.documents(NS)
 
 
-def test_a_member_that_died_meanwhile_copies_everything(members: tuple[Member, Member], tmp_path: Path) -> None:
+def test_a_member_that_died_meanwhile_copies_everything(source: Member, mine: Member, tmp_path: Path) -> None:
     """A start finds the marker, and does not know whether the documents here are sound."""
-    source, mine = members
     source.replace(NS, {"_id": 1, "text": "changed"})
     trim(source)
 
@@ -360,8 +322,7 @@ def test_a_member_that_died_meanwhile_copies_everything(members: tuple[Member, M
     assert_alike(source, mine)
 
 
-def test_odd_questions_are_refused(members: tuple[Member, Member]) -> None:
-    source, _ = members
+def test_odd_questions_are_refused(source: Member) -> None:
     for odd in (
         {"collection": b"short"},
         {"spans": b"odd"},

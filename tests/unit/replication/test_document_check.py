@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,7 @@ from replset.replication.rollback_manifest import RollbackState, list_manifests
 from replset.runtime.jobs import scrubber
 from replset.runtime.jobs.scrubber import Scrubber
 from replset.storage import digests
-from replset.storage.retention import remove_old_data
-from replset.storage.undo import undo_step
-from tests.unit.replication.kit import WALL_MS, Member, Network
+from tests.unit.replication.kit import WALL_MS, Member, Network, trim, undo_to
 
 NS = "db.c"
 A, B, C = (HostPort(f"{name}:1") for name in "abc")
@@ -99,7 +95,6 @@ def rot(member: Member, _id: int, document: dict[str, object] | bytes | None) ->
 
 def document(member: Member, _id: int) -> dict[str, Any] | None:
     coll = member.store.collection(NS)
-    assert coll is not None
     with member.store.read() as snapshot:
         found = snapshot.get(coll, encode_key(_id))
     return None if found is None else decode(found)
@@ -163,11 +158,8 @@ def test_a_member_that_is_too_far_behind_keeps_nobody_from_being_compared(three:
     for row in three.a.store.oplog_after(reached, limit=10, max_bytes=1 << 20):
         three.b.apply(row.entry)
     rot(three.b, 7, None)
-    store = three.a.store
-    store.set_commit_point(store.last_applied)
-    store.options = replace(store.options, snapshot_history_s=0)
-    while remove_old_data(store, WALL_MS):
-        pass
+    three.a.clock.ms = WALL_MS
+    trim(three.a, snapshot_history_s=0)
     one = asyncio.run(three.check(three.a).compare(NS, b"", [B, C], reached))
     assert set(one.failed) == {C}
     assert [difference.id for difference in one.differing] == [7]
@@ -176,15 +168,11 @@ def test_a_member_that_is_too_far_behind_keeps_nobody_from_being_compared(three:
 def test_a_collection_that_is_removed_elsewhere_stays_on_a_delayed_member(three: Three) -> None:
     """The others dropped it, and keep nothing of it any more. For the delayed member the drop has not come yet."""
     three.a.drop(NS)
-    newest = three.a.store.last_applied
-    rows = three.a.store.oplog_after(three.c.store.last_applied, limit=10, max_bytes=1 << 20)
-    for row in rows:
+    for row in three.a.store.oplog_after(three.c.store.last_applied, limit=10, max_bytes=1 << 20):
         three.c.apply(row.entry)
     for member in (three.a, three.c):
-        member.store.set_commit_point(newest)
-        member.store.options = replace(member.store.options, snapshot_history_s=0)
-        while remove_old_data(member.store, WALL_MS):
-            pass
+        member.clock.ms = WALL_MS
+        trim(member, snapshot_history_s=0)
     done = three.repair(three.b)
     assert set(done.compared.failed) == {A, C}
     assert not done.corrected
@@ -279,7 +267,6 @@ def test_a_row_of_another_type_is_a_difference_and_is_put_right(three: Three, ma
     assert [one.id for one in three.repair(three.b).corrected] == [3]
     assert three.differing(three.a) == []
     coll = three.b.store.collection(NS)
-    assert coll is not None
     with three.b.store.read() as snapshot:
         assert snapshot.mistyped(coll, b"", b"\xff") == set()
         assert snapshot.get(coll, encode_key(3)) == encode({"_id": 3, "n": 3})
@@ -294,11 +281,9 @@ def test_what_is_put_back_takes_no_place_that_a_rollback_needs(three: Three) -> 
     three.b.delete(NS, "new")
     assert [one.id for one in three.repair(three.b).corrected] == [3]
     three.b.insert(NS, {"_id": "newer"})
-    while undo_step(three.b.store, common, stem="rollback-1", limit=1):
-        pass
+    undo_to(three.b, common, limit=1)
     assert three.differing(three.a) == []
     coll = three.b.store.collection(NS)
-    assert coll is not None
     with three.b.store.read() as snapshot:
         assert [decode(doc)["_id"] for _, _, doc in snapshot.natural_scan(coll)][-2:] == [19, 3]
 
@@ -311,8 +296,7 @@ def test_a_rollback_goes_on_where_the_disk_brought_a_document_back(three: Three,
     _id = 77 if is_there == "another document" else 19
     sql = f"INSERT INTO {coll.table} (rowid, key, doc) VALUES (20, ?, ?)"
     three.b.store._connection.execute(sql, (encode_key(_id), encode({"_id": _id})))
-    while undo_step(three.b.store, common, stem="rollback-1"):
-        pass
+    undo_to(three.b, common)
     assert document(three.b, 19) == {"_id": 19, "n": 19}
     assert three.differing(three.a) == ([77] if is_there == "another document" else [])
 
@@ -371,25 +355,24 @@ def test_nothing_changes_when_what_was_there_cannot_be_kept(three: Three, monkey
     assert document(three.b, 3) == {"_id": 3, "n": 999}
 
 
-class Threads:
-    async def run(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.to_thread(work)
-
-
 def test_large_documents_are_not_decoded_on_the_event_loop(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     rot(three.b, 3, {"_id": 3, "n": 999})
-    threads: list[threading.Thread] = []
+    works: list[object] = []
     is_sound = document_repair._is_sound
 
     def note(key: bytes, doc: bytes) -> bool:
-        threads.append(threading.current_thread())
+        works.append(three.b.workers.work)
         return is_sound(key, doc)
 
     monkeypatch.setattr(document_repair, "_is_sound", note)
-    three.b.context.workers = Threads()
     assert three.repair(three.b).corrected
-    assert threads
-    assert threading.main_thread() not in threads
+    assert works
+    assert all(works)
+
+
+class Threads:
+    async def run(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(work)
 
 
 def test_two_repairs_at_once_keep_a_record_each(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:

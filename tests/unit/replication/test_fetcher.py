@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
 
@@ -33,25 +31,17 @@ from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
 from replset.replication.protocol import Awaited, FetchReply, FetchRequest, ProbeReply, ProbeRequest
-from tests.unit.replication.kit import SOURCE, Member, Network, catch_up, copy_log, numbered, run, trim, until
-
-T = TypeVar("T")
-NS = "app.orders"
+from tests.unit.replication.kit import NS, SOURCE, Member, Pair, catch_up, copy_log, numbered, pair, run, trim, until
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> tuple[Member, Member]:
-    network = Network()
-    source, mine = Member(SOURCE, tmp_path, network), Member("mine:1", tmp_path, network)
+def members(tmp_path: Path) -> Pair:
+    source, mine = pair(tmp_path, 5, shared=True)
     source.node.state = MemberState.PRIMARY
-    source.create(NS)
-    source.insert(NS, *numbered(range(5)))
-    copy_log(source, mine)
     return source, mine
 
 
-async def test_tailing_keeps_up_with_a_writer(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_tailing_keeps_up_with_a_writer(source: Member, mine: Member) -> None:
     mine.fetcher.start(SOURCE)
     for number in range(100, 400):
         source.insert(NS, {"_id": number, "text": "x" * 50})
@@ -69,8 +59,7 @@ async def test_tailing_keeps_up_with_a_writer(members: tuple[Member, Member]) ->
     assert mine.moves >= len(batches) - 1
 
 
-async def test_a_new_entry_is_there_long_before_the_poll_ends(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_a_new_entry_is_there_long_before_the_poll_ends(source: Member, mine: Member) -> None:
     mine.node.timeout_ms = 40_000
     mine.fetcher.start(SOURCE)
     await until(lambda: mine.reports)
@@ -83,8 +72,7 @@ async def test_a_new_entry_is_there_long_before_the_poll_ends(members: tuple[Mem
     mine.fetcher.stop()
 
 
-async def test_the_commit_point_comes_at_once(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_the_commit_point_comes_at_once(source: Member, mine: Member) -> None:
     mine.node.timeout_ms = 40_000
     mine.fetcher.start(SOURCE)
     await until(lambda: mine.reports)
@@ -103,10 +91,9 @@ def fetches(mine: Member) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("awaited", ["", "applied", "durable"])
 async def test_the_next_request_waits_for_the_position_that_is_awaited(
-    members: tuple[Member, Member], awaited: Awaited, monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, awaited: Awaited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It carries the position then, so no report is needed."""
-    source, mine = members
     monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
     source.awaited = awaited
     mine.node.timeout_ms = 40_000
@@ -129,8 +116,7 @@ async def test_the_next_request_waits_for_the_position_that_is_awaited(
     mine.fetcher.stop()
 
 
-async def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_a_slow_sync_does_not_hold_back_the_next_request(source: Member, mine: Member) -> None:
     source.awaited = "durable"
     mine.node.timeout_ms = 40_000
     mine.durable = mine.store.last_applied
@@ -141,9 +127,8 @@ async def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Me
     mine.fetcher.stop()
 
 
-async def test_a_full_buffer_leaves_the_position_to_reports(members: tuple[Member, Member]) -> None:
+async def test_a_full_buffer_leaves_the_position_to_reports(source: Member, mine: Member) -> None:
     """No request is about to go then, for hours on a delayed member."""
-    source, mine = members
     mine.node.timeout_ms = 40_000
     mine.durable = mine.store.last_applied
     mine.node.delay_ms = 3_600_000
@@ -156,9 +141,8 @@ async def test_a_full_buffer_leaves_the_position_to_reports(members: tuple[Membe
 
 
 async def test_pages_are_fetched_ahead_while_the_source_has_more(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = members
     monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
     source.awaited = "durable"
     source.insert(NS, *numbered(range(100, 200)))
@@ -170,8 +154,7 @@ async def test_pages_are_fetched_ahead_while_the_source_has_more(
     mine.fetcher.stop()
 
 
-async def test_the_position_comes_with_the_request(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_the_position_comes_with_the_request(source: Member, mine: Member) -> None:
     rows = (MemberProgress(MemberId(3), "inc", Position(OpTime(1, 5), OpTime(1, 4), 0, 0)),)
     progress = ProgressRequest(MemberId(3), 1, 2, 1, rows)
     mine.progress = RawDocument(encode(request_document(progress)))
@@ -185,9 +168,8 @@ async def test_the_position_comes_with_the_request(members: tuple[Member, Member
 
 @pytest.mark.parametrize("is_awaited", [False, True])
 async def test_a_commit_point_alone_waits_for_entries_unless_somebody_waits_for_it(
-    members: tuple[Member, Member], is_awaited: bool, monkeypatch: pytest.MonkeyPatch
+    source: Member, is_awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, _ = members
     monkeypatch.setattr(oplog_fetch_module, "COMMIT_POINT_DELAY_MS", 60_000)
     asked = replace(request(source.store.last_applied, 50_000), awaits_commit_point=is_awaited)
     poll = asyncio.get_running_loop().create_task(oplog_fetch(source, RawDocument(encode(asked.document()))))
@@ -201,17 +183,13 @@ async def test_a_commit_point_alone_waits_for_entries_unless_somebody_waits_for_
 
 
 def failure_of(mine: Member) -> SourceFailed:
-    async def test() -> None:
-        await mine.fetcher.run(SOURCE)
-
-    run(test)
+    run(lambda: mine.fetcher.run(SOURCE))
     failed = mine.reports[-1]
     assert mine.fetcher.source is None
     return failed
 
 
-def test_a_diverged_source_is_reported_with_its_ends(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_diverged_source_is_reported_with_its_ends(source: Member, mine: Member) -> None:
     mine.insert(NS, {"_id": "mine"})
     source.node.term = 3
     source.noop()
@@ -220,85 +198,85 @@ def test_a_diverged_source_is_reported_with_its_ends(members: tuple[Member, Memb
     assert (failed.term, failed.newest, failed.oldest) == (3, source.store.last_applied, source.store.oldest)
 
 
-def test_a_source_behind_me_is_reported(members: tuple[Member, Member]) -> None:
-    _, mine = members
+def test_a_source_behind_me_is_reported(mine: Member) -> None:
     mine.insert(NS, {"_id": "mine"})
     failed = failure_of(mine)
     assert failed.problem is SourceProblem.DIVERGED
     assert failed.newest < mine.store.last_applied
 
 
-def test_another_chain_at_my_newest_entry_is_corruption(members: tuple[Member, Member]) -> None:
-    source, mine = members
-    source.insert(NS, {"_id": "next"})
-
-    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
-        prev, batch = reply["prev"], reply["batch"]
-        prev["chain"] = Int64(int(prev["chain"]) ^ 1)
-        reply["endChain"] = Int64(chain_after(batch, int(prev["chain"])))
-        mine.network.before_call = lambda command: mine.network.down.add(SOURCE)  # who goes on fails
-
-    mine.network.before_reply = damage
-    before = mine.store.last_applied
-    assert failure_of(mine).problem is SourceProblem.CHAIN_DIFFERS
-    assert mine.store.last_applied == before
+Reply = dict[str, Any]
 
 
-@pytest.mark.parametrize("part", ["an entry", "the end"])
-def test_a_page_that_was_changed_on_its_way_is_not_applied(members: tuple[Member, Member], part: str) -> None:
-    source, mine = members
+def another_chain(mine: Member, reply: Reply) -> None:
+    """At my newest entry; who goes on fails."""
+    reply["prev"]["chain"] = Int64(int(reply["prev"]["chain"]) ^ 1)
+    reply["endChain"] = Int64(chain_after(reply["batch"], int(reply["prev"]["chain"])))
+    mine.network.before_call = lambda command: mine.network.down.add(SOURCE)
+
+
+def another_entry(_mine: Member, reply: Reply) -> None:
+    reply["batch"][1] = reply["batch"][1].replace(b"GOOD", b"FOUL")
+
+
+def another_end(_mine: Member, reply: Reply) -> None:
+    reply["endChain"] = Int64(reply["endChain"] ^ 1)
+
+
+def another_begin(mine: Member, reply: Reply) -> None:
+    oldest = mine.network.members[SOURCE].store.oldest
+    reply["prev"] = {**ProbeRequest([oldest]).document()["optimes"][0], "chain": Int64(1)}
+
+
+def no_entry(_mine: Member, reply: Reply) -> None:
+    reply["batch"] = [b"no entry"]
+
+
+def no_operation(_mine: Member, reply: Reply) -> None:
+    reply["batch"] = [encode({"op": "z"})]
+
+
+@pytest.mark.parametrize(
+    ("forge", "problem"),
+    [
+        (another_chain, SourceProblem.CHAIN_DIFFERS),
+        *((forge, SourceProblem.NOT_READABLE) for forge in (another_entry, another_end, another_begin)),
+        *((forge, SourceProblem.NOT_READABLE) for forge in (no_entry, no_operation)),
+    ],
+)
+def test_nothing_of_a_page_that_is_not_the_source_s_is_applied(
+    source: Member, mine: Member, forge: Callable[[Member, Reply], None], problem: SourceProblem
+) -> None:
+    """The sound entry before the other included."""
     before = mine.store.last_applied
     source.insert(NS, {"_id": "next", "text": "GOOD"}, {"_id": "and the next", "text": "GOOD"})
-
-    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
-        batch, end = reply["batch"], reply["endChain"]
-        if part == "an entry":
-            batch[1] = batch[1].replace(b"GOOD", b"FOUL")
-        else:
-            reply["endChain"] = Int64(end ^ 1)
-
-    mine.network.before_reply = damage
+    mine.network.before_reply = lambda command, reply: forge(mine, reply)
     failed = failure_of(mine)
-    assert failed.problem is SourceProblem.NOT_READABLE
-    assert "damaged" in failed.detail
-    assert mine.store.last_applied == before, "nothing of it, the sound entry before the other included"
-
-
-def rot(member: Member, place: int, column: str = "entry") -> OpTime:
-    """The disk changes a row, counted from the newest, and the member does not have it in memory any more."""
-    store = member.store
-    row = store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30)[-1 - place]
-    changed = row.entry.replace(b"text", b"tess") if column == "entry" else getattr(row, column) ^ 1
-    store._connection.execute(f"UPDATE oplog SET {column} = ? WHERE ts = ?", (changed, row.ts))
-    store.tail.clear()
-    return row.optime
+    assert failed.problem is problem
+    assert "damaged" in failed.detail or forge not in (another_entry, another_end)
+    assert (mine.store.last_applied, mine.broken) == (before, [])
 
 
 @pytest.mark.parametrize("column", ["entry", "hash", "chain"])
 def test_a_source_serves_what_stands_before_a_damaged_entry_and_then_says_so(
-    members: tuple[Member, Member], column: str
+    source: Member, mine: Member, column: str
 ) -> None:
-    source, mine = members
     source.insert(NS, *numbered(range(100, 110)))
-    rot(source, 4, column)
+    rows = source.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30)
+    row = rows[-5]  # the disk changes it, and the member does not have it in memory any more
+    changed = row.entry.replace(b"text", b"tess") if column == "entry" else getattr(row, column) ^ 1
+    source.store._connection.execute(f"UPDATE oplog SET {column} = ? WHERE ts = ?", (changed, row.ts))
+    source.store.tail.clear()
     failed = failure_of(mine)
     assert failed.problem is SourceProblem.NOT_READABLE
     assert "is not the one that was written" in failed.detail
-    assert mine.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30) == [
-        row for row in source.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30)
-    ]
-    assert mine.store.last_applied.ts == source.store.last_applied.ts - 5
+    assert mine.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30) == rows[:-5]
     assert source.damage
     with pytest.raises(DamagedEntryError):
-        asyncio.run(oplog_probe(source, RawDocument(encode(ProbeRequest([failed_at(source)]).document()))))
+        asyncio.run(oplog_probe(source, RawDocument(encode(ProbeRequest([row.optime]).document()))))
 
 
-def failed_at(source: Member) -> OpTime:
-    return OpTime(1, source.store.last_applied.ts - 4)
-
-
-def test_a_source_hears_that_the_chain_of_who_fetches_differs(members: tuple[Member, Member]) -> None:
-    source, _ = members
+def test_a_source_hears_that_the_chain_of_who_fetches_differs(source: Member) -> None:
     newest = source.store.last_applied
     assert fetch_now(source, request(newest, chain=source.store.chain)).matched
     assert source.doubts == []
@@ -306,50 +284,16 @@ def test_a_source_hears_that_the_chain_of_who_fetches_differs(members: tuple[Mem
     assert source.doubts == [newest]
 
 
-def test_a_page_that_does_not_continue_my_log_is_not_applied(members: tuple[Member, Member]) -> None:
-    source, mine = members
-    source.insert(NS, {"_id": "next"})
-
-    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
-        reply["prev"] = {**ProbeRequest([source.store.oldest]).document()["optimes"][0], "chain": Int64(1)}
-
-    mine.network.before_reply = damage
-    before = mine.store.last_applied
-    assert failure_of(mine).problem is SourceProblem.NOT_READABLE
-    assert mine.store.last_applied == before
-
-
-def test_an_unreachable_source(members: tuple[Member, Member]) -> None:
-    _, mine = members
-    mine.network.down.add(SOURCE)
-    assert failure_of(mine).problem is SourceProblem.UNREACHABLE
-
-
-@pytest.mark.parametrize("state", [MemberState.ROLLBACK, MemberState.STARTUP2, MemberState.ARBITER])
-def test_a_source_that_serves_nothing(members: tuple[Member, Member], state: MemberState) -> None:
-    source, mine = members
+@pytest.mark.parametrize("state", [None, MemberState.ROLLBACK, MemberState.STARTUP2, MemberState.ARBITER])
+def test_a_source_that_is_down_or_serves_nothing(source: Member, mine: Member, state: MemberState | None) -> None:
+    if state is None:
+        mine.network.down.add(SOURCE)
     source.node.state = state
-    assert failure_of(mine).problem is SourceProblem.NOT_READABLE
+    assert failure_of(mine).problem is (SourceProblem.NOT_READABLE if state else SourceProblem.UNREACHABLE)
 
 
-@pytest.mark.parametrize("bad", [b"no entry", encode({"op": "z"})])
-def test_a_page_with_a_bad_entry(members: tuple[Member, Member], bad: bytes) -> None:
-    source, mine = members
-    source.insert(NS, {"_id": "next"})
-
-    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
-        reply["batch"] = [bad]
-
-    mine.network.before_reply = damage
-    before = mine.store.last_applied
-    assert failure_of(mine).problem is SourceProblem.NOT_READABLE
-    assert mine.store.last_applied == before
-    assert mine.broken == []
-
-
-def test_a_page_whose_entries_go_back_in_time_is_noticed_at_its_end(members: tuple[Member, Member]) -> None:
+def test_a_page_whose_entries_go_back_in_time_is_noticed_at_its_end(source: Member, mine: Member) -> None:
     """The entry that goes back is left out, so this oplog is not the source's. Its commit point means nothing here."""
-    source, mine = members
     source.insert(NS, {"_id": "next"})
 
     def damage(command: dict[str, object], reply: dict[str, object]) -> None:
@@ -363,8 +307,7 @@ def test_a_page_whose_entries_go_back_in_time_is_noticed_at_its_end(members: tup
     assert mine.broken == []
 
 
-def test_an_entry_that_does_not_fit_this_disk_is_reported_and_stops_nothing(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_an_entry_that_does_not_fit_this_disk_is_reported_and_stops_nothing(source: Member, mine: Member) -> None:
     coll = mine.store.collection(NS)
     with mine.store.maintenance() as txn:
         txn.connection.execute(coll.sql_update, (b"\x07 no document", encode_key(1)))
@@ -378,8 +321,7 @@ def test_an_entry_that_does_not_fit_this_disk_is_reported_and_stops_nothing(memb
     assert mine.broken == []
 
 
-def test_what_came_before_a_failure_is_applied(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_what_came_before_a_failure_is_applied(source: Member, mine: Member) -> None:
     source.insert(NS, *numbered(range(100, 200)))
     target = source.store.last_applied
 
@@ -393,8 +335,7 @@ def test_what_came_before_a_failure_is_applied(members: tuple[Member, Member]) -
     assert mine.store.last_applied == target
 
 
-async def test_nothing_is_applied_after_stop(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
-    source, mine = members
+async def test_nothing_is_applied_after_stop(source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     source.insert(NS, *numbered(range(100, 300)))
     monkeypatch.setattr("replset.replication.applier.MAX_GROUP_ENTRIES", 2)
     mine.fetcher.start(SOURCE)
@@ -407,16 +348,14 @@ async def test_nothing_is_applied_after_stop(members: tuple[Member, Member], mon
     assert mine.broken == []
 
 
-async def test_stop_from_inside_a_report_ends_the_session(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_stop_from_inside_a_report_ends_the_session(source: Member, mine: Member) -> None:
     source.insert(NS, *numbered(range(100, 200)))
     mine.context.on_report = lambda report: mine.fetcher.stop()
     await mine.fetcher.run(SOURCE)
     assert mine.store.last_applied < source.store.last_applied
 
 
-async def test_drain_applies_all_that_was_fetched_and_reports_nothing(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_drain_applies_all_that_was_fetched_and_reports_nothing(source: Member, mine: Member) -> None:
     source.insert(NS, *numbered(range(100, 300)))
     mine.fetcher.start(SOURCE)
     await until(lambda: mine.fetcher.last_fetched > mine.store.last_applied)
@@ -433,96 +372,72 @@ async def test_drain_applies_all_that_was_fetched_and_reports_nothing(members: t
 
 
 async def test_updates_of_large_documents_are_evaluated_beside_the_loop(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = members
     source.insert(NS, {"_id": "large", "a": list(range(20_000)), "n": 0}, {"_id": "small", "n": 0})
     copy_log(source, mine)
     for number in range(3):
         source.change(NS, "small", {"u": {"n": number}})
         source.change(NS, "large", {"u": {"n": number}, "sa": {"a": True, "u5": number}})
-    target = source.change(NS, "large", {"i": {"more": "x"}})
-    loop = threading.get_ident()
+    source.change(NS, "large", {"i": {"more": "x"}})
     on_loop: list[int] = []
     beside: list[int] = []
 
     def noted(before: bytes, o: RawDocument) -> bytes:
-        (on_loop if threading.get_ident() == loop else beside).append(len(before))
+        (beside if mine.workers.work else on_loop).append(len(before))
         return apply_update_bytes(before, o)
 
-    class Threads:
-        async def run(self, work: Callable[[], T]) -> T:
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(work).result()
-
     monkeypatch.setattr(applier_module, "apply_update_bytes", noted)
-    monkeypatch.setattr(mine.context, "workers", Threads())
-    mine.fetcher.start(SOURCE)
-    await until(lambda: mine.store.last_applied == target)
-    mine.fetcher.stop()
+    await catch_up(source, mine)
     assert (len(on_loop), len(beside)) == (3, 4)
     assert max(on_loop) < 100 < min(beside)
     assert mine.everything() == source.everything()
     assert mine.oplog() == source.oplog()
 
 
-async def test_a_large_update_that_is_no_difference_is_the_sources_fault(members: tuple[Member, Member]) -> None:
-    _, mine = members
+async def test_a_large_update_that_is_no_difference_is_the_sources_fault(mine: Member) -> None:
     o = RawDocument(encode({"$v": 2, "diff": {"x": {"a": 1}}}))
     with pytest.raises(RemoteProtocolError, match="unknown section"):
         await mine.fetcher._evaluate(LargeUpdateError(encode({"_id": 1}), o))
 
 
-async def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
-    source, mine = members
-    target = source.insert(NS, {"_id": "next"})
-    apply_batch = fetcher_module.apply_batch
-    refusals = iter([True, True])
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 1_000_000) -> None:
+    apply_batch, left = fetcher_module.apply_batch, iter(range(times))
 
-    def refusing(*arguments: object, **more: object) -> int:
-        if next(refusals, False):
-            raise OutOfDiskSpaceError("full")
+    def apply(*arguments: object, **more: object) -> int:
+        if next(left, None) is not None:
+            raise error
         return apply_batch(*arguments, **more)
 
-    monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
-    mine.fetcher.start(SOURCE)
-    await until(lambda: mine.store.last_applied == target)
-    mine.fetcher.stop()
+    monkeypatch.setattr(fetcher_module, "apply_batch", apply)
+
+
+async def test_a_full_disk_is_waited_out(source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.insert(NS, {"_id": "next"})
+    failing(monkeypatch, OutOfDiskSpaceError("full"), 2)
+    await catch_up(source, mine)
 
 
 async def test_a_drain_does_not_wait_for_a_full_disk(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = members
     source.insert(NS, {"_id": "next"})
-
-    def refusing(*arguments: object, **more: object) -> int:
-        raise OutOfDiskSpaceError("full")
-
-    monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
+    failing(monkeypatch, OutOfDiskSpaceError("full"))
     mine.fetcher.start(SOURCE)
     await until(lambda: mine.fetcher.last_fetched == source.store.last_applied)
     await mine.fetcher.drain()
-    assert mine.fetcher.source is None
-    assert mine.reports == []
-    assert mine.broken == []
+    assert (mine.fetcher.source, mine.reports, mine.broken) == (None, [], [])
 
 
-async def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
-    source, mine = members
+async def test_a_broken_store_stops_the_member(source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     source.insert(NS, {"_id": "next"})
-
-    def broken(*arguments: object, **options: object) -> int:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(fetcher_module, "apply_batch", broken)
+    failing(monkeypatch, OSError(5, "Input/output error"))
     mine.fetcher.start(SOURCE)
     await until(lambda: mine.broken)
     assert mine.fetcher.source is None
 
 
-async def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_a_delayed_member_holds_entries_back(source: Member, mine: Member) -> None:
     mine.node.delay_ms = 60_000
     old = source.insert(NS, {"_id": "old"})
     source.clock.ms += 50_000
@@ -551,8 +466,7 @@ async def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member
         pytest.param(0, -3650 * 86_400_000, id="its-own-is-behind"),
     ],
 )
-async def test_a_delay_is_measured(members: tuple[Member, Member], wall_ahead_ms: int, own_ahead_ms: int) -> None:
-    source, mine = members
+async def test_a_delay_is_measured(source: Member, mine: Member, wall_ahead_ms: int, own_ahead_ms: int) -> None:
     mine.node.delay_ms = 60_000
     mine.clock.ms += own_ahead_ms
     source.clock.ms += wall_ahead_ms
@@ -582,8 +496,7 @@ def request(after: OpTime, wait_ms: int = 0, **changed: object) -> FetchRequest:
     return FetchRequest(after=after, max_await_ms=wait_ms, known_rollback_id=-1, **{**fields, **changed})
 
 
-def test_private_documents_round_trip(members: tuple[Member, Member]) -> None:
-    source, _ = members
+def test_private_documents_round_trip(source: Member) -> None:
     asked = request(source.store.oldest, 5)
     assert FetchRequest.parse(RawDocument(encode(asked.document()))) == asked
     reply = fetch_now(source, asked)
@@ -609,15 +522,13 @@ def test_private_documents_round_trip(members: tuple[Member, Member]) -> None:
         ("progress", {"replSetUpdatePosition": 1, "optimes": [{}], "senderId": 1, "term": Int64(1)}),
     ],
 )
-def test_a_malformed_request_is_the_askers_fault(members: tuple[Member, Member], field: str, value: object) -> None:
-    source, _ = members
+def test_a_malformed_request_is_the_askers_fault(source: Member, field: str, value: object) -> None:
     body = RawDocument(encode({**request(source.store.oldest).document().decode(), field: value}))
     with pytest.raises(RemoteProtocolError):
         asyncio.run(oplog_fetch(source, body))
 
 
-def test_an_unknown_place_is_answered_at_once(members: tuple[Member, Member]) -> None:
-    source, _ = members
+def test_an_unknown_place_is_answered_at_once(source: Member) -> None:
     newest = source.store.last_applied
     for after in (OPTIME_NULL, OpTime(1, newest.ts + 1), OpTime(2, newest.ts), OpTime(1, source.store.oldest.ts - 1)):
         reply = fetch_now(source, request(after))
@@ -628,8 +539,7 @@ def test_an_unknown_place_is_answered_at_once(members: tuple[Member, Member]) ->
     assert not has_news(source, request(newest))
 
 
-def test_a_changed_rollback_id_or_term_is_news(members: tuple[Member, Member]) -> None:
-    source, _ = members
+def test_a_changed_rollback_id_or_term_is_news(source: Member) -> None:
     newest, rollback_id = source.store.last_applied, source.store.rollback_id
     asked = request(newest)
     known = FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id)
@@ -639,15 +549,13 @@ def test_a_changed_rollback_id_or_term_is_news(members: tuple[Member, Member]) -
     assert has_news(source, asked)
 
 
-def test_the_commit_point_told_is_never_beyond_the_log(members: tuple[Member, Member]) -> None:
-    source, _ = members
+def test_the_commit_point_told_is_never_beyond_the_log(source: Member) -> None:
     newest = source.store.last_applied
     source.node.commit_point = OpTime(9, newest.ts + 5)
     assert fetch_now(source, request(newest)).commit_point == newest
 
 
-async def test_a_poll_ends_when_its_time_is_over(members: tuple[Member, Member]) -> None:
-    source, _ = members
+async def test_a_poll_ends_when_its_time_is_over(source: Member) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     body = RawDocument(encode(request(source.store.last_applied, 50).document()))
@@ -657,9 +565,8 @@ async def test_a_poll_ends_when_its_time_is_over(members: tuple[Member, Member])
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
-async def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, Member], is_noted: bool) -> None:
+async def test_a_poll_ends_when_the_member_stops_serving(source: Member, is_noted: bool) -> None:
     """The time may be over before the change of state has reached those who wait for it."""
-    source, _ = members
     body = RawDocument(encode(request(source.store.last_applied, 10_000 if is_noted else 30).document()))
     poll = asyncio.get_running_loop().create_task(oplog_fetch(source, body))
     await asyncio.sleep(0.01)
@@ -670,9 +577,8 @@ async def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, 
         await poll
 
 
-async def test_a_drain_does_not_touch_the_session_that_follows_it(members: tuple[Member, Member]) -> None:
+async def test_a_drain_does_not_touch_the_session_that_follows_it(source: Member, mine: Member) -> None:
     """The member won, began to drain, and heard of the next primary in the same turn of the loop."""
-    source, mine = members
     mine.fetcher.start(SOURCE)
     drained = mine.fetcher.drain()
     mine.fetcher.stop()
@@ -684,9 +590,8 @@ async def test_a_drain_does_not_touch_the_session_that_follows_it(members: tuple
     mine.fetcher.stop()
 
 
-async def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(members: tuple[Member, Member]) -> None:
+async def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(source: Member) -> None:
     """One that keeps up gets everything at once."""
-    source, _ = members
     source.insert(NS, {"_id": "old"})
     old, chain = source.store.last_applied, source.store.chain
     source.insert(NS, *({"_id": number, "x": "x" * 500} for number in range(20)))
@@ -736,8 +641,7 @@ def archived(source: Member) -> Older:
     return older
 
 
-def test_a_stale_member_goes_on_from_the_archive(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_stale_member_goes_on_from_the_archive(source: Member, mine: Member) -> None:
     archived(source)
     assert mine.store.last_applied < source.store.oldest
     run(lambda: catch_up(source, mine))
@@ -746,8 +650,7 @@ def test_a_stale_member_goes_on_from_the_archive(members: tuple[Member, Member])
 
 
 @pytest.mark.parametrize("why", ["another history", "a gap", "an archive that fails"])
-def test_where_the_archive_does_not_continue_a_member_it_is_too_stale(members: tuple[Member, Member], why: str) -> None:
-    source, mine = members
+def test_where_the_archive_does_not_continue_a_member_it_is_too_stale(source: Member, mine: Member, why: str) -> None:
     older = archived(source)
     if why == "another history":
         mine.noop()

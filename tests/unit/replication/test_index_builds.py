@@ -27,13 +27,12 @@ from replset.replication.index_builder import IndexBuilder
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
 from replset.replication.write_ops import WriteGroup, do_insert
 from replset.storage.copies import install_copy
-from replset.storage.index_build import IndexCheck, fill_slice
+from replset.storage.index_build import fill_slice
 from replset.storage.store import Store
 from replset.storage.undo import undo_step
-from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, key_of, run, until
+from tests.unit.replication.kit import NS, OPTIONS, Member, Network, copy_log, indexes_are_sound, key_of, run, until
 
 T = TypeVar("T")
-NS = "app.orders"
 
 
 class Builds:
@@ -56,11 +55,7 @@ class Builds:
         return self.do(operation)
 
     def do(self, operation: Callable[[WriteGroup], T]) -> T:
-        member = self.member
-        with member.store.group() as txn:
-            result = operation(WriteGroup(txn, member.node.term, member.clock.wall_ms(), member.rng))
-        member.moved()
-        return result
+        return self.member.do(operation)
 
     def start(self, **options: object) -> bytes:
         return self.do(lambda group: do_start_build(group, self.coll(group), [spec(**options)]))
@@ -71,19 +66,6 @@ class Builds:
 
 def spec(field: str = "a", **options: object) -> RawDocument:
     return RawDocument(encode({"v": 2, "key": {field: 1}, "name": f"{field}_1", **options}))
-
-
-def is_sound(store: Store) -> bool:
-    """Whether each index holds exactly what the documents, up to its position, say."""
-    for coll in store.collections():
-        for index in coll.indexes:
-            check = IndexCheck(coll, index)
-            with store.read() as snapshot:
-                while check.next_slice(snapshot, 7):
-                    pass
-            if check.missing or check.extra:
-                return False
-    return True
 
 
 def indexes(store: Store) -> dict[str, bool]:
@@ -122,7 +104,7 @@ async def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member
     mine.fetcher.stop()
     for member in (source, mine):
         assert indexes(member.store) == {"a_1": True}
-        assert is_sound(member.store)
+        assert indexes_are_sound(member.store)
         assert member.store.collection(NS).indexes[0].multikey
     assert mine.everything() == source.everything()
 
@@ -168,7 +150,7 @@ def test_the_commit_waits_for_a_secondary_that_has_not_finished(source: Member, 
         apply_batch(mine.store, log, done, len(log), lambda: False)
     mine.apply(log[-1])  # one entry by itself is applied whole
     assert indexes(mine.store) == {"a_1": True}
-    assert is_sound(mine.store)
+    assert indexes_are_sound(mine.store)
 
 
 def test_a_start_goes_on_where_the_build_was(source: Member) -> None:
@@ -177,16 +159,15 @@ def test_a_start_goes_on_where_the_build_was(source: Member) -> None:
     coll = source.store.collection(NS)
     with source.store.group() as txn:
         assert fill_slice(txn, coll.uuid, build, lambda: True)
-    source.store.close()
-    source.context.store = Store.open(source.disk, source.dbpath, OPTIONS)
+    source.reopen()
     (index,) = source.store.collection(NS).indexes
     assert index.position not in (None, b"")
-    assert is_sound(source.store)
+    assert indexes_are_sound(source.store)
     source.delete(NS, 0)
     source.delete(NS, 39)
     run(builds.builder.work)
     assert indexes(source.store) == {"a_1": True}
-    assert is_sound(source.store)
+    assert indexes_are_sound(source.store)
 
 
 def test_a_former_primarys_duplicate_ends_a_unique_build(source: Member) -> None:
@@ -340,21 +321,20 @@ def test_random_histories_with_undo(tmp_path: Path, seed: int) -> None:
         history.note()
         for _ in range(60):
             history.step()
-            assert is_sound(member.store)
+            assert indexes_are_sound(member.store)
         common, names, documents = rng.choice(history.seen)
         while undo_step(member.store, common, stem="s", limit=rng.choice([3, 500])):
-            assert is_sound(member.store)
-        assert is_sound(member.store)
+            assert indexes_are_sound(member.store)
+        assert indexes_are_sound(member.store)
         assert member.documents(NS) == documents
         assert indexes(member.store) == names
         if rng.random() < 0.5:
-            member.store.close()
-            member.context.store = Store.open(member.disk, member.dbpath, OPTIONS)
-            assert is_sound(member.store)
+            member.reopen()
+            assert indexes_are_sound(member.store)
             assert indexes(member.store) == names
     mine = Member("mine:1", tmp_path, Network())
     copy_log(member, mine)
     assert mine.everything() == member.everything()
     assert indexes(mine.store) == indexes(member.store)
     run(Builds(mine).builder.work)
-    assert is_sound(mine.store)
+    assert indexes_are_sound(mine.store)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,33 +19,34 @@ from replset.replication.protocol import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests
 from replset.storage.retention import remove_old_data
-from replset.storage.store import Store
 from replset.storage.undo import rollback_in_progress, undo_step
-from tests.unit.replication.kit import OPTIONS, SOURCE, Member, Network, catch_up, copy_log, numbered, synced, trim
-
-NS = "app.orders"
+from tests.unit.replication.kit import (
+    NS,
+    SOURCE,
+    Member,
+    Pair,
+    catch_up,
+    copies_asked,
+    copy_log,
+    left_at_source,
+    numbered,
+    pair,
+    synced,
+    trim,
+    undo_to,
+)
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> tuple[Member, Member]:
-    network = Network()
-    source, mine = Member(SOURCE, tmp_path, network), Member("mine:1", tmp_path, network)
-    source.create(NS)
-    source.insert(NS, *numbered(range(200)))
-    return source, mine
+def members(tmp_path: Path) -> Pair:
+    return pair(tmp_path, 200)
 
 
 def sync(mine: Member, reason: str = "first sync", *, forced: bool = False) -> InitialSyncEnded:
     return synced(mine, reason, forced=forced)
 
 
-def left_at_source(source: Member) -> list[str]:
-    folder = source.folder / "snapshots"
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-
-
-async def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def test_an_empty_member_gets_everything_while_writes_go_on(source: Member, mine: Member) -> None:
     syncing = asyncio.get_running_loop().create_task(mine.initial_sync.run(SOURCE, "first sync"))
     number = 1_000
     while not syncing.done():
@@ -71,8 +71,7 @@ async def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple
     assert list_manifests(mine.dbpath) == []
 
 
-def test_what_would_be_lost_is_exported_first(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_what_would_be_lost_is_exported_first(source: Member, mine: Member) -> None:
     mine.create(NS)
     mine.insert(NS, {"_id": "only here"})
     mine.node.commit_point = mine.store.oldest
@@ -84,8 +83,7 @@ def test_what_would_be_lost_is_exported_first(members: tuple[Member, Member]) ->
     assert mine.everything() == source.everything()
 
 
-def test_nothing_is_wiped_when_the_export_fails(members: tuple[Member, Member]) -> None:
-    _, mine = members
+def test_nothing_is_wiped_when_the_export_fails(mine: Member) -> None:
     mine.create(NS)
     mine.insert(NS, {"_id": "only here"})
     (mine.folder / "rollback").write_bytes(b"in the way")
@@ -98,8 +96,7 @@ def test_nothing_is_wiped_when_the_export_fails(members: tuple[Member, Member]) 
 # --- a source that lacks what this member acknowledged or knows to be committed --------------------------------------
 
 
-def test_a_source_that_is_behind_is_refused_and_nothing_is_changed(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_source_that_is_behind_is_refused_and_nothing_is_changed(source: Member, mine: Member) -> None:
     copy_log(source, mine)
     mine.insert(NS, {"_id": "acknowledged"})
     ended = sync(mine)
@@ -123,9 +120,8 @@ def diverged(source: Member, mine: Member) -> OpTime:
 
 
 def test_a_source_that_lacks_the_commit_point_is_refused_though_its_newest_entry_is_newer(
-    members: tuple[Member, Member],
+    source: Member, mine: Member
 ) -> None:
-    source, mine = members
     committed = diverged(source, mine)
     assert source.store.last_applied > committed
     ended = sync(mine)
@@ -136,9 +132,8 @@ def test_a_source_that_lacks_the_commit_point_is_refused_though_its_newest_entry
 
 
 @pytest.mark.parametrize("lacks", ["newest", "commit point"])
-def test_the_copy_is_looked_at_again_before_it_is_installed(members: tuple[Member, Member], lacks: str) -> None:
+def test_the_copy_is_looked_at_again_before_it_is_installed(source: Member, mine: Member, lacks: str) -> None:
     """The source answered well and went back after it."""
-    source, mine = members
     if lacks == "newest":
         copy_log(source, mine)
         mine.insert(NS, {"_id": "acknowledged"})
@@ -160,17 +155,15 @@ def test_the_copy_is_looked_at_again_before_it_is_installed(members: tuple[Membe
     assert not list(mine.folder.glob("initial-sync*"))
 
 
-def test_an_operator_may_force_it_and_the_core_is_told_what_is_missing(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_an_operator_may_force_it_and_the_core_is_told_what_is_missing(source: Member, mine: Member) -> None:
     diverged(source, mine)
     ended = sync(mine, forced=True)
     assert (ended.ok, ended.holds_committed) == (True, False)
     assert mine.everything() == source.everything()
 
 
-def test_a_copy_whose_oplog_begins_behind_the_commit_point_holds_it(members: tuple[Member, Member]) -> None:
+def test_a_copy_whose_oplog_begins_behind_the_commit_point_holds_it(source: Member, mine: Member) -> None:
     """The oplog is trimmed before the commit point only: what is not there any more was committed."""
-    source, mine = members
     copy_log(source, mine)
     mine.node.commit_point = mine.store.last_applied
     source.insert(NS, *numbered(range(1_000, 1_020)))
@@ -183,9 +176,8 @@ def test_a_copy_whose_oplog_begins_behind_the_commit_point_holds_it(members: tup
 # --- what is exported, and what is not lost --------------------------------------------------------------------------
 
 
-def test_what_is_exported_before_a_copy_that_holds_it_is_no_rollback(members: tuple[Member, Member]) -> None:
+def test_what_is_exported_before_a_copy_that_holds_it_is_no_rollback(source: Member, mine: Member) -> None:
     """After a restart nothing is known to be committed, so that everything is exported; the copy tells."""
-    source, mine = members
     copy_log(source, mine)
     source.insert(NS, *numbered(range(900, 903)))
     assert sync(mine).ok
@@ -200,12 +192,11 @@ def test_what_is_exported_before_a_copy_that_holds_it_is_no_rollback(members: tu
     [pytest.param(0, RollbackState.ABANDONED, id="held"), pytest.param(1, RollbackState.EXPORTED, id="diverged")],
 )
 def test_a_copy_whose_oplog_begins_later_tells_what_it_held(
-    members: tuple[Member, Member], term: int, doomed: int, state: RollbackState
+    source: Member, mine: Member, term: int, doomed: int, state: RollbackState
 ) -> None:
     """A member that was too stale holds only committed entries: that is no rollback. The terms of a log stay when it is
     trimmed, so that an entry which the set lost is told apart.
     """
-    source, mine = members
     copy_log(source, mine)
     source.insert(NS, *numbered(range(1_000, 1_020)), term=term + doomed)
     mine.insert(NS, *numbered(range(2_000, 2_000 + doomed)), term=term)
@@ -228,16 +219,15 @@ def test_a_copy_whose_oplog_begins_later_tells_what_it_held(
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_a_restart_remembers_what_was_committed(members: tuple[Member, Member], stopped: bool) -> None:
+def test_a_restart_remembers_what_was_committed(source: Member, mine: Member, stopped: bool) -> None:
     """Noted at a clean stop, and about every second before a kill."""
-    source, mine = members
     copy_log(source, mine)
     mine.store.set_commit_point(mine.store.last_applied)
     if not stopped:
         while remove_old_data(mine.store, mine.clock.now()):
             pass  # noted behind all else that a slice may do
         mine.store._note_at_the_end = lambda txn: None
-    reopen(mine)
+    mine.reopen()
     assert mine.store.saved_commit_point() == mine.store.last_applied
     source.insert(NS, *numbered(range(1_000, 1_020)), term=2)
     trim(source, oplog_max_bytes=500, commit_point=source.store.last_applied)
@@ -245,27 +235,19 @@ def test_a_restart_remembers_what_was_committed(members: tuple[Member, Member], 
     assert list_manifests(mine.dbpath) == []
 
 
-def test_a_noted_commit_point_whose_entry_was_taken_back_says_nothing(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_noted_commit_point_whose_entry_was_taken_back_says_nothing(source: Member, mine: Member) -> None:
     copy_log(source, mine)
     common = mine.store.last_applied
     mine.insert(NS, {"_id": "committed once"})
     mine.store.set_commit_point(mine.store.last_applied)
-    reopen(mine)
+    mine.reopen()
     assert mine.store.saved_commit_point() == mine.store.last_applied
-    while undo_step(mine.store, common, stem="rollback-x.0"):
-        pass
+    undo_to(mine, common)
     assert mine.store.saved_commit_point() == OPTIME_NULL
 
 
-def reopen(member: Member) -> None:
-    member.store.close()
-    member.context.store = Store.open(member.disk, member.dbpath, OPTIONS)
-
-
-def test_before_a_forced_copy_what_was_committed_is_exported_too(members: tuple[Member, Member]) -> None:
+def test_before_a_forced_copy_what_was_committed_is_exported_too(source: Member, mine: Member) -> None:
     """It is nowhere else then."""
-    source, mine = members
     diverged(source, mine)
     assert sync(mine, forced=True).ok
     (manifest,) = list_manifests(mine.dbpath)
@@ -274,12 +256,7 @@ def test_before_a_forced_copy_what_was_committed_is_exported_too(members: tuple[
     assert mine.rollback_file(documents.name) == [{"_id": "committed"}]
 
 
-def copies_asked(mine: Member) -> int:
-    return sum(call.get("step") == "begin" and not call["id"] for call in mine.network.calls)
-
-
-def test_an_interrupted_rollback_is_finished_before_the_copy(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_an_interrupted_rollback_is_finished_before_the_copy(source: Member, mine: Member) -> None:
     copy_log(source, mine)
     common = mine.store.last_applied
     mine.insert(NS, *numbered(range(900, 910)))
@@ -290,9 +267,7 @@ def test_an_interrupted_rollback_is_finished_before_the_copy(members: tuple[Memb
 
 
 @pytest.mark.parametrize("nth", [2, 5, 9])
-def test_a_lost_answer_is_asked_for_again(members: tuple[Member, Member], nth: int) -> None:
-    source, mine = members
-
+def test_a_lost_answer_is_asked_for_again(source: Member, mine: Member, nth: int) -> None:
     def lose(command: dict[str, object], reply: dict[str, object]) -> None:
         if len(mine.network.calls) == nth:
             mine.network.down.add(SOURCE)
@@ -306,8 +281,7 @@ def test_a_lost_answer_is_asked_for_again(members: tuple[Member, Member], nth: i
     assert (progress.unreachable_since, progress.begins_at) == (None, source.store.last_applied)
 
 
-def test_a_source_that_goes_away_fails_the_attempt(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_a_source_that_goes_away_fails_the_attempt(source: Member, mine: Member) -> None:
     mine.create(NS)
 
     def lose(command: dict[str, object]) -> None:
@@ -325,8 +299,7 @@ def test_a_source_that_goes_away_fails_the_attempt(members: tuple[Member, Member
     assert mine.everything() == source.everything()
 
 
-def test_a_damaged_copy_is_never_installed(members: tuple[Member, Member]) -> None:
-    _, mine = members
+def test_a_damaged_copy_is_never_installed(mine: Member) -> None:
     mine.create(NS)
 
     def damage(command: dict[str, object], reply: dict[str, object]) -> None:
@@ -343,9 +316,7 @@ def test_a_damaged_copy_is_never_installed(members: tuple[Member, Member]) -> No
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * 20_000])
-def test_a_chunk_of_the_wrong_size_fails_the_attempt(members: tuple[Member, Member], data: bytes) -> None:
-    _, mine = members
-
+def test_a_chunk_of_the_wrong_size_fails_the_attempt(mine: Member, data: bytes) -> None:
     def damage(command: dict[str, object], reply: dict[str, object]) -> None:
         if command["step"] == "chunk":
             reply["data"] = data
@@ -354,9 +325,7 @@ def test_a_chunk_of_the_wrong_size_fails_the_attempt(members: tuple[Member, Memb
     assert not sync(mine).ok
 
 
-def test_a_source_that_rolls_back_meanwhile_voids_its_copy(members: tuple[Member, Member]) -> None:
-    source, mine = members
-
+def test_a_source_that_rolls_back_meanwhile_voids_its_copy(source: Member, mine: Member) -> None:
     def roll_back(command: dict[str, object]) -> None:
         if len(mine.network.calls) == 4:
             newest = source.store.last_applied
@@ -370,9 +339,8 @@ def test_a_source_that_rolls_back_meanwhile_voids_its_copy(members: tuple[Member
     assert mine.store.collection(NS) is None
 
 
-def test_the_copy_is_claimed_before_it_is_installed(members: tuple[Member, Member]) -> None:
+def test_the_copy_is_claimed_before_it_is_installed(source: Member, mine: Member) -> None:
     """A copy that lacks what this member held makes it another incarnation, and the core hears of it."""
-    source, mine = members
     mine.claims_as = "second"
     assert sync(mine).ok
     assert mine.claimed == [source.store.last_applied]
@@ -382,18 +350,15 @@ def test_the_copy_is_claimed_before_it_is_installed(members: tuple[Member, Membe
     ]
 
 
-def test_a_crash_after_the_install_exports_nothing_again(members: tuple[Member, Member], tmp_path: Path) -> None:
+def test_a_crash_after_the_install_exports_nothing_again(source: Member, mine: Member, tmp_path: Path) -> None:
     """The marker is still set, so it all begins again; but the data is the copy, none of it is this member's own."""
-    source, mine = members
     mine.create("app.own")
     assert sync(mine).ok
     before = list_manifests(mine.dbpath)
     assert [manifest.state for manifest in before] == [RollbackState.EXPORTED]
     mine.marker = True
     mine.store.close()
-    shutil.copytree(mine.folder, tmp_path / "left" / mine.host)
-    again = Member(mine.host, tmp_path / "left", mine.network)
-    again.marker, again.syncs = True, mine.syncs
+    again = mine.reborn(tmp_path / "left")
     source.insert(NS, {"_id": "later"})
     assert sync(again).ok
     assert list_manifests(again.dbpath) == before
@@ -418,8 +383,7 @@ async def ready(source: Member, by: HostPort | None = None) -> SnapshotReply:
     return offer
 
 
-async def test_a_copy_is_served_by_offset_until_it_ends(members: tuple[Member, Member]) -> None:
-    source, _ = members
+async def test_a_copy_is_served_by_offset_until_it_ends(source: Member) -> None:
     offer = await ready(source)
     whole = (await ask(source, "chunk", offer.snapshot_id, 0, offer.size)).data
     assert len(whole) == offer.size
@@ -437,8 +401,7 @@ async def test_a_copy_is_served_by_offset_until_it_ends(members: tuple[Member, M
         await ask(source, "middle")
 
 
-async def test_a_forgotten_copy_expires(members: tuple[Member, Member]) -> None:
-    source, _ = members
+async def test_a_forgotten_copy_expires(source: Member) -> None:
     offer = await ready(source)
     source.clock.ms += 600_001
     await source.snapshots.expire()
@@ -447,10 +410,7 @@ async def test_a_forgotten_copy_expires(members: tuple[Member, Member]) -> None:
         await ask(source, "begin", offer.snapshot_id)
 
 
-async def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_time_to_catch_up(
-    members: tuple[Member, Member],
-) -> None:
-    source, _ = members
+async def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_time_to_catch_up(source: Member) -> None:
     begin = source.store.last_applied
     offer = await ready(source)
     source.insert(NS, {"_id": "later"})
@@ -467,11 +427,8 @@ async def test_the_entries_behind_a_copy_are_needed_until_its_member_has_had_tim
     assert source.snapshots.needed() is None
 
 
-async def test_the_entries_behind_a_copy_that_expires_stay_as_long_as_behind_one_that_is_ended(
-    members: tuple[Member, Member],
-) -> None:
+async def test_the_entries_behind_a_copy_that_expires_stay_as_long_as_behind_one_that_is_ended(source: Member) -> None:
     """Its member fetched it and still works on it: it fills indexes and checks them for longer than a copy stays."""
-    source, _ = members
     begin = source.store.last_applied
     await ready(source)
     source.insert(NS, {"_id": "later"})
@@ -497,9 +454,8 @@ async def test_the_entries_behind_a_copy_that_expires_stay_as_long_as_behind_one
     assert source.snapshots.needed() == source.store.last_applied, "it begins anew"
 
 
-async def test_a_member_that_begins_again_gives_up_its_copy(members: tuple[Member, Member]) -> None:
+async def test_a_member_that_begins_again_gives_up_its_copy(source: Member) -> None:
     """It was killed and its disk is another one. Nobody can ask for the first copy any more."""
-    source, _ = members
     one, other = HostPort("one:1"), HostPort("other:1")
     begun = await ask(source, "begin", by=one)  # and is killed while the source still makes it
     others = await ready(source, by=other)
@@ -517,16 +473,14 @@ async def test_a_member_that_begins_again_gives_up_its_copy(members: tuple[Membe
     await ready(source, by=other)  # there is room for it
 
 
-def test_copies_of_an_earlier_run_are_removed(members: tuple[Member, Member]) -> None:
-    source, _ = members
+def test_copies_of_an_earlier_run_are_removed(source: Member) -> None:
     (source.folder / "snapshots").mkdir()
     (source.folder / "snapshots" / "old.db").write_bytes(b"x")
     source.snapshots.clear_leftovers()
     assert left_at_source(source) == []
 
 
-async def test_only_so_many_copies_at_a_time(members: tuple[Member, Member]) -> None:
-    source, _ = members
+async def test_only_so_many_copies_at_a_time(source: Member) -> None:
     await ready(source)
     await ready(source)
     with pytest.raises(ReplError) as refused:
@@ -536,8 +490,7 @@ async def test_only_so_many_copies_at_a_time(members: tuple[Member, Member]) -> 
     assert left_at_source(source) == []
 
 
-def test_no_copy_without_data_or_in_a_state_that_serves_none(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_no_copy_without_data_or_in_a_state_that_serves_none(source: Member, mine: Member) -> None:
     with pytest.raises(NotPrimaryOrSecondaryError):
         asyncio.run(ask(mine, "begin"))
     source.node.state = MemberState.STARTUP2
@@ -545,8 +498,7 @@ def test_no_copy_without_data_or_in_a_state_that_serves_none(members: tuple[Memb
         asyncio.run(ask(source, "begin"))
 
 
-def test_no_copy_on_a_disk_without_room(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_no_copy_on_a_disk_without_room(source: Member, mine: Member) -> None:
     source.store.options = replace(source.store.options, min_free_bytes=1 << 60)
     ended = sync(mine)
     assert not ended.ok
@@ -554,8 +506,7 @@ def test_no_copy_on_a_disk_without_room(members: tuple[Member, Member]) -> None:
     assert left_at_source(source) == []
 
 
-async def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(members: tuple[Member, Member]) -> None:
-    source, _ = members
+async def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(source: Member) -> None:
     offer = await ready(source)
     source.node.bytes_per_s = 10_000
     began = asyncio.get_running_loop().time()
@@ -565,8 +516,7 @@ async def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(members: tu
     assert asyncio.get_running_loop().time() - began > 2
 
 
-async def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:
-    source, _ = members
+async def test_the_rate_is_kept(source: Member) -> None:
     offer = await ready(source)
     source.snapshots._options = SnapshotOptions(bytes_per_s=100_000)
     loop = asyncio.get_running_loop()
@@ -576,9 +526,8 @@ async def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:
     assert loop.time() - began >= 0.05
 
 
-def test_a_copy_that_is_not_waited_for_is_given_back(members: tuple[Member, Member]) -> None:
+def test_a_copy_that_is_not_waited_for_is_given_back(source: Member, mine: Member) -> None:
     """Or a few attempts that fail while the copy is made would use up all that the source gives."""
-    source, mine = members
     calls = 0
 
     def lose(command: dict[str, object], reply: dict[str, object]) -> None:

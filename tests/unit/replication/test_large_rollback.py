@@ -15,7 +15,7 @@ import pytest
 
 from replset.bson import encode
 from replset.core.messages import RollbackEnded
-from replset.ids import HostPort, OpTime
+from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry, delete_entry, insert_entry, update_entry
 from replset.replication import rollback as rollback_module
 from replset.replication.applier import apply_entry
@@ -23,22 +23,16 @@ from replset.replication.rollback_manifest import FileKind, list_manifests, veri
 from replset.replication.rollback_progress import RollbackPhase
 from replset.storage.store import Store
 from replset.storage.undo import undo_step
-from tests.unit.replication.kit import Member, Network, copy_log, numbered
+from tests.unit.replication.kit import NS, SOURCE, Member, Pair, pair
 
-SOURCE = HostPort("source:1")
-NS = "app.orders"
 ENTRIES = 100_000
 GROUP = 2_000
 MACHINE_STEPS = 100
 """How often SQLite's progress handler is called: after so many steps of its virtual machine."""
 
 
-def members(tmp_path: Path) -> tuple[Member, Member]:
-    network = Network()
-    source, mine = Member(SOURCE, tmp_path, network), Member("mine:1", tmp_path, network)
-    source.create(NS)
-    source.insert(NS, *numbered(range(100)))
-    copy_log(source, mine)
+def members(tmp_path: Path) -> Pair:
+    source, mine = pair(tmp_path, 100, shared=True)
     source.clock.ms += 9_000
     source.node.term = 2
     source.noop()

@@ -11,9 +11,7 @@ from replset.core.messages import ProgressReply, ProgressRequest, ReplyBody, Res
 from replset.errors import HostUnreachableError
 from replset.ids import HostPort, MemberId, Millis
 from replset.replication.progress import ProgressReporter
-from tests.unit.replication.kit import TestClock, until
-
-SOURCE = HostPort("source:1")
+from tests.unit.replication.kit import SOURCE, TestClock, until
 
 
 class Upstream:

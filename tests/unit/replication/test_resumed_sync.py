@@ -7,7 +7,6 @@ import errno
 import json
 import logging
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,20 +19,26 @@ from replset.replication.partial_copy import CopyRecord, PartialCopy
 from replset.replication.rollback_manifest import list_manifests
 from replset.storage.disk import RealDisk
 from replset.storage.undo import undo_step
-from tests.unit.replication.kit import Member, Network, catch_up, copy_log, numbered, run, until
+from tests.unit.replication.kit import (
+    NS,
+    SOURCE,
+    Member,
+    Pair,
+    catch_up,
+    copies_asked,
+    copy_log,
+    left_at_source,
+    pair,
+    until,
+)
 
-SOURCE, OTHER, MINE = HostPort("source:1"), HostPort("other:1"), "mine:1"
-NS = "app.orders"
+OTHER = HostPort("other:1")
 CHUNK = 10_000
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> tuple[Member, Member]:
-    network = Network()
-    source, mine = Member(SOURCE, tmp_path, network), Member(MINE, tmp_path, network)
-    source.create(NS)
-    source.insert(NS, *numbered(range(300)))
-    return source, mine
+def members(tmp_path: Path) -> Pair:
+    return pair(tmp_path, 300)
 
 
 async def sync(mine: Member, source: HostPort = SOURCE) -> InitialSyncEnded:
@@ -46,10 +51,6 @@ async def sync(mine: Member, source: HostPort = SOURCE) -> InitialSyncEnded:
 def chunks_asked(mine: Member) -> list[int]:
     """The offsets of all pieces that were asked for so far."""
     return [int(call["offset"]) for call in mine.network.calls if call.get("step") == "chunk"]
-
-
-def copies_made(mine: Member) -> int:
-    return sum(call.get("step") == "begin" and not call["id"] for call in mine.network.calls)
 
 
 def lose_after(mine: Member, chunks: int) -> None:
@@ -67,41 +68,32 @@ def back(mine: Member) -> None:
     mine.network.down.clear()
 
 
-def reborn(mine: Member, tmp_path: Path, life: str) -> Member:
-    """The process was killed: what it wrote is there, what it knew is not."""
-    shutil.copytree(mine.folder, tmp_path / life / mine.host)
-    again = Member(mine.host, tmp_path / life, mine.network)
-    again.marker, again.syncs = mine.marker, mine.syncs
-    return again
-
-
-def left_at_source(source: Member) -> int:
-    return len(list((source.folder / "snapshots").iterdir()))
-
-
-async def test_a_broken_transfer_goes_on_where_it_stopped(members: tuple[Member, Member]) -> None:
-    source, mine = members
+async def broken(mine: Member) -> int:
+    """The transfer breaks behind three pieces, and the source comes back. How many were asked for."""
     lose_after(mine, 3)
     assert not (await sync(mine)).ok
-    asked = len(chunks_asked(mine))
     back(mine)
+    return len(chunks_asked(mine))
+
+
+async def test_a_broken_transfer_goes_on_where_it_stopped(source: Member, mine: Member) -> None:
+    asked = await broken(mine)
     source.insert(NS, {"_id": "not in the copy"})
     assert (await sync(mine)).ok
     assert chunks_asked(mine)[asked] == 3 * CHUNK, "the very byte"
-    assert copies_made(mine) == 1
+    assert copies_asked(mine) == 1
     await catch_up(source, mine)
     assert mine.everything() == source.everything()
     assert mine.oplog() == source.oplog()
     assert mine.initial_sync.progress.failed == 1
     assert mine.initial_sync.progress.resumed_at == 3 * CHUNK
     assert not list(mine.folder.glob("initial-sync*"))
-    assert left_at_source(source) == 0
+    assert left_at_source(source) == []
 
 
 async def test_a_long_transfer_writes_lines_about_itself(
-    members: tuple[Member, Member], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    mine: Member, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, mine = members
     caplog.set_level(logging.INFO, "replset.initial_sync")
     monkeypatch.setattr(initial_sync_progress, "LINE_EVERY_MS", 0)
     assert (await sync(mine)).ok
@@ -110,13 +102,12 @@ async def test_a_long_transfer_writes_lines_about_itself(
     assert re.fullmatch(r"initial sync from source:1: (\d+) of \1 bytes \(100 %\), about 0 s left", lines[-1])
 
 
-async def test_a_killed_member_goes_on_from_what_was_on_record(members: tuple[Member, Member], tmp_path: Path) -> None:
-    source, mine = members
+async def test_a_killed_member_goes_on_from_what_was_on_record(source: Member, mine: Member, tmp_path: Path) -> None:
     killed: list[Member] = []
 
     def kill(command: dict[str, object]) -> None:
         if chunks_asked(mine)[-1:] == [5 * CHUNK] and not killed:
-            killed.append(reborn(mine, tmp_path, "second"))
+            killed.append(mine.reborn(tmp_path / "second"))
             syncing.cancel()
 
     mine.network.before_call = kill
@@ -128,17 +119,13 @@ async def test_a_killed_member_goes_on_from_what_was_on_record(members: tuple[Me
     asked = len(chunks_asked(again))
     assert (await sync(again)).ok
     assert chunks_asked(again)[asked] == 4 * CHUNK, "every second piece is put on record"
-    assert copies_made(again) == 1
+    assert copies_asked(again) == 1
     assert again.everything() == source.everything()
 
 
-@pytest.mark.parametrize("why", ["expired", "restarted", "rolled back", "another copy"])
-async def test_a_copy_that_is_gone_or_another_one_is_begun_again(members: tuple[Member, Member], why: str) -> None:
-    source, mine = members
-    lose_after(mine, 3)
-    assert not (await sync(mine)).ok
-    asked = len(chunks_asked(mine))
-    back(mine)
+@pytest.mark.parametrize("why", ["expired", "restarted", "rolled back", "another copy", "another sync"])
+async def test_a_copy_that_is_gone_or_another_one_is_begun_again(source: Member, mine: Member, why: str) -> None:
+    asked = await broken(mine)
     if why == "expired":
         source.clock.ms += 600_001
         await source.snapshots.expire()
@@ -146,22 +133,21 @@ async def test_a_copy_that_is_gone_or_another_one_is_begun_again(members: tuple[
         source.snapshots._copies.clear()
         source.snapshots.clear_leftovers()
     elif why == "rolled back":
-        newest = source.store.last_applied
-        before = source.store.row_at_or_before(OpTime(1, newest.ts - 1))
+        before = source.store.row_at_or_before(OpTime(1, source.store.last_applied.ts - 1))
         undo_step(source.store, before.optime, stem="x")
+    elif why == "another sync":
+        mine.marker = False  # the next marker is another one's
     else:
         (copy,) = source.snapshots._copies.values()
         copy.sha256 = "0" * 64
     ended = await sync(mine)
     assert ended.ok, ended.detail
     assert chunks_asked(mine)[asked] == 0
-    assert copies_made(mine) == 2
+    assert copies_asked(mine) == 2
     assert mine.everything() == source.everything()
 
 
-async def test_a_copy_that_changes_under_its_name_is_given_up(members: tuple[Member, Member]) -> None:
-    source, mine = members
-
+async def test_a_copy_that_changes_under_its_name_is_given_up(source: Member, mine: Member) -> None:
     def change(command: dict[str, object], reply: dict[str, object]) -> None:
         if command["offset"] == 4 * CHUNK:
             reply["sha256"] = "0" * 64
@@ -173,14 +159,11 @@ async def test_a_copy_that_changes_under_its_name_is_given_up(members: tuple[Mem
     back(mine)
     assert (await sync(mine)).ok
     assert mine.everything() == source.everything()
-    assert left_at_source(source) == 0
+    assert left_at_source(source) == []
 
 
-async def test_bytes_that_rotted_meanwhile_are_fetched_again(members: tuple[Member, Member]) -> None:
-    source, mine = members
-    lose_after(mine, 3)
-    assert not (await sync(mine)).ok
-    back(mine)
+async def test_bytes_that_rotted_meanwhile_are_fetched_again(source: Member, mine: Member) -> None:
+    await broken(mine)
     with (mine.folder / "initial-sync.db").open("r+b") as file:
         file.seek(CHUNK)
         file.write(b"rot")
@@ -188,11 +171,10 @@ async def test_bytes_that_rotted_meanwhile_are_fetched_again(members: tuple[Memb
     assert "SHA-256" in ended.detail
     assert (await sync(mine)).ok
     assert mine.everything() == source.everything()
-    assert left_at_source(source) == 0
+    assert left_at_source(source) == []
 
 
-def test_what_sqlite_left_beside_an_earlier_copy_does_not_get_into_the_next(members: tuple[Member, Member]) -> None:
-    source, mine = members
+def test_what_sqlite_left_beside_an_earlier_copy_does_not_get_into_the_next(source: Member, mine: Member) -> None:
     for ending in ("-journal", "-wal", "-shm"):
         (mine.folder / f"initial-sync.db{ending}").write_bytes(b"of another copy")
     asyncio.run(sync(mine))
@@ -201,25 +183,20 @@ def test_what_sqlite_left_beside_an_earlier_copy_does_not_get_into_the_next(memb
 
 
 async def test_another_source_was_chosen_but_the_first_still_has_the_rest(
-    members: tuple[Member, Member], tmp_path: Path
+    source: Member, mine: Member, tmp_path: Path
 ) -> None:
-    source, mine = members
     other = Member(OTHER, tmp_path, mine.network)
     copy_log(source, other)
-    lose_after(mine, 3)
-    assert not (await sync(mine)).ok
-    asked = len(chunks_asked(mine))
-    back(mine)
+    asked = await broken(mine)
     assert (await sync(mine, OTHER)).ok
-    assert (copies_made(mine), chunks_asked(mine)[asked]) == (1, 3 * CHUNK)
+    assert (copies_asked(mine), chunks_asked(mine)[asked]) == (1, 3 * CHUNK)
     assert mine.everything() == source.everything()
-    assert left_at_source(source) == 0
+    assert left_at_source(source) == []
 
 
 async def test_another_source_was_chosen_and_the_first_is_out_of_reach(
-    members: tuple[Member, Member], tmp_path: Path
+    source: Member, mine: Member, tmp_path: Path
 ) -> None:
-    source, mine = members
     other = Member(OTHER, tmp_path, mine.network)
     copy_log(source, other)
     lose_after(mine, 3)
@@ -228,14 +205,13 @@ async def test_another_source_was_chosen_and_the_first_is_out_of_reach(
     assert not (await sync(mine)).ok, "still its only choice: the bytes are kept"
     assert (mine.folder / "initial-sync.db").stat().st_size == 3 * CHUNK
     assert (await sync(mine, OTHER)).ok
-    assert (copies_made(mine), chunks_asked(mine)[asked]) == (2, 0)
+    assert (copies_asked(mine), chunks_asked(mine)[asked]) == (2, 0)
     assert mine.initial_sync.progress.source == OTHER
     assert mine.everything() == source.everything()
 
 
-async def test_a_whole_copy_is_not_fetched_again(members: tuple[Member, Member], tmp_path: Path) -> None:
+async def test_a_whole_copy_is_not_fetched_again(source: Member, mine: Member, tmp_path: Path) -> None:
     """The member dies between the checksum and the install; what SQLite wrote into the copy meanwhile is its own."""
-    source, mine = members
 
     async def die(copy: str) -> None:
         raise asyncio.CancelledError
@@ -243,19 +219,17 @@ async def test_a_whole_copy_is_not_fetched_again(members: tuple[Member, Member],
     mine.initial_sync._install = die
     with pytest.raises(asyncio.CancelledError):
         await sync(mine)
-    again = reborn(mine, tmp_path, "second")
+    again = mine.reborn(tmp_path / "second")
     asked = len(chunks_asked(again))
     assert (await sync(again)).ok
     assert len(chunks_asked(again)) == asked
     assert again.everything() == source.everything()
-    assert left_at_source(source) == 0
+    assert left_at_source(source) == []
 
 
 async def test_an_unsound_copy_is_not_installed_and_not_used_again(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = members
-
     def find_damage(disk: RealDisk, path: str, entries: int) -> None:
         raise CorruptDataError(f"{path} is damaged")
 
@@ -265,24 +239,11 @@ async def test_an_unsound_copy_is_not_installed_and_not_used_again(
     assert mine.store.collection(NS) is None, "the store was not touched"
     monkeypatch.undo()
     assert (await sync(mine)).ok
-    assert copies_made(mine) == 2
+    assert copies_asked(mine) == 2
     assert mine.everything() == source.everything()
 
 
-async def test_another_initial_sync_takes_nothing_of_the_last(members: tuple[Member, Member]) -> None:
-    source, mine = members
-    lose_after(mine, 3)
-    assert not (await sync(mine)).ok
-    asked = len(chunks_asked(mine))
-    back(mine)
-    mine.marker = False  # the next marker is another sync's
-    assert (await sync(mine)).ok
-    assert chunks_asked(mine)[asked] == 0
-    assert mine.everything() == source.everything()
-
-
-def test_leftovers_go_at_a_start_without_a_marker(members: tuple[Member, Member]) -> None:
-    _, mine = members
+def test_leftovers_go_at_a_start_without_a_marker(mine: Member) -> None:
     for name in ("initial-sync.db", "initial-sync.json", "initial-sync.json.tmp", "initial-sync.db-journal"):
         (mine.folder / name).write_bytes(b"x")
     mine.initial_sync.clear_leftovers()
@@ -293,9 +254,8 @@ def test_leftovers_go_at_a_start_without_a_marker(members: tuple[Member, Member]
 
 
 async def test_a_full_disk_makes_it_wait_and_say_so(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = members
     free = 1 << 40
     monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
     progress = mine.initial_sync.progress
@@ -321,13 +281,12 @@ async def test_a_full_disk_makes_it_wait_and_say_so(
     assert not progress.waiting_for
     assert chunks_asked(mine) == sorted(set(chunks_asked(mine))), "nothing was fetched twice"
     assert mine.everything() == source.everything()
-    assert (copies_made(mine), progress.failed) == (1, 0)
+    assert (copies_asked(mine), progress.failed) == (1, 0)
 
 
 async def test_no_copy_is_asked_for_while_there_is_no_room_at_all(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = members
     free = -1
     monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
     syncing = asyncio.ensure_future(sync(mine))
@@ -339,11 +298,10 @@ async def test_no_copy_is_asked_for_while_there_is_no_room_at_all(
 
 
 @pytest.mark.parametrize("torn", [0, 77])
-def test_a_write_that_finds_no_room_leaves_nothing_behind(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch, torn: int
+async def test_a_write_that_finds_no_room_leaves_nothing_behind(
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch, torn: int
 ) -> None:
     """The file system says there is room, and then a part of a piece is written and no more (a quota)."""
-    source, mine = members
     write, failures = mine.disk.write_file, 0
 
     def full(path: str, chunks: list[bytes], *, append: bool = False) -> None:
@@ -355,19 +313,14 @@ def test_a_write_that_finds_no_room_leaves_nothing_behind(
         write(path, chunks, append=append)
 
     monkeypatch.setattr(mine.disk, "write_file", full)
-    run(lambda: check_sync(mine))
+    assert (await sync(mine)).ok
     assert failures == 3
     assert mine.everything() == source.everything()
 
 
-async def check_sync(mine: Member) -> None:
-    assert (await sync(mine)).ok
-
-
 async def test_a_record_that_cannot_be_written_gives_the_copy_back(
-    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = members
     write = mine.disk.write_file
 
     def fail(path: str, chunks: list[bytes], *, append: bool = False) -> None:
@@ -379,14 +332,13 @@ async def test_a_record_that_cannot_be_written_gives_the_copy_back(
     for _ in range(3):
         ended = await sync(mine)
         assert "Input/output error" in ended.detail
-    assert left_at_source(source) == 0
+    assert left_at_source(source) == []
     monkeypatch.setattr(mine.disk, "write_file", write)
     assert (await sync(mine)).ok
     assert mine.everything() == source.everything()
 
 
-async def test_the_export_is_written_once_however_often_it_breaks(members: tuple[Member, Member]) -> None:
-    _, mine = members
+async def test_the_export_is_written_once_however_often_it_breaks(mine: Member) -> None:
     mine.create(NS)
     mine.insert(NS, {"_id": "only here"})
     lose_after(mine, 3)

@@ -16,23 +16,11 @@ from replset.replication.rollback import export_before_wipe
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests, verify_file
 from replset.storage.retention import note_ages, remove_old_data
 from replset.storage.undo import rollback_done_marks, rollback_in_progress
-from tests.unit.replication.diverged import (
-    MINE,
-    NS,
-    OTHER,
-    SOURCE,
-    by_id,
-    diverge,
-    files_of,
-    run_rollback,
-    stamp_of,
-    two_members,
-)
-from tests.unit.replication.kit import Member, Network, catch_up, copy_log, numbered, split_bson
+from tests.unit.replication.diverged import OTHER, by_id, diverge, files_of, run_rollback, stamp_of
+from tests.unit.replication.kit import MINE, NS, SOURCE, Member, Network, catch_up, copy_log, numbered, split_bson
 
 
-def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(source: Member, mine: Member) -> None:
     before, log_before = mine.everything(), mine.oplog()
     common = diverge(source, mine)
     undone = mine.oplog()[len(log_before) :]
@@ -89,8 +77,7 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path
     assert mine.store.chain == source.store.chain
 
 
-def test_views_and_the_swap_of_an_out_are_taken_back(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_views_and_the_swap_of_an_out_are_taken_back(source: Member, mine: Member) -> None:
     source.create("app.view", viewOn="orders", pipeline=[{"$match": {"n": 1}}])
     copy_log(source, mine)
 
@@ -119,8 +106,7 @@ def test_views_and_the_swap_of_an_out_are_taken_back(tmp_path: Path) -> None:
     assert mine.everything() == content
 
 
-def test_rollback_files_are_plain_bson(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_rollback_files_are_plain_bson(source: Member, mine: Member) -> None:
     diverge(source, mine)
     assert run_rollback(mine).ok
     (manifest,) = list_manifests(mine.dbpath)
@@ -136,8 +122,7 @@ def test_rollback_files_are_plain_bson(tmp_path: Path) -> None:
     }
 
 
-def test_two_collections_of_one_name_get_a_file_each(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_two_collections_of_one_name_get_a_file_each(source: Member, mine: Member) -> None:
     uuid = mine.store.collection(OTHER)
     mine.insert(OTHER, {"_id": "old table"})
     mine.drop(OTHER)
@@ -154,8 +139,7 @@ def test_two_collections_of_one_name_get_a_file_each(tmp_path: Path) -> None:
     assert set(mine.documents(OTHER)) == {"bolt", "nut"}
 
 
-def test_a_second_rollback_in_the_same_second_overwrites_nothing(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_a_second_rollback_in_the_same_second_overwrites_nothing(source: Member, mine: Member) -> None:
     mine.insert(NS, {"_id": "first"})
     source.node.term = 2
     source.noop()
@@ -198,8 +182,7 @@ def test_members_without_anything_in_common_are_too_stale(tmp_path: Path) -> Non
     assert mine.documents(NS) == {1: {"_id": 1}}
 
 
-def test_below_the_commit_point_it_is_refused_and_exported(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_below_the_commit_point_it_is_refused_and_exported(source: Member, mine: Member) -> None:
     common = mine.store.last_applied
     mine.node.commit_point = mine.insert(NS, {"_id": "committed"})
     mine.insert(NS, {"_id": "not known"})
@@ -231,8 +214,7 @@ def test_below_the_commit_point_it_is_refused_and_exported(tmp_path: Path) -> No
     assert list_manifests(mine.dbpath) == [manifest]
 
 
-def test_below_what_the_undo_reaches_it_is_refused(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_below_what_the_undo_reaches_it_is_refused(source: Member, mine: Member) -> None:
     common = mine.store.last_applied
     mine.insert(NS, {"_id": "pruned"})
     mine.replace(NS, {"_id": 1, "text": "changed"})
@@ -262,10 +244,9 @@ def test_below_what_the_undo_reaches_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_different_chains_at_the_common_point_are_for_both_to_compare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose is the set's is not known yet: nothing is undone or exported, and the source hears of it too."""
-    source, mine = two_members(tmp_path)
     common = diverge(source, mine)
     everything = mine.everything()
     row = mine.store.row_at_or_before(common)
@@ -278,8 +259,7 @@ def test_different_chains_at_the_common_point_are_for_both_to_compare(
     assert list_manifests(mine.dbpath) == []
 
 
-def test_damage_of_my_own_at_the_common_point_is_reported_and_nothing_undone(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_damage_of_my_own_at_the_common_point_is_reported_and_nothing_undone(source: Member, mine: Member) -> None:
     common = diverge(source, mine)
     newest = mine.store.last_applied
     mine.store._connection.execute("UPDATE oplog SET hash = hash + 1 WHERE ts = ?", (common.ts,))
@@ -289,8 +269,7 @@ def test_damage_of_my_own_at_the_common_point_is_reported_and_nothing_undone(tmp
     assert mine.store.last_applied == newest
 
 
-def test_a_source_that_rolls_back_meanwhile_voids_the_search(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_a_source_that_rolls_back_meanwhile_voids_the_search(source: Member, mine: Member) -> None:
     diverge(source, mine)
     everything = mine.everything()
 
@@ -308,8 +287,7 @@ def test_a_source_that_rolls_back_meanwhile_voids_the_search(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("state", [MemberState.ROLLBACK, MemberState.STARTUP2])
-def test_a_source_that_serves_no_oplog_is_tried_again(tmp_path: Path, state: MemberState) -> None:
-    source, mine = two_members(tmp_path)
+def test_a_source_that_serves_no_oplog_is_tried_again(source: Member, mine: Member, state: MemberState) -> None:
     diverge(source, mine)
     source.node.state = state
     ended = run_rollback(mine)
@@ -317,16 +295,14 @@ def test_a_source_that_serves_no_oplog_is_tried_again(tmp_path: Path, state: Mem
     assert state.name in ended.detail
 
 
-def test_a_source_in_no_later_term_is_none(tmp_path: Path) -> None:
-    _, mine = two_members(tmp_path)
+def test_a_source_in_no_later_term_is_none(mine: Member) -> None:
     mine.insert(NS, {"_id": "ahead"})
     ended = run_rollback(mine)
     assert (ended.ok, ended.retry) == (False, True)
     assert mine.documents(NS)["ahead"] == {"_id": "ahead"}
 
 
-def test_nothing_to_undo(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_nothing_to_undo(source: Member, mine: Member) -> None:
     source.node.term = 2
     source.noop()
     assert run_rollback(mine).ok
@@ -340,8 +316,7 @@ def export(mine: Member, commit_point: OpTime) -> Manifest | None:
     return asyncio.run(export_before_wipe(mine.context, commit_point, "resync", None))
 
 
-def test_export_holds_all_that_is_not_known_to_be_committed(tmp_path: Path) -> None:
-    _, mine = two_members(tmp_path)
+def test_export_holds_all_that_is_not_known_to_be_committed(mine: Member) -> None:
     committed = mine.store.last_applied
     mine.replace(NS, {"_id": 1, "text": "later"})
     mine.delete(NS, 2)
@@ -357,16 +332,14 @@ def test_export_holds_all_that_is_not_known_to_be_committed(tmp_path: Path) -> N
     assert list_manifests(mine.dbpath) == [manifest]
 
 
-def test_export_without_any_known_commit_point_holds_everything(tmp_path: Path) -> None:
-    _, mine = two_members(tmp_path)
+def test_export_without_any_known_commit_point_holds_everything(mine: Member) -> None:
     manifest = export(mine, OPTIME_NULL)
     assert manifest.common_point == OPTIME_NULL
     assert manifest.entries == len(mine.oplog())
     assert len(files_of(mine, manifest)[("documents", NS)][0]) == 20
 
 
-def test_export_of_what_is_all_committed_is_nothing(tmp_path: Path) -> None:
-    _, mine = two_members(tmp_path)
+def test_export_of_what_is_all_committed_is_nothing(mine: Member) -> None:
     assert export(mine, mine.store.last_applied) is None
     assert not (mine.folder / "rollback").exists()
 

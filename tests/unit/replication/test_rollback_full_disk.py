@@ -20,16 +20,13 @@ from replset.storage.disk import RealDisk
 from replset.storage.undo import rollback_done_marks
 from tests.unit.replication.diverged import (
     DISK_OPERATIONS,
-    MINE,
-    SOURCE,
     Crash,
-    crash_around_step,
     diverge,
-    reopened,
     run_rollback,
     stamp_of,
     two_members,
 )
+from tests.unit.replication.kit import MINE, SOURCE, Member
 
 
 class FullDisk(RealDisk):
@@ -77,9 +74,8 @@ class FullDisk(RealDisk):
 
 @pytest.mark.parametrize("operation", range(1, DISK_OPERATIONS + 1))
 def test_a_full_disk_is_waited_for_and_nothing_is_undone_unrecorded(
-    tmp_path: Path, operation: int, caplog: pytest.LogCaptureFixture
+    source: Member, mine: Member, operation: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source, mine = two_members(tmp_path)
     at_common = mine.everything()
     diverge(source, mine)
     everything = mine.everything()
@@ -115,10 +111,9 @@ def test_a_full_disk_is_waited_for_and_nothing_is_undone_unrecorded(
 @pytest.mark.parametrize("name", ["undo_step", "sync", "clear_rollback_done"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_database_that_cannot_grow_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
 ) -> None:
     monkeypatch.setattr(rollback_module, "UNDO_STEP_ENTRIES", 4)
-    source, mine = two_members(tmp_path)
     at_common = mine.everything()
     diverge(source, mine)
     owner: Any = mine.store.wal if name == "sync" else rollback_module
@@ -144,8 +139,7 @@ def test_a_database_that_cannot_grow_is_waited_for(
     assert [text for text in texts if "waits for disk space: replset.db" in text] == texts[1:]
 
 
-def test_files_are_begun_anew_once_the_disk_takes_what_they_had_come_to(tmp_path: Path) -> None:
-    source, mine = two_members(tmp_path)
+def test_files_are_begun_anew_once_the_disk_takes_what_they_had_come_to(source: Member, mine: Member) -> None:
     diverge(source, mine)
     disk = FullDisk(4)
     disk.left = 1
@@ -157,16 +151,21 @@ def test_files_are_begun_anew_once_the_disk_takes_what_they_had_come_to(tmp_path
 
 
 def test_a_start_without_room_finishes_an_interrupted_rollback_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_module, "UNDO_STEP_ENTRIES", 4)
-    source, mine = two_members(tmp_path)
     at_common = mine.everything()
     diverge(source, mine)
-    crash_around_step(mine, 2, monkeypatch)
+    steps = iter((None, Crash))
+
+    def undone() -> None:
+        if error := next(steps):
+            raise error
+
+    mine.context.on_undone = undone
     with pytest.raises(Crash):
         asyncio.run(mine.rollback.run(SOURCE))
-    again = reopened(mine, tmp_path, mine.network)
+    again = mine.reborn(tmp_path / "left")
     disk = FullDisk(1)
     again.context.disk = disk
     asyncio.run(again.rollback.finish())
@@ -203,9 +202,8 @@ def test_a_full_disk_in_the_middle_of_mongodb_s_layout(tmp_path: Path) -> None:
 
 
 def test_a_read_that_is_cut_off_undoes_nothing_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, mine = two_members(tmp_path)
     diverge(source, mine)
     everything = mine.everything()
     add = RollbackWriter.add

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from replset.ids import HostPort
 from replset.replication.initial_sync import InitialSyncMarker, InitialSyncOptions, RequiredEntries
 from replset.replication.rollback import finish_rollbacks
 from replset.replication.rollback_manifest import RollbackState, manifests_on
@@ -21,12 +20,20 @@ from replset.storage.copies import install_copy
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store
 from tests.simulation.kit.disk import SimDisk
-from tests.unit.replication.diverged import Crash
-from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered
-from tests.unit.replication.test_power_loss import entries_in
+from tests.unit.replication.diverged import Crash, entries_in
+from tests.unit.replication.kit import (
+    MINE,
+    NS,
+    OPTIONS,
+    SOURCE,
+    Member,
+    Network,
+    copies_asked,
+    copy_log,
+    left_at_source,
+    numbered,
+)
 
-SOURCE, MINE = HostPort("source:1"), HostPort("mine:1")
-NS = "app.orders"
 FILE_STEPS = ("write_file", "sync_file", "rename", "sync_folder", "make_folder", "truncate", "remove", "connect")
 SMALL = InitialSyncOptions(chunk_bytes=12_000, keep_chunks=2, pause_ms=0, spare_bytes=0)
 
@@ -151,15 +158,12 @@ class Story:
         assert not [name for name in names if name.startswith("initial-sync")]
         source.clock.ms += 600_001  # a copy may be left that was asked for and never put on record
         asyncio.run(source.snapshots.expire())
-        assert list((source.folder / "snapshots").iterdir()) == []
+        assert left_at_source(source) == []
         mine.file.close()
         mine.store.close()
         source.store.close()
         last: Any = mine.disk
         last.close()
-
-    def copies_made(self) -> int:
-        return sum(call.get("step") == "begin" and not call["id"] for call in self.mine.network.calls)
 
 
 def steps_of_a_whole_sync(folder: Path) -> list[str]:
@@ -182,7 +186,7 @@ def test_a_death_before_any_step_is_survived(tmp_path: Path, power_loss: bool) -
         story.die(random.Random(dies_at), power_loss=power_loss)
         story.end()
         if first_kept + 3 < dies_at <= installed + 1:
-            assert story.copies_made() == 1, f"before {steps[dies_at - 1]}: it goes on with the copy that it has"
+            assert copies_asked(story.mine) == 1, f"before {steps[dies_at - 1]}: it goes on with the copy that it has"
 
 
 @pytest.mark.parametrize("seed", range(25))

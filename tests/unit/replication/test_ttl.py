@@ -15,8 +15,8 @@ from replset.replication.held_keys import HeldKeys
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
 from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
-from tests.unit.replication.kit import WALL_MS, Member, Network, key_of, run
-from tests.unit.replication.test_index_builds import NS, Builds, is_sound, spec
+from tests.unit.replication.kit import NS, WALL_MS, Member, Network, indexes_are_sound, key_of, run
+from tests.unit.replication.test_index_builds import Builds, spec
 
 
 def date(seconds: int) -> DateTime:
@@ -61,7 +61,7 @@ def test_what_expires(builds: Builds, direction: int) -> None:
     builds.member.insert(NS, *DOCUMENTS)
     run(monitor(builds).work)
     assert left(builds) == [3, 5, 6, 7, 8, 9, 11]
-    assert is_sound(builds.member.store)
+    assert indexes_are_sound(builds.member.store)
     builds.member.clock.ms = 1000
     run(monitor(builds).work)
     assert left(builds) == [5, 6, 7, 8, 9, 11]

@@ -18,14 +18,13 @@ from replset.recovery.lost_writes import LostWrites
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
-from tests.unit.replication.kit import OPTIONS, Member, Network, numbered, run, until
+from tests.unit.replication.kit import NS, OPTIONS, SOURCE, Member, Network, Pair, numbered, run, until
 
-SOURCE, WITNESS = HostPort("source:1"), HostPort("witness:1")
-NS = "app.orders"
+WITNESS = HostPort("witness:1")
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> tuple[Member, Member]:
+def members(tmp_path: Path) -> Pair:
     """A primary with documents, indexes and a witness whose first sync is done."""
     network = Network()
     source, witness = Member(SOURCE, tmp_path, network), Member(WITNESS, tmp_path, network)
@@ -34,6 +33,11 @@ def members(tmp_path: Path) -> tuple[Member, Member]:
     source.insert(NS, *numbered(range(50)))
     assert begin(witness).ok
     return source, witness
+
+
+@pytest.fixture
+def witness(members: Pair) -> Member:
+    return members[1]
 
 
 def begin(member: Member, *, oplog_only: bool = True, source: HostPort = SOURCE) -> InitialSyncEnded:
@@ -57,8 +61,7 @@ def tables(store: Store) -> list[str]:
     return [name for (name,) in rows]
 
 
-def test_it_gets_the_oplog_and_no_document(members: tuple[Member, Member]) -> None:
-    source, witness = members
+def test_it_gets_the_oplog_and_no_document(source: Member, witness: Member) -> None:
     assert witness.store.oplog_only
     assert not source.store.oplog_only
     assert witness.oplog() == source.oplog()
@@ -70,8 +73,7 @@ def test_it_gets_the_oplog_and_no_document(members: tuple[Member, Member]) -> No
     assert lacking.pop().startswith("d_")
 
 
-def test_entries_of_every_kind_are_kept_and_change_nothing_else(members: tuple[Member, Member]) -> None:
-    source, witness = members
+def test_entries_of_every_kind_are_kept_and_change_nothing_else(source: Member, witness: Member) -> None:
     source.update(NS, {"_id": 1, "text": "changed"})
     source.delete(NS, 2)
     source.create("app.more")
@@ -88,10 +90,9 @@ def test_entries_of_every_kind_are_kept_and_change_nothing_else(members: tuple[M
 
 
 def test_a_data_member_follows_it_through_entries_that_only_it_has(
-    members: tuple[Member, Member], tmp_path: Path
+    source: Member, witness: Member, tmp_path: Path
 ) -> None:
     """The primary is gone; the secondary fetches from the witness what it lacks, and has the documents then."""
-    source, witness = members
     second = Member("second:1", tmp_path, source.network)
     asyncio.run(second.initial_sync.run(SOURCE, "first sync"))
     source.insert(NS, {"_id": "acknowledged by primary and witness"})
@@ -103,7 +104,7 @@ def test_a_data_member_follows_it_through_entries_that_only_it_has(
     assert second.store.chain == source.store.chain
 
 
-def test_nobody_gets_a_copy_from_it(members: tuple[Member, Member], tmp_path: Path) -> None:
+def test_nobody_gets_a_copy_from_it(members: Pair, tmp_path: Path) -> None:
     second = Member("second:1", tmp_path, members[0].network)
     for oplog_only in (False, True):
         ended = begin(second, oplog_only=oplog_only, source=WITNESS)
@@ -113,20 +114,18 @@ def test_nobody_gets_a_copy_from_it(members: tuple[Member, Member], tmp_path: Pa
 
 
 @pytest.mark.parametrize("was_witness", [True, False])
-def test_a_copy_of_the_other_kind_replaces_what_is_there(members: tuple[Member, Member], was_witness: bool) -> None:
-    source, member = members
+def test_a_copy_of_the_other_kind_replaces_what_is_there(source: Member, witness: Member, was_witness: bool) -> None:
     if not was_witness:
-        assert begin(member, oplog_only=False).ok
+        assert begin(witness, oplog_only=False).ok
     source.insert(NS, {"_id": "meanwhile"})
-    assert begin(member, oplog_only=not was_witness).oplog_only is not was_witness
-    assert member.store.oplog_only is not was_witness
-    assert (member.everything() == source.everything()) is was_witness
-    assert member.oplog() == source.oplog()
+    assert begin(witness, oplog_only=not was_witness).oplog_only is not was_witness
+    assert witness.store.oplog_only is not was_witness
+    assert (witness.everything() == source.everything()) is was_witness
+    assert witness.oplog() == source.oplog()
 
 
-def test_a_copy_of_the_wrong_kind_is_not_installed(members: tuple[Member, Member]) -> None:
+def test_a_copy_of_the_wrong_kind_is_not_installed(source: Member, witness: Member) -> None:
     """As of a source of a version that does not know what a witness is."""
-    source, witness = members
     before = witness.oplog()
     serve = source.snapshots.serve
 
@@ -158,8 +157,7 @@ def test_a_copy_has_no_more_than_the_witness_keeps_but_all_from_the_commit_point
     assert witness.store.oldest == log[20]
 
 
-def test_its_oplog_is_trimmed_at_its_cap(members: tuple[Member, Member]) -> None:
-    _, witness = members
+def test_its_oplog_is_trimmed_at_its_cap(witness: Member) -> None:
     witness.store.options = replace(OPTIONS, oplog_max_bytes=2_000)
     witness.store.set_commit_point(witness.store.last_applied)
     while remove_old_data(witness.store, witness.clock.now()):
@@ -168,9 +166,8 @@ def test_its_oplog_is_trimmed_at_its_cap(members: tuple[Member, Member]) -> None
     assert witness.store.oldest > OpTime(0, 1)
 
 
-def test_it_takes_entries_back_and_writes_them_to_a_file(members: tuple[Member, Member]) -> None:
+def test_it_takes_entries_back_and_writes_them_to_a_file(source: Member, witness: Member) -> None:
     """There are no documents to put back, and none in the rollback's files."""
-    source, witness = members
     shared = witness.oplog()
     common = witness.store.last_applied
     for optime, entry in diverged_entries(source, common):

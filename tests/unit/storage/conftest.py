@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from replset.bson import encode, encode_key
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.storage.catalog import Collection
 from replset.storage.disk import RealDisk
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
 from replset.storage.txn import Txn
+from replset.storage.undo import undo_step
 
 WALL = 1_700_000_000_000
 State = dict[str, dict[bytes, bytes]]
@@ -115,9 +117,23 @@ class Driver:
         self.state[ns].pop(key, None)
 
     def coll(self, ns: str) -> Collection:
-        found = self.store.collection(ns)
-        assert found is not None
-        return found
+        return self.store.collection(ns)
+
+    def undo_to(self, point: OpTime, limit: int = 500) -> None:
+        while undo_step(self.store, point, stem="rollback-1", limit=limit):
+            pass
+
+    def commit(self, point: OpTime | None = None, now: int = WALL) -> None:
+        """All up to there is committed, or everything; what nobody needs any more goes."""
+        self.store.set_commit_point(point or self.store.last_applied)
+        self.settle(now)
+
+    def settle(self, now: int = 0) -> int:
+        """Remove what nobody needs; how many slices that took."""
+        slices = 0
+        while remove_old_data(self.store, Millis(now)):
+            slices += 1
+        return slices
 
     def documents(self) -> State:
         """What the store holds now, through a snapshot."""

@@ -9,28 +9,7 @@ from pathlib import Path
 import pytest
 
 from replset.errors import InvariantError
-from replset.storage.disk import RealDisk, file_sha256
-
-
-def test_files_are_written_read_and_renamed(tmp_path: Path) -> None:
-    disk, path = RealDisk(), str(tmp_path / "sub" / "file")
-    disk.make_folder(str(tmp_path / "sub"))
-    disk.make_folder(str(tmp_path / "sub"))
-    assert not disk.exists(path)
-    disk.write_file(path, [b"abc", b"def"])
-    disk.write_file(path, [b"ghi"], append=True)
-    disk.sync_file(path)
-    disk.sync_folder(str(tmp_path / "sub"))
-    assert (disk.read_file(path), disk.size(path), disk.exists(path)) == (b"abcdefghi", 9, True)
-    assert (disk.read_at(path, 4, 3), disk.read_at(path, 7, 9), disk.read_at(path, 20, 1)) == (b"efg", b"hi", b"")
-    assert file_sha256(disk, path) == "19cc02f26df43cc571bc9ed7b0c4d29224a3ec229529221725ef76d021c8326f"
-    disk.write_file(path, [b"new"])
-    disk.rename(path, path + "2")
-    assert disk.list_folder(str(tmp_path / "sub")) == ["file2"]
-    disk.remove(path + "2")
-    disk.remove(path + "2")
-    assert disk.list_folder(str(tmp_path / "sub")) == []
-    assert disk.free_bytes(str(tmp_path)) > 0
+from replset.storage.disk import RealDisk
 
 
 @pytest.mark.parametrize(

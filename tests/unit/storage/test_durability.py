@@ -88,7 +88,6 @@ def check_whole(store: Store) -> None:
     assert [row.ts for row in rows] == list(range(1, len(rows) + 1))
     assert len(rows) % 7 == 1
     coll = store.collection("db.c")
-    assert coll is not None
     inserted = {OplogEntry(row.entry).o.raw for row in rows[1:]}
     with store.read() as snapshot:
         assert {doc for _, doc in snapshot.scan(coll)} == inserted
@@ -186,6 +185,16 @@ def test_a_reader_in_the_wal_leaves_the_last_pass_unfinished(driver: Driver) -> 
         assert not driver.store.wal.last_pass()
         assert snapshot.get(driver.coll("db.c"), key_of(2)) is None
     assert driver.store.wal.last_pass()
+
+
+def test_a_closed_store_opens_no_file_again(tmp_path: Path) -> None:
+    """Nor does it make a WAL beside a database that is just being replaced."""
+    store = Store.open(RealDisk(), tmp_path, StoreOptions(min_free_bytes=0))
+    store.close()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(StorageError):
+        store.read()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_commits_go_on_beside_a_checkpoint_and_readers_come_and_go(driver: Driver) -> None:

@@ -10,7 +10,6 @@ from replset.bson import RawDocument, Undefined, encode, encode_key, parts
 from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError
 from replset.storage import indexes
 from replset.storage.indexes import KEYS_MAX, Index, keys_of
-from replset.storage.retention import remove_old_data
 from replset.storage.undo import undo_step
 from tests.unit.storage.conftest import Driver, key_of
 
@@ -218,8 +217,6 @@ def test_an_undone_or_dropped_index_is_removed(driver: Driver) -> None:
         driver.run(txn, "noop")
         txn.drop_index(driver.coll("db.c").indexes[0], ts=txn.last.ts)
     driver.apply(("noop",))
-    driver.store.set_commit_point(driver.store.last_applied)
-    while remove_old_data(driver.store, driver.wall_ms):
-        pass
+    driver.commit()
     tables = driver.store.query(lambda connection: [name for (name,) in connection.execute(_TABLES)])
     assert [name for name in tables if name.startswith("i_")] == []

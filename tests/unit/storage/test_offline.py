@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import pytest
 
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
 from replset.ids import OPTIME_NULL
 from replset.storage import offline
+from replset.storage.disk import RealDisk
 from replset.storage.offline import OplogInfo, database_path, open_oplog
-from replset.storage.retention import remove_old_data
-from replset.storage.store import StoreOptions
+from replset.storage.store import Store, StoreOptions
 
 from .conftest import WALL, Driver
 
@@ -89,9 +91,7 @@ def test_info_shows_window_size_and_terms(closed: Driver) -> None:
 
 def test_a_place_that_was_trimmed_away_is_lost(closed: Driver) -> None:
     store = closed.reopen()
-    store.set_commit_point(store.last_applied)
-    while remove_old_data(store, 0):
-        pass
+    closed.commit()
     gone, kept = closed.history[1][0], store.oldest
     store.close()
     with open_oplog(closed.folder) as oplog:
@@ -121,3 +121,23 @@ def test_places_without_a_members_data(tmp_path: Path) -> None:
     other.write_bytes(b"no database" * 500)
     with pytest.raises(CorruptDataError, match="damaged"):
         open_oplog(other)
+
+
+def test_a_database_that_only_a_start_can_repair_is_reported(tmp_path: Path) -> None:
+    """The member died while its database was not in WAL mode yet: in its first start, or behind an initial sync."""
+    alive, dead = tmp_path / "alive", tmp_path / "dead"
+    disk = RealDisk()
+    Store.open(disk, alive).close()
+    disk.close()
+    connection = apsw.Connection(str(alive / "replset.db"))
+    connection.pragma("journal_mode", "delete")
+    connection.pragma("cache_size", 1)
+    for n in range(40):
+        connection.execute("INSERT INTO meta (name, value) VALUES (?, zeroblob(1000))", (f"filler {n}",))
+    connection.execute("BEGIN")
+    connection.execute("UPDATE meta SET value = zeroblob(999)")  # more than the cache holds: written before the COMMIT
+    shutil.copytree(alive, dead)
+    connection.close(True)
+    assert (dead / "replset.db-journal").stat().st_size > 0
+    with pytest.raises(StorageError, match="died in the middle of a write; start it once"):
+        open_oplog(dead)

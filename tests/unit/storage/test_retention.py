@@ -18,13 +18,6 @@ from replset.storage.undo import undo_step
 from .conftest import WALL, Driver, key_of
 
 
-def settle(driver: Driver, now: int = 0) -> int:
-    slices = 0
-    while remove_old_data(driver.store, Millis(now)):
-        slices += 1
-    return slices
-
-
 def count(driver: Driver, sql: str) -> int:
     connection = driver.disk.connect(driver.store.path)
     try:
@@ -41,10 +34,9 @@ def undo_rows(driver: Driver) -> int:
 
 def test_undo_is_kept_until_the_commit_point(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
-    assert settle(driver) == 0
+    assert driver.settle() == 0
     assert undo_rows(driver) == 10
-    driver.store.set_commit_point(driver.history[6][0])
-    settle(driver)
+    driver.commit(driver.history[6][0], now=0)
     assert undo_rows(driver) == 4
     assert driver.store.pruned_through == driver.history[6][0].ts
     assert driver.reopen().pruned_through == driver.history[6][0].ts
@@ -54,14 +46,14 @@ def test_undo_is_kept_for_the_oldest_open_snapshot(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
     driver.store.set_commit_point(driver.store.last_applied)
     pins = [driver.store.pin(driver.history[at][0]) for at in (3, 5)]
-    settle(driver)
+    driver.settle()
     assert undo_rows(driver) == 7
     pins[0].release()
     pins[0].release()
-    settle(driver)
+    driver.settle()
     assert undo_rows(driver) == 5
     pins[1].release()
-    settle(driver)
+    driver.settle()
     assert undo_rows(driver) == 0
 
 
@@ -85,15 +77,14 @@ def test_undo_is_kept_for_the_snapshot_history(make_driver: Callable[..., Driver
         driver.wall_ms = WALL + second * 1000 + (ahead_ms if second == 3 else 0)
         driver.apply(("put", "db.c", 1, f"at {second}"))
         note_ages(driver.store, Millis(second * 1000))
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver, 19_500)
+    driver.commit(now=19_500)
     # The state of second 9 may be asked for until the write of second 10 is ten seconds old.
     at_nine, state = driver.history[11]
     assert driver.store.pruned_through <= at_nine.ts
     assert 10 <= undo_rows(driver) <= 11
     with driver.store.read() as snapshot:
         assert dict(snapshot.scan(driver.coll("db.c"), at_nine)) == state["db.c"]
-    settle(driver, 40_000)
+    driver.settle(40_000)
     assert undo_rows(driver) == 0
 
 
@@ -106,8 +97,7 @@ def test_pruned_through_is_an_entry_whose_state_can_still_be_read(make_driver: C
     for second in (0, 1, 20):
         driver.apply(("put", "db.c", second, "x"))
         note_ages(driver.store, Millis(second * 1000))
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver, 20_000)
+    driver.commit(now=20_000)
     at, state = driver.history[-2]
     assert driver.store.pruned_through == at.ts
     with driver.store.read() as snapshot:
@@ -118,7 +108,7 @@ def test_undo_is_kept_while_a_rollback_is_in_progress(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
     assert undo_step(driver.store, driver.history[2][0], stem="r", limit=3)
     driver.reopen().set_commit_point(driver.store.last_applied)
-    assert settle(driver) == 0
+    assert driver.settle() == 0
 
 
 def test_pruning_goes_in_bounded_slices_of_whole_entries(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +118,7 @@ def test_pruning_goes_in_bounded_slices_of_whole_entries(driver: Driver, monkeyp
     before = undo_rows(driver)
     assert remove_old_data(driver.store, Millis(0))
     assert before - undo_rows(driver) == 5
-    assert settle(driver) >= 3
+    assert driver.settle() >= 3
     assert undo_rows(driver) == 0
 
 
@@ -190,7 +180,7 @@ def test_when_a_member_falls_off_the_oplog(make_driver: Callable[..., Driver]) -
     driver = small_oplog(make_driver)
     store = driver.store
     store.set_commit_point(store.last_applied)
-    settle(driver)
+    driver.settle()
     newest = store.last_applied
     window_s = store.window_s()
     assert window_s == newest.seconds - store.oldest.seconds
@@ -218,24 +208,20 @@ def test_a_rollback_to_the_commit_point_finds_its_entry_after_trimming(make_driv
     """It is the common point that every rollback may have to go back to: without it there is only a new copy."""
     driver = small_oplog(make_driver)
     point = driver.history[5][0]
-    driver.store.set_commit_point(point)
-    settle(driver)
-    while undo_step(driver.store, point, stem="rollback-1"):
-        pass
+    driver.commit(point, now=0)
+    driver.undo_to(point)
     assert driver.store.last_applied == driver.store.oldest == point
 
 
 def test_the_oplog_is_trimmed_by_bytes_and_never_past_the_commit_point(make_driver: Callable[..., Driver]) -> None:
     driver = small_oplog(make_driver)
     assert driver.store.oplog_bytes > 5000
-    settle(driver)
+    driver.settle()
     assert driver.store.oldest == driver.history[1][0]
-    driver.store.set_commit_point(driver.history[5][0])
-    settle(driver)
+    driver.commit(driver.history[5][0], now=0)
     assert driver.store.oldest == driver.history[5][0]
     assert driver.store.trimmed_through == driver.history[4][0].ts
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver)
+    driver.commit(now=0)
     assert 1500 < driver.store.oplog_bytes <= 2000
     assert driver.reopen().oplog_bytes == sum(
         len(row.entry) for row in driver.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30)
@@ -246,8 +232,7 @@ def test_the_oplog_is_trimmed_by_bytes_and_never_past_the_commit_point(make_driv
 def test_the_newest_entry_is_never_trimmed(make_driver: Callable[..., Driver]) -> None:
     driver = make_driver(options=StoreOptions(min_free_bytes=0, oplog_max_bytes=1))
     driver.apply(("noop",), ("noop",), ("noop",))
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver)
+    driver.commit(now=0)
     chain = driver.store.chain
     assert driver.store.oldest == driver.store.last_applied == driver.history[-1][0]
     assert (driver.reopen().last_applied, driver.store.chain) == (driver.history[-1][0], chain)
@@ -256,32 +241,29 @@ def test_the_newest_entry_is_never_trimmed(make_driver: Callable[..., Driver]) -
 @AHEAD
 def test_young_entries_are_kept_beyond_the_limit_of_bytes(make_driver: Callable[..., Driver], ahead_ms: int) -> None:
     driver = small_oplog(make_driver, ahead_ms, oplog_min_retention_s=30)
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver, 39_000)
+    driver.commit(now=39_000)
     assert driver.store.oldest == driver.history[12][0]  # of second 10
-    settle(driver, 50_000)
+    driver.settle(50_000)
     assert driver.store.oldest == driver.history[23][0]
 
 
 def test_a_restart_does_not_forget_how_old_entries_are(make_driver: Callable[..., Driver]) -> None:
     driver = small_oplog(make_driver, oplog_min_retention_s=300)
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver, 39_000 + SAVE_AGES_EVERY_MS)
+    driver.commit(now=39_000 + SAVE_AGES_EVERY_MS)
     another_clock, measured = 7_000_000, 39_000 + SAVE_AGES_EVERY_MS
     driver.reopen().set_commit_point(driver.store.last_applied)
-    settle(driver, another_clock)
-    settle(driver, another_clock + 299_000 - measured)
+    driver.settle(another_clock)
+    driver.settle(another_clock + 299_000 - measured)
     assert driver.store.oldest == driver.history[1][0]
-    settle(driver, another_clock + 310_000 - measured)
+    driver.settle(another_clock + 310_000 - measured)
     assert driver.store.oldest > driver.history[5][0]
 
 
 def test_what_a_rollback_undid_does_not_make_new_entries_old(make_driver: Callable[..., Driver]) -> None:
     driver = small_oplog(make_driver, oplog_min_retention_s=300)
-    settle(driver, 39_000 + SAVE_AGES_EVERY_MS)
+    driver.settle(39_000 + SAVE_AGES_EVERY_MS)
     point = driver.history[5][0]
-    while undo_step(driver.store, point, stem="rollback-1"):
-        pass
+    driver.undo_to(point)
     written, _ = driver.history[20]
     assert driver.store.ages.age_ms(written, Millis(500_000)) == (0, 0)
     driver.reopen()
@@ -291,8 +273,7 @@ def test_what_a_rollback_undid_does_not_make_new_entries_old(make_driver: Callab
 
 def test_a_reader_whose_place_is_gone_gets_capped_position_lost(make_driver: Callable[..., Driver]) -> None:
     driver = small_oplog(make_driver)
-    driver.store.set_commit_point(driver.history[5][0])
-    settle(driver)
+    driver.commit(driver.history[5][0], now=0)
     for reopened in (False, True):
         store = driver.reopen() if reopened else driver.store
         with pytest.raises(CappedPositionLostError):
@@ -309,8 +290,7 @@ def test_first_and_last_optime_of_each_term_survive_trimming(make_driver: Callab
     driver = small_oplog(make_driver)
     driver.term = 2
     driver.apply(*(("put", "db.c", number, "y" * 50) for number in range(40)))
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver)
+    driver.commit(now=0)
     assert driver.store.oldest.term == 2
     first, second = driver.reopen().terms()
     assert first == (driver.history[1][0], driver.history[41][0])
@@ -326,11 +306,10 @@ def test_a_drop_hides_the_collection_until_it_is_committed_then_removes_it(
     driver.apply(("drop", "db.c"))
     dropped = driver.store.last_applied
     driver.apply(("create", "db.c"), ("put", "db.c", 1, "a new one of that name"))
-    driver.store.set_commit_point(OpTime(1, dropped.ts - 1))
-    settle(driver)
+    driver.commit(OpTime(1, dropped.ts - 1), now=0)
     assert count(driver, f"SELECT count(*) FROM {table}") == 10
     driver.store.set_commit_point(dropped)
-    assert settle(driver) >= 3
+    assert driver.settle() >= 3
     assert count(driver, f"SELECT count(*) FROM sqlite_schema WHERE name = '{table}'") == 0
     assert count(driver, "SELECT count(*) FROM catalog") == 1
     assert driver.documents() == driver.state
@@ -343,15 +322,14 @@ def test_undo_of_a_drop_brings_the_documents_back(driver: Driver) -> None:
     point, state = driver.history[-1]
     driver.apply(("drop", "db.c"), ("create", "db.c"), ("put", "db.c", 1, "new"))
     driver.reopen()
-    while undo_step(driver.store, point, stem="r", limit=1):
-        pass
+    driver.undo_to(point, limit=1)
     assert driver.documents() == state
 
 
 def test_the_count_of_bytes_is_noted_now_and_then(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_SAVE_SIZE_EVERY", 300)
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(10)))
-    assert settle(driver) == 1
+    assert driver.settle() == 1
     assert count(driver, "SELECT value FROM meta WHERE name = 'oplog_bytes'") == driver.store.oplog_bytes
 
 
@@ -370,8 +348,7 @@ def test_old_entries_are_checked_in_bounded_slices(make_driver: Callable[..., Dr
     assert rechecked(driver) == 3
     driver.apply(*[("put", "db.c", number, "x" * (RECHECK_BYTES // 2)) for number in range(4)])
     assert rechecked(driver) == 3 + 3, "of large ones fewer in a slice: one each"
-    driver.store.set_commit_point(driver.store.last_applied)
-    settle(driver)
+    driver.commit(now=0)
     assert driver.store.trimmed_through > 0
     assert rechecked(driver) > 0, "from the oldest that is left"
 

@@ -14,7 +14,6 @@ from replset.storage.catalog import SESSIONS
 from replset.storage.snapshot import _SESSION_CHANGES
 from replset.storage.store import Store, StoreOptions
 from replset.storage.txn import Txn
-from replset.storage.undo import undo_step
 from tests.unit.storage.conftest import WALL, Driver
 
 Records = dict[bytes, bytes]
@@ -78,11 +77,9 @@ def test_a_rollback_brings_them_back(history: tuple[Driver, list[tuple[OpTime, R
     driver, points = history
     note(driver, {KEYS[0]: None, KEYS[1]: a_record(1, "newer")})
     at, state = points[2]
-    while undo_step(driver.store, at, stem="rollback-1", limit=1):
-        pass
+    driver.undo_to(at, limit=1)
     assert records_at(driver.store, None) == [state] * 3
-    while undo_step(driver.store, OPTIME_NULL, stem="rollback-2", limit=100):
-        pass
+    driver.undo_to(OPTIME_NULL, limit=100)
     assert records_at(driver.store, None) == [{}] * 3
 
 

@@ -25,7 +25,6 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import noop_entry
 from replset.storage.catalog import Collection
-from replset.storage.retention import remove_old_data
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import StoreOptions
 from replset.storage.undo import RollbackMark, clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
@@ -216,13 +215,10 @@ def test_pruning_takes_only_what_no_read_and_no_rollback_needs(script: list[Oper
     with fresh_driver() as driver:
         play(driver, script)
         commit, state = driver.history[min(pruned_to, len(driver.history) - 1)]
-        driver.store.set_commit_point(commit)
-        while remove_old_data(driver.store, driver.wall_ms):
-            pass
+        driver.commit(commit)
         assert driver.store.pruned_through <= commit.ts
         check_readable(driver, commit, state)
-        while undo_step(driver.store, commit, stem="r", limit=3):
-            pass
+        driver.undo_to(commit, limit=3)
         assert driver.documents() == state
 
 
@@ -287,8 +283,7 @@ def test_undo_below_the_commit_point_or_the_pruned_undo_is_refused(make_driver: 
     driver.store.set_commit_point(driver.history[4][0])
     with pytest.raises(UnrecoverableRollbackError, match="commit point"):
         undo_step(driver.store, driver.history[3][0], stem="r")
-    while remove_old_data(driver.store, driver.wall_ms):
-        pass
+    driver.settle(driver.wall_ms)
     driver.reopen()  # the commit point is forgotten, what was pruned is not
     with pytest.raises(UnrecoverableRollbackError, match="undo reaches"):
         undo_step(driver.store, driver.history[3][0], stem="r")
@@ -302,9 +297,7 @@ def test_undo_below_the_commit_point_or_the_pruned_undo_is_refused(make_driver: 
 
 def test_a_point_before_pruned_through_is_snapshot_too_old(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(6)))
-    driver.store.set_commit_point(driver.history[4][0])
-    while remove_old_data(driver.store, driver.wall_ms):
-        pass
+    driver.commit(driver.history[4][0])
     coll = driver.coll("db.c")
     with driver.store.read() as snapshot:
         with pytest.raises(SnapshotTooOldError):
@@ -340,12 +333,9 @@ def test_a_read_before_a_rename_names_when_to_retry(driver: Driver) -> None:
             assert caught.value.until == optimes[4].ts
         assert snapshot.collection("db.c", optimes[4]) is None
         found = snapshot.collection("db.d", optimes[4])
-        assert found is not None
         assert snapshot.get(found, key_of(1), optimes[2]) is not None
-    driver.store.set_commit_point(driver.store.last_applied)
     driver.store.options = StoreOptions(min_free_bytes=0, snapshot_history_s=0)
-    while remove_old_data(driver.store, driver.wall_ms):
-        pass
+    driver.commit()
     assert driver.store.query(lambda connection: connection.execute("SELECT * FROM name_changes").fetchall()) == []
 
 
@@ -362,8 +352,7 @@ def test_undo_restores_options_and_a_dropped_target(driver: Driver) -> None:
     driver.reopen()
     assert driver.coll("db.d").has_validator
     assert driver.store.collection("db.c") is None
-    while undo_step(driver.store, point, stem="rollback-x"):
-        pass
+    driver.undo_to(point)
     assert driver.documents() == before
     assert (driver.coll("db.c"), driver.coll("db.d")) == (coll, target)
 
@@ -395,9 +384,7 @@ def test_a_scan_goes_on_after_a_key_at_the_same_point_while_documents_change(dri
         round_ += 1
         driver.apply(*(("delete", "db.c", number) for number in range(round_, 700, 5)))
         driver.apply(("put", "db.c", 1000 + round_, "new"), ("put", "db.c", -round_, "new"))
-        driver.store.set_commit_point(driver.store.last_applied)
-        while remove_old_data(driver.store, driver.wall_ms):
-            pass
+        driver.commit()
     pin.release()
     assert dict(seen) == state["db.c"]
     assert len(seen) == 700
@@ -446,9 +433,7 @@ def test_a_removed_collection_is_not_found(driver: Driver) -> None:
     driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"))
     coll = driver.coll("db.c")
     driver.apply(("drop", "db.c"), ("noop",))
-    driver.store.set_commit_point(driver.store.last_applied)
-    while remove_old_data(driver.store, driver.wall_ms):
-        pass
+    driver.commit()
     with driver.store.read() as snapshot, pytest.raises(NamespaceNotFoundError):
         snapshot.get(coll, key_of(1))
 
