@@ -47,31 +47,36 @@ def logs_again() -> Iterator[None]:
 
 
 @pytest.fixture
-def sim_loop() -> Iterator[SimLoop]:
-    """The loop of an async test, for fixtures that need it."""
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    """The loop of an async test: in virtual time, or a real one where the module says ON_SOCKETS."""
     from tests.simulation.kit.loop import SimLoop
 
-    with contextlib.closing(SimLoop()) as loop:
-        yield loop
+    if getattr(request.module, "ON_SOCKETS", False):
+        with asyncio.Runner() as runner:
+            yield runner.get_loop()
+        return
+    with contextlib.closing(SimLoop()) as sim:
+        yield sim
+        assert sim.unhandled == []
 
 
 @pytest.fixture
-def clock(sim_loop: SimLoop) -> SimClock:
+def clock(loop: SimLoop) -> SimClock:
     """The virtual time of an async test."""
     from tests.simulation.kit.clock import SimClock
 
-    return SimClock(sim_loop)
+    return SimClock(loop)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is `async def` has a loop of its own, in virtual time: a wait takes none of the machine's."""
+    """A test that is `async def` runs in its loop. In virtual time a wait takes none of the machine's."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    loop = pyfuncitem._request.getfixturevalue("sim_loop")
-    loop.run_until_complete(asyncio.wait_for(pyfuncitem.obj(**arguments), 86_400))
-    assert loop.unhandled == []
+    loop = pyfuncitem._request.getfixturevalue("loop")
+    limit_s = 30 if getattr(pyfuncitem.module, "ON_SOCKETS", False) else 86_400
+    loop.run_until_complete(asyncio.wait_for(pyfuncitem.obj(**arguments), limit_s))
     return True
 
 

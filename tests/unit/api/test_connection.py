@@ -10,7 +10,7 @@ import json
 import re
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -27,8 +27,8 @@ from replset.runtime.net.admission import MAX_BYTES_IN_USE
 from replset.runtime.net.connections import ConnectionSlots
 from replset.runtime.net.turns import Turns
 from tests.unit.api.kit import Api
-from tests.unit.runtime.served import on_sockets
 
+ON_SOCKETS = True
 HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/action/find HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
@@ -59,6 +59,13 @@ class Served:
             writer.close()
 
 
+@pytest.fixture
+def served(api: Api, loop: asyncio.AbstractEventLoop) -> Iterator[Served]:
+    context = serving(api)
+    yield loop.run_until_complete(context.__aenter__())
+    loop.run_until_complete(context.__aexit__(None, None, None))
+
+
 @asynccontextmanager
 async def serving(api: Api, most: int = 100) -> AsyncIterator[Served]:
     served = Served(api, free_ports(1, 41_000)[0], most)
@@ -81,49 +88,40 @@ def status_of(answer: bytes) -> int:
         pytest.param((b"x: " + b"y" * 1000 + b"\r\n") * 70, id="large-in-all"),
     ],
 )
-def test_a_head_that_is_too_large_is_refused(api: Api, extra: bytes) -> None:
-    @on_sockets
-    async def run() -> None:
-        async with serving(api) as served:
-            answer = await served.answer(HEAD + extra + b"\r\n")
-            assert status_of(answer) == 431
-            assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == 9
-
-    run()
+async def test_a_head_that_is_too_large_is_refused(extra: bytes, served: Served) -> None:
+    answer = await served.answer(HEAD + extra + b"\r\n")
+    assert status_of(answer) == 431
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == 9
 
 
-@on_sockets
-async def test_a_head_without_end_is_refused_long_before_it_is_large(api: Api) -> None:
-    async with serving(api) as served:
-        reader, writer = await served.open()
-        writer.write(HEAD + b"x: ")
-        sent = 0
-        try:
-            while sent < 8 << 20:
-                writer.write(b"y" * (64 << 10))
-                await writer.drain()
-                sent += 64 << 10
-        except OSError:
-            pass
-        try:
-            answer = await reader.read()
-        except ConnectionResetError:
-            answer = b""
-        assert status_of(answer) in (0, 431)
-        assert sent < 8 << 20 or answer
-        assert api.member.admission.in_use == 0
-        writer.close()
+async def test_a_head_without_end_is_refused_long_before_it_is_large(api: Api, served: Served) -> None:
+    reader, writer = await served.open()
+    writer.write(HEAD + b"x: ")
+    sent = 0
+    try:
+        while sent < 8 << 20:
+            writer.write(b"y" * (64 << 10))
+            await writer.drain()
+            sent += 64 << 10
+    except OSError:
+        pass
+    try:
+        answer = await reader.read()
+    except ConnectionResetError:
+        answer = b""
+    assert status_of(answer) in (0, 431)
+    assert sent < 8 << 20 or answer
+    assert api.member.admission.in_use == 0
+    writer.close()
 
 
-@on_sockets
-async def test_what_is_within_the_limits_is_served_also_in_small_pieces(api: Api) -> None:
-    async with serving(api) as served:
-        headers = b"".join(b"x%d: %s\r\n" % (number, b"y" * 600) for number in range(90))
-        head = HEAD + headers + b"connection: close\r\n\r\n"
-        pieces = [head[at : at + 5_000] for at in range(0, len(head), 5_000)]
-        assert status_of(await served.answer(*pieces)) == 200
-        twice = await served.answer(HEAD + b"\r\n" + HEAD + b"connection: close\r\n\r\n")
-        assert twice.count(b" 200 OK") == 2, "requests in one go"
+async def test_what_is_within_the_limits_is_served_also_in_small_pieces(served: Served) -> None:
+    headers = b"".join(b"x%d: %s\r\n" % (number, b"y" * 600) for number in range(90))
+    head = HEAD + headers + b"connection: close\r\n\r\n"
+    pieces = [head[at : at + 5_000] for at in range(0, len(head), 5_000)]
+    assert status_of(await served.answer(*pieces)) == 200
+    twice = await served.answer(HEAD + b"\r\n" + HEAD + b"connection: close\r\n\r\n")
+    assert twice.count(b" 200 OK") == 2, "requests in one go"
 
 
 def answers_in(received: bytes) -> list[int]:
@@ -145,15 +143,13 @@ MANY_FORMS = [
 
 
 @pytest.mark.parametrize("size", [1, 3, 100, 100_000])
-def test_requests_that_come_before_an_answer_are_parsed_one_by_one_however_they_are_cut(api: Api, size: int) -> None:
-    @on_sockets
-    async def run() -> None:
-        whole = b"".join(MANY_FORMS) + HEAD + b"connection: close\r\n\r\n"
-        async with serving(api) as served:
-            received = await served.answer(*[whole[at : at + size] for at in range(0, len(whole), size)])
-            assert answers_in(received) == [200, 201, 201, 201, 200, 200]
-
-    run()
+async def test_requests_that_come_before_an_answer_are_parsed_one_by_one_however_they_are_cut(
+    api: Api, size: int
+) -> None:
+    whole = b"".join(MANY_FORMS) + HEAD + b"connection: close\r\n\r\n"
+    async with serving(api) as served:
+        received = await served.answer(*[whole[at : at + size] for at in range(0, len(whole), size)])
+        assert answers_in(received) == [200, 201, 201, 201, 200, 200]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -175,7 +171,6 @@ def held_app(api: Api, gate: asyncio.Event) -> list[str]:
     return begun
 
 
-@on_sockets
 async def test_a_request_waits_unparsed_and_counted_until_the_one_before_is_answered(api: Api) -> None:
     gate = asyncio.Event()
     begun = held_app(api, gate)
@@ -191,7 +186,6 @@ async def test_a_request_waits_unparsed_and_counted_until_the_one_before_is_answ
         writer.close()
 
 
-@on_sockets
 async def test_who_sends_ahead_what_there_is_no_memory_for_gets_the_answer_under_way_and_no_more(api: Api) -> None:
     gate = asyncio.Event()
     begun = held_app(api, gate)
@@ -216,7 +210,6 @@ async def test_who_sends_ahead_what_there_is_no_memory_for_gets_the_answer_under
             writer.close()
 
 
-@on_sockets
 async def test_a_turn_of_the_loop_answers_few_requests_over_all_connections(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +235,6 @@ async def test_a_turn_of_the_loop_answers_few_requests_over_all_connections(
         assert sum(begun.values()) == 300
 
 
-@on_sockets
 async def test_a_body_of_many_chunks_is_parsed_in_many_turns(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each chunk is a call, also of one byte; an empty line in a chunk is a step."""
     most, steps = 0, 0
@@ -314,25 +306,20 @@ LENGTH = b"content-length: %d\r\n"
         ),
     ],
 )
-def test_malformed_requests_get_an_error_document_and_the_connection_ends(
+async def test_malformed_requests_get_an_error_document_and_the_connection_ends(
     api: Api, request_bytes: bytes, status: int, code: int, text: str
 ) -> None:
-    @on_sockets
-    async def run() -> None:
-        async with serving(api) as served:
-            head, _, body = (await served.answer(request_bytes)).partition(b"\r\n\r\n")
-            assert status_of(head) == status
-            assert b"content-type: application/json" in head
-            error = json.loads(body)
-            assert (error["ok"], error["code"]) == (0, code)
-            assert text in error["errmsg"]
-        assert api.command_names() == []
-        assert api.member.admission.in_use == 0
-
-    run()
+    async with serving(api) as served:
+        head, _, body = (await served.answer(request_bytes)).partition(b"\r\n\r\n")
+        assert status_of(head) == status
+        assert b"content-type: application/json" in head
+        error = json.loads(body)
+        assert (error["ok"], error["code"]) == (0, code)
+        assert text in error["errmsg"]
+    assert api.command_names() == []
+    assert api.member.admission.in_use == 0
 
 
-@on_sockets
 async def test_an_answer_that_has_begun_is_not_mixed_with_the_error_of_its_body(api: Api) -> None:
     async def early(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -352,7 +339,6 @@ async def test_an_answer_that_has_begun_is_not_mixed_with_the_error_of_its_body(
         writer.close()
 
 
-@on_sockets
 async def test_headers_behind_the_body_are_not_taken_for_those_of_the_head(api: Api) -> None:
     seen: list[tuple[bytes, bytes]] = []
     routes = api.app
@@ -372,7 +358,6 @@ async def test_headers_behind_the_body_are_not_taken_for_those_of_the_head(api: 
     assert [name for name, _ in seen] == [b"connection", b"host", b"content-type", b"transfer-encoding"]
 
 
-@on_sockets
 async def test_a_fault_is_answered_with_an_error_document(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     async def broken(scope: exchange.Scope, receive: exchange.Receive, send: exchange.Send) -> None:
         raise ZeroDivisionError
@@ -383,17 +368,15 @@ async def test_a_fault_is_answered_with_an_error_document(api: Api, caplog: pyte
     assert (status_of(head), json.loads(body)["codeName"]) == (500, "InternalError")
 
 
-@on_sockets
-async def test_the_date_of_responses_moves(api: Api) -> None:
-    async with serving(api) as served:
-        request = HEAD + b"connection: close\r\n\r\n"
-        dates = set()
-        async with asyncio.timeout(10):
-            while len(dates) < 2:
-                fields = email.message_from_bytes((await served.answer(request)).partition(b"\r\n")[2])
-                dates.add(email.utils.parsedate_to_datetime(fields["date"]))
-                await asyncio.sleep(0.2)
-        assert max(dates) - min(dates) <= timedelta(seconds=2)
+async def test_the_date_of_responses_moves(served: Served) -> None:
+    request = HEAD + b"connection: close\r\n\r\n"
+    dates = set()
+    async with asyncio.timeout(10):
+        while len(dates) < 2:
+            fields = email.message_from_bytes((await served.answer(request)).partition(b"\r\n")[2])
+            dates.add(email.utils.parsedate_to_datetime(fields["date"]))
+            await asyncio.sleep(0.2)
+    assert max(dates) - min(dates) <= timedelta(seconds=2)
 
 
 @pytest.mark.parametrize(
@@ -407,21 +390,15 @@ async def test_the_date_of_responses_moves(api: Api) -> None:
         pytest.param(b"GET /health HTTP/1.1\r\nconnection: upgrade, close\r\nupgrade: h2c", 200, True, id="upgrade"),
     ],
 )
-def test_forms_of_a_request(api: Api, request_line: bytes, status: int, has_body: bool) -> None:
-    @on_sockets
-    async def run() -> None:
-        async with serving(api) as served:
-            head, _, body = (await served.answer(request_line + b"\r\nhost: localhost\r\n\r\n")).partition(b"\r\n\r\n")
-            assert (status_of(head), bool(body)) == (status, has_body)
-            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
-            assert {b"date", b"content-type", b"content-length"} <= fields.keys()
-            assert fields.get(b"connection", b"close") == b"close"
-            assert not has_body or int(fields[b"content-length"]) == len(body)
-
-    run()
+async def test_forms_of_a_request(request_line: bytes, status: int, has_body: bool, served: Served) -> None:
+    head, _, body = (await served.answer(request_line + b"\r\nhost: localhost\r\n\r\n")).partition(b"\r\n\r\n")
+    assert (status_of(head), bool(body)) == (status, has_body)
+    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    assert {b"date", b"content-type", b"content-length"} <= fields.keys()
+    assert fields.get(b"connection", b"close") == b"close"
+    assert not has_body or int(fields[b"content-length"]) == len(body)
 
 
-@on_sockets
 async def test_a_body_may_come_with_its_head_or_later(api: Api) -> None:
     body = b'{"database": "a", "collection": "b", "document": {"_id": 1}}'
     head = POST.replace(b"find", b"insertOne") + b"connection: close\r\n"
@@ -443,7 +420,6 @@ async def test_a_body_may_come_with_its_head_or_later(api: Api) -> None:
     assert api.command_names() == ["insert"] * 3
 
 
-@on_sockets
 @pytest.mark.parametrize("size", [100, 100_000])
 async def test_a_client_that_leaves_during_its_request_gives_its_slot_back(
     api: Api, monkeypatch: pytest.MonkeyPatch, size: int
@@ -467,26 +443,23 @@ async def test_a_client_that_leaves_during_its_request_gives_its_slot_back(
         ended.set()
 
 
-@on_sockets
-async def test_an_idle_connection_is_closed_and_a_used_one_stays(api: Api) -> None:
-    async with serving(api) as served:
-        served.server._server.config.timeout_keep_alive = 0.4
-        opened = [await served.open() for _ in range(3)]
-        for _, writer in opened:
-            writer.write(HEAD + b"\r\n")
-        reader, writer = opened[0]
-        for _ in range(3):
-            await asyncio.sleep(0.2)
-            writer.write(HEAD + b"\r\n")
-        await asyncio.sleep(0.1)
-        assert len(served.slots) == 1, "the two others are closed"
-        async with asyncio.timeout(10):
-            assert (await reader.read()).count(b" 200 OK") == 4
-        for _, writer in opened:
-            writer.close()
+async def test_an_idle_connection_is_closed_and_a_used_one_stays(served: Served) -> None:
+    served.server._server.config.timeout_keep_alive = 0.4
+    opened = [await served.open() for _ in range(3)]
+    for _, writer in opened:
+        writer.write(HEAD + b"\r\n")
+    reader, writer = opened[0]
+    for _ in range(3):
+        await asyncio.sleep(0.2)
+        writer.write(HEAD + b"\r\n")
+    await asyncio.sleep(0.1)
+    assert len(served.slots) == 1, "the two others are closed"
+    async with asyncio.timeout(10):
+        assert (await reader.read()).count(b" 200 OK") == 4
+    for _, writer in opened:
+        writer.close()
 
 
-@on_sockets
 async def test_a_request_that_is_not_sent_to_its_end_is_ended(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 0.3)
     monkeypatch.setattr(connection, "BODY_REST_S", 0.3)
@@ -501,7 +474,6 @@ async def test_a_request_that_is_not_sent_to_its_end_is_ended(api: Api, monkeypa
         assert len(served.slots) == 0
 
 
-@on_sockets
 async def test_idle_connections_are_closed_for_new_ones_and_reserved_slots_serve_health(api: Api) -> None:
     async with serving(api, most=16) as served:
         opened = [await served.open() for _ in range(20)]
@@ -525,7 +497,6 @@ async def test_idle_connections_are_closed_for_new_ones_and_reserved_slots_serve
             writer.close()
 
 
-@on_sockets
 async def test_health_is_served_beside_half_sent_bodies(api: Api) -> None:
     async with serving(api, most=16) as served:
         opened = [await served.open() for _ in range(14)]
@@ -560,7 +531,6 @@ def test_half_a_body_counts_from_its_first_byte(api: Api) -> None:
     assert api.member.admission.in_use == 0
 
 
-@on_sockets
 async def test_answers_that_the_client_does_not_read_count_and_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small answers, asked for again and again by one who reads none."""
     monkeypatch.setattr(connection, "STALLED_S", 0.5)
@@ -584,18 +554,13 @@ async def test_answers_that_the_client_does_not_read_count_and_end(api: Api, mon
         writer.close()
 
 
-def test_closed_connections_take_no_descriptors_of_later_ones(api: Api) -> None:
-    @on_sockets
-    async def run() -> None:
-        async with serving(api, most=2) as served:
-            served.slots.spare = 1
-            for _ in range(10):
-                assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
-
-    run()
+async def test_closed_connections_take_no_descriptors_of_later_ones(api: Api) -> None:
+    async with serving(api, most=2) as served:
+        served.slots.spare = 1
+        for _ in range(10):
+            assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
 
 
-@on_sockets
 async def test_a_client_cannot_claim_another_address(api: Api) -> None:
     """The audit log and the list of operations name the address that the connection comes from."""
     seen: list[tuple[str, str]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -198,14 +197,6 @@ async def serving(**options: Any) -> Any:
                 await client.writer.wait_closed()
             except OSError:
                 continue
-
-
-def on_sockets(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 30))
-
-    return run
 
 
 def ping(number: int) -> dict[str, object]:

@@ -113,16 +113,16 @@ def slices_of_the_fake_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def rig(clock: SimClock, sim_loop: SimLoop) -> Iterator[Rig]:
+def rig(clock: SimClock, loop: SimLoop) -> Iterator[Rig]:
     async def begin() -> Rig:
         made = Rig(clock)
         await asyncio.sleep(INTERVAL_S / 2)  # the test looks between two rounds
         return made
 
-    made = sim_loop.run_until_complete(begin())
+    made = loop.run_until_complete(begin())
     yield made
     made.task.cancel()
-    sim_loop.run_until_complete(asyncio.wait([made.task]))
+    loop.run_until_complete(asyncio.wait([made.task]))
 
 
 @pytest.mark.parametrize("part", ["slice", "checkpoint"])

@@ -12,7 +12,9 @@ from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.runtime.net import wire_connection
 from replset.wire.framing import encode_msg
-from tests.unit.runtime.served import HELLO, SERVED, on_sockets, ping, serving
+from tests.unit.runtime.served import HELLO, SERVED, Served, ping, serving
+
+ON_SOCKETS = True
 
 OVERLOADED = (0.0, 462, ["SystemOverloadedError", "RetryableError"])
 
@@ -30,7 +32,6 @@ def told(answer: Mapping[str, Any]) -> tuple[Any, ...]:
     return answer["ok"], answer["code"], answer["errorLabels"]
 
 
-@on_sockets
 async def test_a_large_command_too_many_is_refused_and_heartbeats_pass() -> None:
     async with serving(most_held=1_500_000) as served:
         go_on = asyncio.Event()
@@ -52,7 +53,6 @@ async def test_a_large_command_too_many_is_refused_and_heartbeats_pass() -> None
         assert (served.admission.in_use, served.admission.refused) == (0, 1)
 
 
-@on_sockets
 async def test_the_bytes_of_a_connection_are_released_when_it_closes() -> None:
     async with serving(most_held=1_500_000) as served:
 
@@ -72,7 +72,6 @@ async def test_the_bytes_of_a_connection_are_released_when_it_closes() -> None:
         await until(lambda: not served.admission.in_use)
 
 
-@on_sockets
 async def test_unread_answers_count_and_their_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_connection, "STALLED_S", 2.0)
     async with serving(most_held=1_000_000) as served:
@@ -93,7 +92,6 @@ async def test_unread_answers_count_and_their_connection_is_closed(monkeypatch: 
         assert served.server.connection_count == 2
 
 
-@on_sockets
 async def test_a_find_that_is_answered_at_once_waits_for_its_client_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_connection, "STALLED_S", 2.0)
     async with serving(most_held=1_000_000) as served:
@@ -108,7 +106,6 @@ async def test_a_find_that_is_answered_at_once_waits_for_its_client_too(monkeypa
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])
-@on_sockets
 async def test_small_answers_that_nobody_reads_end_their_connection_too(
     is_at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +128,6 @@ async def test_small_answers_that_nobody_reads_end_their_connection_too(
         await until(lambda: not served.server.connection_count)
 
 
-@on_sockets
 async def test_a_client_that_leaves_while_it_reads_nothing_leaves_no_task() -> None:
     def tasks() -> list[str]:
         return [name for task in asyncio.all_tasks() if "WireConnection" in (name := repr(task.get_coro()))]
@@ -152,21 +148,18 @@ async def test_a_client_that_leaves_while_it_reads_nothing_leaves_no_task() -> N
         await until(lambda: not tasks())
 
 
-@on_sockets
-async def test_answers_of_one_turn_go_out_before_they_are_many() -> None:
-    async with serving() as served:
-        client = await served.client()
-        await client.ask(HELLO)
-        (connection,) = served.server.connections
-        written: list[bytes] = []
-        connection.write = written.append  # type: ignore[method-assign]
-        served.server.send(connection, b"x" * 40_000)
-        assert written == []
-        served.server.send(connection, b"y" * 40_000)
-        assert len(written) == 2
+async def test_answers_of_one_turn_go_out_before_they_are_many(served: Served) -> None:
+    client = await served.client()
+    await client.ask(HELLO)
+    (connection,) = served.server.connections
+    written: list[bytes] = []
+    connection.write = written.append  # type: ignore[method-assign]
+    served.server.send(connection, b"x" * 40_000)
+    assert written == []
+    served.server.send(connection, b"y" * 40_000)
+    assert len(written) == 2
 
 
-@on_sockets
 async def test_a_message_that_stops_coming_is_dropped_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_connection, "STALLED_S", 600.0)
     async with serving(most_held=1_500_000) as served:

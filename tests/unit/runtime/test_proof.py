@@ -21,7 +21,9 @@ from replset.runtime.net.network import RealNetwork
 from replset.runtime.net.transport import Transport
 from replset.runtime.process.machine import RealClock
 from tests.unit.commands.conftest import FakeMember, fake_member
-from tests.unit.runtime.served import HELLO, OTHER, Client, Served, on_sockets
+from tests.unit.runtime.served import HELLO, OTHER, Client, Served
+
+ON_SOCKETS = True
 
 KEY, WRONG = "a2V5LWtleQ==", "d3Jvbmc9"
 RBID = {"replSetGetRBID": 1, "$db": "admin"}
@@ -86,7 +88,6 @@ async def rbid(transport: Transport, host: HostPort) -> dict[str, Any]:
     return (await transport.call(host, {"replSetGetRBID": 1}, timeout_ms=LONG)).decode()
 
 
-@on_sockets
 async def test_members_with_one_key_prove_themselves_once_per_connection(member_fake: FakeMember) -> None:
     async with member(member_fake, KEY) as m, asking(WRONG, KEY) as transport:
         for _ in range(3):
@@ -107,7 +108,6 @@ async def answered(transport: Transport, host: HostPort) -> dict[str, Any]:
         return {}
 
 
-@on_sockets
 async def test_without_a_key_file_members_prove_that_they_are_members_too(member_fake: FakeMember) -> None:
     async with member(member_fake) as m, asking() as transport:
         assert (await rbid(transport, m.address))["ok"] == 1.0
@@ -118,21 +118,16 @@ async def test_without_a_key_file_members_prove_that_they_are_members_too(member
 
 
 @pytest.mark.parametrize(("own", "theirs"), [((KEY,), (WRONG,)), ((KEY,), ())])
-def test_another_key_or_none_is_explained(
+async def test_another_key_or_none_is_explained(
     member_fake: FakeMember, own: tuple[str, ...], theirs: tuple[str, ...]
 ) -> None:
-    @on_sockets
-    async def run() -> None:
-        async with member(member_fake, *theirs) as m, asking(*own) as transport:
-            with pytest.raises(UnprovenMemberError, match="key file"):
-                await rbid(transport, m.address)
-            assert m.asked[-1].body.first_key == "replSetProve", "it is asked nothing more"
-            assert not (theirs and m.asked[-1].connection.is_member)
-
-    run()
+    async with member(member_fake, *theirs) as m, asking(*own) as transport:
+        with pytest.raises(UnprovenMemberError, match="key file"):
+            await rbid(transport, m.address)
+        assert m.asked[-1].body.first_key == "replSetProve", "it is asked nothing more"
+        assert not (theirs and m.asked[-1].connection.is_member)
 
 
-@on_sockets
 async def test_a_member_without_a_key_is_refused(member_fake: FakeMember) -> None:
     async with member(member_fake, KEY) as m, asking() as transport:
         with pytest.raises(NothingSentError, match="no key of this member's key file"):
@@ -148,34 +143,25 @@ def keys_of(kind: str) -> Keys:
 
 @pytest.mark.parametrize("certified", [True, False])
 @pytest.mark.parametrize("other", ["key", "either", "certificate"])
-def test_with_both_a_key_or_a_members_certificate_will_do(member_fake: FakeMember, other: str, certified: bool) -> None:
+async def test_with_both_a_key_or_a_members_certificate_will_do(
+    member_fake: FakeMember, other: str, certified: bool
+) -> None:
     """A member that changes from one to the other, on either end. certified: what the other end has shown."""
 
     def certifies(_: object) -> bool:
         return certified
 
-    @on_sockets
-    async def run() -> None:
-        async with member(member_fake) as m:
-            for kinds in (("either", other), (other, "either")):
-                asked, asking_keys = map(keys_of, kinds)
-                m.fake.keys, m.server.certifies = asked, certifies
-                own = Transport(
-                    RealNetwork(),
-                    RealClock(),
-                    HostPort(OTHER),
-                    asking_keys,
-                    random.Random(1),
-                    certifies=certifies,
-                )
-                reply = await answered(own, m.address)
-                await own.close()
-                assert (reply.get("ok") == 1.0) is (certified or other != "certificate"), kinds
-
-    run()
+    async with member(member_fake) as m:
+        for kinds in (("either", other), (other, "either")):
+            m.fake.keys, own_keys = map(keys_of, kinds)
+            m.server.certifies = certifies
+            network, clock, rng = RealNetwork(), RealClock(), random.Random(1)
+            own = Transport(network, clock, HostPort(OTHER), own_keys, rng, certifies=certifies)
+            reply = await answered(own, m.address)
+            await own.close()
+            assert (reply.get("ok") == 1.0) is (certified or other != "certificate"), kinds
 
 
-@on_sockets
 async def test_a_stranger_may_ask_what_clients_ask_and_nothing_else(member_fake: FakeMember) -> None:
     async with member(member_fake, KEY) as m:
         client = await m.client()
@@ -198,7 +184,6 @@ def end(*proofs: bytes) -> dict[str, Any]:
     return {"replSetProve": 2, "proofs": [Binary(proof) for proof in proofs], "$db": "admin"}
 
 
-@on_sockets
 async def test_a_proof_is_taken_once(member_fake: FakeMember) -> None:
     """Nonces of this connection alone count, and a wrong proof has no second chance."""
     async with member(member_fake, KEY) as m:
@@ -223,19 +208,14 @@ async def test_a_proof_is_taken_once(member_fake: FakeMember) -> None:
         {"replSetProve": 2, "proofs": [Binary(bytes(32))]},
     ],
 )
-def test_malformed_steps_are_refused(member_fake: FakeMember, step: dict[str, object]) -> None:
-    @on_sockets
-    async def run() -> None:
-        async with member(member_fake, KEY) as m:
-            client = await m.client()
-            command = {name: m.address if value == "HERE" else value for name, value in step.items()}
-            assert (await client.ask({**command, "$db": "admin"}))["ok"] == 0.0
-            assert (await client.ask(RBID))["code"] == UNAUTHORIZED
-
-    run()
+async def test_malformed_steps_are_refused(member_fake: FakeMember, step: dict[str, object]) -> None:
+    async with member(member_fake, KEY) as m:
+        client = await m.client()
+        command = {name: m.address if value == "HERE" else value for name, value in step.items()}
+        assert (await client.ask({**command, "$db": "admin"}))["ok"] == 0.0
+        assert (await client.ask(RBID))["code"] == UNAUTHORIZED
 
 
-@on_sockets
 async def test_a_proof_cannot_be_passed_on(member_fake: FakeMember) -> None:
     """A member that is made to connect to a stranger must not open another member's door for it."""
     async with member(member_fake, KEY) as m, asking(KEY) as victim:
@@ -259,7 +239,6 @@ async def test_a_proof_cannot_be_passed_on(member_fake: FakeMember) -> None:
         assert (await client.ask(RBID))["code"] == UNAUTHORIZED
 
 
-@on_sockets
 async def test_an_impostor_at_a_members_address_is_not_asked_anything(member_fake: FakeMember) -> None:
     async with asking(KEY) as transport:
         impostor = Served()
@@ -277,7 +256,6 @@ async def test_an_impostor_at_a_members_address_is_not_asked_anything(member_fak
         assert "replSetGetRBID" not in impostor.dispatcher.names
 
 
-@on_sockets
 async def test_a_member_that_never_proves_itself_is_logged_once(
     member_fake: FakeMember, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,98 +29,86 @@ from tests.unit.runtime.served import (
     Client,
     Dispatcher,
     Served,
-    on_sockets,
     ping,
     serving,
 )
 
-
-@on_sockets
-async def test_commands_of_one_connection_are_answered_in_order_and_one_at_a_time() -> None:
-    async with serving() as served:
-        client = await served.client()
-        sent = [client.send(ping(number)) for number in range(200)]
-        answers = [await client.receive() for _ in sent]
-        assert [answer.response_to for answer in answers] == sent
-        assert [answer.body.get("n") for answer in answers] == list(range(200))
-        assert served.dispatcher.most_at_once == 1
+ON_SOCKETS = True
 
 
-@on_sockets
-async def test_a_find_that_is_answered_at_once_stays_behind_what_was_sent_before_it() -> None:
-    async with serving() as served:
-        client = await served.client()
-        find = {"find": "c", "$db": "d"}
-        await client.ask(ping(0))
-        served.dispatcher.at_once = encode({"ok": 1.0, "n": -1})
-        assert (await client.ask(find))["n"] == -1
-        assert served.dispatcher.names == ["ping"]
-        go_on = asyncio.Event()
-
-        async def slow(_: CommandRequest) -> Reply:
-            await go_on.wait()
-            return {"ok": 1.0}
-
-        served.dispatcher.answers["slow"] = slow
-        first = client.send({"slow": 1, "$db": "admin"})
-        await served.settled()
-        second = client.send(find)
-        await served.settled()
-        go_on.set()
-        assert [(await client.receive()).response_to for _ in range(2)] == [first, second]
+async def test_commands_of_one_connection_are_answered_in_order_and_one_at_a_time(served: Served) -> None:
+    client = await served.client()
+    sent = [client.send(ping(number)) for number in range(200)]
+    answers = [await client.receive() for _ in sent]
+    assert [answer.response_to for answer in answers] == sent
+    assert [answer.body.get("n") for answer in answers] == list(range(200))
+    assert served.dispatcher.most_at_once == 1
 
 
-@on_sockets
-async def test_connections_do_not_wait_for_each_other() -> None:
-    async with serving() as served:
-        go_on = asyncio.Event()
+async def test_a_find_that_is_answered_at_once_stays_behind_what_was_sent_before_it(served: Served) -> None:
+    client = await served.client()
+    find = {"find": "c", "$db": "d"}
+    await client.ask(ping(0))
+    served.dispatcher.at_once = encode({"ok": 1.0, "n": -1})
+    assert (await client.ask(find))["n"] == -1
+    assert served.dispatcher.names == ["ping"]
+    go_on = asyncio.Event()
 
-        async def slow(_: CommandRequest) -> Reply:
-            await go_on.wait()
-            return {"ok": 1.0}
+    async def slow(_: CommandRequest) -> Reply:
+        await go_on.wait()
+        return {"ok": 1.0}
 
-        served.dispatcher.answers["slow"] = slow
-        first, second = await served.client(), await served.client()
-        first.send({"slow": 1, "$db": "admin"})
-        assert (await second.ask(ping(1)))["n"] == 1
-        go_on.set()
-        assert (await first.receive()).body.get("ok") == 1.0
-
-
-@on_sockets
-async def test_a_request_says_who_asks_and_with_what() -> None:
-    async with serving() as served:
-        client = await served.client()
-        await client.ask({"ping": 1, "$db": "shop"})
-        (request,) = served.dispatcher.asked
-        host, port = client.writer.get_extra_info("sockname")
-        assert request.database == "shop"
-        assert request.source == "wire"
-        assert request.connection.peer == f"{host}:{port}"
-        assert not request.connection.is_member
-        other = await served.client()
-        await other.ask(ping(1))
-        assert served.dispatcher.asked[1].connection.id != request.connection.id
+    served.dispatcher.answers["slow"] = slow
+    first = client.send({"slow": 1, "$db": "admin"})
+    await served.settled()
+    second = client.send(find)
+    await served.settled()
+    go_on.set()
+    assert [(await client.receive()).response_to for _ in range(2)] == [first, second]
 
 
-@on_sockets
-async def test_a_reply_in_bytes_goes_out_as_it_is() -> None:
-    async with serving() as served:
+async def test_connections_do_not_wait_for_each_other(served: Served) -> None:
+    go_on = asyncio.Event()
 
-        async def quick(_: CommandRequest) -> Reply:
-            return encode({"ok": 1.0, "n": 12})
+    async def slow(_: CommandRequest) -> Reply:
+        await go_on.wait()
+        return {"ok": 1.0}
 
-        served.dispatcher.answers["quick"] = quick
-        assert await (await served.client()).ask({"quick": 1, "$db": "a"}) == {"ok": 1.0, "n": 12}
+    served.dispatcher.answers["slow"] = slow
+    first, second = await served.client(), await served.client()
+    first.send({"slow": 1, "$db": "admin"})
+    assert (await second.ask(ping(1)))["n"] == 1
+    go_on.set()
+    assert (await first.receive()).body.get("ok") == 1.0
 
 
-@on_sockets
-async def test_a_command_without_a_database_is_refused_by_its_code() -> None:
-    async with serving() as served:
-        client = await served.client()
-        assert (await client.ask({"ping": 1}))["code"] == 40571
-        assert (await client.ask({"ping": 1, "$db": 5}))["code"] == 40571
-        assert served.dispatcher.asked == []
+async def test_a_request_says_who_asks_and_with_what(served: Served) -> None:
+    client = await served.client()
+    await client.ask({"ping": 1, "$db": "shop"})
+    (request,) = served.dispatcher.asked
+    host, port = client.writer.get_extra_info("sockname")
+    assert request.database == "shop"
+    assert request.source == "wire"
+    assert request.connection.peer == f"{host}:{port}"
+    assert not request.connection.is_member
+    other = await served.client()
+    await other.ask(ping(1))
+    assert served.dispatcher.asked[1].connection.id != request.connection.id
+
+
+async def test_a_reply_in_bytes_goes_out_as_it_is(served: Served) -> None:
+    async def quick(_: CommandRequest) -> Reply:
+        return encode({"ok": 1.0, "n": 12})
+
+    served.dispatcher.answers["quick"] = quick
+    assert await (await served.client()).ask({"quick": 1, "$db": "a"}) == {"ok": 1.0, "n": 12}
+
+
+async def test_a_command_without_a_database_is_refused_by_its_code(served: Served) -> None:
+    client = await served.client()
+    assert (await client.ask({"ping": 1}))["code"] == 40571
+    assert (await client.ask({"ping": 1, "$db": 5}))["code"] == 40571
+    assert served.dispatcher.asked == []
 
 
 def bson(elements: bytes) -> bytes:
@@ -138,40 +126,33 @@ MALFORMED = {
 }
 
 
-@on_sockets
 @pytest.mark.parametrize("flags", [0, EXHAUST_ALLOWED], ids=["plain", "exhaust"])
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-async def test_a_malformed_body_is_answered_and_the_connection_goes_on(body: bytes, flags: int) -> None:
-    async with serving() as served:
-        client = await served.client()
-        client.writer.write(encode_msg(7, 0, body, flags=flags))
-        answer = await client.receive()
-        assert answer.response_to == 7
-        assert answer.body.get("ok") == 0.0
-        assert (answer.body.get("code"), answer.body.get("codeName")) == (22, "InvalidBSON")
-        assert (await client.ask(ping(1)))["n"] == 1
-        assert served.dispatcher.names == ["ping"]
+async def test_a_malformed_body_is_answered_and_the_connection_goes_on(body: bytes, flags: int, served: Served) -> None:
+    client = await served.client()
+    client.writer.write(encode_msg(7, 0, body, flags=flags))
+    answer = await client.receive()
+    assert answer.response_to == 7
+    assert answer.body.get("ok") == 0.0
+    assert (answer.body.get("code"), answer.body.get("codeName")) == (22, "InvalidBSON")
+    assert (await client.ask(ping(1)))["n"] == 1
+    assert served.dispatcher.names == ["ping"]
 
 
-@on_sockets
-async def test_a_malformed_unacknowledged_message_is_not_answered() -> None:
-    async with serving() as served:
-        client = await served.client()
-        client.writer.write(encode_msg(7, 0, MALFORMED["an-unknown-type"], flags=MORE_TO_COME))
-        assert (await client.ask(ping(1)))["n"] == 1
+async def test_a_malformed_unacknowledged_message_is_not_answered(served: Served) -> None:
+    client = await served.client()
+    client.writer.write(encode_msg(7, 0, MALFORMED["an-unknown-type"], flags=MORE_TO_COME))
+    assert (await client.ask(ping(1)))["n"] == 1
 
 
-@on_sockets
-async def test_a_reply_without_a_bson_form_is_an_error_instead() -> None:
-    async with serving() as served:
+async def test_a_reply_without_a_bson_form_is_an_error_instead(served: Served) -> None:
+    async def odd(_: CommandRequest) -> Reply:
+        return {"ok": 1.0, "value": object()}
 
-        async def odd(_: CommandRequest) -> Reply:
-            return {"ok": 1.0, "value": object()}
-
-        served.dispatcher.answers["odd"] = odd
-        client = await served.client()
-        assert (await client.ask({"odd": 1, "$db": "a"}))["code"] == 22
-        assert (await client.ask(ping(1)))["n"] == 1
+    served.dispatcher.answers["odd"] = odd
+    client = await served.client()
+    assert (await client.ask({"odd": 1, "$db": "a"}))["code"] == 22
+    assert (await client.ask(ping(1)))["n"] == 1
 
 
 def test_a_broken_invariant_closes_its_connection_and_is_reported() -> None:
@@ -197,151 +178,128 @@ def test_a_broken_invariant_closes_its_connection_and_is_reported() -> None:
     assert [str(error) for error in heard] == ["two and two are four"]
 
 
-@on_sockets
-async def test_a_command_that_is_cancelled_from_inside_closes_its_connection() -> None:
-    async with serving() as served:
+async def test_a_command_that_is_cancelled_from_inside_closes_its_connection(served: Served) -> None:
+    async def waits_for_what_is_given_up(_: CommandRequest) -> Reply:
+        given_up: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        given_up.cancel()
+        return await given_up
 
-        async def waits_for_what_is_given_up(_: CommandRequest) -> Reply:
-            given_up: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            given_up.cancel()
-            return await given_up
-
-        served.dispatcher.answers["broken"] = waits_for_what_is_given_up
-        client = await served.client()
-        client.send({"broken": 1, "$db": "a"})
-        assert await client.is_closed()
+    served.dispatcher.answers["broken"] = waits_for_what_is_given_up
+    client = await served.client()
+    client.send({"broken": 1, "$db": "a"})
+    assert await client.is_closed()
 
 
-@on_sockets
-async def test_an_unacknowledged_write_runs_and_is_not_answered() -> None:
-    async with serving() as served:
-        client = await served.client()
-        client.send({"insert": "orders", "$db": "shop"}, flags=MORE_TO_COME)
-        assert (await client.ask(ping(1)))["n"] == 1
-        assert served.dispatcher.names == ["insert", "ping"]
+async def test_an_unacknowledged_write_runs_and_is_not_answered(served: Served) -> None:
+    client = await served.client()
+    client.send({"insert": "orders", "$db": "shop"}, flags=MORE_TO_COME)
+    assert (await client.ask(ping(1)))["n"] == 1
+    assert served.dispatcher.names == ["insert", "ping"]
 
 
-@on_sockets
-async def test_a_reply_that_is_too_large_is_an_error_instead() -> None:
-    async with serving() as served:
+async def test_a_reply_that_is_too_large_is_an_error_instead(served: Served) -> None:
+    async def huge(_: CommandRequest) -> Reply:
+        return struct.pack("<i", MAX_MESSAGE_SIZE) + bytes(MAX_MESSAGE_SIZE - 4)
 
-        async def huge(_: CommandRequest) -> Reply:
-            return struct.pack("<i", MAX_MESSAGE_SIZE) + bytes(MAX_MESSAGE_SIZE - 4)
-
-        served.dispatcher.answers["huge"] = huge
-        client = await served.client()
-        assert (await client.ask({"huge": 1, "$db": "a"}))["code"] == 10334
-        assert (await client.ask(ping(2)))["n"] == 2
+    served.dispatcher.answers["huge"] = huge
+    client = await served.client()
+    assert (await client.ask({"huge": 1, "$db": "a"}))["code"] == 10334
+    assert (await client.ask(ping(2)))["n"] == 2
 
 
-@on_sockets
-async def test_an_old_hello_is_answered_in_the_old_form() -> None:
-    async with serving() as served:
-        client = await served.client()
-        payload = struct.pack("<i", 4) + b"admin.$cmd\0" + struct.pack("<ii", 0, -1) + encode({"ismaster": 1, "n": 3})
-        client.writer.write(struct.pack("<iiii", 16 + len(payload), 77, 0, OP_QUERY) + payload)
-        answer = await client.receive()
-        assert (answer.response_to, answer.body.get("n")) == (77, 3)
-        (request,) = served.dispatcher.asked
-        assert request.legacy
-        assert request.database == "admin"
+async def test_an_old_hello_is_answered_in_the_old_form(served: Served) -> None:
+    client = await served.client()
+    payload = struct.pack("<i", 4) + b"admin.$cmd\0" + struct.pack("<ii", 0, -1) + encode({"ismaster": 1, "n": 3})
+    client.writer.write(struct.pack("<iiii", 16 + len(payload), 77, 0, OP_QUERY) + payload)
+    answer = await client.receive()
+    assert (answer.response_to, answer.body.get("n")) == (77, 3)
+    (request,) = served.dispatcher.asked
+    assert request.legacy
+    assert request.database == "admin"
 
 
-@on_sockets
-async def test_bytes_that_are_no_message_end_the_connection_and_no_other() -> None:
-    async with serving() as served:
-        bad, good = await served.client(), await served.client()
-        bad.writer.write(struct.pack("<iiii", 20, 1, 0, 4711) + b"oops")
-        assert await bad.is_closed()
-        assert (await good.ask(ping(1)))["n"] == 1
-        assert served.server.connection_count == 1
+async def test_bytes_that_are_no_message_end_the_connection_and_no_other(served: Served) -> None:
+    bad, good = await served.client(), await served.client()
+    bad.writer.write(struct.pack("<iiii", 20, 1, 0, 4711) + b"oops")
+    assert await bad.is_closed()
+    assert (await good.ask(ping(1)))["n"] == 1
+    assert served.server.connection_count == 1
 
 
-@on_sockets
-async def test_a_client_that_goes_away_ends_the_command_it_waits_for() -> None:
-    async with serving() as served:
-        started = asyncio.Event()
+async def test_a_client_that_goes_away_ends_the_command_it_waits_for(served: Served) -> None:
+    started = asyncio.Event()
 
-        async def forever(_: CommandRequest) -> Reply:
-            started.set()
-            await asyncio.Event().wait()
-            return {}
+    async def forever(_: CommandRequest) -> Reply:
+        started.set()
+        await asyncio.Event().wait()
+        return {}
 
-        served.dispatcher.answers["forever"] = forever
-        client = await served.client()
-        client.send({"forever": 1, "$db": "a"})
-        await started.wait()
-        client.writer.close()
-        async with asyncio.timeout(PATIENCE_S):
-            await served.dispatcher.cancelled.wait()
+    served.dispatcher.answers["forever"] = forever
+    client = await served.client()
+    client.send({"forever": 1, "$db": "a"})
+    await started.wait()
+    client.writer.close()
+    async with asyncio.timeout(PATIENCE_S):
+        await served.dispatcher.cancelled.wait()
 
 
-@on_sockets
-async def test_an_unacknowledged_command_runs_after_its_sender_has_gone() -> None:
+async def test_an_unacknowledged_command_runs_after_its_sender_has_gone(served: Served) -> None:
     """A burst of w: 0 writes and a close: MongoDB runs all that came before the close."""
-    async with serving() as served:
-        total, done = 50, asyncio.Event()
+    total, done = 50, asyncio.Event()
 
-        async def write(request: CommandRequest) -> Reply:
-            await asyncio.sleep(0.001)
-            if request.body.get("n") == total - 1:
-                done.set()
-            return {"ok": 1.0}
+    async def write(request: CommandRequest) -> Reply:
+        await asyncio.sleep(0.001)
+        if request.body.get("n") == total - 1:
+            done.set()
+        return {"ok": 1.0}
 
-        served.dispatcher.answers["write"] = write
-        client = await served.client()
-        for number in range(total):
-            client.send({"write": 1, "n": number, "$db": "a"}, flags=MORE_TO_COME)
-        client.writer.close()
-        await asyncio.wait_for(done.wait(), PATIENCE_S)
-        assert [request.body.get("n") for request in served.dispatcher.asked] == list(range(total))
-        async with asyncio.timeout(PATIENCE_S):
-            while served.server.connection_count:  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
+    served.dispatcher.answers["write"] = write
+    client = await served.client()
+    for number in range(total):
+        client.send({"write": 1, "n": number, "$db": "a"}, flags=MORE_TO_COME)
+    client.writer.close()
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
+    assert [request.body.get("n") for request in served.dispatcher.asked] == list(range(total))
+    async with asyncio.timeout(PATIENCE_S):
+        while served.server.connection_count:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
 
 
-@on_sockets
-async def test_a_command_that_its_sender_waits_for_ends_all_behind_it_when_it_goes() -> None:
-    async with serving() as served:
+async def test_a_command_that_its_sender_waits_for_ends_all_behind_it_when_it_goes(served: Served) -> None:
+    async def forever(_: CommandRequest) -> Reply:
+        await asyncio.Event().wait()
+        return {}
 
-        async def forever(_: CommandRequest) -> Reply:
-            await asyncio.Event().wait()
-            return {}
+    served.dispatcher.answers["forever"] = forever
+    client = await served.client()
+    client.send({"write": 1, "$db": "a"}, flags=MORE_TO_COME)
+    client.send({"forever": 1, "$db": "a"})
+    client.send({"write": 1, "$db": "a"}, flags=MORE_TO_COME)
+    while "forever" not in served.dispatcher.names:  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0.01)
+    client.writer.close()
+    await asyncio.wait_for(served.dispatcher.cancelled.wait(), PATIENCE_S)
+    assert served.dispatcher.names == ["write", "forever"]
 
-        served.dispatcher.answers["forever"] = forever
-        client = await served.client()
-        client.send({"write": 1, "$db": "a"}, flags=MORE_TO_COME)
-        client.send({"forever": 1, "$db": "a"})
-        client.send({"write": 1, "$db": "a"}, flags=MORE_TO_COME)
-        while "forever" not in served.dispatcher.names:  # noqa: ASYNC110 - a count, no event
+
+async def test_closing_the_server_ends_unacknowledged_commands_too(served: Served) -> None:
+    async def forever(_: CommandRequest) -> Reply:
+        await asyncio.Event().wait()
+        return {}
+
+    served.dispatcher.answers["forever"] = forever
+    client = await served.client()
+    client.send({"forever": 1, "$db": "a"}, flags=MORE_TO_COME)
+    async with asyncio.timeout(PATIENCE_S):
+        while not served.dispatcher.running:  # noqa: ASYNC110 - a count, no event
             await asyncio.sleep(0.01)
         client.writer.close()
-        await asyncio.wait_for(served.dispatcher.cancelled.wait(), PATIENCE_S)
-        assert served.dispatcher.names == ["write", "forever"]
+        await served.settled()
+        assert served.dispatcher.running == 1
+        await served.server.close()
+    assert served.dispatcher.running == 0
 
 
-@on_sockets
-async def test_closing_the_server_ends_unacknowledged_commands_too() -> None:
-    async with serving() as served:
-
-        async def forever(_: CommandRequest) -> Reply:
-            await asyncio.Event().wait()
-            return {}
-
-        served.dispatcher.answers["forever"] = forever
-        client = await served.client()
-        client.send({"forever": 1, "$db": "a"}, flags=MORE_TO_COME)
-        async with asyncio.timeout(PATIENCE_S):
-            while not served.dispatcher.running:  # noqa: ASYNC110 - a count, no event
-                await asyncio.sleep(0.01)
-            client.writer.close()
-            await served.settled()
-            assert served.dispatcher.running == 1
-            await served.server.close()
-        assert served.dispatcher.running == 0
-
-
-@on_sockets
 async def test_closed_connections_take_no_descriptors_of_later_ones() -> None:
     async with serving(max_connections=2) as served:
         served.server.slots.spare = 1
@@ -351,7 +309,6 @@ async def test_closed_connections_take_no_descriptors_of_later_ones() -> None:
             client.writer.close()
 
 
-@on_sockets
 async def test_for_more_connections_than_allowed_the_longest_idle_one_is_closed() -> None:
     async with serving(max_connections=2) as served:
         first, second = await served.client(), await served.client()
@@ -364,7 +321,6 @@ async def test_for_more_connections_than_allowed_the_longest_idle_one_is_closed(
         assert served.server.connection_count == 2
 
 
-@on_sockets
 async def test_members_and_status_have_reserved_slots() -> None:
     async with serving(max_connections=16) as served:
         served.dispatcher.answers["slow"] = lambda _: asyncio.Event().wait()  # type: ignore[assignment, return-value]
@@ -385,62 +341,56 @@ async def test_members_and_status_have_reserved_slots() -> None:
         assert served.dispatcher.running == 14, "nobody who works was let go"
 
 
-@on_sockets
-async def test_nothing_more_is_read_while_too_much_waits() -> None:
-    async with serving() as served:
-        go_on = asyncio.Event()
+async def test_nothing_more_is_read_while_too_much_waits(served: Served) -> None:
+    go_on = asyncio.Event()
 
-        async def slow(request: CommandRequest) -> Reply:
-            await go_on.wait()
-            return {"ok": 1.0, "n": request.body.get("n")}
+    async def slow(request: CommandRequest) -> Reply:
+        await go_on.wait()
+        return {"ok": 1.0, "n": request.body.get("n")}
 
-        served.dispatcher.answers["slow"] = slow
-        client = await served.client()
-        total, padding = 400, "x" * 65536
-        sending = asyncio.ensure_future(_flood(client, total, padding))
-        await served.settled()
-        assert not sending.done(), "26 MB were taken in though nothing was answered"
-        assert len(served.dispatcher.asked) == 1
-        go_on.set()
-        for number in range(total):
-            assert (await client.receive()).body.get("n") == number
-        await sending
+    served.dispatcher.answers["slow"] = slow
+    client = await served.client()
+    total, padding = 400, "x" * 65536
+    sending = asyncio.ensure_future(_flood(client, total, padding))
+    await served.settled()
+    assert not sending.done(), "26 MB were taken in though nothing was answered"
+    assert len(served.dispatcher.asked) == 1
+    go_on.set()
+    for number in range(total):
+        assert (await client.receive()).body.get("n") == number
+    await sending
 
 
-@on_sockets
-async def test_large_commands_that_wait_are_bounded_in_bytes() -> None:
-    async with serving() as served:
-        go_on = asyncio.Event()
+async def test_large_commands_that_wait_are_bounded_in_bytes(served: Served) -> None:
+    go_on = asyncio.Event()
 
-        async def slow(request: CommandRequest) -> Reply:
-            await go_on.wait()
-            return {"ok": 1.0, "n": request.body.get("n")}
+    async def slow(request: CommandRequest) -> Reply:
+        await go_on.wait()
+        return {"ok": 1.0, "n": request.body.get("n")}
 
-        served.dispatcher.answers["slow"] = slow
-        client = await served.client()
-        total, padding = 20, "x" * (2 << 20)
-        sending = asyncio.ensure_future(_flood(client, total, padding))
-        await served.settled()
-        assert not sending.done(), "40 MiB were taken in though nothing was answered"
-        go_on.set()
-        for number in range(total):
-            assert (await client.receive()).body.get("n") == number
-        await sending
+    served.dispatcher.answers["slow"] = slow
+    client = await served.client()
+    total, padding = 20, "x" * (2 << 20)
+    sending = asyncio.ensure_future(_flood(client, total, padding))
+    await served.settled()
+    assert not sending.done(), "40 MiB were taken in though nothing was answered"
+    go_on.set()
+    for number in range(total):
+        assert (await client.receive()).body.get("n") == number
+    await sending
 
 
-@on_sockets
-async def test_many_commands_at_once_do_not_block_the_loop() -> None:
+async def test_many_commands_at_once_do_not_block_the_loop(served: Served) -> None:
     """Answered without a pause they would hold up heartbeats; here nothing may see more than a few go by."""
-    async with serving() as served:
-        client, total = await served.client(), 600
-        client.writer.write(b"".join(encode_msg(number, 0, encode(ping(number))) for number in range(1, total + 1)))
-        seen, most = 0, 0
-        while seen < total:
-            await asyncio.sleep(0)
-            done = len(served.dispatcher.asked)
-            most, seen = max(most, done - seen), done
-        assert most <= 2 * TURN
-        assert [(await client.receive()).response_to for _ in range(total)] == list(range(1, total + 1))
+    client, total = await served.client(), 600
+    client.writer.write(b"".join(encode_msg(number, 0, encode(ping(number))) for number in range(1, total + 1)))
+    seen, most = 0, 0
+    while seen < total:
+        await asyncio.sleep(0)
+        done = len(served.dispatcher.asked)
+        most, seen = max(most, done - seen), done
+    assert most <= 2 * TURN
+    assert [(await client.receive()).response_to for _ in range(total)] == list(range(1, total + 1))
 
 
 async def _flood(client: Client, total: int, padding: str) -> None:
@@ -482,169 +432,149 @@ def exhaust_hello(topology: Topology) -> dict[str, object]:
     return {"hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 10_000, "$db": "admin"}
 
 
-@on_sockets
-async def test_an_exhaust_hello_streams_each_change_and_chains_its_replies() -> None:
-    async with serving() as served:
-        topology, client = Topology(served.dispatcher), await served.client()
-        before = client.send(exhaust_hello(topology), flags=EXHAUST_ALLOWED)
-        for counter in (1, 2, 3):
-            topology.change()
-            answer = await client.receive()
-            assert answer.more_to_come
-            assert answer.response_to == before
-            assert RawDocument(answer.body.get_raw("topologyVersion") or b"").get("counter") == counter
-            before = answer.request_id
-        assert topology.known[:3] == [0, 1, 2], "each round waits for news behind what was told last"
-        topology.fails = True
+async def test_an_exhaust_hello_streams_each_change_and_chains_its_replies(served: Served) -> None:
+    topology, client = Topology(served.dispatcher), await served.client()
+    before = client.send(exhaust_hello(topology), flags=EXHAUST_ALLOWED)
+    for counter in (1, 2, 3):
         topology.change()
-        last = await client.receive()
-        assert not last.more_to_come
-        assert (await client.ask(ping(1)))["n"] == 1
+        answer = await client.receive()
+        assert answer.more_to_come
+        assert answer.response_to == before
+        assert RawDocument(answer.body.get_raw("topologyVersion") or b"").get("counter") == counter
+        before = answer.request_id
+    assert topology.known[:3] == [0, 1, 2], "each round waits for news behind what was told last"
+    topology.fails = True
+    topology.change()
+    last = await client.receive()
+    assert not last.more_to_come
+    assert (await client.ask(ping(1)))["n"] == 1
 
 
-@on_sockets
-async def test_without_the_flag_a_waiting_hello_is_answered_once() -> None:
-    async with serving() as served:
-        topology, client = Topology(served.dispatcher), await served.client()
-        client.send(exhaust_hello(topology))
-        topology.change()
-        assert not (await client.receive()).more_to_come
-        assert await client.receives_nothing()
+async def test_without_the_flag_a_waiting_hello_is_answered_once(served: Served) -> None:
+    topology, client = Topology(served.dispatcher), await served.client()
+    client.send(exhaust_hello(topology))
+    topology.change()
+    assert not (await client.receive()).more_to_come
+    assert await client.receives_nothing()
 
 
-@on_sockets
 @pytest.mark.parametrize("patience", [0, -1, None, "soon"])
-async def test_a_hello_that_waits_for_nothing_is_no_stream(patience: object) -> None:
+async def test_a_hello_that_waits_for_nothing_is_no_stream(patience: object, served: Served) -> None:
     """It would answer for ever without letting the event loop go."""
-    async with serving() as served:
-        topology, client = Topology(served.dispatcher), await served.client()
-        topology.change()
-        client.send({**exhaust_hello(topology), "maxAwaitTimeMS": patience}, flags=EXHAUST_ALLOWED)
-        assert not (await client.receive()).more_to_come
-        assert (await client.ask(ping(1)))["n"] == 1
+    topology, client = Topology(served.dispatcher), await served.client()
+    topology.change()
+    client.send({**exhaust_hello(topology), "maxAwaitTimeMS": patience}, flags=EXHAUST_ALLOWED)
+    assert not (await client.receive()).more_to_come
+    assert (await client.ask(ping(1)))["n"] == 1
 
 
 # --- exhaust getMore --------------------------------------------------------------------------------------------
 
 
-@on_sockets
 @pytest.mark.parametrize("flags", [EXHAUST_ALLOWED, 0])
-async def test_an_exhaust_get_more_streams_until_its_cursor_ends(flags: int) -> None:
-    async with serving() as served:
-        left = [3, 2, 1]
+async def test_an_exhaust_get_more_streams_until_its_cursor_ends(flags: int, served: Served) -> None:
+    left = [3, 2, 1]
 
-        async def get_more(_: CommandRequest) -> Reply:
-            batch = left.pop(0)
-            return {"cursor": {"nextBatch": [{"n": batch}], "id": Int64(7 if left else 0), "ns": "a.b"}, "ok": 1.0}
+    async def get_more(_: CommandRequest) -> Reply:
+        batch = left.pop(0)
+        return {"cursor": {"nextBatch": [{"n": batch}], "id": Int64(7 if left else 0), "ns": "a.b"}, "ok": 1.0}
 
-        served.dispatcher.answers["getMore"] = get_more
-        client = await served.client()
-        before = client.send({"getMore": Int64(7), "collection": "b", "$db": "a"}, flags=flags)
-        for more in (True, True, False) if flags else (False,):
-            answer = await client.receive()
-            assert (answer.more_to_come, answer.response_to) == (more, before)
-            before = answer.request_id
-        assert (await client.ask(ping(1)))["n"] == 1
-        assert len(left) == (0 if flags else 2)
-
-
-@on_sockets
-async def test_a_tailing_cursor_at_its_end_does_not_stream() -> None:
-    async with serving() as served:
-
-        async def get_more(_: CommandRequest) -> Reply:
-            return {"cursor": {"nextBatch": [], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
-
-        served.dispatcher.answers["getMore"] = get_more
-        client = await served.client()
-        client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
-        assert not (await client.receive()).more_to_come
+    served.dispatcher.answers["getMore"] = get_more
+    client = await served.client()
+    before = client.send({"getMore": Int64(7), "collection": "b", "$db": "a"}, flags=flags)
+    for more in (True, True, False) if flags else (False,):
+        answer = await client.receive()
+        assert (answer.more_to_come, answer.response_to) == (more, before)
+        before = answer.request_id
+    assert (await client.ask(ping(1)))["n"] == 1
+    assert len(left) == (0 if flags else 2)
 
 
-@on_sockets
-async def test_an_error_ends_a_stream_and_a_client_that_leaves_too() -> None:
-    async with serving() as served:
-        asked = 0
+async def test_a_tailing_cursor_at_its_end_does_not_stream(served: Served) -> None:
+    async def get_more(_: CommandRequest) -> Reply:
+        return {"cursor": {"nextBatch": [], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
 
-        async def get_more(_: CommandRequest) -> Reply:
-            nonlocal asked
-            asked += 1
-            if asked == 3:
-                return {"ok": 0.0, "code": 43}
-            return {"cursor": {"nextBatch": [{}], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
+    served.dispatcher.answers["getMore"] = get_more
+    client = await served.client()
+    client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
+    assert not (await client.receive()).more_to_come
 
-        served.dispatcher.answers["getMore"] = get_more
-        client = await served.client()
-        client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
-        assert [(await client.receive()).more_to_come for _ in range(3)] == [True, True, False]
-        asked = -(1 << 30)
-        client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
-        await client.receive()
-        client.writer.transport.abort()
-        await asyncio.wait_for(until(lambda: not served.server.connection_count), PATIENCE_S)
+
+async def test_an_error_ends_a_stream_and_a_client_that_leaves_too(served: Served) -> None:
+    asked = 0
+
+    async def get_more(_: CommandRequest) -> Reply:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            return {"ok": 0.0, "code": 43}
+        return {"cursor": {"nextBatch": [{}], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
+
+    served.dispatcher.answers["getMore"] = get_more
+    client = await served.client()
+    client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
+    assert [(await client.receive()).more_to_come for _ in range(3)] == [True, True, False]
+    asked = -(1 << 30)
+    client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
+    await client.receive()
+    client.writer.transport.abort()
+    await asyncio.wait_for(until(lambda: not served.server.connection_count), PATIENCE_S)
 
 
 # --- checksums --------------------------------------------------------------------------------------------------
 
 
-@on_sockets
-async def test_a_checksum_is_verified_and_given_back() -> None:
-    async with serving() as served:
-        client, other = await served.client(), await served.client()
-        for padding in ("", "x" * 100_000):
-            frame = encode_msg(9, 0, encode({**ping(5), "padding": padding}) + bytes(4), flags=CHECKSUM_PRESENT)[:-4]
-            client.writer.write(frame + struct.pack("<I", crc32c(frame)))
-            answer = await client.receive()
-            assert (answer.body.get("n"), answer.has_checksum) == (5, True)
-            list(answer.verify())
-        client.writer.write(frame + struct.pack("<I", crc32c(frame) ^ 1))
-        assert await client.is_closed()
-        assert (await other.ask(ping(1)))["n"] == 1
-        assert len(served.dispatcher.asked) == 3, "the damaged command is not run"
+async def test_a_checksum_is_verified_and_given_back(served: Served) -> None:
+    client, other = await served.client(), await served.client()
+    for padding in ("", "x" * 100_000):
+        frame = encode_msg(9, 0, encode({**ping(5), "padding": padding}) + bytes(4), flags=CHECKSUM_PRESENT)[:-4]
+        client.writer.write(frame + struct.pack("<I", crc32c(frame)))
+        answer = await client.receive()
+        assert (answer.body.get("n"), answer.has_checksum) == (5, True)
+        list(answer.verify())
+    client.writer.write(frame + struct.pack("<I", crc32c(frame) ^ 1))
+    assert await client.is_closed()
+    assert (await other.ask(ping(1)))["n"] == 1
+    assert len(served.dispatcher.asked) == 3, "the damaged command is not run"
 
 
 # --- fail points ------------------------------------------------------------------------------------------------
 
 
-@on_sockets
 @pytest.mark.parametrize("flags", [0, EXHAUST_ALLOWED, MORE_TO_COME])
-async def test_a_fail_point_closes_the_connection_instead_of_the_reply(flags: int) -> None:
-    async with serving() as served:
+async def test_a_fail_point_closes_the_connection_instead_of_the_reply(flags: int, served: Served) -> None:
+    async def fails(request: CommandRequest) -> Reply:
+        request.connection.is_to_close = True
+        return {"ok": 0.0, "code": 50985}
 
-        async def fails(request: CommandRequest) -> Reply:
-            request.connection.is_to_close = True
-            return {"ok": 0.0, "code": 50985}
-
-        served.dispatcher.answers["ping"] = fails
-        client, other = await served.client(), await served.client()
-        client.send(ping(1), flags=flags)
-        assert await client.is_closed()
-        assert (await other.ask(HELLO))["ok"] == 1.0
+    served.dispatcher.answers["ping"] = fails
+    client, other = await served.client(), await served.client()
+    client.send(ping(1), flags=flags)
+    assert await client.is_closed()
+    assert (await other.ask(HELLO))["ok"] == 1.0
 
 
 # --- shutting down ----------------------------------------------------------------------------------------------
 
 
-@on_sockets
-async def test_quiesce_waits_for_the_commands_of_clients() -> None:
-    async with serving() as served:
-        go_on = asyncio.Event()
+async def test_quiesce_waits_for_the_commands_of_clients(served: Served) -> None:
+    go_on = asyncio.Event()
 
-        async def slow(_: CommandRequest) -> Reply:
-            await go_on.wait()
-            return {"ok": 1.0}
+    async def slow(_: CommandRequest) -> Reply:
+        await go_on.wait()
+        return {"ok": 1.0}
 
-        served.dispatcher.answers["slow"] = slow
-        await served.server.quiesce()
-        client = await served.client()
-        client.send({"slow": 1, "$db": "a"})
-        await until(lambda: served.dispatcher.running > 0)
-        waiting = asyncio.ensure_future(served.server.quiesce())
-        await served.settled()
-        assert not waiting.done()
-        go_on.set()
-        await waiting
-        assert (await client.receive()).body.get("ok") == 1.0
+    served.dispatcher.answers["slow"] = slow
+    await served.server.quiesce()
+    client = await served.client()
+    client.send({"slow": 1, "$db": "a"})
+    await until(lambda: served.dispatcher.running > 0)
+    waiting = asyncio.ensure_future(served.server.quiesce())
+    await served.settled()
+    assert not waiting.done()
+    go_on.set()
+    await waiting
+    assert (await client.receive()).body.get("ok") == 1.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -661,35 +591,29 @@ async def member_client(served: Served) -> Client:
     return client
 
 
-@on_sockets
-async def test_a_proof_makes_the_connection_a_members() -> None:
-    async with serving() as served:
-        client = await member_client(served)
-        await client.ask(ping(1))
-        assert served.dispatcher.asked[-1].connection.member == OTHER
+async def test_a_proof_makes_the_connection_a_members(served: Served) -> None:
+    client = await member_client(served)
+    await client.ask(ping(1))
+    assert served.dispatcher.asked[-1].connection.member == OTHER
 
 
-@on_sockets
-async def test_a_message_of_a_cut_off_member_does_not_arrive() -> None:
-    async with serving() as served:
-        member, client = await member_client(served), await served.client()
-        served.dropped_in.add(OTHER)
-        member.send(ping(1))
-        assert await member.receives_nothing()
-        assert served.dispatcher.names == [PROVE, PROVE]
-        assert (await client.ask(ping(2)))["n"] == 2, "clients stay connected"
-        served.dropped_in.clear()
-        assert (await member.ask(ping(3)))["n"] == 3
+async def test_a_message_of_a_cut_off_member_does_not_arrive(served: Served) -> None:
+    member, client = await member_client(served), await served.client()
+    served.dropped_in.add(OTHER)
+    member.send(ping(1))
+    assert await member.receives_nothing()
+    assert served.dispatcher.names == [PROVE, PROVE]
+    assert (await client.ask(ping(2)))["n"] == 2, "clients stay connected"
+    served.dropped_in.clear()
+    assert (await member.ask(ping(3)))["n"] == 3
 
 
-@on_sockets
-async def test_an_answer_to_a_cut_off_member_is_not_sent() -> None:
-    async with serving() as served:
-        member = await member_client(served)
-        served.dropped_out.add(OTHER)
-        member.send(ping(1))
-        assert await member.receives_nothing()
-        assert served.dispatcher.names == [PROVE, PROVE, "ping"], "the command itself ran"
+async def test_an_answer_to_a_cut_off_member_is_not_sent(served: Served) -> None:
+    member = await member_client(served)
+    served.dropped_out.add(OTHER)
+    member.send(ping(1))
+    assert await member.receives_nothing()
+    assert served.dispatcher.names == [PROVE, PROVE, "ping"], "the command itself ran"
 
 
 @pytest.mark.parametrize("commands", [0, 1])
@@ -733,7 +657,6 @@ class Cursors:
         self.left.append(owner)
 
 
-@on_sockets
 async def test_cursors_end_with_the_last_connection_of_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LEFT_S", 600.0)
     async with serving() as served:
@@ -778,7 +701,6 @@ def insert(rows: bytes) -> bytes:
     return encode_msg(1, 0, encode({"insert": "c", "$db": "d"}) + section)
 
 
-@on_sockets
 async def test_a_message_of_many_documents_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
 
@@ -803,33 +725,27 @@ async def test_a_message_of_many_documents_does_not_block_the_loop(monkeypatch: 
         assert most <= framing.SLICE + 2, "of one turn, and the bodies of the message and of its answer"
 
 
-@on_sockets
-async def test_more_documents_than_a_command_takes_are_refused() -> None:
-    async with serving() as served:
-        client = await served.client()
-        client.writer.write(insert(encode({}) * 300_000))
-        assert (await client.receive()).body.get("code") == 16
-        assert (await client.ask(ping(1)))["n"] == 1
+async def test_more_documents_than_a_command_takes_are_refused(served: Served) -> None:
+    client = await served.client()
+    client.writer.write(insert(encode({}) * 300_000))
+    assert (await client.receive()).body.get("code") == 16
+    assert (await client.ask(ping(1)))["n"] == 1
 
 
-@on_sockets
-async def test_a_malformed_document_among_many_ends_the_connection() -> None:
-    async with serving() as served:
-        client = await served.client()
-        client.writer.write(insert(encode({}) * 20_000 + bytes(9)))
-        assert await client.is_closed()
-        assert served.dispatcher.asked == []
+async def test_a_malformed_document_among_many_ends_the_connection(served: Served) -> None:
+    client = await served.client()
+    client.writer.write(insert(encode({}) * 20_000 + bytes(9)))
+    assert await client.is_closed()
+    assert served.dispatcher.asked == []
 
 
-@on_sockets
-async def test_before_a_login_nothing_large_is_read() -> None:
-    async with serving() as served:
-        served.server.needs_login = True
-        client = await served.client()
-        for size in (1 << 20, 40 << 20):
-            refused = await client.ask({"insert": "c", "padding": "x" * size, "$db": "shop"})
-            assert (refused["code"], served.admission.in_use) == (13, 0)
-        assert served.dispatcher.asked == []
-        assert (await client.ask({"hello": 1, "$db": "admin"}))["ok"] == 1
-        served.dispatcher.asked[0].connection.login = Login("ann", "admin")
-        assert (await client.ask({"insert": "c", "padding": "x" * (1 << 20), "$db": "shop"}))["ok"] == 1
+async def test_before_a_login_nothing_large_is_read(served: Served) -> None:
+    served.server.needs_login = True
+    client = await served.client()
+    for size in (1 << 20, 40 << 20):
+        refused = await client.ask({"insert": "c", "padding": "x" * size, "$db": "shop"})
+        assert (refused["code"], served.admission.in_use) == (13, 0)
+    assert served.dispatcher.asked == []
+    assert (await client.ask({"hello": 1, "$db": "admin"}))["ok"] == 1
+    served.dispatcher.asked[0].connection.login = Login("ann", "admin")
+    assert (await client.ask({"insert": "c", "padding": "x" * (1 << 20), "$db": "shop"}))["ok"] == 1

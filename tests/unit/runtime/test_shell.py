@@ -134,10 +134,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig(clock: SimClock, sim_loop: SimLoop) -> Iterator[Rig]:
+def rig(clock: SimClock, loop: SimLoop) -> Iterator[Rig]:
     made = Rig(clock)
     yield made
-    sim_loop.run_until_complete(made.shell.close())
+    loop.run_until_complete(made.shell.close())
 
 
 async def test_effects_are_carried_out_in_list_order(rig: Rig) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from tests.unit.runtime.served import QUIET_TURNS, answer_proof
 ME = HostPort("127.0.0.1:27998")
 LONG = Millis(10_000)
 SHORT = Millis(80)
+ON_SOCKETS = True
 NEVER = Millis(600_000)
 
 
@@ -119,251 +119,200 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-@asynccontextmanager
-async def world() -> Any:
+@pytest.fixture
+def w(loop: asyncio.AbstractEventLoop) -> Iterator[World]:
     made = World()
-    await made.server.start(HostPort("127.0.0.1:0"))
-    try:
-        yield made
-    finally:
-        await made.transport.close()
-        await made.server.close()
-        await asyncio.sleep(0)
+    loop.run_until_complete(made.server.start(HostPort("127.0.0.1:0")))
+    yield made
+    loop.run_until_complete(made.transport.close())
+    loop.run_until_complete(made.server.close())
 
 
-def on_sockets(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 30))
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-@on_sockets
-async def test_calls_in_turn_share_a_connection_that_proves_its_member() -> None:
-    async with world() as w:
-        for n in range(20):
-            assert await w.call("ping", n) == {"ok": 1.0, "n": n}
-        assert w.network.opened == 1
-        assert w.answers.names() == ["ping"] * 20
-        assert all(request.connection.member == ME for request in w.answers.asked)
+async def test_calls_in_turn_share_a_connection_that_proves_its_member(w: World) -> None:
+    for n in range(20):
+        assert await w.call("ping", n) == {"ok": 1.0, "n": n}
+    assert w.network.opened == 1
+    assert w.answers.names() == ["ping"] * 20
+    assert all(request.connection.member == ME for request in w.answers.asked)
 
 
-@on_sockets
-async def test_a_waiting_call_blocks_no_other() -> None:
-    async with world() as w:
-        slow = asyncio.ensure_future(w.call("slow", 1))
-        while w.answers.waiting == 0:  # noqa: ASYNC110 - a count, no event
-            await asyncio.sleep(0.005)
-        assert (await w.call("ping", 2))["n"] == 2
-        assert not slow.done()
-        w.answers.go_on.set()
-        assert (await slow)["n"] == 1
-        assert w.network.opened == 2
+async def test_a_waiting_call_blocks_no_other(w: World) -> None:
+    slow = asyncio.ensure_future(w.call("slow", 1))
+    while w.answers.waiting == 0:  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0.005)
+    assert (await w.call("ping", 2))["n"] == 2
+    assert not slow.done()
+    w.answers.go_on.set()
+    assert (await slow)["n"] == 1
+    assert w.network.opened == 2
 
 
-@on_sockets
-async def test_only_so_many_idle_connections_are_kept() -> None:
-    async with world() as w:
-        calls = [asyncio.ensure_future(w.call("slow", n)) for n in range(MAX_IDLE + 4)]
-        while w.answers.waiting < len(calls):  # noqa: ASYNC110 - a count, no event
-            await asyncio.sleep(0.005)
-        w.answers.go_on.set()
-        assert sorted([(await call)["n"] for call in calls]) == list(range(MAX_IDLE + 4))
-        while w.server.connection_count > MAX_IDLE:  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.005)
-        assert w.server.connection_count == MAX_IDLE
+async def test_only_so_many_idle_connections_are_kept(w: World) -> None:
+    calls = [asyncio.ensure_future(w.call("slow", n)) for n in range(MAX_IDLE + 4)]
+    while w.answers.waiting < len(calls):  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0.005)
+    w.answers.go_on.set()
+    assert sorted([(await call)["n"] for call in calls]) == list(range(MAX_IDLE + 4))
+    while w.server.connection_count > MAX_IDLE:  # noqa: ASYNC110 - the server has no event for it
+        await asyncio.sleep(0.005)
+    assert w.server.connection_count == MAX_IDLE
 
 
-@on_sockets
-async def test_the_database_goes_along() -> None:
-    async with world() as w:
-        await w.transport.call(w.host, {"ping": 1}, timeout_ms=LONG, database="shop")
-        await w.transport.call(w.host, {"ping": 1}, timeout_ms=LONG)
-        assert [request.database for request in w.answers.asked] == ["shop", "admin"]
+async def test_the_database_goes_along(w: World) -> None:
+    await w.transport.call(w.host, {"ping": 1}, timeout_ms=LONG, database="shop")
+    await w.transport.call(w.host, {"ping": 1}, timeout_ms=LONG)
+    assert [request.database for request in w.answers.asked] == ["shop", "admin"]
 
 
-@on_sockets
-async def test_no_server_listens() -> None:
-    async with world() as w:
-        host = w.host
-        await w.server.close()
-        with pytest.raises(ConnectRefusedError, match=str(host)):
-            await w.transport.call(host, {"ping": 1}, timeout_ms=LONG)
+async def test_no_server_listens(w: World) -> None:
+    host = w.host
+    await w.server.close()
+    with pytest.raises(ConnectRefusedError, match=str(host)):
+        await w.transport.call(host, {"ping": 1}, timeout_ms=LONG)
 
 
-@on_sockets
 @pytest.mark.parametrize("name", ["a..b", "x" * 300])
-async def test_a_name_that_no_machine_can_have_is_a_member_that_cannot_be_reached(name: str) -> None:
+async def test_a_name_that_no_machine_can_have_is_a_member_that_cannot_be_reached(name: str, w: World) -> None:
     """A configuration may hold it; anything but HostUnreachableError would stop the member that calls it."""
-    async with world() as w:
-        with pytest.raises(NothingSentError, match="cannot be reached"):
-            await w.transport.call(HostPort(f"{name}:27017"), {"ping": 1}, timeout_ms=LONG)
+    with pytest.raises(NothingSentError, match="cannot be reached"):
+        await w.transport.call(HostPort(f"{name}:27017"), {"ping": 1}, timeout_ms=LONG)
 
 
-@on_sockets
-async def test_an_answer_that_does_not_come_in_time() -> None:
-    async with world() as w:
-        before = w.clock.now()
-        with pytest.raises(HostUnreachableError, match=f"did not answer within {SHORT} ms") as caught:
-            await w.call("never", timeout_ms=SHORT)
-        assert not isinstance(caught.value, NothingSentError), "it was sent; who knows what became of it"
-        assert w.clock.now() - before >= SHORT
-        assert (await w.call("ping", 3))["n"] == 3
-        assert w.network.opened == 2, "a connection that owes an answer is not used again"
+async def test_an_answer_that_does_not_come_in_time(w: World) -> None:
+    before = w.clock.now()
+    with pytest.raises(HostUnreachableError, match=f"did not answer within {SHORT} ms") as caught:
+        await w.call("never", timeout_ms=SHORT)
+    assert not isinstance(caught.value, NothingSentError), "it was sent; who knows what became of it"
+    assert w.clock.now() - before >= SHORT
+    assert (await w.call("ping", 3))["n"] == 3
+    assert w.network.opened == 2, "a connection that owes an answer is not used again"
 
 
-@on_sockets
-async def test_connecting_counts_against_the_time_too() -> None:
-    async with world() as w:
-        w.network.connected = asyncio.Event()
-        with pytest.raises(NothingSentError, match="did not answer within") as caught:
-            await w.call("ping", timeout_ms=SHORT)
-        assert not isinstance(caught.value, ConnectRefusedError), "silence is no refusal"
+async def test_connecting_counts_against_the_time_too(w: World) -> None:
+    w.network.connected = asyncio.Event()
+    with pytest.raises(NothingSentError, match="did not answer within") as caught:
+        await w.call("ping", timeout_ms=SHORT)
+    assert not isinstance(caught.value, ConnectRefusedError), "silence is no refusal"
 
 
-@on_sockets
-async def test_a_connection_that_breaks_under_a_call() -> None:
-    async with world() as w:
-        with pytest.raises(HostUnreachableError, match="cannot be reached") as caught:
-            await w.call("drop")
-        assert not isinstance(caught.value, NothingSentError)
-        assert (await w.call("ping", 4))["n"] == 4
+async def test_a_connection_that_breaks_under_a_call(w: World) -> None:
+    with pytest.raises(HostUnreachableError, match="cannot be reached") as caught:
+        await w.call("drop")
+    assert not isinstance(caught.value, NothingSentError)
+    assert (await w.call("ping", 4))["n"] == 4
 
 
-@on_sockets
-async def test_a_connection_that_broke_while_idle_is_replaced() -> None:
-    async with world() as w:
+async def test_a_connection_that_broke_while_idle_is_replaced(w: World) -> None:
+    await w.call("ping")
+    for connection in list(w.server.connections):
+        connection.end()
+    await turns()
+    assert (await w.call("ping", 5))["n"] == 5
+    assert w.network.opened == 2
+
+
+async def test_a_break_by_the_other_end_is_reported_and_ends_the_idle_connections_too(w: World) -> None:
+    slow = asyncio.ensure_future(w.call("slow"))
+    while w.answers.waiting == 0:  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0.005)
+    await w.call("ping")  # on a second connection, which is idle then
+    next(iter(w.server.connections)).end()
+    with pytest.raises(HostUnreachableError):
+        await slow
+    assert set(w.lost) == {w.host}
+    await w.call("ping")
+    assert w.network.opened == 3
+
+
+async def test_a_connection_that_this_end_closes_is_not_reported(w: World) -> None:
+    with pytest.raises(HostUnreachableError):
+        await w.call("never", timeout_ms=SHORT)
+    await w.call("ping")
+    await w.transport.close()
+    await turns()
+    assert w.lost == []
+
+
+async def test_a_cancelled_call_leaves_its_connection(w: World) -> None:
+    call = asyncio.ensure_future(w.call("never"))
+    while "never" not in w.answers.names():  # noqa: ASYNC110 - a list, no event
+        await asyncio.sleep(0.005)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await w.call("ping", 6))["n"] == 6
+    assert w.network.opened == 2
+
+
+async def test_closing_fails_the_calls_under_way_and_those_that_come(w: World) -> None:
+    call = asyncio.ensure_future(w.call("never"))
+    while "never" not in w.answers.names():  # noqa: ASYNC110 - a list, no event
+        await asyncio.sleep(0.005)
+    await w.transport.close()
+    with pytest.raises(HostUnreachableError):
+        await call
+    with pytest.raises(HostUnreachableError, match="shutting down"):
         await w.call("ping")
-        for connection in list(w.server.connections):
-            connection.end()
-        await turns()
-        assert (await w.call("ping", 5))["n"] == 5
-        assert w.network.opened == 2
-
-
-@on_sockets
-async def test_a_break_by_the_other_end_is_reported_and_ends_the_idle_connections_too() -> None:
-    async with world() as w:
-        slow = asyncio.ensure_future(w.call("slow"))
-        while w.answers.waiting == 0:  # noqa: ASYNC110 - a count, no event
-            await asyncio.sleep(0.005)
-        await w.call("ping")  # on a second connection, which is idle then
-        next(iter(w.server.connections)).end()
-        with pytest.raises(HostUnreachableError):
-            await slow
-        assert set(w.lost) == {w.host}
-        await w.call("ping")
-        assert w.network.opened == 3
-
-
-@on_sockets
-async def test_a_connection_that_this_end_closes_is_not_reported() -> None:
-    async with world() as w:
-        with pytest.raises(HostUnreachableError):
-            await w.call("never", timeout_ms=SHORT)
-        await w.call("ping")
-        await w.transport.close()
-        await turns()
-        assert w.lost == []
-
-
-@on_sockets
-async def test_a_cancelled_call_leaves_its_connection() -> None:
-    async with world() as w:
-        call = asyncio.ensure_future(w.call("never"))
-        while "never" not in w.answers.names():  # noqa: ASYNC110 - a list, no event
-            await asyncio.sleep(0.005)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        assert (await w.call("ping", 6))["n"] == 6
-        assert w.network.opened == 2
-
-
-@on_sockets
-async def test_closing_fails_the_calls_under_way_and_those_that_come() -> None:
-    async with world() as w:
-        call = asyncio.ensure_future(w.call("never"))
-        while "never" not in w.answers.names():  # noqa: ASYNC110 - a list, no event
-            await asyncio.sleep(0.005)
-        await w.transport.close()
-        with pytest.raises(HostUnreachableError):
-            await call
-        with pytest.raises(HostUnreachableError, match="shutting down"):
-            await w.call("ping")
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------
 
 
-@on_sockets
-async def test_cut_out_nothing_leaves_and_the_time_runs_out() -> None:
-    async with world() as w:
-        await w.call("ping")
-        w.transport.cut([w.host], "out")
-        before = w.clock.now()
-        with pytest.raises(HostUnreachableError, match="cut off"):
-            await w.call("lost", timeout_ms=SHORT)
-        assert w.clock.now() - before >= SHORT - 1, "a cut is silence, no refusal"
-        assert "lost" not in w.answers.names()
-        assert w.transport.drops_outbound(w.host)
-        assert not w.transport.drops_inbound(w.host)
+async def test_cut_out_nothing_leaves_and_the_time_runs_out(w: World) -> None:
+    await w.call("ping")
+    w.transport.cut([w.host], "out")
+    before = w.clock.now()
+    with pytest.raises(HostUnreachableError, match="cut off"):
+        await w.call("lost", timeout_ms=SHORT)
+    assert w.clock.now() - before >= SHORT - 1, "a cut is silence, no refusal"
+    assert "lost" not in w.answers.names()
+    assert w.transport.drops_outbound(w.host)
+    assert not w.transport.drops_inbound(w.host)
 
 
-@on_sockets
-async def test_cut_in_the_command_arrives_and_its_answer_does_not() -> None:
-    async with world() as w:
-        await w.call("ping")
-        w.transport.cut([w.host], "in")
-        with pytest.raises(HostUnreachableError, match="cut off"):
-            await w.call("heard", timeout_ms=SHORT)
-        assert "heard" in w.answers.names()
-        assert w.transport.drops_inbound(w.host)
-        assert not w.transport.drops_outbound(w.host)
+async def test_cut_in_the_command_arrives_and_its_answer_does_not(w: World) -> None:
+    await w.call("ping")
+    w.transport.cut([w.host], "in")
+    with pytest.raises(HostUnreachableError, match="cut off"):
+        await w.call("heard", timeout_ms=SHORT)
+    assert "heard" in w.answers.names()
+    assert w.transport.drops_inbound(w.host)
+    assert not w.transport.drops_outbound(w.host)
 
 
-@on_sockets
-async def test_delayed_calls_leave_late_and_within_their_time() -> None:
-    async with world() as w:
-        w.transport.delay([w.host], SHORT)
-        before = w.clock.now()
-        assert (await w.call("ping", 7))["n"] == 7
-        assert w.clock.now() - before >= SHORT - 1
-        with pytest.raises(HostUnreachableError, match="within"):
-            await w.call("late", timeout_ms=Millis(SHORT // 2))
-        assert "late" not in w.answers.names()
-        w.transport.delay([w.host], NEVER)
-        w.transport.cut([], "both")
-        await w.call("ping")
+async def test_delayed_calls_leave_late_and_within_their_time(w: World) -> None:
+    w.transport.delay([w.host], SHORT)
+    before = w.clock.now()
+    assert (await w.call("ping", 7))["n"] == 7
+    assert w.clock.now() - before >= SHORT - 1
+    with pytest.raises(HostUnreachableError, match="within"):
+        await w.call("late", timeout_ms=Millis(SHORT // 2))
+    assert "late" not in w.answers.names()
+    w.transport.delay([w.host], NEVER)
+    w.transport.cut([], "both")
+    await w.call("ping")
 
 
-@on_sockets
-async def test_a_cut_is_for_the_named_hosts_alone() -> None:
-    async with world() as w:
-        w.transport.cut([HostPort("127.0.0.1:1")], "both")
-        assert (await w.call("ping", 7))["n"] == 7
-        assert not w.transport.drops_inbound(w.host)
+async def test_a_cut_is_for_the_named_hosts_alone(w: World) -> None:
+    w.transport.cut([HostPort("127.0.0.1:1")], "both")
+    assert (await w.call("ping", 7))["n"] == 7
+    assert not w.transport.drops_inbound(w.host)
 
 
-@on_sockets
-async def test_calls_work_at_once_after_healing() -> None:
-    async with world() as w:
-        w.transport.cut([w.host], "both")
-        call = asyncio.ensure_future(w.call("lost", timeout_ms=NEVER))
-        await turns()
-        w.transport.cut([], "both")
-        with pytest.raises(HostUnreachableError):
-            await call
-        assert (await w.call("ping", 8))["n"] == 8
+async def test_calls_work_at_once_after_healing(w: World) -> None:
+    w.transport.cut([w.host], "both")
+    call = asyncio.ensure_future(w.call("lost", timeout_ms=NEVER))
+    await turns()
+    w.transport.cut([], "both")
+    with pytest.raises(HostUnreachableError):
+        await call
+    assert (await w.call("ping", 8))["n"] == 8
 
 
-@on_sockets
-async def test_a_peer_that_drops_messages_does_not_answer() -> None:
-    async with world() as w:
-        await w.call("ping")
-        w.dropped_in.add(ME)
-        with pytest.raises(HostUnreachableError, match="did not answer within"):
-            await w.call("lost", timeout_ms=SHORT)
-        w.dropped_in.clear()
-        assert (await w.call("ping", 9))["n"] == 9
+async def test_a_peer_that_drops_messages_does_not_answer(w: World) -> None:
+    await w.call("ping")
+    w.dropped_in.add(ME)
+    with pytest.raises(HostUnreachableError, match="did not answer within"):
+        await w.call("lost", timeout_ms=SHORT)
+    w.dropped_in.clear()
+    assert (await w.call("ping", 9))["n"] == 9

@@ -15,7 +15,9 @@ from replset.runtime.net import server as wire_server
 from replset.runtime.net.turns import BYTES, COMMANDS, TIME_MS, Turns
 from replset.runtime.net.wire_connection import TURN
 from replset.wire.framing import encode_msg
-from tests.unit.runtime.served import SERVED, Client, Served, on_sockets, ping, serving
+from tests.unit.runtime.served import SERVED, Client, Served, ping
+
+ON_SOCKETS = True
 
 
 class World:
@@ -54,46 +56,37 @@ class World:
         pytest.param(50, 5 * TIME_MS, 1, id="one-that-is-too-slow-alone"),
     ],
 )
-def test_a_turn_is_bounded_over_all_clients(size: int, cost_ms: int, expected: int) -> None:
-    async def main() -> None:
-        world = World()
-        clients = [world.client(str(number), 20, size, cost_ms) for number in range(100)]
-        assert await world.most_in_a_turn(*clients) == expected
-        assert len(world.ran) == 2000
-
-    asyncio.run(main())
+async def test_a_turn_is_bounded_over_all_clients(size: int, cost_ms: int, expected: int) -> None:
+    world = World()
+    clients = [world.client(str(number), 20, size, cost_ms) for number in range(100)]
+    assert await world.most_in_a_turn(*clients) == expected
+    assert len(world.ran) == 2000
 
 
-def test_who_comes_later_waits_for_one_command_of_each_before() -> None:
-    async def main() -> None:
-        world = World()
-        greedy = asyncio.gather(*(world.client(str(number), 1000) for number in range(50)))
-        await asyncio.sleep(0)
-        before = len(world.ran)
-        await world.client("late", 1)
-        assert len(world.ran) - before <= 50 + COMMANDS
-        greedy.cancel()
-
-    asyncio.run(main())
+async def test_who_comes_later_waits_for_one_command_of_each_before() -> None:
+    world = World()
+    greedy = asyncio.gather(*(world.client(str(number), 1000) for number in range(50)))
+    await asyncio.sleep(0)
+    before = len(world.ran)
+    await world.client("late", 1)
+    assert len(world.ran) - before <= 50 + COMMANDS
+    greedy.cancel()
 
 
-def test_clients_that_leave_while_they_wait_hold_up_nobody() -> None:
-    async def main() -> None:
-        world = World()
-        greedy = [asyncio.ensure_future(world.client(str(number), 1000)) for number in range(50)]
-        await asyncio.sleep(0)
-        last = asyncio.ensure_future(world.client("last", 2))
-        await asyncio.sleep(0)
-        for one in greedy[::2]:
-            one.cancel()
-        await asyncio.sleep(0)
-        for one in greedy[1::2]:
-            one.cancel()
-        async with asyncio.timeout(10):
-            await last
-            await world.client("later", 2 * COMMANDS)
-
-    asyncio.run(main())
+async def test_clients_that_leave_while_they_wait_hold_up_nobody() -> None:
+    world = World()
+    greedy = [asyncio.ensure_future(world.client(str(number), 1000)) for number in range(50)]
+    await asyncio.sleep(0)
+    last = asyncio.ensure_future(world.client("last", 2))
+    await asyncio.sleep(0)
+    for one in greedy[::2]:
+        one.cancel()
+    await asyncio.sleep(0)
+    for one in greedy[1::2]:
+        one.cancel()
+    async with asyncio.timeout(10):
+        await last
+        await world.client("later", 2 * COMMANDS)
 
 
 # --- on the wire port -------------------------------------------------------------------------------------------
@@ -109,69 +102,61 @@ async def crowd(served: Served) -> list[Client]:
     return clients
 
 
-@on_sockets
-async def test_a_crowd_of_clients_leaves_the_turn_to_others() -> None:
-    async with serving() as served:
-        clients = await crowd(served)
-        most = seen = 0
-        while seen < CROWD * EACH:
-            await asyncio.sleep(0)
-            done = len(served.dispatcher.asked)
-            most, seen = max(most, done - seen), done
-        assert most <= 2 * COMMANDS < CROWD * TURN
-        for client in clients:
-            assert [(await client.receive()).response_to for _ in range(EACH)] == list(range(1, EACH + 1))
+async def test_a_crowd_of_clients_leaves_the_turn_to_others(served: Served) -> None:
+    clients = await crowd(served)
+    most = seen = 0
+    while seen < CROWD * EACH:
+        await asyncio.sleep(0)
+        done = len(served.dispatcher.asked)
+        most, seen = max(most, done - seen), done
+    assert most <= 2 * COMMANDS < CROWD * TURN
+    for client in clients:
+        assert [(await client.receive()).response_to for _ in range(EACH)] == list(range(1, EACH + 1))
 
 
-@on_sockets
-async def test_a_ping_beside_a_crowd_waits_for_one_command_of_each() -> None:
-    async with serving() as served:
-        honest = await served.client()
-        await honest.ask(ping(0))
-        await crowd(served)
-        while len(served.dispatcher.asked) < CROWD * 10:  # noqa: ASYNC110 - a count, no event
-            await asyncio.sleep(0)
-        honest.send({"ping": 1, "honest": 1, "$db": "admin"})
-        before = len(served.dispatcher.asked)
-        await honest.receive()
-        since = served.dispatcher.asked[before:]
-        place = next(number for number, request in enumerate(since) if request.body.get("honest"))
-        assert place <= 4 * COMMANDS
+async def test_a_ping_beside_a_crowd_waits_for_one_command_of_each(served: Served) -> None:
+    honest = await served.client()
+    await honest.ask(ping(0))
+    await crowd(served)
+    while len(served.dispatcher.asked) < CROWD * 10:  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0)
+    honest.send({"ping": 1, "honest": 1, "$db": "admin"})
+    before = len(served.dispatcher.asked)
+    await honest.receive()
+    since = served.dispatcher.asked[before:]
+    place = next(number for number, request in enumerate(since) if request.body.get("honest"))
+    assert place <= 4 * COMMANDS
 
 
-@on_sockets
-async def test_a_member_does_not_wait_behind_clients() -> None:
-    async with serving() as served:
-        member, client = await served.client(), await served.client()
-        await member.prove(SERVED)
-        served.turns.has_room = lambda: False  # type: ignore[method-assign]
+async def test_a_member_does_not_wait_behind_clients(served: Served) -> None:
+    member, client = await served.client(), await served.client()
+    await member.prove(SERVED)
+    served.turns.has_room = lambda: False  # type: ignore[method-assign]
 
-        async def wait(_: int) -> None:
-            await asyncio.Event().wait()
+    async def wait(_: int) -> None:
+        await asyncio.Event().wait()
 
-        served.turns.wait = wait  # type: ignore[method-assign]
-        client.send(ping(1))
-        for number in range(3 * TURN):
-            member.send({"replSetHeartbeat": 1, "n": number, "$db": "admin"})
-        assert [(await member.receive()).body.get("n") for _ in range(3 * TURN)] == list(range(3 * TURN))
-        assert served.dispatcher.names.count("ping") == 0
-        assert served.dispatcher.names.count(PROVE) == 2
+    served.turns.wait = wait  # type: ignore[method-assign]
+    client.send(ping(1))
+    for number in range(3 * TURN):
+        member.send({"replSetHeartbeat": 1, "n": number, "$db": "admin"})
+    assert [(await member.receive()).body.get("n") for _ in range(3 * TURN)] == list(range(3 * TURN))
+    assert served.dispatcher.names.count("ping") == 0
+    assert served.dispatcher.names.count(PROVE) == 2
 
 
-@on_sockets
-async def test_what_a_client_sends_ahead_is_not_taken_in() -> None:
+async def test_what_a_client_sends_ahead_is_not_taken_in(served: Served) -> None:
     """A crowd that sends ahead fills the system's buffers and not the member's memory."""
-    async with serving() as served:
 
-        async def never(_: CommandRequest) -> Reply:
-            await asyncio.Event().wait()
-            return {}
+    async def never(_: CommandRequest) -> Reply:
+        await asyncio.Event().wait()
+        return {}
 
-        served.dispatcher.answers["slow"] = never
-        client = await served.client()
-        frame = encode_msg(1, 0, encode({"slow": 1, "pad": "x" * 100, "$db": "admin"}))
-        client.writer.write(frame * 10_000)
-        while not served.dispatcher.asked:  # noqa: ASYNC110 - a count, no event
-            await asyncio.sleep(0)
-        await served.settled()
-        assert served.server.traffic.bytes_in <= 2 * wire_server.READ_BYTES
+    served.dispatcher.answers["slow"] = never
+    client = await served.client()
+    frame = encode_msg(1, 0, encode({"slow": 1, "pad": "x" * 100, "$db": "admin"}))
+    client.writer.write(frame * 10_000)
+    while not served.dispatcher.asked:  # noqa: ASYNC110 - a count, no event
+        await asyncio.sleep(0)
+    await served.settled()
+    assert served.server.traffic.bytes_in <= 2 * wire_server.READ_BYTES
