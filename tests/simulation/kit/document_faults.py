@@ -16,6 +16,7 @@ from tests.simulation.kit.machine import Machine
 
 SCRUBBED, EMPTIED = "scrub.kept", "scrub.gone"
 COUNT = 12
+NEAR_S = 1
 MAJORITY = {"writeConcern": {"w": "majority"}}
 KINDS = ("bytes", "type", "type and bytes", "no document")
 """Which part of a row changes: its document, what the row says of it, or both."""
@@ -53,8 +54,8 @@ class DocumentFaults(DiskFaults):
         changed = self._rng.sample(range(COUNT), 3)
         kinds = [rng.choice(KINDS) for _ in changed[:-1]]
         cluster.rotten = machine.name
-        while not (cluster.all_counted() and self._change(machine, changed, kinds)):
-            await self._pause_until(ends, f"{machine.name} does not have the documents, or a copy is made")
+        while not (cluster.all_counted() and self._are_near(bearers) and self._change(machine, changed, kinds)):
+            await self._pause_until(ends, f"a member of {machine.name}'s set does not have the documents")
         cluster.trace.add(machine.name, f"has other documents {changed}: {', '.join(kinds)}, and a deleted one")
         others = [other.name for other in bearers if other is not machine]
         trusted = {"from": cluster.host(others[0])} if len(bearers) == 2 else {}
@@ -69,6 +70,14 @@ class DocumentFaults(DiskFaults):
         for ns in (SCRUBBED, EMPTIED):
             await self._repair_documents(machine, ns, trusted if others else {}, bool(others), ends)
         cluster.rotten = ""
+
+    def _are_near(self, bearers: list[Machine]) -> bool:
+        """Whether no member is so far behind that it may soon copy documents, and perhaps the damaged ones."""
+        running = [machine.running for machine in bearers if machine.running]
+        oldest, most = max(member.store.oldest for member in running), (self._cluster.delay_s + NEAR_S) * 1000
+        return len(running) == len(bearers) and all(
+            member.store.last_applied > oldest and (member.node.lag_ms() or 0) <= most for member in running
+        )
 
     async def _ask_primary(self, command: dict[str, Any]) -> dict[str, Any] | None:
         cluster = self._cluster
