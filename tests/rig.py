@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest, ConnectionContext, Reply, Source
 from replset.commands.table import PRIVATE
 from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import Environment
@@ -26,8 +27,6 @@ from tests.simulation.kit.loop import current_process
 
 T = TypeVar("T")
 ENVIRONMENT = Environment(worker_ms=0.2, skew_ms=1, oplog_bytes=64 << 20)
-STUCK = 1e9
-"""How much slower a disk is that takes nothing while a test looks."""
 
 
 class Rig:
@@ -35,6 +34,7 @@ class Rig:
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
+        self._stopped: AbstractAsyncContextManager[None]
 
     def member(self, name: str = "a") -> RunningMember:
         member = self.cluster.machines[name].running
@@ -84,19 +84,33 @@ class Rig:
         """How many groups of clients' writes the primary has committed."""
         return int(self.member().group_sizes.buckets()[-1][1])
 
+    def write(self, operation: Callable[[WriteGroup], T]) -> T:
+        """Run `operation` in a group of its own on the primary."""
+
+        async def work() -> T:
+            return await self.member().write(operation)
+
+        return self.do(work())
+
+    async def lead_again(self) -> None:
+        """For a coroutine: the only member steps down, and leads again in another term."""
+        member = self.member()
+        await member.dispatcher.run(self.client().request(step_down(1), "admin"))
+        while not member.node.writable:
+            await member.wait_for_change(1_000)
+
     def newest(self, name: str = "a") -> OpTime:
         return self.member(name).store.last_applied
 
-    def stop_disk(self, *names: str) -> None:
-        """Nothing more gets to the disk, so nothing is committed, until `start_disk`."""
-        for name in names or self.cluster.machines:
-            self.cluster.machines[name].slowness = STUCK
+    def stop_disk(self, name: str = "a") -> None:
+        """Nothing more gets to the disk, so the only member commits nothing, until `start_disk`."""
+        self._stopped = self.member(name).durability.paused()
+        self.do(self._stopped.__aenter__(), name)
 
-    def start_disk(self) -> None:
+    def start_disk(self, name: str = "a") -> None:
         """The disk works again, and what was written meanwhile is committed."""
-        for machine in self.cluster.machines.values():
-            machine.slowness = 1.0
-        member = self.member()
+        self.do(self._stopped.__aexit__(None, None, None), name)
+        member = self.member(name)
         self.until(lambda: member.node.commit_point == member.store.last_applied)
 
 

@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, Int64, RawDocument, encode
+from replset.bson import Binary, Int64
 from replset.commands.pipelines import output as aggregate_output
-from replset.core.member_state import MemberState
 from replset.errors import NotWritablePrimaryError
-from replset.ids import HostPort, OpTime
-from replset.replication.temporary import abandoned, drop_abandoned
-from replset.replication.write_ops import do_noop
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.ids import HostPort
+from tests.rig import Client, Rig, a_set
 from tests.unit.commands.test_transactions import Session
 
 DOCS: list[dict[str, Any]] = [{"_id": i, "a": i % 4, "n": i} for i in range(1200)]
@@ -78,39 +75,32 @@ def test_an_out_keeps_a_validator(client: Client) -> None:
     assert client.run({"insert": "d", "documents": [{"a": 3}]})["writeErrors"][0]["code"] == 121
 
 
-def test_a_stepdown_within_an_out(client: Client, member: FakeMember) -> None:
-    member.step_down_after = member.groups + 2
-    assert client.code(pipe({"$out": "d"})) == NotWritablePrimaryError.code
-    member.step_down_after = None
-    left = [name for name in names(client) if name.startswith("tmp.agg_out.")]
-    assert len(left) == 1
-    assert abandoned(member.store) == []  # as far as this term goes, somebody may use it
-    member.node.term = 2
-    with member.store.group() as txn:
-        from replset.replication.write_ops import WriteGroup
-
-        do_noop(WriteGroup(txn, 2, member.clock.wall_ms(), member.rng), {"msg": "new primary"})
-    (coll,) = abandoned(member.store)
-    with member.store.group() as txn:
-        assert drop_abandoned(WriteGroup(txn, 2, member.clock.wall_ms(), member.rng), coll)
+def test_a_stepdown_within_an_out(client: Client, rig: Rig) -> None:
+    rig.step_down_after(2)
+    assert client.code(pipe({"$out": "d"})) in (NotWritablePrimaryError.code, 189)
+    anywhere = {"listCollections": 1, "$readPreference": {"mode": "nearest"}}
+    left = [row["name"] for row in client.ok(anywhere)["cursor"]["firstBatch"]]
+    assert sum(name.startswith("tmp.agg_out.") for name in left) == 1
+    rig.until(lambda: rig.member().node.writable, 700)
+    rig.wait(1)
     assert names(client) == ["c"]
 
 
 @pytest.mark.parametrize("stages", [[{"$out": "d"}], [{"$match": {"a": 9}}, {"$out": "d"}], [{"$merge": "d"}]])
 def test_no_output_goes_on_in_another_term(
-    client: Client, member: FakeMember, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    client: Client, rig: Rig, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it wrote before may be rolled back, and the write concern of the last write would not cover it."""
     monkeypatch.setattr(aggregate_output, "BATCH", 100)  # one group each
     client.ok({"insert": "d", "documents": [{"_id": "old"}]})
-    write = member.write
+    write = rig.member().write
 
-    async def write_in_a_later_term(operation: Any) -> Any:
+    async def write_and_lead_again(operation: Any) -> Any:
         result = await write(operation)
-        member.node.term += 1
+        await rig.lead_again()
         return result
 
-    member.write = write_in_a_later_term  # type: ignore[method-assign]
+    monkeypatch.setattr(rig.member(), "write", write_and_lead_again)
     assert client.code(pipe(*stages)) in (NotWritablePrimaryError.code, 189)
     assert {"_id": "old"} in all_of(client, "d")
 
@@ -218,42 +208,32 @@ def test_refusals(client: Client, stages: list[dict[str, Any]], code: int) -> No
     assert client.code(pipe(*stages)) == code
 
 
-def test_other_refusals(client: Client, member: FakeMember) -> None:
+def test_other_refusals(client: Client, rig: Rig) -> None:
     client.ok({"create": "capped", "capped": True, "size": 4096})
     assert client.code(pipe({"$out": "capped"})) == 17152
     assert client.code(pipe(writeConcern={"w": 1})) == 72
     assert client.code(pipe({"$out": "d"}, readConcern={"level": "linearizable"})) == 72
     session = Session(client)
     assert session.code(pipe({"$out": "d"})) == 263
-    member.node.writable, member.node.primary_host = False, None
-    assert client.code(pipe({"$merge": "d"})) == 10107
+    rig.step_down()
+    assert client.code(pipe({"$merge": "d"}, **{"$readPreference": {"mode": "nearest"}})) == 10107
 
 
-def test_a_secondary_has_the_primary_run_it(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {"cursor": {"firstBatch": [], "id": Int64(0), "ns": "test.c"}, "ok": 1.0}
-
-    async def call(host: str, command: Any, *, timeout_ms: int, database: str) -> RawDocument:
-        sent.append({"host": host, "db": database, **command})
-        return RawDocument(encode(answer))
-
-    monkeypatch.setattr(member.peer, "call", call)
-    member.node.writable, member.node.state = False, MemberState.SECONDARY
-    member.node.primary_host = HostPort("localhost:27018")
-    command = pipe({"$out": "d"}, lsid={"id": Binary(b"s" * 16, 4)}, **{"$readPreference": {"mode": "secondary"}})
-    assert client.ok(command)["cursor"]["ns"] == "test.c"
-    asked = {"aggregate": "c", "pipeline": [{"$out": "d"}], "cursor": {}, "$replsetForwarded": True}
-    assert sent == [{"host": "localhost:27018", "db": "test", **asked}]
-    answer |= {"ok": 0.0, "code": 11000, "errmsg": "E11000", "keyPattern": {"a": 1}}
-    reply = client.run(command)
-    assert (reply["code"], reply["keyPattern"]) == (11000, {"a": 1})
-    client.connection.member = HostPort("localhost:27019")
-    assert client.code(command) == 10107
+def test_a_secondary_has_the_primary_run_it() -> None:
+    with a_set(2) as rig:
+        primary, client = rig.client(), rig.client("b")
+        primary.ok({"insert": "c", "documents": DOCS[:4]})
+        command = pipe({"$out": "d"}, lsid={"id": Binary(b"s" * 16, 4)}, **{"$readPreference": {"mode": "secondary"}})
+        assert client.ok(command)["cursor"] == {"firstBatch": [], "id": Int64(0), "ns": "test.c"}
+        assert all_of(primary, "d") == DOCS[:4]
+        primary.ok({"createIndexes": "d", "indexes": [{"key": {"a": 1}, "name": "a", "unique": True}]})
+        primary.ok({"insert": "c", "documents": DOCS[4:5]})
+        reply = client.run(command)
+        assert (reply["code"], reply["keyPattern"]) == (11000, {"a": 1})
+        client.connection.member = HostPort("a:27017")
+        assert client.code(command) == 10107
 
 
-def test_the_write_concern_is_that_of_the_last_write(client: Client, member: FakeMember) -> None:
-    client.ok(pipe({"$merge": "d"}, writeConcern={"w": 2}))
-    assert member.waited[-1][0] == member.store.last_applied
-    assert isinstance(member.waited[-1][0], OpTime)
+def test_the_write_concern_is_that_of_the_last_write(client: Client, rig: Rig) -> None:
+    client.ok(pipe({"$merge": "d"}, writeConcern={"w": "majority"}))
+    assert rig.member().node.commit_point == rig.newest()

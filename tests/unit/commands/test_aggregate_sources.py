@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64
-from tests.unit.commands.conftest import Client
+from tests.rig import Client
 from tests.unit.commands.test_transactions import A, B, Session
 
 LSID = {"id": Binary(b"s" * 16, 4)}

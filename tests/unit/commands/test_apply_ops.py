@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, Timestamp, encode, encode_key
-from replset.replication.write_ops import WriteGroup, do_create, do_insert
+from replset.replication.write_ops import do_create, do_insert
 from replset.storage.schema import SESSIONS_UUID
-from tests.unit.commands.conftest import Client
+from tests.rig import Client
 
 Document = dict[str, Any]
 UUID = Binary(bytes(range(16)), 4)
@@ -159,10 +159,8 @@ def test_the_records_of_sessions_are_out_of_reach(client: Client, kind: str) -> 
 @pytest.mark.parametrize(("ns", "code"), [("config.consumers", 73), ("config.follow", 73), ("admin.system.users", 13)])
 def test_a_uuid_leads_to_no_collection_of_the_member_itself(client: Client, ns: str, code: int, kind: str) -> None:
     document = {"_id": "x", "a": 1}
-    with client.member.store.group() as txn:
-        group = WriteGroup(txn, 1, 0, client.member.rng)
-        coll = do_create(group, ns)
-        do_insert(group, coll, encode_key("x"), encode(document))
+    coll = client.rig.write(lambda group: do_create(group, ns))
+    client.rig.write(lambda group: do_insert(group, coll, encode_key("x"), encode(document)))
     about = {"_id": "x", "a": 2}
     made = op(kind, about, about if kind == "u" else None, ui=Binary(coll.uuid, 4))
     assert client.code({"applyOps": [made]}, "admin") == code

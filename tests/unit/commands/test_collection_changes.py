@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64, RawDocument, decode, encode
-from replset.oplog_entry import noop_entry
-from tests.unit.commands.conftest import Client
+from replset.bson import Int64, decode
+from tests.rig import Client, Rig
 
 Document = dict[str, Any]
 
@@ -183,16 +182,13 @@ def test_refused_renames(client: Client, command: Document, db: str, code: int) 
     assert client.code(command, db) == code
 
 
-def test_no_rename_during_an_index_build(client: Client) -> None:
-    client.ok({"create": "c"})
-    coll = client.member.store.collection("test.c")
-    assert coll is not None
-    with client.member.store.group() as txn:
-        optime = txn.next_optime(1, 0)
-        spec = RawDocument(encode({"v": 2, "key": {"a": 1}, "name": "a_1"}))
-        txn.create_index(coll, spec, build=bytes(16), ts=optime.ts)
-        txn.append(noop_entry({}, optime, 0), optime, op="n", ns="", wall_ms=0)
+def test_no_rename_during_an_index_build(client: Client, rig: Rig) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1, "a": 1}]})
+    building = client.begin({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1"}]})
+    rig.turn()
+    assert not building.done()
     assert client.code(rename("test.c", "test.d"), "admin") == 12587
+    assert client.decoded(building)["ok"] == 1.0
 
 
 def test_a_cursor_does_not_survive_a_rename(client: Client) -> None:
@@ -257,20 +253,11 @@ def test_coll_mod_needs_a_collection(client: Client) -> None:
 
 
 def test_coll_mod_hides_an_index(client: Client) -> None:
-    client.ok({"create": "c"})
-    store = client.member.store
-    coll = store.collection("test.c")
-    assert coll is not None
-    with store.group() as txn:
-        spec = RawDocument(encode({"v": 2, "key": {"a": 1}, "name": "a_1"}))
-        optime = txn.next_optime(1, 0)
-        txn.create_index(coll, spec, ts=optime.ts)
-        txn.append(noop_entry({}, optime, 0), optime, op="n", ns="", wall_ms=0)
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1"}]})
     reply = client.ok({"collMod": "c", "index": {"name": "a_1", "hidden": True}})
     assert (reply["hidden_old"], reply["hidden_new"]) == (False, True)
     assert "hidden_new" not in client.ok({"collMod": "c", "index": {"name": "a_1", "hidden": True}})
     reply = client.ok({"collMod": "c", "index": {"keyPattern": {"a": 1}, "expireAfterSeconds": 60.0, "hidden": False}})
     assert (reply["expireAfterSeconds_new"], reply["hidden_new"]) == (Int64(60), False)
-    changed = store.collection("test.c")
-    assert changed is not None
-    assert changed.indexes[0].spec.decode() == {"v": 2, "key": {"a": 1}, "name": "a_1", "expireAfterSeconds": 60}
+    _, changed = client.ok({"listIndexes": "c"})["cursor"]["firstBatch"]
+    assert changed == {"v": 2, "key": {"a": 1}, "name": "a_1", "expireAfterSeconds": 60}

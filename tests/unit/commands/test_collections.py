@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from replset.bson import Binary
-from replset.commands.write_concern import WriteConcernFailure
 from replset.errors import OutOfDiskSpaceError
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client, Rig
 
 
 def test_create_and_drop_enter_the_oplog(client: Client) -> None:
@@ -95,9 +95,11 @@ def test_every_listed_collection_answers_for_its_indexes(client: Client) -> None
             assert [index["name"] for index in found] == ([] if one["name"] == "oplog.rs" else ["_id_"])
 
 
-def test_a_write_concern_error_of_create(client: Client, member: FakeMember) -> None:
-    member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True)
-    assert client.ok({"create": "c"})["writeConcernError"]["code"] == 64
+def test_a_write_concern_error_of_create(client: Client, rig: Rig) -> None:
+    rig.stop_disk()
+    assert (
+        client.ok({"create": "c", "writeConcern": {"w": "majority", "wtimeout": 5}})["writeConcernError"]["code"] == 64
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,18 +112,17 @@ def test_a_write_concern_error_of_create(client: Client, member: FakeMember) -> 
     ],
 )
 def test_a_command_that_fails_waits_for_its_write_concern_too(
-    client: Client, member: FakeMember, command: dict[str, object], code: int
+    client: Client, command: dict[str, object], code: int
 ) -> None:
     client.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n"}]})
     client.ok({"insert": "c", "documents": [{"_id": 2, "s": "text"}]})
-    member.concern_failure = WriteConcernFailure(100, "Not enough data-bearing nodes")
     reply = client.run({**command, "writeConcern": {"w": 9}})
     assert (reply["code"], reply["writeConcernError"]["code"]) == (code, 100)
     assert "writeConcernError" not in client.run({**command, "writeConcern": {"w": 1}})
 
 
 def test_commands_of_a_group_that_fails_have_an_error_each(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OutOfDiskSpaceError("the disk is full")
 
@@ -129,10 +130,8 @@ def test_commands_of_a_group_that_fails_have_an_error_each(
         raise full
 
     monkeypatch.setattr(member, "write", write)
-    member.concern_failure = WriteConcernFailure(100, "Not enough data-bearing nodes")
     assert client.run({"create": "c", "writeConcern": {"w": 9}})["writeConcernError"]["code"] == 100
-    member.concern_failure = None
-    assert "writeConcernError" not in client.run({"create": "c", "writeConcern": {"w": 2}})
+    assert "writeConcernError" not in client.run({"create": "c", "writeConcern": {"w": 1}})
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,7 @@ def test_refusals(client: Client, command: dict[str, object], db: str, code: int
     assert client.code(command, db) == code
 
 
-@pytest.mark.parametrize("command", [{"create": "c"}, {"drop": "c"}, {"dropDatabase": 1}])
-def test_a_secondary_refuses(client: Client, member: FakeMember, command: dict[str, object]) -> None:
-    member.node.writable = False
-    assert client.code(command) == 10107
+def test_a_secondary_refuses(client: Client, rig: Rig) -> None:
+    rig.step_down()
+    for command in ({"create": "c"}, {"drop": "c"}, {"dropDatabase": 1}):
+        assert client.code(command) == 10107

@@ -10,8 +10,8 @@ from replset.ids import OpTime
 from replset.replication.document_check import ComparedRange, Difference
 from replset.replication.document_ranges import RangeRequest
 from replset.replication.document_repair import RepairedRange
-
-from .conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client
 
 
 @pytest.mark.parametrize("ns", ["config.transactions", "no.such", "local.oplog.rs"])
@@ -24,7 +24,7 @@ def test_only_collections_that_are_compared_are_repaired(client: Client, ns: str
 
 
 def test_what_was_corrected_is_reported_before_an_error(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
     next_key = b"next"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Client
+from tests.rig import Client
 
 INDEXES: list[dict[str, object]] = [
     {"key": {"a": 1}, "name": "a_1"},

@@ -11,12 +11,11 @@ import pytest
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest
-from replset.commands.write_concern import WriteConcernFailure
 from replset.commands.writes import first_matches
 from replset.commands.writes.first_matches import FirstMatches
-from replset.ids import OpTime, pack_ts
 from replset.replication.write_ops import WriteGroup
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client, Rig
 
 T = TypeVar("T")
 
@@ -169,22 +168,22 @@ def test_a_duplicate_key_names_it(client: Client) -> None:
     assert (reply["code"], reply["keyPattern"], reply["keyValue"]) == (11000, {"_id": 1}, {"_id": 1})
 
 
-def test_a_write_concern_that_is_not_met(client: Client, member: FakeMember) -> None:
-    member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", timed_out=True)
-    reply = find_and_modify(
-        client, query={"_id": 1}, update={"$inc": {"n": 1}}, writeConcern={"w": "majority", "wtimeout": 1}
-    )
+def test_a_write_concern_that_is_not_met(client: Client, rig: Rig) -> None:
+    rig.stop_disk()
+    concern = {"w": "majority", "wtimeout": 1}
+    reply = find_and_modify(client, query={"_id": 1}, update={"$inc": {"n": 1}}, writeConcern=concern)
     assert reply["writeConcernError"]["code"] == 64
     assert reply["value"] == DOC_1
 
 
-def test_what_changes_nothing_waits_for_what_it_saw(client: Client, member: FakeMember) -> None:
-    newest = member.store.last_applied
-    before = client.entries()
-    reply = find_and_modify(client, query={"_id": 1}, update={"$set": {"n": 9}})
+def test_what_changes_nothing_waits_for_what_it_saw(client: Client, rig: Rig) -> None:
+    before, change = client.entries(), {"query": {"_id": 1}, "update": {"$set": {"n": 9}}}
+    reply = find_and_modify(client, **change)
     assert client.entries() == before
-    assert [optime for optime, _ in member.waited][-1] == newest
-    assert OpTime(1, pack_ts(reply["operationTime"].time, reply["operationTime"].inc)) == newest
+    assert reply["operationTime"] == before[-1]["ts"]
+    rig.stop_disk()
+    client.ok({"insert": "c", "documents": [{"_id": "newer"}], "writeConcern": {"w": 1}})
+    assert "writeConcernError" in find_and_modify(client, **change, writeConcern={"w": "majority", "wtimeout": 1})
 
 
 # --- over several groups -----------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ def test_what_changes_nothing_waits_for_what_it_saw(client: Client, member: Fake
 Act = Callable[[Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
 
 
-def between_groups(member: FakeMember, monkeypatch: pytest.MonkeyPatch, act: Act) -> None:
+def between_groups(member: RunningMember, monkeypatch: pytest.MonkeyPatch, act: Act) -> None:
     """Call `act` before each group of the command that follows. It is given a function that runs other commands."""
     plain_write = member.write
     is_acting = False
@@ -217,7 +216,7 @@ def between_groups(member: FakeMember, monkeypatch: pytest.MonkeyPatch, act: Act
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kept", [3, 100])
 def test_the_first_in_order_at_the_moment_of_the_write(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch, seed: int, kept: int
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch, seed: int, kept: int
 ) -> None:
     monkeypatch.setattr(first_matches, "KEPT", kept)
     rng = random.Random(seed)
@@ -255,7 +254,9 @@ def test_the_first_in_order_at_the_moment_of_the_write(
     assert member.store.oldest_pin is None
 
 
-def test_a_collection_made_anew_meanwhile(client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collection_made_anew_meanwhile(
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client.ok({"insert": "c", "documents": [{"n": i} for i in range(500)]})
     rounds = 0
 

@@ -8,8 +8,7 @@ import pytest
 
 from replset.bson import Binary, DateTime, Decimal128, Int64, ObjectId, RawDocument, decode, encode
 from replset.commands.ports import CommandRequest
-from replset.core.member_state import MemberState
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client
 
 OID = ObjectId("0123456789abcdef01234567")
 IDS: list[Any] = [OID, "text", "tёxt", "", 1, 2.5, Int64(1 << 40), True, DateTime(5), Binary(b"x", 4), {"a": 1}, None]
@@ -20,7 +19,7 @@ def replies(client: Client, command: dict[str, Any], db: str = "test") -> tuple[
     found = []
     for extra in ({}, {"skip": 0}):
         body = RawDocument(encode({**command, **extra, "$db": db}))
-        reply = client.loop.run_until_complete(client.dispatcher.run(CommandRequest(db, body, {}, client.connection)))
+        reply = client.reply(CommandRequest(db, body, {}, client.connection))
         assert isinstance(reply, bytes if not extra and is_simple(command) else dict)
         found.append(reply if isinstance(reply, bytes) else encode(reply))
     return found[0], found[1]
@@ -49,13 +48,13 @@ def test_over_http_too(filled: Client) -> None:
     body = RawDocument(encode({"find": "c", "filter": {"_id": OID}, "limit": 1, "singleBatch": True}))
     request = CommandRequest("test", body, {}, filled.connection, "http")
 
-    assert isinstance(filled.loop.run_until_complete(filled.dispatcher.run(request)), bytes)
+    assert isinstance(filled.reply(request), bytes)
 
 
 def test_a_filter_that_is_an_array_is_refused(filled: Client) -> None:
     command = encode({"find": "c", "filter": {"_id": 1}, "$db": "test"})
     body = RawDocument(command.replace(b"\x03filter\0", b"\x04filter\0"))
-    reply = filled.loop.run_until_complete(filled.dispatcher.run(CommandRequest("test", body, {}, filled.connection)))
+    reply = filled.reply(CommandRequest("test", body, {}, filled.connection))
 
     assert isinstance(reply, dict)
     assert reply["code"] == 14
@@ -85,9 +84,7 @@ def test_no_document_with_batch_size_zero(filled: Client) -> None:
 def test_malformed_filter(filled: Client) -> None:
     good = encode({"find": "c", "filter": {"_id": "text"}, "$db": "test"})
     bad = good.replace(b"\x05\0\0\0text\0", b"\x06\0\0\0text\0")
-    reply = filled.loop.run_until_complete(
-        filled.dispatcher.run(CommandRequest("test", RawDocument(bad), {}, filled.connection))
-    )
+    reply = filled.rig.do(filled.dispatcher.run(CommandRequest("test", RawDocument(bad), {}, filled.connection)))
 
     assert isinstance(reply, dict)
     assert reply["code"] == 22
@@ -99,14 +96,6 @@ def test_other_members_of_local_are_found_the_general_way(filled: Client) -> Non
     assert [row["_id"] for row in reply["cursor"]["firstBatch"]] == ["rs0"]
 
 
-def test_before_the_first_entry(client: Client, member: FakeMember) -> None:
-    assert member.store.last_applied.ts == 0
-
-    reply = client.ok({"find": "c", "filter": {"_id": 1}})
-
-    assert reply == {"cursor": {"firstBatch": [], "id": 0, "ns": "test.c"}, "ok": 1.0}
-
-
 def request_of(client: Client, command: dict[str, Any]) -> CommandRequest:
     return CommandRequest("test", RawDocument(encode({**command, "$db": "test"})), {}, client.connection)
 
@@ -114,7 +103,7 @@ def request_of(client: Client, command: dict[str, Any]) -> CommandRequest:
 def test_is_answered_at_once_with_the_same_reply_and_counts(filled: Client) -> None:
     command = {"find": "c", "filter": {"_id": OID}, "lsid": {"id": Binary(bytes(16), 4)}}
     dispatcher = filled.dispatcher
-    later = filled.loop.run_until_complete(dispatcher.run(request_of(filled, command)))
+    later = filled.rig.do(dispatcher.run(request_of(filled, command)))
 
     assert dispatcher.answer_now(request_of(filled, command)) == later
     assert dispatcher.counts["find"] == 2
@@ -139,8 +128,8 @@ def test_others_are_not_answered_at_once_and_not_counted_twice(filled: Client, c
     assert filled.dispatcher.counts["find"] == 1
 
 
-def test_a_secondary_answers_only_who_allows_it(filled: Client, member: FakeMember) -> None:
-    member.node.state, member.node.writable = MemberState.SECONDARY, False
+def test_a_secondary_answers_only_who_allows_it(filled: Client) -> None:
+    filled.rig.step_down()
     command = {"find": "c", "filter": {"_id": OID}}
 
     assert filled.dispatcher.answer_now(request_of(filled, command)) is None

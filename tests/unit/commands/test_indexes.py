@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, DateTime, Decimal128, RawDocument, encode_key
+from replset.runtime.member import RunningMember
 from replset.storage import indexes
 from replset.storage.index_build import IndexCheck
 from replset.storage.snapshot import Snapshot
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client, Rig
 
 
 def create(client: Client, *indexes: dict[str, Any], **options: object) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def insert(client: Client, *documents: dict[str, Any]) -> dict[str, Any]:
     return client.ok({"insert": "c", "documents": list(documents)})
 
 
-def is_sound(member: FakeMember) -> bool:
+def is_sound(member: RunningMember) -> bool:
     """Whether every index of test.c holds exactly what its documents say."""
     coll = member.store.collection("test.c")
     assert coll is not None
@@ -42,7 +43,7 @@ def is_sound(member: FakeMember) -> bool:
 A = {"key": {"a": 1}, "name": "a_1"}
 
 
-def test_an_index_of_an_empty_collection_is_one_entry(client: Client, member: FakeMember) -> None:
+def test_an_index_of_an_empty_collection_is_one_entry(client: Client, member: RunningMember) -> None:
     reply = create(client, A, {"key": {"b.c": -1, "d": 1.0}, "unique": 1, "sparse": True})
     assert (reply["numIndexesBefore"], reply["numIndexesAfter"]) == (1, 3)
     assert (reply["createdCollectionAutomatically"], reply["commitQuorum"]) == (True, "votingMembers")
@@ -66,7 +67,7 @@ def test_which_flags_are_listed_when_they_are_false(client: Client) -> None:
     assert create(client, {**A, "partialFilterExpression": {"a": 1}})["numIndexesAfter"] == 2
 
 
-def test_documents_are_indexed_by_a_build(client: Client, member: FakeMember) -> None:
+def test_documents_are_indexed_by_a_build(client: Client, member: RunningMember) -> None:
     insert(client, *[{"_id": n, "a": n % 10} for n in range(100)])
     assert create(client, A)["numIndexesAfter"] == 2
     start, commit = client.entries()[-2:]
@@ -82,7 +83,7 @@ def test_documents_are_indexed_by_a_build(client: Client, member: FakeMember) ->
     assert (reply["note"], reply["numIndexesBefore"]) == ("all indexes already exist", 2)
 
 
-def test_a_build_finds_a_duplicate(client: Client, member: FakeMember) -> None:
+def test_a_build_finds_a_duplicate(client: Client, member: RunningMember) -> None:
     insert(client, {"_id": 1, "a": 5}, {"_id": 2, "a": 5})
     reply = create(client, {**A, "unique": True})
     assert (reply["code"], reply["keyPattern"], reply["keyValue"]) == (11000, {"a": 1}, {"a": 5})
@@ -93,7 +94,7 @@ def test_a_build_finds_a_duplicate(client: Client, member: FakeMember) -> None:
     assert client.ok({"drop": "c"})["nIndexesWas"] == 1
 
 
-def test_unique(client: Client, member: FakeMember) -> None:
+def test_unique(client: Client, member: RunningMember) -> None:
     create(client, {**A, "unique": True})
     insert(client, {"_id": 1, "a": [1, 2]}, {"_id": 2, "a": 3})
     error = insert(client, {"_id": 3, "a": [9, 2]})["writeErrors"][0]
@@ -108,14 +109,14 @@ def test_unique(client: Client, member: FakeMember) -> None:
 
 
 @pytest.mark.parametrize("options", [{"sparse": True}, {"partialFilterExpression": {"a": {"$exists": True}}}])
-def test_unique_with_documents_left_out(client: Client, member: FakeMember, options: dict[str, Any]) -> None:
+def test_unique_with_documents_left_out(client: Client, member: RunningMember, options: dict[str, Any]) -> None:
     create(client, {**A, "unique": True, **options})
     assert "writeErrors" not in insert(client, {"_id": 1}, {"_id": 2}, {"_id": 3, "a": 1})
     assert insert(client, {"_id": 4, "a": 1})["writeErrors"][0]["code"] == 11000
     assert is_sound(member)
 
 
-def test_parallel_arrays(client: Client, member: FakeMember) -> None:
+def test_parallel_arrays(client: Client, member: RunningMember) -> None:
     create(client, {"key": {"a": 1, "b": 1}})
     assert insert(client, {"_id": 1, "a": [1], "b": [2]})["writeErrors"][0]["code"] == 171
     client.ok({"dropIndexes": "c", "index": "a_1_b_1"})
@@ -204,12 +205,16 @@ def test_at_most_64_indexes(client: Client) -> None:
     assert create(client, A)["code"] == 67
 
 
-@pytest.mark.parametrize(("quorum", "w"), [(2, 2), ("majority", "majority"), ("votingMembers", 3)])
-def test_commit_quorum(client: Client, member: FakeMember, quorum: object, w: object) -> None:
+@pytest.mark.parametrize("quorum", [1, "majority", "votingMembers"])
+def test_commit_quorum(client: Client, rig: Rig, quorum: object) -> None:
     insert(client, {"_id": 1})
-    member.waited.clear()
     assert create(client, A, commitQuorum=quorum, writeConcern={"w": 1})["commitQuorum"] == quorum
-    assert [(optime, concern.w) for optime, concern in member.waited] == [(member.store.last_applied, w)]
+    assert quorum != "majority" or rig.member().node.commit_point == rig.newest()
+
+
+def test_a_commit_quorum_that_is_not_met(client: Client) -> None:
+    insert(client, {"_id": 1})
+    assert create(client, A, commitQuorum=2, writeConcern={"w": 1})["writeConcernError"]["code"] == 100
 
 
 @pytest.mark.parametrize("quorum", [-1, 51, 1.5, True, {"a": 1}])
@@ -259,7 +264,7 @@ def test_other_refusals(client: Client) -> None:
     assert client.code({"reIndex": "c"}) == 20
 
 
-def test_an_update_of_many_stops_at_a_duplicate(client: Client, member: FakeMember) -> None:
+def test_an_update_of_many_stops_at_a_duplicate(client: Client, member: RunningMember) -> None:
     create(client, {**A, "unique": True})
     insert(client, *[{"_id": n, "a": n} for n in range(5)])
     reply = client.ok({"update": "c", "updates": [{"q": {}, "u": {"$set": {"a": 9}}, "multi": True}]})
@@ -267,7 +272,7 @@ def test_an_update_of_many_stops_at_a_duplicate(client: Client, member: FakeMemb
     assert is_sound(member)
 
 
-def test_a_replaced_array_leaves_no_entries(client: Client, member: FakeMember) -> None:
+def test_a_replaced_array_leaves_no_entries(client: Client, member: RunningMember) -> None:
     create(client, {"key": {"a.b": 1}})
     insert(client, {"_id": 1, "a": [{"b": n} for n in range(20)]})
     client.ok({"update": "c", "updates": [{"q": {"_id": 1}, "u": {"$set": {"a": {"b": DateTime(5)}}}}]})
@@ -312,7 +317,7 @@ def test_keys_of_a_large_array_are_made_when_it_changes(client: Client, monkeypa
 
 
 def test_the_keys_of_one_document_in_all_indexes_are_limited(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "KEYS_MAX", 10)
     create(client, A, {"key": {"b": 1}, "name": "b_1"})
@@ -323,7 +328,7 @@ def test_the_keys_of_one_document_in_all_indexes_are_limited(
 
 
 def test_the_values_of_one_document_in_all_indexes_are_limited(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "VALUES_MAX", 100)
     document = {"_id": 1, "a": [7] * 60, "padding": "x" * indexes.LARGE}

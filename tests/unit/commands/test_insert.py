@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from replset.bson import Int64, ObjectId, RawDocument, Regex, Timestamp, Undefined, encode
-from replset.commands.write_concern import WriteConcernFailure
-from replset.core.write_concern import WriteConcern
 from replset.errors import OutOfDiskSpaceError
-from replset.ids import OpTime, pack_ts
 from replset.replication.write_ops import WriteGroup
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client, Rig
 
 
 def test_the_first_insert_creates_the_collection_in_the_oplog_too(client: Client) -> None:
@@ -54,7 +53,8 @@ def test_an_empty_timestamp_in_the_top_level_is_the_present(client: Client) -> N
         {"insert": "c", "documents": [{"_id": Timestamp(0, 0), "t": Timestamp(0, 0), "d": {"t": Timestamp(0, 0)}}]}
     )
     stored = client.entries()[-1]["o"]
-    assert stored == {"_id": Timestamp(0, 0), "t": Timestamp(1_700_000_001, 1), "d": {"t": Timestamp(0, 0)}}
+    assert stored["t"].time == client.member.clock.wall_ms() // 1000
+    assert stored == {"_id": Timestamp(0, 0), "t": stored["t"], "d": {"t": Timestamp(0, 0)}}
 
 
 def test_an_empty_timestamp_stays_where_a_tool_asks_for_it(client: Client) -> None:
@@ -75,7 +75,7 @@ def test_a_replacement_fills_empty_timestamps_too(client: Client, keeps: bool, u
     (found,) = client.ok({"find": "c"})["cursor"]["firstBatch"]
     assert found["d"] == {"t": Timestamp(0, 0)}
     assert (found["t"] == Timestamp(0, 0)) is keeps
-    assert keeps or found["t"].time == 1_700_000_001
+    assert keeps or found["t"].time == client.member.clock.wall_ms() // 1000
 
 
 def test_a_duplicate_key_stops_an_ordered_insert(client: Client) -> None:
@@ -119,11 +119,11 @@ def test_documents_are_inserted_at_once_up_to_one_that_cannot_be(client: Client,
     ],
 )
 def test_more_than_a_group_takes_is_inserted_where_documents_need_a_look(
-    client: Client, member: FakeMember, before: dict[str, object]
+    client: Client, rig: Rig, before: dict[str, object]
 ) -> None:
     client.ok(before)
     documents = [{"_id": id_, "text": "x" * 300_000} for id_ in range(10)]
-    member.step_down_after = 20  # groups: it must not try for ever
+    rig.step_down_after(20)  # groups: it must not try for ever
     reply = client.ok({"insert": "c", "ordered": False}, documents=documents)
     assert reply["n"] + len(reply.get("writeErrors", [])) == 10
 
@@ -153,7 +153,6 @@ def nested(levels: int) -> bytes:
 
 
 def test_nesting_beyond_200_levels_is_refused(client: Client) -> None:
-    client.member.node.config = client.member.node.config
     good = client.ok({"insert": "c", "documents": [{"_id": 1, "a": RawDocument(nested(190))}]})
     assert good["n"] == 1
     assert client.code({"insert": "c", "documents": [RawDocument(nested(201))]}) == 22
@@ -197,35 +196,35 @@ def test_refusals(client: Client, command: dict[str, object], db: str, code: int
         assert client.entries() == []
 
 
-def test_a_secondary_refuses_and_tells_its_topology_version(client: Client) -> None:
-    client.member.node.writable = False
+def test_a_secondary_refuses_and_tells_its_topology_version(client: Client, rig: Rig) -> None:
+    rig.step_down()
     reply = client.run({"insert": "c", "documents": [{}]})
     assert (reply["code"], reply["codeName"]) == (10107, "NotWritablePrimary")
-    assert reply["topologyVersion"] == {"processId": client.member.topology.process_id, "counter": 6}
+    topology = client.member.topology
+    assert reply["topologyVersion"] == {"processId": topology.process_id, "counter": topology.counter}
 
 
-def test_a_large_insert_takes_several_groups(client: Client, member: FakeMember) -> None:
+def test_a_large_insert_takes_several_groups(client: Client, rig: Rig) -> None:
+    before = rig.groups()
     assert client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(1200)])["n"] == 1200
-    assert member.groups == 3
+    assert rig.groups() - before == 3
 
 
-def test_a_step_down_between_two_groups_says_what_is_applied(client: Client, member: FakeMember) -> None:
-    member.step_down_after = 1
+def test_a_step_down_between_two_groups_says_what_is_applied(client: Client, rig: Rig) -> None:
+    rig.step_down_after(1)
     reply = client.run({"insert": "c"}, documents=[{"_id": i} for i in range(1200)])
     assert (reply["code"], reply["n"]) == (189, 500)
 
 
 def test_a_full_disk_between_two_groups_is_a_write_error_beside_what_is_applied(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = member.write
+    write, calls = member.write, itertools.count()
 
     async def full(operation: Callable[[WriteGroup], Any]) -> Any:
-        if not member.groups:
-            return await write(operation)
-        with member.store.group() as txn:
-            operation(WriteGroup(txn, 1, member.clock.wall_ms(), member.rng))
-            raise OutOfDiskSpaceError("full")  # as when the commit fails
+        if next(calls):
+            raise OutOfDiskSpaceError("full")
+        return await write(operation)
 
     monkeypatch.setattr(member, "write", full)
     reply = client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(1200)])
@@ -242,37 +241,42 @@ def test_a_sequence_of_an_unknown_name_is_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("concern", "expected"),
+    ("concern", "code"),
     [
-        (None, WriteConcern("majority", None, 0, "implicitDefault")),
-        ({"w": 2}, WriteConcern(2)),
-        ({"w": 2.0, "wtimeout": 50}, WriteConcern(2, None, 50)),
-        ({"w": "majority", "j": True}, WriteConcern("majority", True)),
-        ({"j": True}, WriteConcern("majority", True)),
-        ({"w": 1, "j": True}, WriteConcern(1, True)),
-        ({"w": 1}, None),
-        ({"w": 0}, None),
+        (None, None),
+        ({"w": 2}, 100),
+        ({"w": 2.0, "wtimeout": 50}, 100),
+        ({"w": "majority", "j": True, "wtimeout": 50}, 64),
+        ({"j": True, "wtimeout": 50}, 64),
+        ({"w": 1, "j": True, "wtimeout": 50}, 64),
+        ({"w": "majority", "j": False, "wtimeout": 50}, 64),
+        ({"w": 1}, 0),
+        ({"w": 0}, 0),
     ],
 )
 def test_the_write_concern_that_is_waited_for(
-    client: Client, member: FakeMember, concern: dict[str, object] | None, expected: WriteConcern | None
+    client: Client, rig: Rig, concern: dict[str, object] | None, code: int | None
 ) -> None:
-    more = {} if concern is None else {"writeConcern": concern}
-    reply = client.ok({"insert": "c", "documents": [{"_id": 1}], **more})
-    optime = OpTime(1, pack_ts(reply["operationTime"].time, reply["operationTime"].inc))
-    assert member.waited == ([] if expected is None else [(optime, expected)])
+    """Nothing gets to the disk of the only member. None: it waits without end."""
+    rig.stop_disk()
+    writing = client.begin({"insert": "c", "documents": [{"_id": 1}], **({"writeConcern": concern} if concern else {})})
+    rig.wait(1)
+    assert writing.done() is (code is not None)
+    if code is not None:
+        assert client.decoded(writing).get("writeConcernError", {}).get("code", 0) == code
 
 
-def test_a_write_concern_error_stands_beside_the_result(client: Client, member: FakeMember) -> None:
-    row: dict[str, object] = {"_id": 1, "appliedOpTime": OpTime(1, pack_ts(5, 1))}
-    member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True, [row])
-    reply = client.ok({"insert": "c", "documents": [{"_id": 1}], "writeConcern": {"w": 3, "wtimeout": 5}})
+def test_a_write_concern_error_stands_beside_the_result(client: Client, rig: Rig) -> None:
+    rig.stop_disk()
+    concern = {"w": "majority", "wtimeout": 5}
+    reply = client.ok({"insert": "c", "documents": [{"_id": 1}], "writeConcern": concern})
     assert reply["n"] == 1
     error = reply["writeConcernError"]
     assert (error["code"], error["codeName"]) == (64, "WriteConcernTimeout")
     assert error["errInfo"]["wtimeout"] is True
-    assert error["errInfo"]["writeConcern"] == {"w": 3, "wtimeout": 5, "provenance": "clientSupplied"}
-    assert error["errInfo"]["progress"] == [{"_id": 1, "appliedOpTime": {"ts": Timestamp(5, 1), "t": 1}}]
+    assert error["errInfo"]["writeConcern"] == {**concern, "provenance": "clientSupplied"}
+    (row,) = error["errInfo"]["progress"]
+    assert (row["_id"], row["appliedOpTime"]["ts"]) == (0, client.entries()[-1]["ts"])
 
 
 @pytest.mark.parametrize(("w", "code"), [(4, 100), ("nearby", 79)])
@@ -282,14 +286,14 @@ def test_over_http_a_concern_that_can_never_be_met_is_refused_before(client: Cli
     assert client.entries() == []
 
 
-def test_on_the_wire_it_is_applied(client: Client, member: FakeMember) -> None:
-    member.concern_failure = WriteConcernFailure(100, "not enough data-bearing members")
+def test_on_the_wire_it_is_applied(client: Client) -> None:
     reply = client.ok({"insert": "c", "documents": [{"_id": 1}], "writeConcern": {"w": 4}})
     assert reply["writeConcernError"]["code"] == 100
     assert "wtimeout" not in reply["writeConcernError"]["errInfo"]
+    assert client.ok({"count": "c"})["n"] == 1
 
 
-def test_raw_bytes_are_stored_as_they_came(client: Client, member: FakeMember) -> None:
+def test_raw_bytes_are_stored_as_they_came(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1, "d": 1.5, "n": None}]})
     coll = member.store.collection("test.c")
     assert coll is not None

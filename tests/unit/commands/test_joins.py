@@ -9,7 +9,7 @@ import pytest
 
 from replset.bson import Int64, Regex
 from replset.commands.pipelines import joins
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client
 from tests.unit.commands.test_transactions import Session
 
 Doc = dict[str, Any]
@@ -224,16 +224,16 @@ def test_views_can_be_joined_and_can_join(client: Client) -> None:
     assert client.code({"collMod": "big", "viewOn": "f", "pipeline": [{"$unionWith": "both"}]}) == 5
 
 
-def test_joins_within_a_transaction_and_at_a_point(client: Client, member: FakeMember) -> None:
+def test_joins_within_a_transaction_and_at_a_point(client: Client) -> None:
     insert(client, "c", [{"_id": 1, "a": 1}])
     insert(client, "f", [{"_id": 1, "b": 1}])
-    member.node.commit_point = member.store.last_applied
     session = Session(client)
     session.ok({"insert": "f", "documents": [{"_id": 2, "b": 1}]})
     command = {"aggregate": "c", "pipeline": [lookup()], "cursor": {}}
     assert len(session.ok(command)["cursor"]["firstBatch"][0]["x"]) == 2
     session.abort()
-    insert(client, "f", [{"_id": 3, "b": 1}])
+    client.rig.stop_disk()
+    client.ok({"insert": "f", "documents": [{"_id": 3, "b": 1}], "writeConcern": {"w": 1}})
     for level, number in (("local", 2), ("majority", 1), ("snapshot", 1)):
         found = run(client, "c", lookup(), readConcern={"level": level})
         assert len(found[0]["x"]) == number

@@ -9,7 +9,7 @@ import pytest
 from replset.commands.command import GENERIC_FIELDS, Command
 from replset.commands.known_fields import HARMLESS, KNOWN, is_harmless
 from replset.commands.table import COMMANDS
-from tests.unit.commands.conftest import Client
+from tests.rig import Client
 
 OURS = {
     "replSetAddMember",

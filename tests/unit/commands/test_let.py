@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Timestamp
-from tests.unit.commands.conftest import Client
+from tests.rig import Client
 
 TEXT = "long enough for a difference to be shorter " * 2
 DOCUMENTS: list[dict[str, Any]] = [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.commands.conftest import Client
+from tests.rig import Client
 from tests.unit.commands.test_transactions import Session
 
 DOCS: list[dict[str, Any]] = [{"_id": n, "a": n % 10, "b": n, "t": [n % 3, 10 + n % 3]} for n in range(30)]

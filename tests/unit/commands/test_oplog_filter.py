@@ -9,8 +9,9 @@ import pytest
 from replset.bson import DateTime, Int64, Regex, Timestamp
 from replset.commands.reads import oplog_cursor
 from replset.query.match import compile_filter
+from replset.runtime.member import RunningMember
 from replset.storage import oplog
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client
 
 Entry = dict[str, Any]
 
@@ -22,7 +23,7 @@ def entries(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Entry]:
     monkeypatch.setattr(oplog_cursor, "PAGE_ENTRIES", 3)
     for number in range(10):
         client.ok({"insert": f"c{number % 2}", "documents": [{"_id": number, "a": number}]})
-        client.member.clock.advance(1000)
+        client.rig.wait(1)
     client.ok({"update": "c0", "updates": [{"q": {}, "u": {"$set": {"b": 1}}, "multi": True}]})
     client.ok({"delete": "c1", "deletes": [{"q": {"_id": {"$gte": 5}}, "limit": 0}]})
     return list(client.ok({"find": "oplog.rs", "batchSize": 1000}, "local")["cursor"]["firstBatch"])
@@ -108,7 +109,7 @@ def test_a_range_of_ts_is_all_that_is_looked_at(client: Client, entries: list[En
         assert client.ok({"explain": command}, "local")["executionStats"]["totalKeysExamined"] == 5
 
 
-def test_a_filtered_tail_goes_on(client: Client, member: FakeMember, entries: list[Entry], read: list[int]) -> None:
+def test_a_filtered_tail_goes_on(client: Client, member: RunningMember, entries: list[Entry], read: list[int]) -> None:
     command = {"find": "oplog.rs", "filter": {"ns": "test.c5", "op": "i"}, "tailable": True, "awaitData": True}
     cursor = client.ok(command, "local")["cursor"]
     assert cursor["firstBatch"] == []

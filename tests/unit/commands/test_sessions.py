@@ -10,7 +10,7 @@ import pytest
 from replset.bson import Binary, Int64, RawDocument, encode
 from replset.commands.sessions.session_request import NOBODY, parse_session, session_id, statement_ids
 from replset.errors import ReplError
-from tests.unit.commands.conftest import Client
+from tests.rig import Client
 
 UUID = bytes(range(16))
 LSID = {"id": Binary(UUID, 4)}
@@ -146,7 +146,7 @@ def test_a_killed_session_gives_up_who_waits_for_it(client: Client) -> None:
         sessions.check_in(key)
         assert not sessions.is_checked_out(key)
 
-    client.loop.run_until_complete(scenario())
+    client.rig.do(scenario())
 
 
 def test_a_turn_that_nobody_takes_goes_to_the_next(client: Client) -> None:
@@ -162,4 +162,4 @@ def test_a_turn_that_nobody_takes_goes_to_the_next(client: Client) -> None:
         sessions.check_in(b"s")
         assert not sessions.is_checked_out(b"s")
 
-    client.loop.run_until_complete(scenario())
+    client.rig.do(scenario())

@@ -9,7 +9,8 @@ import pytest
 from replset.bson import Binary, Int64, RawDocument, encode
 from replset.commands.stable_api import check_api
 from replset.errors import ReplError
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client
 
 V1: dict[str, Any] = {"apiVersion": "1"}
 STRICT: dict[str, Any] = {**V1, "apiStrict": True}
@@ -58,7 +59,7 @@ def test_stages_that_are_not_in_version_1() -> None:
     assert refused.value.code == 323
 
 
-def test_the_test_commands_are_for_tests(client: Client, member: FakeMember) -> None:
+def test_the_test_commands_are_for_tests(client: Client, member: RunningMember) -> None:
     member.test_commands = False
     assert client.code({"testVersion2": 1}) == 59
 
@@ -92,7 +93,7 @@ def test_a_get_more_is_like_its_find(
     assert len(client.ok({**more, **opened})["cursor"]["nextBatch"]) == 1, "a refusal leaves the cursor open"
 
 
-def test_all_batches_share_the_time_of_find(client: Client, member: FakeMember) -> None:
+def test_all_batches_share_the_time_of_find(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": i} for i in range(5)]})
     cursor_id = client.ok({"find": "c", "batchSize": 2, "maxTimeMS": 1000})["cursor"]["id"]
     more = {"getMore": Int64(cursor_id), "collection": "c", "batchSize": 1}

@@ -8,10 +8,11 @@ import pytest
 
 from replset.bson import Int64, encode
 from replset.commands.catalog import statistics
+from replset.runtime.member import RunningMember
 from replset.storage import index_build
 from replset.storage.indexes import Index
 from replset.storage.snapshot import Snapshot
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client
 
 DOCUMENTS = [{"_id": number, "a": number % 3, "text": "x" * 100} for number in range(50)]
 SIZE = sum(len(encode(document)) for document in DOCUMENTS)
@@ -44,7 +45,7 @@ def test_a_collection_that_is_not_there_has_no_size(client: Client) -> None:
     assert client.code({"collStats": "none", "scale": 0}) == 51024
 
 
-def test_the_oplog_has_a_size_and_a_limit(filled: Client, member: FakeMember) -> None:
+def test_the_oplog_has_a_size_and_a_limit(filled: Client, member: RunningMember) -> None:
     stats = filled.ok({"collStats": "oplog.rs"}, "local")
     assert stats["count"] == len(filled.entries())
     assert stats["size"] == member.store.oplog_bytes
@@ -99,7 +100,7 @@ def test_db_hash_is_an_md5_in_the_order_of_ids(filled: Client) -> None:
     assert set(filled.ok({"dbhash": 1, "collections": ["d"]})["collections"]) == {"d"}
 
 
-def test_validate(filled: Client, member: FakeMember) -> None:
+def test_validate(filled: Client, member: RunningMember) -> None:
     report = filled.ok({"validate": "c", "full": True, "scandata": False})
     assert (report["valid"], report["nrecords"], report["nIndexes"], report["errors"]) == (True, 50, 2, [])
     assert report["keysPerIndex"] == {"_id_": 50, "a_1": 50}
@@ -119,7 +120,7 @@ def test_validate(filled: Client, member: FakeMember) -> None:
     assert filled.code({"validate": "c", "repair": True}) == 238
 
 
-def test_a_row_of_another_type_is_read_and_is_not_valid(filled: Client, member: FakeMember) -> None:
+def test_a_row_of_another_type_is_read_and_is_not_valid(filled: Client, member: RunningMember) -> None:
     """One bit of its header says that it is text: the bytes are there."""
     coll = member.store.collection("test.c")
     assert coll is not None
@@ -154,7 +155,7 @@ def test_validate_of_documents_with_many_keys(client: Client, monkeypatch: pytes
     assert len(made) < 20
 
 
-def test_what_rs_print_replication_info_reads(client: Client, member: FakeMember) -> None:
+def test_what_rs_print_replication_info_reads(client: Client, member: RunningMember) -> None:
     """mongosh lists the collections of local, then takes sizes, the first and the last entry of the oplog."""
     client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]})
     listed = client.ok({"listCollections": 1, "nameOnly": True, "authorizedCollections": True}, "local")

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64, encode, encode_key
-from replset.ids import Millis
-from replset.replication.write_ops import WriteGroup, do_insert
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.bson import Int64
+from tests.rig import Client, Rig
 
 TAIL: dict[str, Any] = {"tailable": True}
 AWAIT: dict[str, Any] = {"tailable": True, "awaitData": True}
@@ -72,22 +70,17 @@ def test_a_tail_whose_document_is_removed_is_lost(capped: Client) -> None:
     assert capped.code({"getMore": Int64(cursor_id), "collection": "log"}) == 43
 
 
-def test_await_data_waits_for_documents(capped: Client, member: FakeMember) -> None:
+def test_await_data_waits_for_documents(capped: Client, rig: Rig) -> None:
     insert(capped, 1)
     cursor_id, _ = tail(capped, **AWAIT)
-    before = member.clock.time
+    before = rig.cluster.loop.now_ms
     assert more(capped, cursor_id, maxTimeMS=500) == []
-    assert member.clock.time == Millis(before + 500)
-    coll = member.store.collection("test.log")
-    assert coll is not None
-
-    def write() -> None:
-        member.on_change = None
-        with member.store.group() as txn:
-            do_insert(WriteGroup(txn, 1, 0, member.rng), coll, encode_key(2), encode({"_id": 2}))
-
-    member.on_change = write
-    assert more(capped, cursor_id, maxTimeMS=500) == [2]
+    assert rig.cluster.loop.now_ms == before + 500
+    waiting = capped.begin({"getMore": Int64(cursor_id), "collection": "log", "maxTimeMS": 500})
+    rig.turn()
+    insert(capped, 2)
+    assert [row["_id"] for row in capped.decoded(waiting)["cursor"]["nextBatch"]] == [2]
+    assert rig.cluster.loop.now_ms < before + 700
 
 
 def test_a_drop_ends_a_tail(capped: Client) -> None:
@@ -97,15 +90,14 @@ def test_a_drop_ends_a_tail(capped: Client) -> None:
     assert capped.code({"getMore": Int64(cursor_id), "collection": "log"}) == 175
 
 
-def test_a_majority_tail_sees_only_what_is_committed(capped: Client, member: FakeMember) -> None:
+def test_a_majority_tail_sees_only_what_is_committed(capped: Client, rig: Rig) -> None:
     insert(capped, 1)
-    member.node.commit_point = member.store.last_applied
-    member.store.set_commit_point(member.store.last_applied)
     cursor_id, first = tail(capped, readConcern={"level": "majority"})
     assert first == [1]
-    insert(capped, 2)
+    rig.stop_disk()
+    capped.ok({"insert": "log", "documents": [{"_id": 2}], "writeConcern": {"w": 1}})
     assert more(capped, cursor_id) == []
-    member.node.commit_point = member.store.last_applied
+    rig.start_disk()
     assert more(capped, cursor_id) == [2]
 
 
@@ -131,7 +123,7 @@ def test_a_collection_that_is_not_there_has_no_tail(client: Client) -> None:
 def test_the_entries_of_the_oplog_are_counted(capped: Client) -> None:
     insert(capped, *range(5))
     entries = capped.entries()
-    assert capped.ok({"count": "oplog.rs"}, "local")["n"] == len(entries)
+    assert capped.ok({"count": "oplog.rs"}, "local")["n"] == capped.begins_at + len(entries)
     inserts = {"op": "i", "ts": {"$gte": entries[1]["ts"]}}
     assert capped.ok({"count": "oplog.rs", "query": inserts}, "local")["n"] == 5
     assert capped.ok({"count": "oplog.rs", "query": {"op": "i"}, "skip": 1, "limit": 3}, "local")["n"] == 3

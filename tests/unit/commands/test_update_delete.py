@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from replset.bson import ObjectId, decode
-from replset.ids import OpTime, pack_ts
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client, Rig
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +62,16 @@ def test_a_replacement(client: Client) -> None:
     assert stored(client)[1] == {"_id": 1, "z": 1}
 
 
-def test_what_changes_nothing_writes_nothing_but_waits_for_what_it_saw(client: Client, member: FakeMember) -> None:
-    before = len(client.entries())
-    newest = member.store.last_applied
-    member.waited.clear()
-    reply = update(client, {"q": {"_id": 1}, "u": {"$set": {"b": "x"}}})
+def test_what_changes_nothing_writes_nothing_but_waits_for_what_it_saw(client: Client, rig: Rig) -> None:
+    before = client.entries()
+    statement = {"q": {"_id": 1}, "u": {"$set": {"b": "x"}}}
+    reply = update(client, statement)
     assert (reply["n"], reply["nModified"]) == (1, 0)
-    assert len(client.entries()) == before
-    assert [optime for optime, _ in member.waited] == [newest]
-    assert OpTime(1, pack_ts(reply["operationTime"].time, reply["operationTime"].inc)) == newest
+    assert client.entries() == before
+    assert reply["operationTime"] == before[-1]["ts"]
+    rig.stop_disk()
+    update(client, {"q": {"_id": 2}, "u": {"$set": {"b": "y"}}}, writeConcern={"w": 1})
+    assert "writeConcernError" in update(client, statement, writeConcern={"w": "majority", "wtimeout": 1})
 
 
 def test_an_upsert_that_finds_nothing_inserts(client: Client) -> None:
@@ -159,12 +160,12 @@ def test_an_ordered_update_stops_at_the_first_error(client: Client) -> None:
     assert stored(client)[1]["b"] == "x"
 
 
-def test_a_large_multi_update_goes_in_bounded_groups(client: Client, member: FakeMember) -> None:
+def test_a_large_multi_update_goes_in_bounded_groups(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "big"}, documents=[{"_id": i, "a": 1} for i in range(450)])
-    before = member.groups
+    before = client.rig.groups()
     reply = client.ok({"update": "big", "updates": [{"q": {"a": 1}, "u": {"$set": {"a": 2}}, "multi": True}]})
     assert (reply["n"], reply["nModified"]) == (450, 450)
-    assert member.groups - before == 3
+    assert client.rig.groups() - before == 3
 
 
 def test_the_upsert_of_a_long_search_remembers_what_earlier_groups_found(client: Client) -> None:
@@ -235,11 +236,11 @@ def test_delete_what_is_not_there(client: Client) -> None:
     assert len(client.entries()) == entries
 
 
-def test_delete_in_bounded_groups(client: Client, member: FakeMember) -> None:
+def test_delete_in_bounded_groups(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "big"}, documents=[{"_id": i} for i in range(450)])
-    before = member.groups
+    before = client.rig.groups()
     assert client.ok({"delete": "big", "deletes": [{"q": {}, "limit": 0}]})["n"] == 450
-    assert member.groups - before == 3
+    assert client.rig.groups() - before == 3
 
 
 def test_a_bad_filter_is_a_write_error(client: Client) -> None:

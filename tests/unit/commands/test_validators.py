@@ -12,11 +12,11 @@ import pytest
 from replset.bson import DateTime, Decimal128, Int64
 from replset.commands.writes import validators
 from replset.errors import MaxTimeMSExpiredError
-from replset.ids import Millis
 from replset.query.json_schema import Schema
 from replset.query.match import Matcher
 from replset.query.time_limit import time_limit
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client
 
 Document = dict[str, Any]
 CHANGING = {"$expr": {"$and": [{"$gte": ["$a", 5]}, "$$NOW", "$$CLUSTER_TIME"]}}
@@ -55,11 +55,11 @@ def test_every_way_of_writing_is_validated(client: Client, validator: Document) 
     assert client.ok({"count": "c", "query": {"a": 3}})["n"] == 2
 
 
-def test_now_is_the_time_of_the_write(client: Client, member: FakeMember) -> None:
+def test_now_is_the_time_of_the_write(client: Client, member: RunningMember) -> None:
     client.ok({"create": "c", "validator": {"$expr": {"$lt": ["$a", "$$NOW"]}}})
     insert = {"insert": "c", "documents": [{"a": DateTime(member.clock.wall_ms() + 1000)}]}
     assert error_of(client.ok(insert))["code"] == 121
-    member.clock.advance(Millis(2000))
+    client.rig.wait(2)
     assert client.ok(insert)["n"] == 1
 
 
@@ -276,7 +276,7 @@ def test_the_library_is_imported_by_need() -> None:
 
 
 def test_a_large_validator_is_compiled_in_the_thread(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is kept compiled, but not for ever: it may have to be done anew for any write."""
     client.ok({"create": "c", "validator": {"$or": [{"a": {"$gte": number}} for number in range(1_500)]}})

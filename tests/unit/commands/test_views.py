@@ -8,7 +8,7 @@ import pytest
 
 from replset.bson import Int64
 from replset.commands.pipelines import views
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client, Rig
 from tests.unit.commands.test_transactions import Session
 
 DOCS: list[dict[str, Any]] = [{"_id": i, "a": i % 4, "n": i} for i in range(300)]
@@ -191,18 +191,18 @@ def test_a_database_has_not_too_many_views(client: Client, monkeypatch: pytest.M
     assert client.code({"collMod": "v1", "pipeline": []}) == 195
 
 
-def test_in_a_transaction_views_are_read_and_not_made(client: Client, member: FakeMember) -> None:
+def test_in_a_transaction_views_are_read_and_not_made(client: Client) -> None:
     session = Session(client)
     session.ok({"insert": "c", "documents": [{"_id": "mine", "a": 1, "n": 1}]})
     assert session.ok({"find": "odd", "filter": {"_id": "mine"}})["cursor"]["firstBatch"][0]["n"] == 1
     assert session.code({"create": "v", "viewOn": "c"}) == 263
 
 
-def test_a_committed_view_is_read_at_the_commit_point(client: Client, member: FakeMember) -> None:
-    member.node.commit_point = member.store.last_applied
-    client.ok({"insert": "c", "documents": [{"_id": "later", "a": 1, "n": 0}]})
+def test_a_committed_view_is_read_at_the_commit_point(client: Client, rig: Rig) -> None:
+    rig.stop_disk()
+    client.ok({"insert": "c", "documents": [{"_id": "later", "a": 1, "n": 0}], "writeConcern": {"w": 1}})
     assert client.ok({"count": "odd", "readConcern": {"level": "majority"}})["n"] == 150
-    client.ok({"create": "new", "viewOn": "c"})
+    client.ok({"create": "new", "viewOn": "c", "writeConcern": {"w": 1}})
     assert client.code({"find": "new", "readConcern": {"level": "majority"}, "maxTimeMS": 1}) == 50
 
 
