@@ -9,12 +9,13 @@ from pathlib import Path
 from uuid import UUID
 
 from replset.auth.users import USERS_NS
-from replset.bson import decode, encode, encode_key
+from replset.bson import Binary, decode, encode, encode_key
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import (
     command_entry,
     delete_entry,
+    extra_fields,
     insert_entry,
     noop_entry,
     operation_of,
@@ -222,3 +223,27 @@ class LostHistory:
             )
         )
         return dbpath / "rollback" / f"{manifest.id}.json"
+
+
+BEFORE: dict[int, Doc] = {number: {"_id": number, "a": 1, "b": 1} for number in range(1, 7)}
+SESSION = extra_fields({"lsid": {"id": Binary(bytes(range(16)), 4), "uid": Binary(b"x")}, "txnNumber": 7})
+
+
+def lost_orders() -> LostHistory:
+    """Lost: insert 10, updates of `a` in 2, 3 and 4, deletes of 5 and 6."""
+    lost = LostHistory(BEFORE)
+    lost.insert({"_id": 10, "new": True}, SESSION)
+    for number in (2, 3, 4):
+        lost.update({**BEFORE[number], "a": 2})
+    lost.delete(5)
+    lost.delete(6)
+    lost.noop()
+    return lost
+
+
+def live_orders() -> FakeSet:
+    """The set in which, meanwhile, 3 got another `b`, 4 another `a`, 6 another `b`."""
+    found = FakeSet({ORDERS: BEFORE.values()})
+    for document in ({**BEFORE[3], "b": 9}, {**BEFORE[4], "a": 9}, {**BEFORE[6], "b": 9}):
+        found.put(ORDERS, document)
+    return found

@@ -86,17 +86,12 @@ def test_a_restored_member_has_the_data_and_another_incarnation(
         (member,) = file.config.members
         assert (file.config.set_name, member.host) == (new_set.name, new_set.host)
         assert (member.incarnation, file.config.term) == (file.incarnation, 4)
-        assert str(file.config.settings.replica_set_id) != manifest.set_id
-
-
-def test_two_restores_are_two_sets(folder: Path, tmp_path: Path) -> None:
-    found = set()
-    for name in ("one", "two"):
-        restore_backup(RealDisk(), str(folder), str(tmp_path / name), NEW_SET, ignore)
-        file = MemberFile.open(RealDisk(), tmp_path / name)
-        file.close()
-        found |= {file.incarnation, file.config.settings.replica_set_id}
-    assert len(found) == 4
+        restore_backup(RealDisk(), str(folder), str(tmp_path / "again"), new_set, ignore)
+        again = MemberFile.open(RealDisk(), tmp_path / "again")
+        again.close()
+        assert again.incarnation != file.incarnation
+        of_both = {str(one.settings.replica_set_id) for one in (file.config, again.config)}
+        assert len({*of_both, manifest.set_id}) == 3, "two restores are two sets"
 
 
 def flip(path: Path, at: int) -> None:
@@ -131,7 +126,9 @@ def test_a_damaged_backup_leaves_the_folder_empty(
     assert not target.exists() or os.listdir(target) == []
 
 
-def test_a_folder_that_holds_something_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_and_a_disk_without_room_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "data"
     (target / "lost+found").mkdir(parents=True)
     (target / "notes.txt").write_text("mine")
@@ -144,13 +141,11 @@ def test_a_folder_that_holds_something_is_refused(folder: Path, tmp_path: Path) 
     with pytest.raises(DbPathLockedError):
         restore_backup(RealDisk(), str(folder), str(target), None, ignore)
     lock.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "free_bytes", lambda *_: 1 << 20)
+        with pytest.raises(OutOfDiskSpaceError, match="1048576 are free"):
+            restore_backup(RealDisk(), str(folder), str(target), None, ignore)
     restore_backup(RealDisk(), str(folder), str(target), None, ignore)
-
-
-def test_a_disk_without_room_is_refused_at_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RealDisk, "free_bytes", lambda *_: 1 << 20)
-    with pytest.raises(OutOfDiskSpaceError, match="1048576 are free"):
-        restore_backup(RealDisk(), str(folder), str(tmp_path / "data"), None, ignore)
 
 
 class PowerLossError(BaseException):
