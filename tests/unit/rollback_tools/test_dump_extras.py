@@ -174,14 +174,10 @@ def test_a_table_cuts_what_is_long_and_many(tmp_path: Path, capfd: Capture) -> N
     assert line.endswith("more: " + ", ".join(f"f{number}" for number in range(11, 20)))
 
 
-def test_a_table_of_a_file_that_is_cut(tmp_path: Path, capfd: Capture) -> None:
+def test_a_table_of_a_file_that_is_cut_and_of_nothing(tmp_path: Path, capfd: Capture) -> None:
     assert run(tmp_path, WHOLE[:-3], "--format=table") == 1
     out, err = capfd.readouterr()
-    assert len(out.splitlines()) == 7
-    assert messages_of(err) == ["5 objects found", "unexpected EOF"]
-
-
-def test_a_table_of_nothing(tmp_path: Path, capfd: Capture) -> None:
+    assert (len(out.splitlines()), messages_of(err)) == (7, ["5 objects found", "unexpected EOF"])
     assert run(tmp_path, b"", "--format=table") == 0
     assert capfd.readouterr().out == ""
 

@@ -92,13 +92,10 @@ def test_verify_and_show_fetch_what_they_need(member: Member, capsys: Capture) -
     assert len(member.asked) == 2 * (1 + 3)
 
 
-def test_a_transfer_that_breaks_off_is_noticed(member: Member, capsys: Capture) -> None:
+def test_a_transfer_that_breaks_off_and_a_file_elsewhere(member: Member, capsys: Capture) -> None:
     member.broken = 10
     assert main.main(["verify", member.url]) == 2
     assert "ended after 10 of" in capsys.readouterr().err
-
-
-def test_a_manifest_that_names_a_file_elsewhere_is_refused(member: Member, capsys: Capture) -> None:
     document = json.loads(member.manifest.read_text())
     document["files"][0]["name"] = "../../secret.bson"
     member.manifest.write_text(json.dumps(document))
@@ -114,23 +111,18 @@ def test_ack_asks_the_member(member: Member, capsys: Capture) -> None:
 
 
 def test_list_shows_the_rollbacks_of_all_members(member: Member, capsys: Capture) -> None:
-    row = {
-        **json.loads(member.manifest.read_text()),
-        "member": "127.0.0.1:27018",
-        "httpAddress": "127.0.0.1:28018",
-        "acknowledged": None,
-    }
+    assert main.main(["list", member.base]) == 0
+    assert capsys.readouterr().out == "no rollbacks on any member\n"
+    row = json.loads(member.manifest.read_text()) | {"member": "127.0.0.1:27018", "acknowledged": None}
+    row["httpAddress"] = "127.0.0.1:28018"
     member.rows = [row, {"id": "rollback-x", "member": "127.0.0.1:27018", "error": "rollback-x.json is no manifest"}]
     member.unreachable = {"127.0.0.1:27019": "away"}
     assert main.main(["list", member.base]) == 1
     out, err = capsys.readouterr()
     assert f"http://127.0.0.1:28018{ROUTE}/{member.manifest.stem}" in out
     line = next(line for line in out.splitlines() if "27018" in line)
-    assert [cell.strip() for cell in line.strip("│").split("│")][:3] == [
-        "127.0.0.1:27018",
-        member.manifest.stem,
-        "finished",
-    ]
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells[:3] == ["127.0.0.1:27018", member.manifest.stem, "finished"]
     assert err.splitlines() == [
         "rollback-tools: rollback-x.json is no manifest",
         "rollback-tools: 127.0.0.1:27019 did not answer: away",
@@ -138,11 +130,6 @@ def test_list_shows_the_rollbacks_of_all_members(member: Member, capsys: Capture
     assert main.main(["list", member.base, "--json"]) == 1
     listed = json.loads(capsys.readouterr().out)
     assert (listed["rollbacks"], list(listed["damaged"])) == ([row], ["rollback-x", "127.0.0.1:27019"])
-
-
-def test_a_set_without_rollbacks(member: Member, capsys: Capture) -> None:
-    assert main.main(["list", member.base]) == 0
-    assert capsys.readouterr().out == "no rollbacks on any member\n"
 
 
 @pytest.mark.parametrize("end", ["", ROUTE, f"{ROUTE}/", f"{ROUTE}/a/b", "/rollback-x"])

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -102,52 +101,34 @@ def test_damage_is_named_with_its_place(
     assert words.split("says")[0] in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_file_that_is_gone(manifest: Path, capsys: Capture) -> None:
-    path_of(manifest, "oplog").unlink()
-    assert problems(manifest, capsys)["oplog"] == [(None, "missing")]
-
-
 Change = Callable[[bytes], bytes]
+END = 3 * SIZE
+"""Where the last document begins."""
+NOT_TOGETHER: dict[str, tuple[str, Change, list[tuple[int | None, str]]]] = {
+    "twice": (
+        "documents",
+        lambda data: data + data[:SIZE],
+        [(END + 14, "the document is here twice"), (None, "5 documents, the manifest says 4")],
+    ),
+    "stranger": (
+        "documents",
+        lambda data: data + encode({"_id": 77}),
+        [
+            (END + 14, "nothing else in the rollback is about this document"),
+            (None, "5 documents, the manifest says 4"),
+        ],
+    ),
+    "no-id": ("documents", lambda data: data[:-14] + encode({"no": 5}), [(END, "the document has no _id")]),
+    "count": ("before", lambda data: encode({"_id": 9}) + data, [(None, "4 documents, the manifest says 3")]),
+    "no-entry": (
+        "oplog",
+        lambda data: encode({"_id": 1}) + data,
+        [(0, "no oplog entry: it needs op, ns, ts and t"), (None, "6 documents, the manifest says 5")],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "expected"),
-    [
-        pytest.param(
-            "documents",
-            lambda data: data + data[:SIZE],
-            [(3 * SIZE + 14, "the document is here twice"), (None, "5 documents, the manifest says 4")],
-            id="twice",
-        ),
-        pytest.param(
-            "documents",
-            lambda data: data + encode({"_id": 77}),
-            [
-                (3 * SIZE + 14, "nothing else in the rollback is about this document"),
-                (None, "5 documents, the manifest says 4"),
-            ],
-            id="stranger",
-        ),
-        pytest.param(
-            "documents",
-            lambda data: data[:-14] + encode({"no": 5}),
-            [(3 * SIZE, "the document has no _id")],
-            id="no-id",
-        ),
-        pytest.param(
-            "before",
-            lambda data: encode({"_id": 9}) + data,
-            [(None, "4 documents, the manifest says 3")],
-            id="count",
-        ),
-        pytest.param(
-            "oplog",
-            lambda data: encode({"_id": 1}) + data,
-            [(0, "no oplog entry: it needs op, ns, ts and t"), (None, "6 documents, the manifest says 5")],
-            id="no-entry",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kind", "change", "expected"), NOT_TOGETHER.values(), ids=NOT_TOGETHER)
 def test_what_does_not_belong_together(
     manifest: Path, capsys: Capture, kind: str, change: Change, expected: list[tuple[int | None, str]]
 ) -> None:
@@ -163,26 +144,17 @@ def test_entries_that_are_missing_or_out_of_order(manifest: Path, capsys: Captur
     assert any("first and last entry: 1:11:2 to 1:11:5, the manifest says 1:11:1 to 1:11:5" in row[1] for row in found)
     assert any("entries: {" in text for _, text in found)
     rewrite(manifest, "oplog", data[first:] + data[:first])
-    found = problems(manifest, capsys)["oplog"]
-    assert found[0] == (len(data) - first, "the entry 1:11:1 does not follow 1:11:5")
+    assert problems(manifest, capsys)["oplog"][0] == (len(data) - first, "the entry 1:11:1 does not follow 1:11:5")
 
 
-def change_manifest(manifest: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    document = json.loads(manifest.read_text())
-    change(document)
-    manifest.write_text(json.dumps(document))
-
-
-def test_a_manifest_without_its_oplog_file(manifest: Path, capsys: Capture) -> None:
-    change_manifest(manifest, lambda document: document["files"].pop(-1))
-    assert "names no file of them" in problems(manifest, capsys)[""][0][1]
-
-
-def test_a_manifest_under_another_name(manifest: Path, capsys: Capture) -> None:
+def test_a_manifest_without_its_oplog_file_or_under_another_name(manifest: Path, capsys: Capture) -> None:
     moved = manifest.rename(manifest.with_name("rollback-other.0.json"))
     assert "by its name of rollback-other.0" in problems(moved, capsys)[""][0][1]
     assert run("verify", moved) == 1
     assert "by its name of rollback-other.0" in capsys.readouterr().out
+    document = json.loads(moved.rename(manifest).read_text())
+    manifest.write_text(json.dumps({**document, "files": document["files"][:-1]}))
+    assert "names no file of them" in problems(manifest, capsys)[""][0][1]
 
 
 # --- ack --------------------------------------------------------------------------------------------------------
