@@ -17,15 +17,10 @@ Capture = pytest.CaptureFixture[str]
 def test_help(path: tuple[str, ...], capsys: Capture) -> None:
     assert main([*path, "--help"]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
-    assert f"replset {' '.join(path)}".strip() in out
+    assert (err, f"replset {' '.join(path)}".strip() in out) == ("", True)
     assert "<bool>" not in out, "a flag takes no value"
-
-
-@pytest.mark.parametrize("path", [path for path in COMMANDS if path], ids=" ".join)
-def test_every_option_and_argument_says_what_it_is(path: tuple[str, ...]) -> None:
     for name, text in options_of(path).items():
-        assert text, f"replset {' '.join(path)}: {name} has no help"
+        assert text or not path, f"replset {' '.join(path)}: {name} has no help"
 
 
 @pytest.mark.parametrize(

@@ -44,48 +44,37 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-@pytest.fixture
-def dbpath(store: Store) -> str:
-    return store.dbpath
-
-
 def lines(capsys: Capture, *arguments: str) -> list[str]:
     assert main(["oplog", *arguments]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_tail_shows_the_newest_entries_oldest_first(dbpath: str, capsys: Capture) -> None:
-    shown = lines(capsys, "tail", dbpath, "-n", "2")
-    assert shown == [
+def test_tail_shows_the_newest_entries_oldest_first(store: Store, capsys: Capture) -> None:
+    assert lines(capsys, "tail", store.dbpath, "-n", "2") == [
         '2:1790000004:1           14:13:24.123 i shop.orders              {"_id":4,"who":"Ana"}',
         '2:1790000005:1           14:13:25.123 d shop.orders              {"_id":4}',
     ]
-
-
-def test_tail_shows_commands_and_noops_too(dbpath: str, capsys: Capture) -> None:
-    shown = lines(capsys, "tail", dbpath)
+    shown = lines(capsys, "tail", store.path)  # the database file will do as well
     assert [line.split()[2] for line in shown] == ["n", "c", "i", "i", "i", "d"]
-    assert shown[0].endswith('{"msg":"initiating set"}')
-    assert '"create":"orders"' in shown[1]
-
-
-def test_tail_by_namespace_operation_and_place(dbpath: str, capsys: Capture) -> None:
-    assert len(lines(capsys, "tail", dbpath, "--ns", "shop.orders")) == 4
-    assert len(lines(capsys, "tail", dbpath, "--op", "d")) == 1
-    assert len(lines(capsys, "tail", dbpath, "--ns", "shop.orders", "--op", "i", "-n", "2")) == 2
-    assert lines(capsys, "tail", dbpath, "--ns", "shop.nothing") == []
-    assert len(lines(capsys, "tail", dbpath, "--after", "2:1790000003:1")) == 2
-
-
-def test_tail_for_scripts_is_one_entry_a_line(dbpath: str, capsys: Capture) -> None:
-    entries = [json.loads(line) for line in lines(capsys, "tail", dbpath, "--json")]
+    assert (shown[0].endswith('{"msg":"initiating set"}'), '"create":"orders"' in shown[1]) == (True, True)
+    entries = [json.loads(line) for line in lines(capsys, "tail", store.dbpath, "--json")]
     assert [entry["op"] for entry in entries] == ["n", "c", "i", "i", "i", "d"]
     assert entries[2]["o"] == {"_id": 2, "who": "Ana"}
     assert entries[2]["ts"] == {"$timestamp": {"t": 1790000002, "i": 1}}
 
 
-def test_tail_reads_the_database_file_as_well(store: Store, capsys: Capture) -> None:
-    assert len(lines(capsys, "tail", store.path)) == 6
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ("--ns shop.orders", 4),
+        ("--op d", 1),
+        ("--ns shop.orders --op i -n 2", 2),
+        ("--ns shop.nothing", 0),
+        ("--after 2:1790000003:1", 2),
+    ],
+)
+def test_tail_by_namespace_operation_and_place(store: Store, capsys: Capture, options: str, count: int) -> None:
+    assert len(lines(capsys, "tail", store.dbpath, *options.split())) == count
 
 
 def test_info(store: Store, capsys: Capture) -> None:

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
@@ -21,7 +20,6 @@ from replset.cli.main import main
 from replset.cli.start import refuse
 from replset.client import WireClient
 from replset.config import ReplSetConfig
-from replset.errors import ReplError
 from replset.runtime.process import log_writer
 from replset.runtime.process.log_writer import LogWriter
 from replset.storage.disk import RealDisk
@@ -77,15 +75,14 @@ def running(
     """A member as a process, answering; killed at the end if it still runs."""
     command = [*COMMAND, "--dbpath", str(dbpath), "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=BARE_ENVIRONMENT)
+
+    def answers() -> bool:
+        assert process.poll() is None, "the member ended"
+        with WireClient(f"127.0.0.1:{port}") as client:
+            return client.command("admin", {"ping": 1})["ok"] == 1.0
+
     try:
-        while True:
-            try:
-                with WireClient(f"127.0.0.1:{port}") as client:
-                    assert client.command("admin", {"ping": 1})["ok"] == 1.0
-                break
-            except ReplError:
-                assert process.poll() is None, "the member ended"
-                time.sleep(0.02)
+        wait_until(answers, 60, "an answer", every_s=0.02)
         yield process
     finally:
         process.kill()
@@ -121,42 +118,64 @@ def test_wrong_options_are_one_line_and_status_2(
     assert (status, out, err) == (2, "", f"replset start: {words}\n")
 
 
-def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["start", "--help"])
-    assert stop.value.code == 0
-    out = capsys.readouterr().out
-    for text in ("--replSet NAME", "--http-port PORT", "[REPLSET_HTTP_PORT]", "--enable-test-commands", "--config"):
-        assert text in out
-
-
 # --- what is taken or damaged -------------------------------------------------------------------------------------
 
 
-def test_an_option_that_cannot_be_leaves_no_dbpath(tmp_path: Path) -> None:
-    done = start("--dbpath", str(tmp_path / "data"), "--port", "99999")
-    assert refused(done) == "--port: 99999 is not a port (1 to 65535)"
+def test_what_cannot_start_makes_no_dbpath(tmp_path: Path, port: int) -> None:
+    where = ("--dbpath", str(tmp_path / "data"), "--port")
+    for taken in (port, port + 1000):
+        with closing(socket.create_server(("127.0.0.1", taken))):
+            assert refused(start(*where, str(port))) == f"cannot listen on 127.0.0.1:{taken}: Address already in use"
+    for options, reason in (
+        (["99999"], "--port: 99999 is not a port (1 to 65535)"),
+        (
+            [str(port), "--bind-ip", "192.0.2.1", "--insecure-members"],
+            f"cannot listen on 192.0.2.1:{port}: Cannot assign requested address",
+        ),
+        *(
+            ([str(port), option, "/no/m.log"], f"{option}: /no/m.log cannot be written: No such file or directory")
+            for option in ("--log-file", "--audit-log")
+        ),
+    ):
+        assert refused(start(*where, *options)) == reason
     assert not (tmp_path / "data").exists()
+    (tmp_path / "data").write_text("a file")
+    assert str(tmp_path / "data") in refused(start(*where, str(port)))
 
 
-@pytest.mark.parametrize("which", ["wire", "http"])
-def test_a_port_in_use(tmp_path: Path, port: int, which: str) -> None:
-    taken = port if which == "wire" else port + 1000
-    with closing(socket.create_server(("127.0.0.1", taken))):
-        done = start("--dbpath", str(tmp_path / "data"), "--port", str(port))
-    assert refused(done) == f"cannot listen on 127.0.0.1:{taken}: Address already in use"
-    assert not (tmp_path / "data").exists()
+def overwrite(dbpath: Path, name: str) -> str:
+    (dbpath / name).write_bytes(b"this is no database at all, " * 300)
+    return str(dbpath / name)
 
 
-def test_a_dbpath_that_another_process_holds(tmp_path: Path, port: int) -> None:
+def exchange(dbpath: Path, name: str) -> str:
+    other = "member.db" if name == "replset.db" else "replset.db"
+    (dbpath / name).write_bytes((dbpath / other).read_bytes())
+    return str(dbpath / name)
+
+
+def of_another_set(dbpath: Path, name: str) -> str:
+    file = MemberFile.open(RealDisk(), dbpath)
+    file.save_config(ReplSetConfig.parse({"_id": name, "members": [{"_id": 0, "host": "127.0.0.1:1"}]}))
+    file.close()
+    return f"{dbpath} belongs to a member of set '{name}', not 'rs0'; see --replSet"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        *((overwrite, name) for name in ("replset.db", "member.db")),
+        *((exchange, name) for name in ("replset.db", "member.db")),
+        (of_another_set, "other"),
+    ],
+)
+def test_a_dbpath_that_does_not_fit_stays_as_it_is(
+    tmp_path: Path, port: int, spoil: Callable[[Path, str], str], name: str
+) -> None:
     dbpath = made_dbpath(tmp_path / "data")
+    words = spoil(dbpath, name)
     before = contents(dbpath)
-    lock = lock_dbpath(RealDisk(), str(dbpath))
-    try:
-        done = start("--dbpath", str(dbpath), "--port", str(port))
-    finally:
-        lock.release()
-    assert refused(done) == f"another process (pid {os.getpid()}) holds the data folder {dbpath}"
+    assert words in refused(start("--dbpath", str(dbpath), "--port", str(port)))
     assert contents(dbpath) == before
 
 
@@ -173,39 +192,6 @@ def test_a_refusal_is_a_line_of_its_own_in_the_log(
     assert capsys.readouterr() == ("", "")
     os.close(reading)
     os.close(writing)
-
-
-def test_a_dbpath_of_another_set(tmp_path: Path, port: int) -> None:
-    dbpath = made_dbpath(tmp_path / "data")
-    file = MemberFile.open(RealDisk(), dbpath)
-    file.save_config(ReplSetConfig.parse({"_id": "other", "members": [{"_id": 0, "host": f"127.0.0.1:{port}"}]}))
-    file.close()
-    before = contents(dbpath)
-    reason = refused(start("--dbpath", str(dbpath), "--port", str(port)))
-    assert reason == f"{dbpath} belongs to a member of set 'other', not 'rs0'; see --replSet"
-    assert contents(dbpath) == before
-
-
-@pytest.mark.parametrize("file", ["replset.db", "member.db"])
-@pytest.mark.parametrize("damage", ["overwritten", "foreign"])
-def test_a_damaged_file(tmp_path: Path, port: int, file: str, damage: str) -> None:
-    dbpath = made_dbpath(tmp_path / "data")
-    path = dbpath / file
-    if damage == "overwritten":
-        path.write_bytes(b"this is no database at all, " * 300)
-    else:
-        other = dbpath / ("member.db" if file == "replset.db" else "replset.db")
-        path.write_bytes(other.read_bytes())
-    before = contents(dbpath)
-    reason = refused(start("--dbpath", str(dbpath), "--port", str(port)))
-    assert str(path) in reason
-    assert contents(dbpath) == before
-
-
-def test_a_dbpath_that_is_a_file(tmp_path: Path, port: int) -> None:
-    path = tmp_path / "data"
-    path.write_text("x")
-    assert str(path) in refused(start("--dbpath", str(path), "--port", str(port)))
 
 
 def test_beyond_loopback_it_needs_a_key_file(tmp_path: Path, port: int) -> None:
@@ -239,13 +225,6 @@ def test_an_insecure_member_says_so_at_its_start_and_in_its_status(tmp_path: Pat
         assert main(["status", "--host", f"127.0.0.1:{port}"]) == 0
 
 
-def test_an_address_that_is_not_this_machine_s(tmp_path: Path, port: int) -> None:
-    nowhere = ("--bind-ip", "192.0.2.1", "--insecure-members")
-    done = start("--dbpath", str(tmp_path / "data"), "--port", str(port), *nowhere)
-    assert refused(done) == f"cannot listen on 192.0.2.1:{port}: Cannot assign requested address"
-    assert not (tmp_path / "data").exists()
-
-
 # --- what starts --------------------------------------------------------------------------------------------------
 
 
@@ -262,28 +241,19 @@ def test_a_second_member_on_the_same_dbpath_is_refused_and_the_first_goes_on(tmp
 
 
 def test_options_from_the_environment_alone(tmp_path: Path, port: int) -> None:
-    environment = {
-        "REPLSET_REPL_SET": "from-environment",
-        "REPLSET_DBPATH": str(tmp_path / "data"),
-        "REPLSET_PORT": str(port),
-        "REPLSET_HTTP_PORT": str(port + 1000),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "replset.cli.main", "start"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=BARE_ENVIRONMENT | environment,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline().decode()
-        assert line == f"replset from-environment: wire 127.0.0.1:{port}, http http://127.0.0.1:{port + 1000}\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
-        process.stdout.close()
-    finally:
-        process.kill()
-        process.wait(timeout=20)
+    environment = {"REPL_SET": "from-environment", "DBPATH": str(tmp_path / "data"), "PORT": str(port)}
+    environment = {f"REPLSET_{name}": value for name, value in environment.items()}
+    command = [sys.executable, "-m", "replset.cli.main", "start"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, env=BARE_ENVIRONMENT | environment, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            line = f"replset from-environment: wire 127.0.0.1:{port}, http http://127.0.0.1:{port + 1000}\n"
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
 
 
 def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -> None:
@@ -308,21 +278,14 @@ def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
 
 
-def wait_for_line(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while not path.exists() or text not in path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_the_log_goes_to_a_file_as_json_and_follows_a_rename(tmp_path: Path, port: int) -> None:
     path, renamed = tmp_path / "m.log", tmp_path / "m.log.1"
     log = ("--log-file", str(path), "--log-format", "json")
     with running(tmp_path / "data", port, *log) as process:
-        wait_for_line(path, f"wire 127.0.0.1:{port}")
+        wait_until(lambda: f"wire 127.0.0.1:{port}" in path.read_text(), 20, "the first lines")
         path.rename(renamed)
         process.send_signal(signal.SIGUSR1)
-        wait_for_line(path, "goes on in")
+        wait_until(lambda: path.exists() and "goes on in" in path.read_text(), 20, "the new file")
         process.terminate()
         assert process.wait(timeout=30) == 0
     before = [json.loads(line) for line in renamed.read_text().splitlines()]
@@ -335,11 +298,3 @@ def test_the_log_goes_to_a_file_as_json_and_follows_a_rename(tmp_path: Path, por
         "stopped: all is on disk",
     ]
     assert {row["s"] for row in after} == {"I"}
-
-
-@pytest.mark.parametrize("option", ["--log-file", "--audit-log"])
-def test_a_log_file_that_cannot_be_written(tmp_path: Path, port: int, option: str) -> None:
-    path = tmp_path / "no" / "m.log"
-    reason = refused(start("--dbpath", str(tmp_path / "data"), "--port", str(port), option, str(path)))
-    assert reason == f"{option}: {path} cannot be written: No such file or directory"
-    assert not (tmp_path / "data").exists()
