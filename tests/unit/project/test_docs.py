@@ -191,27 +191,6 @@ def rows_in(text: str) -> Iterator[str]:
             yield f"{letters}{number}"
 
 
-MEMBER = ("replset/core", "replset/storage", "replset/replication", "replset/runtime")
-
-
-@pytest.mark.parametrize(
-    ("said", "folders"),
-    [
-        (r"The core \(.*?\) has about ([\d,]+) lines", MEMBER[:1]),
-        (r"make a member, it is about ([\d,]+)", MEMBER),
-        (r"Commands have ([\d,]+)", ("replset/commands",)),
-        (r"queries\s+and pipelines ([\d,]+)", ("replset/query",)),
-        (r"HTTP ([\d,]+), in small files", ("api",)),
-        (r"Spark has ([\d,]+)", ("spark",)),
-    ],
-)
-def test_the_readme_says_how_much_there_is_to_read(said: str, folders: tuple[str, ...]) -> None:
-    found = re.search(said, (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert found, said
-    lines = sum(len(path.read_bytes().splitlines()) for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    assert int(found[1].replace(",", "")) == pytest.approx(lines, rel=0.1)
-
-
 def test_every_cited_row_of_the_behaviour_map_is_on_the_page() -> None:
     text = page("mongodb-behaviour.md")
     documented = {row for cell in re.findall(rf"^\| ({ROW}[^|]*) \|", text, re.MULTILINE) for row in rows_in(cell)}
@@ -219,12 +198,6 @@ def test_every_cited_row_of_the_behaviour_map_is_on_the_page() -> None:
     cited = rows_cited()
     assert len(cited) > 40
     assert {row: place for row, place in cited.items() if row not in documented} == {}
-
-
-def test_files_named_on_the_behaviour_page_exist() -> None:
-    text = page("mongodb-behaviour.md")
-    for name in re.findall(r"`((?:replset/|rollback_tools/|\w+/)\w+\.py)`", text):
-        assert (ROOT / name).exists() or (ROOT / "replset" / name).exists(), name
 
 
 # --- the reading order ----------------------------------------------------------------------------------------------
