@@ -321,8 +321,7 @@ def test_scopes_count_as_levels() -> None:
     document: dict[str, object] = {}
     for _ in range(MAX_DEPTH - 1):
         document = {"a": CodeWithScope("f", document)}
-    data = encode(document)
-    assert decode(data) == document
+    assert decode(encode(document)) == document
     with pytest.raises(InvalidBSONError, match="levels"):
         encode({"a": CodeWithScope("f", document)})
 

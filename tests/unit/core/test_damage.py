@@ -100,8 +100,7 @@ def test_outvoted_by_members_that_cannot_lead_it_serves_on_and_says_so() -> None
     compared(node, 1, 2, 0)
     node.tick(Millis(NOW + 1))
     assert (node.state, node.quarantine) == (MemberState.PRIMARY, "")
-    status = node.status(NOW)
-    assert any("outvoted by members that cannot lead" in remark.why for remark in status.remarks)
+    assert any("outvoted by members that cannot lead" in remark.why for remark in node.status(NOW).remarks)
 
 
 def rolls_back(node: SingleNode, now: int) -> None:
@@ -164,8 +163,7 @@ def test_a_damaged_member_that_the_others_need_goes_on_and_reports_it() -> None:
     node.receive(DAMAGE, NOW)
     assert node.state is MemberState.PRIMARY
     assert node.writable
-    status = node.status(NOW)
-    assert [line.message for line in status.members if line.is_self] == [DAMAGE.detail]
+    assert [line.message for line in node.status(NOW).members if line.is_self] == [DAMAGE.detail]
 
 
 def test_a_damaged_member_leaves_once_the_others_are_back() -> None:

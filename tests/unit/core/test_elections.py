@@ -36,7 +36,7 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.cluster import CoreCluster, running
 from tests.simulation.core_kit.machine import config_of, host, members_of
 from tests.unit.core.single_node import (
     CONFIG,
@@ -106,8 +106,7 @@ def test_the_candidates_own_vote_is_durable_before_anybody_is_asked() -> None:
     until_election_starts(node)
     effects = grant(node, 1)
     assert only(effects, Persist)[0].record == LastVote(2, MemberId(0))
-    order = [type(effect) for effect in effects if isinstance(effect, Persist | Send | StateChanged)]
-    assert order[0] is Persist
+    assert next(type(one) for one in effects if isinstance(one, Persist | Send | StateChanged)) is Persist
 
 
 def test_a_majority_of_voters_wins() -> None:
@@ -160,8 +159,7 @@ def test_members_that_start_no_election(fields: dict[str, Any]) -> None:
         for send in only(effects, Send):
             node.receive_heartbeat(int(send.to[1]), now=now)
     assert found == []
-    answer = asked(node, StepUpRequest(skip_dry_run=True), NOW + 25_000)
-    assert answer.code == 125
+    assert asked(node, StepUpRequest(skip_dry_run=True), NOW + 25_000).code == 125
 
 
 def test_without_a_majority_in_reach_no_member_starts_an_election() -> None:
@@ -283,8 +281,7 @@ def test_catch_up_fetches_what_another_member_has() -> None:
     effects = node.receive_heartbeat(2, position=place(at(1, 9)))
     assert only(effects, StartFetching) == [StartFetching(host(2))]
     assert not only(effects, Drain)
-    status = node.status(NOW)
-    assert status.elections.candidate.catch_up_target == at(1, 9)
+    assert node.status(NOW).elections.candidate.catch_up_target == at(1, 9)
     effects = node.receive(LocalPosition(place(at(1, 9))), NOW)
     assert only(effects, Drain) == [Drain(2)]
 
@@ -316,8 +313,7 @@ def test_catch_up_ignores_old_heartbeats() -> None:
     node = elected(position=place(at(1, 9)))
     assert node.sync_source is None
     node.receive_heartbeat(1)
-    effects = node.receive_heartbeat(2)
-    assert only(effects, Drain) == [Drain(2)]
+    assert only(node.receive_heartbeat(2), Drain) == [Drain(2)]
 
 
 def test_the_commit_point_does_not_move_before_the_first_entry_of_the_term() -> None:
@@ -382,15 +378,8 @@ def test_an_unelectable_member_that_is_ahead_is_synced_from() -> None:
 # --- whole sets ------------------------------------------------------------------------------------------------------
 
 
-def set_of(count: int, **options: Any) -> CoreCluster:
-    cluster = CoreCluster(count, **options)
-    cluster.initiate(*members_of(count))
-    cluster.until(cluster.is_quiet)
-    return cluster
-
-
 def test_a_dead_primary_is_replaced_within_the_timeouts() -> None:
-    cluster = set_of(3)
+    cluster = running(3)
     old = cluster.elect()
     old.crash()
     began = cluster.now
@@ -400,7 +389,7 @@ def test_a_dead_primary_is_replaced_within_the_timeouts() -> None:
 
 def test_a_leader_does_not_flap() -> None:
     """Nobody's timer fires while the primary answers."""
-    cluster = set_of(5)
+    cluster = running(5)
     leader = cluster.elect()
     for number in range(200):
         leader.write(f"w{number}")
@@ -410,7 +399,7 @@ def test_a_leader_does_not_flap() -> None:
 
 
 def test_a_cut_off_primary_steps_down_and_rolls_back() -> None:
-    cluster = set_of(3)
+    cluster = running(3)
     old = cluster.elect()
     cluster.isolate(cluster.number_of(old))
     doomed = old.write("doomed")
@@ -421,31 +410,6 @@ def test_a_cut_off_primary_steps_down_and_rolls_back() -> None:
     cluster.until(cluster.is_quiet)
     assert [entry[0] for entry in old.disk.rollbacks] == [doomed]
     assert MemberState.ROLLBACK in old.states
-
-
-def test_a_whole_set_restarts() -> None:
-    cluster = set_of(3)
-    cluster.elect().write("a")
-    cluster.until(cluster.is_quiet)
-    for machine in cluster.machines.values():
-        machine.crash(power=True)
-    for machine in cluster.machines.values():
-        machine.boot()
-    cluster.until(cluster.is_quiet)
-    assert "a" in [entry[1] for entry in cluster.elect().disk.log]
-
-
-def test_votes_survive_restarts_and_no_member_votes_twice() -> None:
-    """A vote is durable before the reply leaves; the kit checks every vote that was persisted (docs/adr/0007)."""
-    cluster = set_of(5, seed=3)
-    for _ in range(12):
-        leader = cluster.elect()
-        leader.crash()
-        cluster.run(700)
-        leader.boot()
-        cluster.run(400)
-    cluster.until(cluster.is_quiet)
-    assert len(cluster.checkers.primaries) >= 5
 
 
 def test_the_initiator_alone_holds_data_until_the_others_have_copied() -> None:

@@ -28,7 +28,7 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.cluster import CoreCluster, running
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import (
     FROM_1,
@@ -101,8 +101,7 @@ def test_two_retries_at_once_then_down() -> None:
         effects = node.answer(1, HeartbeatRequest, None, NOW + 2_000 + attempt, "refused")
         again = [send for send in only(effects, Send) if send.to == host(1) and isinstance(send.body, HeartbeatRequest)]
         assert len(again) == (1 if attempt < 2 else 0)
-        peer = node.peer_at(host(1))
-        assert (peer.state is MemberState.DOWN) is (attempt == 2)
+        assert (node.peer_at(host(1)).state is MemberState.DOWN) is (attempt == 2)
     assert node.primary is None
     assert node.peer_at(host(1)).message == "refused"
 
@@ -212,8 +211,7 @@ def test_ping_is_a_sliding_average() -> None:
     node = single_node(config=CONFIG)
     node.receive_heartbeat(1)
     assert node.peer_at(host(1)).ping_ms == 2
-    send = only(node.tick(Millis(NOW + 600)), Send)
-    assert send
+    assert only(node.tick(Millis(NOW + 600)), Send)
     question = node.open(1, HeartbeatRequest)
     reply = asked(node, replace(FROM_1), NOW + 600)
     assert isinstance(reply, HeartbeatReply)
@@ -226,8 +224,7 @@ def test_ping_is_a_sliding_average() -> None:
 
 def test_another_set_is_refused() -> None:
     """Map H3: 108."""
-    answer = asked(single_node(config=CONFIG), replace(FROM_1, set_name="other"))
-    assert answer.code == 108
+    assert asked(single_node(config=CONFIG), replace(FROM_1, set_name="other")).code == 108
 
 
 def test_the_answer_brings_a_newer_config_only() -> None:
@@ -261,8 +258,7 @@ def test_a_member_that_learns_of_a_newer_config_asks_for_it() -> None:
 
 def test_a_member_without_config_asks_a_member_that_has_one() -> None:
     node = single_node(3, config=None)
-    effects = node.receive(Request(9, FROM_1), NOW)
-    assert [send.to for send in only(effects, Send)] == [host(1)]
+    assert [send.to for send in only(node.receive(Request(9, FROM_1), NOW), Send)] == [host(1)]
     not_mine = named(*members_of(3), version=1)
     node.receive_heartbeat(1, config=not_mine, config_version=1, config_term=1)
     assert node.config is None
@@ -326,8 +322,7 @@ def test_progress_of_an_older_term_does_not_count() -> None:
     node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2))), NOW)
     row = MemberProgress(MemberId(1), "i1", place(at(2)))
-    answer = asked(node, ProgressRequest(MemberId(1), 1, 1, 1, (row,)))
-    assert answer == ProgressReply(2, accepted=False)
+    assert asked(node, ProgressRequest(MemberId(1), 1, 1, 1, (row,))) == ProgressReply(2, accepted=False)
     assert node.commit_point == OPTIME_NULL
     assert asked(node, ProgressRequest(MemberId(1), 2, 1, 2, (row,))) == ProgressReply(2, True, at(2), 2)
     assert node.commit_point == at(2)
@@ -393,8 +388,7 @@ def test_an_arbiter_takes_every_commit_point_and_passes_on_its_own() -> None:
     node = single_node(2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL))
     node.receive_heartbeat(0, commit_point=at(7, 7), term=9)
     assert node.commit_point == at(7, 7)
-    reply = asked(node, FROM_1)
-    assert reply.commit_point == at(7, 7)
+    assert asked(node, FROM_1).commit_point == at(7, 7)
 
 
 def test_the_commit_point_never_moves_back() -> None:
@@ -459,16 +453,13 @@ def test_a_member_that_is_not_named_does_not_keep_a_primary() -> None:
 
 def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted() -> None:
     """Who acts on "all are counted" must find the vote there too when the primary is gone a moment later."""
-    cluster = CoreCluster(3)
-    cluster.initiate(*members_of(3))
-    cluster.until(cluster.is_quiet)
+    cluster = running(3)
     leader = cluster.elect()
     other = next(machine for machine in cluster.machines.values() if machine is not leader)
     peer = leader.node.peer_at(other.host)
     assert peer is not None
     peer.config_version -= 1
-    status = leader.node.status(cluster.now)
-    assert {member.host: member.counted for member in status.members}[other.host] is False
+    assert {member.host: member.counted for member in leader.node.status(cluster.now).members}[other.host] is False
 
 
 def test_a_member_without_a_vote_counts_again_after_its_disk_was_replaced() -> None:
@@ -493,9 +484,7 @@ def test_a_member_without_a_vote_counts_again_after_its_disk_was_replaced() -> N
 
 
 def test_the_status_names_all_members_and_which_one_blocks() -> None:
-    cluster = CoreCluster(3)
-    cluster.initiate(*members_of(3))
-    cluster.until(cluster.is_quiet)
+    cluster = running(3)
     leader = cluster.elect()
     status = leader.node.status(cluster.now)
     assert [member.state.name for member in status.members].count("PRIMARY") == 1

@@ -33,8 +33,7 @@ def test_what_cannot_initiate(config: ReplSetConfig, code: int) -> None:
     node = single_node(
         config=None, initial_sync_pending=True, position=place(OPTIME_NULL), allow_multiple_arbiters=False
     )
-    answer = asked(node, InitiateRequest(config))
-    assert answer.code == code
+    assert asked(node, InitiateRequest(config)).code == code
 
 
 def test_a_member_with_the_data_of_a_set_and_no_configuration_does_not_initiate() -> None:
@@ -67,8 +66,7 @@ def test_one_member_under_two_names_cannot_initiate() -> None:
 def test_initiate_end_to_end() -> None:
     """Initiate names the incarnations that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
     cluster = CoreCluster(4)
-    answer = cluster.initiate(*members_of(4, arbiters=1))
-    assert isinstance(answer, Done)
+    assert isinstance(cluster.initiate(*members_of(4, arbiters=1)), Done)
     config = cluster[0].node.config
     assert config.version_and_term == (1, 1)
     assert config.settings.replica_set_id is not None
@@ -89,8 +87,7 @@ def test_initiate_end_to_end() -> None:
 def test_initiate_twice() -> None:
     cluster = CoreCluster(1)
     assert isinstance(cluster.initiate(*members_of(1)), Done)
-    again = cluster.initiate(*members_of(1))
-    assert again.code == 23
+    assert cluster.initiate(*members_of(1)).code == 23
 
 
 def test_initiate_needs_every_member_and_every_one_empty() -> None:
@@ -144,8 +141,7 @@ def test_only_the_first_of_the_expected_members_initiates_and_only_with_all_of_t
 )
 def test_a_member_that_expects_others_refuses(theirs: tuple[HostPort, ...], says: str) -> None:
     cluster = CoreCluster(3, expected={FIRST: EXPECTED, SECOND: theirs, THIRD: EXPECTED})
-    answer = cluster.initiate(*members_of(3))
-    assert answer == Refused(103, says)
+    assert cluster.initiate(*members_of(3)) == Refused(103, says)
     assert cluster[0].node.config is None
 
 

@@ -31,8 +31,7 @@ def test_the_message_names_what_is_missing_and_what_to_do() -> None:
 
 def test_it_does_not_vote_start_an_election_or_report_progress() -> None:
     node = after_loss()
-    reply = asked(node, VoteRequest("rs0", 3, MemberId(1), "i1", 1, 1, at(2, 20), dry_run=False))
-    assert not reply.granted
+    assert not asked(node, VoteRequest("rs0", 3, MemberId(1), "i1", 1, 1, at(2, 20), dry_run=False)).granted
     assert node.progress_request() is None
     alone = after_loss(1)
     for second in range(1, 60):

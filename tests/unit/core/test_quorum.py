@@ -15,7 +15,7 @@ from replset.errors import InvariantError
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from tests.unit.core.single_node import CONFIG, NOW, at, grant, lead, place, shaped, single_node
 
-A, B, C, D = (MemberId(number) for number in range(4))
+A, B, C = (MemberId(number) for number in range(3))
 OLD, NEW, NEWER = at(1), at(2, 1), at(2, 2)
 
 
@@ -50,10 +50,6 @@ def test_commit_point(shape: str, durable: list[OpTime], expected: OpTime) -> No
     assert commit_point(held, holders, config.write_majority, 2) == expected
 
 
-def test_an_entry_of_a_newer_term_does_not_move_the_commit_point() -> None:
-    assert commit_point({A: at(3), B: at(3)}, [A, B, C], 2, 2) == OPTIME_NULL
-
-
 @pytest.mark.parametrize("majority", [0, 4])
 def test_a_write_majority_is_made_of_data_bearing_voters(majority: int) -> None:
     with pytest.raises(InvariantError):
@@ -83,20 +79,6 @@ def test_commit_point_equals_the_naive_one(
 ) -> None:
     majority = data.draw(st.integers(1, len(holders)))
     assert commit_point(held, holders, majority, term) == oracle(held, holders, majority, term)
-
-
-@given(
-    held=st.dictionaries(st.integers(0, 4).map(MemberId), OPTIMES, min_size=5),
-    mover=st.integers(0, 4).map(MemberId),
-    ahead=OPTIMES,
-)
-def test_progress_never_takes_the_commit_point_back(
-    held: dict[MemberId, OpTime], mover: MemberId, ahead: OpTime
-) -> None:
-    holders = [MemberId(number) for number in range(5)]
-    before = commit_point(held, holders, 3, 4)
-    moved = {**held, mover: max(held[mover], ahead)}
-    assert commit_point(moved, holders, 3, 4) >= before
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ def test_a_named_member_whose_data_file_is_gone_copies_it_anew() -> None:
     node = single_node(config=config, last_vote=LastVote(3, MemberId(1)), position=place(OPTIME_NULL), start=False)
     assert not only(node.start(NOW), AppendNoop), "an entry of now would stand above all that the others have"
     assert node.state is MemberState.STARTUP2
-    answer = asked(node, VoteRequest("rs0", 4, MemberId(1), "i1", 1, 3, at(3, 9), dry_run=False))
-    assert not answer.granted
+    assert not asked(node, VoteRequest("rs0", 4, MemberId(1), "i1", 1, 3, at(3, 9), dry_run=False)).granted
     node.receive_heartbeat(1, state=MemberState.PRIMARY, term=4, position=place(at(3, 9)))
     assert only(node.tick(Millis(NOW + 1_000)), StartInitialSync)
 
@@ -83,8 +82,7 @@ def test_an_optime_is_sent_with_the_term_of_its_entry() -> None:
     """
     node = single_node(config=named(*members_of(3)))
     node.receive(LocalPosition(place(at(5))), NOW)
-    report = node.progress_request()
-    assert report.term == 5
+    assert node.progress_request().term == 5
 
 
 # --- journalled majorities --------------------------------------------------------------------------------------------
@@ -183,8 +181,7 @@ def test_other_hosts_under_the_same_ids_are_voters_that_go() -> None:
     old = named(*members_of(5))
     for count, refused in ((3, True), (2, True), (1, False)):
         new = replace(config_of(*_swapped(count)), version=2)
-        refusal = reconfig_refusal(old, new, host(0), force=False, default_set=True)
-        assert (refusal is not None) == refused
+        assert (reconfig_refusal(old, new, host(0), force=False, default_set=True) is not None) == refused
         assert reconfig_refusal(old, new, host(0), force=True, default_set=True) is None
 
 

@@ -49,6 +49,21 @@ def another(cluster: CoreCluster) -> CoreMachine:
     return cluster.machines[voters[0]]
 
 
+def lent(count: int = 3, **others: int) -> tuple[CoreCluster, CoreMachine, int]:
+    """A set whose spare votes for a secondary that died, that one, and its number."""
+    cluster = with_spare(count, **others)
+    gone = another(cluster)
+    gone.crash()
+    cluster.until(lambda: is_lent(cluster, cluster.number_of(gone), count))
+    return cluster, gone, cluster.number_of(gone)
+
+
+def until_given_back(cluster: CoreCluster, number: int) -> None:
+    cluster.until(lambda: cluster.primary is not None and row_of(cluster, number).is_voter)
+    cluster.until(lambda: not row_of(cluster, 3).votes)
+    cluster.until(cluster.is_quiet)
+
+
 @pytest.mark.parametrize("arbiters", [0, 1])
 def test_a_spare_votes_for_one_that_is_gone_and_gives_the_vote_back(arbiters: int) -> None:
     """P+S+S and P+S+A lose a secondary: the set has as many voters with data as before, and another one may die."""
@@ -66,8 +81,7 @@ def test_a_spare_votes_for_one_that_is_gone_and_gives_the_vote_back(arbiters: in
     newest = cluster.elect().disk.log[-1][0]
     cluster.until(lambda: cluster.elect().node.commit_point >= newest)
     gone.boot()
-    cluster.until(lambda: row_of(cluster, number).is_voter and not row_of(cluster, 3).votes)
-    cluster.until(cluster.is_quiet)
+    until_given_back(cluster, number)
     assert row_of(cluster, 3).spare_for is None
     assert the_config(cluster.elect()).voters == tuple(
         replace(voter, incarnation=cluster.machines[voter.host].disk.incarnation) for voter in before.voters
@@ -84,8 +98,7 @@ def test_one_of_primary_secondary_and_witness_is_gone(gone: int) -> None:
     cluster.until(lambda: is_lent(cluster, gone, 3))
     assert len(the_config(cluster.elect()).oplog_voters) == 3
     cluster[gone].boot()
-    cluster.until(lambda: row_of(cluster, gone).is_voter and not row_of(cluster, 3).votes)
-    cluster.until(cluster.is_quiet)
+    until_given_back(cluster, gone)
 
 
 def test_one_that_only_the_primary_cannot_reach_keeps_its_vote() -> None:
@@ -131,8 +144,7 @@ def test_the_primary_of_psa_dies_and_its_successor_has_a_spare() -> None:
     newest = leader.disk.log[-1][0]
     cluster.until(lambda: leader.node.commit_point >= newest)
     gone.boot()
-    cluster.until(lambda: row_of(cluster, number).is_voter and not row_of(cluster, 3).votes)
-    cluster.until(cluster.is_quiet)
+    until_given_back(cluster, number)
 
 
 def test_no_vote_moves_before_the_writes_of_the_term_are_on_disks() -> None:
@@ -151,11 +163,7 @@ def test_no_vote_moves_before_the_writes_of_the_term_are_on_disks() -> None:
 
 def test_one_that_comes_and_goes_keeps_its_spare() -> None:
     """The vote moves once while the voter flaps, however long that goes on."""
-    cluster = with_spare()
-    gone = another(cluster)
-    number = cluster.number_of(gone)
-    gone.crash()
-    cluster.until(lambda: is_lent(cluster, number, 3))
+    cluster, gone, number = lent()
     version = the_config(cluster.elect()).version
     for _ in range(5):
         gone.boot()
@@ -196,11 +204,7 @@ def test_each_spare_for_one_voter() -> None:
 
 def test_seven_voters_are_never_eight() -> None:
     """First the one that is gone loses its vote; its spare gives the vote up before it votes again."""
-    cluster = with_spare(7)
-    gone = another(cluster)
-    number = cluster.number_of(gone)
-    gone.crash()
-    cluster.until(lambda: is_lent(cluster, number, 7))
+    cluster, gone, number = lent(7)
     ReplSetConfig.parse(the_config(cluster.elect()).document(internal=True))
     gone.boot()
     cluster.until(lambda: row_of(cluster, number).is_voter)
@@ -209,27 +213,17 @@ def test_seven_voters_are_never_eight() -> None:
 
 
 def test_another_primary_gives_the_vote_back() -> None:
-    cluster = with_spare()
-    gone = another(cluster)
-    number = cluster.number_of(gone)
-    gone.crash()
-    cluster.until(lambda: is_lent(cluster, number, 3))
+    cluster, gone, number = lent()
     former = cluster.elect()
     former.crash()
     cluster.run(1_500)
     gone.boot()
     former.boot()
-    cluster.until(lambda: cluster.primary is not None and row_of(cluster, number).is_voter)
-    cluster.until(lambda: not row_of(cluster, 3).votes)
-    cluster.until(cluster.is_quiet)
+    until_given_back(cluster, number)
 
 
 def test_without_its_voter_a_spare_is_a_voter_for_good() -> None:
-    cluster = with_spare()
-    gone = another(cluster)
-    number = cluster.number_of(gone)
-    gone.crash()
-    cluster.until(lambda: is_lent(cluster, number, 3))
+    cluster, _, number = lent()
     rows = [row for row in the_config(cluster.elect()).members if row.id != number]
     change(cluster, *rows)
     cluster.until(cluster.is_quiet)
@@ -238,11 +232,7 @@ def test_without_its_voter_a_spare_is_a_voter_for_good() -> None:
 
 def test_a_spare_that_was_given_a_priority_loses_it_with_its_vote() -> None:
     """Otherwise the configuration would be one that no member can read."""
-    cluster = with_spare()
-    gone = another(cluster)
-    number = cluster.number_of(gone)
-    gone.crash()
-    cluster.until(lambda: is_lent(cluster, number, 3))
+    cluster, gone, _ = lent()
     rows = the_config(cluster.elect()).members
     change(cluster, *(replace(row, priority=2.0) if row.id == 3 else row for row in rows))
     gone.boot()
@@ -295,14 +285,8 @@ def test_who_cannot_be_a_spare(row: dict[str, object]) -> None:
 
 
 def test_a_lost_voter_that_comes_back_empty_has_its_vote_once_it_has_copied() -> None:
-    cluster = with_spare()
-    gone = another(cluster)
-    number = cluster.number_of(gone)
-    gone.crash()
-    cluster.until(lambda: is_lent(cluster, number, 3))
+    cluster, gone, number = lent()
     gone.wipe()
     gone.boot()
-    cluster.until(lambda: row_of(cluster, number).is_voter)
-    cluster.until(cluster.is_quiet)
+    until_given_back(cluster, number)
     assert gone.node.state is MemberState.SECONDARY
-    assert not row_of(cluster, 3).votes

@@ -273,8 +273,7 @@ def test_sync_from_warns_of_a_member_that_is_behind() -> None:
     node._state.ages.restart(MINE, Millis(NOW - 60_000))
     node._state.ages.note(newer, Millis(NOW - 10_001))
     beat(node, 2, 1, position=place(MINE), sync_source=host(1))
-    answer = asked(node, SyncFromRequest(host(2)))
-    assert "more than 10 seconds behind" in answer.info
+    assert "more than 10 seconds behind" in asked(node, SyncFromRequest(host(2))).info
 
 
 @pytest.mark.parametrize(
@@ -291,14 +290,12 @@ def test_sync_from_warns_of_a_member_that_is_behind() -> None:
 def test_sync_from_is_refused(target: int, changes: dict[str, Any], code: int) -> None:
     rows = members_of(3)
     node = far_from_the_primary(config=named(rows[0], rows[1], replace(rows[2], **changes)))
-    answer = asked(node, SyncFromRequest(host(target)))
-    assert answer.code == code
+    assert asked(node, SyncFromRequest(host(target))).code == code
     assert node.sync_source == host(1)
 
 
 def test_a_primary_syncs_from_nobody() -> None:
-    answer = asked(lead(single_node(config=CONFIG)), SyncFromRequest(host(1)))
-    assert answer.code == 95
+    assert asked(lead(single_node(config=CONFIG)), SyncFromRequest(host(1))).code == 95
 
 
 # --- positions that are passed on ------------------------------------------------------------------------------------
@@ -325,8 +322,7 @@ def middle() -> SingleNode:
 def test_a_member_passes_on_the_position_of_who_follows_it() -> None:
     node = middle()
     assert relayed(node) == {}
-    effects = node.receive(report(2, at(2, 4)), NOW)
-    assert only(effects, RelayProgress) == [RelayProgress()]
+    assert only(node.receive(report(2, at(2, 4)), NOW), RelayProgress) == [RelayProgress()]
     assert relayed(node) == {2: at(2, 4)}
     assert not only(node.receive(report(2, at(2, 4)), NOW), RelayProgress)  # nothing new
 
@@ -364,8 +360,7 @@ def test_a_position_of_another_incarnation_is_not_taken_from_who_passes_it_on() 
     own = node.position.last_applied
     node.receive(report(1, own), NOW)
     beat(node, 2, 1, times=1, config_term=2, position=place(OPTIME_NULL), incarnation="fresh")
-    effects = node.receive(report(2, own, by=1), NOW)
-    assert not only(effects, CommitPointAdvanced)
+    assert not only(node.receive(report(2, own, by=1), NOW), CommitPointAdvanced)
     assert node.peer_at(host(2)).incarnation == "fresh"
 
 
@@ -390,13 +385,11 @@ def test_maintenance_mode_nests_and_lasts_through_batches() -> None:
     assert asked(node, MaintenanceRequest(False)) == Done()
     assert (node.state, node.maintenance) == (MemberState.SECONDARY, 0)
     assert node.sync_source == host(1)
-    answer = asked(node, MaintenanceRequest(False))
-    assert answer.code == 96
+    assert asked(node, MaintenanceRequest(False)).code == 96
 
 
 def test_a_primary_has_no_maintenance_mode() -> None:
-    answer = asked(lead(single_node(config=CONFIG)), MaintenanceRequest(True))
-    assert answer.code == 95
+    assert asked(lead(single_node(config=CONFIG)), MaintenanceRequest(True)).code == 95
 
 
 def test_stop_and_start_are_in_order() -> None:

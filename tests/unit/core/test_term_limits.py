@@ -172,8 +172,7 @@ def test_a_member_at_the_last_term_starts_no_election(term: int) -> None:
     node = ready(position=place(at(term)))
     for number in (1, 2):
         node.receive_heartbeat(number)
-    answer = asked(node, StepUpRequest(skip_dry_run=True))
-    assert "replset repair" in answer.reason
+    assert "replset repair" in asked(node, StepUpRequest(skip_dry_run=True)).reason
     assert node.term == term
 
 
@@ -279,8 +278,7 @@ def test_another_set_of_the_same_name_deposes_nobody(tell: Callable[..., list[An
 def test_an_answer_from_another_set_counts_as_no_answer() -> None:
     node = leading()
     node.answer(1, HeartbeatRequest, Refused(108, "this member belongs to another set"))
-    peer = node.peer_at(host(1))
-    assert peer.state is MemberState.DOWN
+    assert node.peer_at(host(1)).state is MemberState.DOWN
 
 
 def test_a_request_without_a_set_id_is_taken() -> None:

@@ -62,8 +62,7 @@ def test_refusals(change: dict[str, object], says: str, dry_run: bool) -> None:
 )
 def test_the_order_of_refusals(first: dict[str, object], second: dict[str, object]) -> None:
     alone = vote(voter(), replace(REQUEST, **first))
-    both = vote(voter(), replace(REQUEST, **first, **second))
-    assert both.reason == alone.reason
+    assert vote(voter(), replace(REQUEST, **first, **second)).reason == alone.reason
 
 
 def test_freshness_comes_before_the_vote_that_was_cast() -> None:
@@ -97,15 +96,13 @@ def test_a_dry_run_is_no_vote() -> None:
 
 
 def test_a_dry_run_does_not_mind_the_vote_that_was_cast() -> None:
-    node = voter(last_vote=LastVote(1, MemberId(2)))
-    assert vote(node, replace(REQUEST, dry_run=True)).granted
+    assert vote(voter(last_vote=LastVote(1, MemberId(2))), replace(REQUEST, dry_run=True)).granted
 
 
 def test_a_vote_is_durable_before_it_is_sent() -> None:
     """Votes and configurations are durable before they are sent or counted (docs/adr/0007)."""
     effects = voter().receive(Request(1, replace(REQUEST, term=2)), NOW)
-    kinds = [type(effect) for effect in effects if isinstance(effect, Persist | Reply)]
-    assert kinds == [Persist, Reply]
+    assert [type(effect) for effect in effects if isinstance(effect, Persist | Reply)] == [Persist, Reply]
     assert only(effects, Persist)[0].record == LastVote(2, MemberId(1))
 
 
@@ -120,8 +117,7 @@ def test_granting_pushes_the_election_timer_on() -> None:
     """Map H7."""
     node = voter()
     late = NOW + 9_999
-    vote_at = node.receive(Request(1, replace(REQUEST, term=2)), Millis(late))
-    assert only(vote_at, Reply)[0].body.granted
+    assert only(node.receive(Request(1, replace(REQUEST, term=2)), Millis(late)), Reply)[0].body.granted
     before = node.tick(Millis(late + 9_999))
     assert not [effect for effect in before if isinstance(getattr(effect, "body", None), VoteRequest)]
 
@@ -141,8 +137,7 @@ def test_a_member_votes_only_while_the_config_names_its_incarnation(fields: dict
 
 
 def test_without_a_configuration_there_is_no_vote() -> None:
-    answer = vote(single_node(config=None), REQUEST)
-    assert not answer.granted
+    assert not vote(single_node(config=None), REQUEST).granted
 
 
 def test_a_newly_added_member_has_no_vote() -> None:

@@ -25,7 +25,7 @@ from replset.core.messages import (
 from replset.core.reconfig_rules import reconfig_refusal
 from replset.core.write_concern import WriteConcern, implicit_default, unsatisfiable
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
-from tests.simulation.core_kit.cluster import CoreCluster, change, leader_number, running, the_config
+from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node
 
@@ -277,8 +277,7 @@ def test_a_new_witness_gets_its_vote_once_it_has_what_the_primary_had() -> None:
     added = members_of(3, witnesses=1)[WITNESS]
     cluster.copy_ms = 2_000
     assert isinstance(change(cluster, *rows_of(leader), added), Done)
-    row = the_config(leader).member(MemberId(WITNESS))
-    assert row.newly_added
+    assert the_config(leader).member(MemberId(WITNESS)).newly_added
     cluster.until(cluster.is_quiet)
     assert cluster[WITNESS].disk.oplog_only
     assert cluster[WITNESS].disk.log == leader.disk.log
@@ -300,9 +299,7 @@ def test_a_witness_with_an_emptied_disk_loses_its_vote_and_gets_it_back() -> Non
 
 def test_it_rolls_back_what_the_set_does_not_have() -> None:
     """An entry of a primary that was cut off with the witness is on no other member."""
-    cluster = CoreCluster(5)
-    cluster.initiate(*members_of(5, witnesses=1))
-    cluster.until(cluster.is_quiet)
+    cluster = running(5, witnesses=1)
     leader = cluster.elect()
     cluster.isolate(cluster.number_of(leader), 4)
     leader.write("lost")

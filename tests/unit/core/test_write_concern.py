@@ -11,7 +11,7 @@ from replset.config import ReplSetConfig, Settings, TagCounts
 from replset.core.messages import LocalPosition, Position
 from replset.core.write_concern import IN_SYNC, WriteConcern, implicit_default, is_enough, satisfied, unsatisfiable
 from replset.ids import OPTIME_NULL, OpTime
-from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.cluster import running
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import NOW, at, lead, named, place, shaped, single_node
 
@@ -151,15 +151,8 @@ def test_the_document() -> None:
     }
 
 
-def leading() -> CoreCluster:
-    cluster = CoreCluster(3)
-    cluster.initiate(*members_of(3))
-    cluster.until(cluster.is_quiet)
-    return cluster
-
-
 def test_a_write_is_met_by_members_one_after_the_other() -> None:
-    cluster = leading()
+    cluster = running(3)
     leader = cluster.elect()
     others = [machine for machine in cluster.machines.values() if machine is not leader]
     others[0].crash()
@@ -176,7 +169,7 @@ def test_a_write_is_met_by_members_one_after_the_other() -> None:
 
 def test_progress_of_another_term_never_releases_a_waiter() -> None:
     """Progress of another term never ends a wait."""
-    cluster = leading()
+    cluster = running(3)
     old = cluster.elect()
     cluster.isolate(cluster.number_of(old))
     doomed = old.write("doomed")
@@ -207,7 +200,7 @@ def test_a_member_that_is_not_named_does_not_count_for_w() -> None:
 
 
 def test_waiters_learn_the_positions_of_members() -> None:
-    cluster = leading()
+    cluster = running(3)
     rows = cluster.elect().node.member_progress()
     assert [row["_id"] for row in rows] == [0, 1, 2]
     assert {row["state"] for row in rows} == {"PRIMARY", "SECONDARY"}

@@ -23,8 +23,7 @@ from replset.query.diff import apply_diff, compute_diff, targets_of, update_entr
 def test_a_value_above_a_changed_path_is_not_written_whole(
     before: dict[str, Any], after: dict[str, Any], paths: list[str], diff: dict[str, Any]
 ) -> None:
-    found = compute_diff(before, after, targets_of(path.split(".") for path in paths))
-    assert found == diff
+    assert compute_diff(before, after, targets_of(path.split(".") for path in paths)) == diff
     assert apply_diff(before, diff) == after
 
 

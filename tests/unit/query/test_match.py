@@ -401,5 +401,4 @@ def test_variables_are_looked_up_for_each_document() -> None:
     assert matcher.matches({"a": 1})
     variables["v"] = 2
     assert not matcher.matches({"a": 1})
-    later = compile_filter({"$expr": {"$eq": ["$a", "$$v"]}}, variables, {"v"})
-    assert later.matches({"a": 2})
+    assert compile_filter({"$expr": {"$eq": ["$a", "$$v"]}}, variables, {"v"}).matches({"a": 2})

@@ -70,8 +70,7 @@ def test_where_conditions_move(stages: list[Doc], wanted: list[Doc | None]) -> N
     ],
 )
 def test_a_sort_knows_how_many_are_wanted(behind: list[Doc], limit: int) -> None:
-    sort = compile_pipeline([{"$sort": {"a": 1}}, *behind])[0]
-    assert sort.limit == limit
+    assert compile_pipeline([{"$sort": {"a": 1}}, *behind])[0].limit == limit
 
 
 SET, FEW = {"$set": {"b": 1}}, {"$limit": 2}

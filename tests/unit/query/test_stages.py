@@ -288,8 +288,7 @@ def test_a_stage_runs_again() -> None:
     stages = compile_pipeline([{"$skip": 1}, {"$limit": 1}, {"$facet": {"a": [{"$count": "n"}]}}])
     for _ in range(2):
         chain = Chain(stages)
-        found = [*chain.feed([encode({})] * 3), *chain.end()]
-        assert [decode(raw) for raw in found if raw] == [{"a": [{"n": 1}]}]
+        assert [decode(raw) for raw in [*chain.feed([encode({})] * 3), *chain.end()] if raw] == [{"a": [{"n": 1}]}]
 
 
 class MemoryFile:

@@ -158,8 +158,7 @@ RESULTS: list[tuple[Doc, list[Doc], list[Doc]]] = [
 
 @pytest.mark.parametrize(("stage", "documents", "wanted"), RESULTS, ids=[str(stage)[:80] for stage, _, _ in RESULTS])
 def test_what_comes_out(stage: Doc, documents: list[Doc], wanted: list[Doc]) -> None:
-    found = run([stage], documents)
-    assert found == wanted
+    assert run([stage], documents) == wanted
 
 
 def window(output: Any, **more: Any) -> Doc:

@@ -87,8 +87,7 @@ def test_nothing_is_wiped_when_the_export_fails(mine: Member) -> None:
     mine.create(NS)
     mine.insert(NS, {"_id": "only here"})
     (mine.folder / "rollback").write_bytes(b"in the way")
-    ended = sync(mine)
-    assert not ended.ok
+    assert not sync(mine).ok
     assert mine.marker
     assert mine.documents(NS) == {"only here": {"_id": "only here"}}
 

@@ -88,8 +88,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_undone_unrecorded(
 
     disk.on_full = look
     mine.context.disk = disk
-    ended = run_rollback(mine)
-    assert ended.ok
+    assert run_rollback(mine).ok
     assert len(mine.reports) == 1
     assert mine.broken == []
     assert disk.left == 0
@@ -130,8 +129,7 @@ def test_a_database_that_cannot_grow_is_waited_for(
         return real(*arguments, **named)
 
     monkeypatch.setattr(owner, name, failing)
-    ended = run_rollback(mine)
-    assert ended.ok
+    assert run_rollback(mine).ok
     assert mine.everything() == at_common
     (manifest,) = list_manifests(mine.dbpath)
     assert manifest.state is RollbackState.FINISHED

@@ -154,8 +154,7 @@ class Story:
         assert not mine.file.initial_sync_pending
         assert mine.everything() == source.everything()
         assert mine.oplog() == source.oplog()
-        names = mine.disk.list_folder(mine.dbpath)
-        assert not [name for name in names if name.startswith("initial-sync")]
+        assert not [name for name in mine.disk.list_folder(mine.dbpath) if name.startswith("initial-sync")]
         source.clock.ms += 600_001  # a copy may be left that was asked for and never put on record
         asyncio.run(source.snapshots.expire())
         assert left_at_source(source) == []

@@ -123,8 +123,7 @@ def test_many_are_deleted_in_slices_as_ordinary_deletes(builds: Builds) -> None:
 
 def test_nothing_expires_by_an_index_under_build_or_dropped_or_on_a_secondary(builds: Builds) -> None:
     builds.member.insert(NS, {"_id": 1, "a": date(-5)})
-    build = builds.do(lambda group: do_start_build(group, builds.coll(group), [spec(expireAfterSeconds=0)]))
-    assert build
+    assert builds.do(lambda group: do_start_build(group, builds.coll(group), [spec(expireAfterSeconds=0)]))
     run(monitor(builds).work)
     assert left(builds) == [1]
     run(builds.builder.work)

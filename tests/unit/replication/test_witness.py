@@ -177,8 +177,7 @@ def test_it_takes_entries_back_and_writes_them_to_a_file(source: Member, witness
     source.insert(NS, {"_id": "of the new primary"})
     witness.node.state = MemberState.ROLLBACK
     asyncio.run(witness.rollback.run(SOURCE))
-    ended = witness.reports[-1]
-    assert ended.ok
+    assert witness.reports[-1].ok
     assert witness.oplog() == shared
     (manifest,) = list_manifests(witness.dbpath)
     assert [file.kind for file in manifest.files] == [FileKind.OPLOG]

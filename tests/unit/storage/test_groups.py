@@ -414,8 +414,7 @@ def test_the_entry_travels_as_the_bytes_it_came_in(driver: Driver) -> None:
     with driver.store.group() as txn:
         txn.append(entry, OpTime(1, 5), op="i", ns="db.c", key=key_of(1), wall_ms=1)
     driver.reopen()
-    row = driver.store.newest_row()
-    assert row.entry == entry
+    assert driver.store.newest_row().entry == entry
 
 
 def test_timestamps_stay_positive_and_ordered_beyond_2038(driver: Driver) -> None:

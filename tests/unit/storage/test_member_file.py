@@ -144,8 +144,7 @@ def test_the_journal_keeps_the_newest_lines(
     file = open_file()
     for term in range(8):
         file.append_journal(wall_ms=1000 + term, term=term, event="won", detail=f"by {term}")
-    lines = open_file().journal(3)
-    assert lines == [JournalLine(1000 + term, term, "won", f"by {term}") for term in (7, 6, 5)]
+    assert open_file().journal(3) == [JournalLine(1000 + term, term, "won", f"by {term}") for term in (7, 6, 5)]
     assert len(open_file().journal(100)) == 5
 
 
