@@ -11,7 +11,7 @@ from replset.bson import DateTime, Decimal128, encode
 from replset.errors import ReplError
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages import densify
-from tests.unit.query.test_stages import Doc, run
+from tests.unit.query.test_stages import Doc, of, run
 
 N: list[Doc] = [{"_id": number, "v": value} for number, value in enumerate([3, 1, None, 4, 10], 1)]
 GROUPED: list[Doc] = [{"g": g, "t": t} for g, t in (("b", 2), ("a", 3), ("a", 1), ("b", 2), ("b", 5))]
@@ -167,9 +167,7 @@ def window(output: Any, **more: Any) -> Doc:
 
 SORTED: Doc = {"sortBy": {"a": 1}}
 REFUSED: list[tuple[Any, int]] = [
-    ({"$setWindowFields": 1}, 9),
-    ({"$setWindowFields": {}}, 40414),
-    ({"$setWindowFields": {"x": 1}}, 40415),
+    *of("$setWindowFields", (1, 9), ({}, 40414), ({"x": 1}, 40415)),
     (window(1), 14),
     (window({}, sortBy=1), 14),
     (window({"a": 1}), 9),
@@ -198,18 +196,11 @@ REFUSED: list[tuple[Any, int]] = [
     (window({"a": {"$derivative": {}}}, **SORTED), 9),
     (window({"a": {"$derivative": {"input": "$x", "unit": "month"}}}, **SORTED), 5490710),
     (window({"a": {"$covariancePop": "$x"}}, **SORTED), 9),
-    ({"$fill": 1}, 9),
-    ({"$fill": {}}, 6050203),
-    ({"$fill": {"x": 1}}, 40415),
-    ({"$fill": {"output": {"a": 1}}}, 6050200),
-    ({"$fill": {"output": {"a": {"value": 1, "method": "locf"}}}}, 6050201),
-    ({"$fill": {"output": {"a": {"x": 1}}}}, 40415),
+    *of("$fill", (1, 9), ({}, 6050203), ({"x": 1}, 40415), ({"output": {"a": 1}}, 6050200)),
+    *of("$fill", ({"output": {"a": {"value": 1, "method": "locf"}}}, 6050201), ({"output": {"a": {"x": 1}}}, 40415)),
     ({"$fill": {"output": {"a": {"method": "x"}}}}, 6050202),
     ({"$fill": {"output": {"a": {"value": 1}}, "partitionBy": "$x", "partitionByFields": ["y"]}}, 6050204),
-    ({"$densify": 1}, 9),
-    ({"$densify": {"x": 1}}, 40415),
-    ({"$densify": {"field": 1}}, 14),
-    ({"$densify": {"field": "a"}}, 14),
+    *of("$densify", (1, 9), ({"x": 1}, 40415), ({"field": 1}, 14), ({"field": "a"}, 14)),
     ({"$densify": {"field": "a", "range": {"step": 0, "bounds": "full"}}}, 5733401),
     ({"$densify": {"field": "a", "range": {"step": 1, "bounds": "x"}}}, 5946802),
     ({"$densify": {"field": "a", "range": {"step": 1, "bounds": [1]}}}, 5733403),
