@@ -44,7 +44,9 @@ def test_every_test_that_the_page_names_exists() -> None:
     elsewhere = ("tests/unit/test_config.py", "tests/unit/runtime/test_shell.py", "tests/simulation/test_core_only.py")
     others = [ROOT / path for path in elsewhere]
     sources = [*(ROOT / "tests/unit/core").glob("test_*.py"), *others]
-    defined = {name for path in sources for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.M)}
+    defined = {
+        name for path in sources for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.M)
+    }
     assert wanted - defined == set()
     rows = [row for row in table.splitlines() if row.startswith("| ")][2:]
     assert len(rows) > 25
