@@ -245,6 +245,8 @@ class _TwoSites:
                     return
                 if "beyond that here" in failure:
                     break
+                if self._first.cluster.archive is not None and self._has_lost_history():
+                    return  # trimmed before a primary could archive it: see `_judge`
                 await asyncio.sleep(1)
             else:
                 return
