@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from api.idempotency import KeyedWrite
 from api.login import NEEDS, is_public
 from replset.auth.login import Login
 from replset.auth.roles import Grants, Role
@@ -69,6 +70,12 @@ class FakeUsers:
 
     def grants(self, login: Login) -> Grants | None:
         return None if self.user is None else self.user.grants
+
+
+def test_an_idempotency_key_is_its_users_own() -> None:
+    """Two users who happen to take one key must not get each other's answers."""
+    sessions = {str(KeyedWrite(b"k", "insertOne", b"{}", user).fields_of(0)["lsid"]) for user in ("", "ann", "bob")}
+    assert len(sessions) == 3
 
 
 @pytest.fixture

@@ -336,6 +336,22 @@ def test_a_reader_is_told_what_was_removed(driver: Driver, files: FolderFiles) -
         reader.rows_after(at, 10, 1 << 20)
 
 
+def test_what_a_removal_leaves_when_it_breaks_off_is_whole(driver: Driver, files: FolderFiles) -> None:
+    """Its manifest would vouch for rows that are gone."""
+    segments = write_all(driver, files)
+    real, removed = files.remove, list[str]()
+
+    def remove(name: str) -> None:
+        real(name)
+        removed.append(name)
+        left = Archive.open("it", files)
+        assert [left.rows(left.segment(name)) for name in left.names()], f"behind {removed}"
+
+    files.remove = remove  # type: ignore[method-assign]
+    assert list(Archive.open("it", files).remove_before(segments[-1].name.first_ts))
+    assert len(removed) == 2 * (len(segments) - 1)
+
+
 def test_a_damaged_segment_can_be_removed(driver: Driver, files: FolderFiles) -> None:
     segments = write_all(driver, files)
     files.write(segments[0].name.manifest, b"{}")

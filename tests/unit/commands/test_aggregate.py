@@ -73,6 +73,7 @@ SPLITS: list[tuple[list[dict[str, Any]], dict[str, Any], int]] = [
         0,
     ),
     ([{"$limit": 2}, {"$skip": 1}], {"limit": 2}, 1),
+    ([{"$limit": 2}, {"$limit": 3}], {"limit": 2}, 1),
     ([{"$skip": 1}, {"$match": {"a": 1}}], {"skip": 1}, 1),
     ([{"$project": {"n": 1}}, {"$match": {"a": 1}}], {}, 2),
     ([{"$project": {"n": 1}}, {"$match": {"n": 1}}], {"filter": {"n": 1}, "projection": {"n": 1}}, 0),

@@ -14,12 +14,13 @@ from replset.archive.archive import Archive
 from replset.archive.files import FolderFiles
 from replset.archive.ports import ArchivePort
 from replset.archive.segments import ArchiveInfo, Position, Segment
+from replset.bson import encode, encode_key
 from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, ArchiveStatus
 from replset.errors import ChangeStreamHistoryLostError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
 from replset.query.change_events import Scope
-from replset.replication.write_ops import do_noop
+from replset.replication.write_ops import do_insert, do_noop
 from replset.runtime.jobs.archiver import ArchivedEntries
 from replset.storage.txn import write_meta
 from tests.unit.commands.conftest import Client, FakeMember
@@ -151,6 +152,41 @@ def test_a_commit_wakes_those_that_it_concerns(
     assert woken(lambda: commit(member)) == {"items", "database", "deployment"}
     insert(client, "others", 2)
     assert woken(lambda: commit(member)) == {"others", "database", "deployment"}
+
+
+def test_who_waits_behind_others_is_woken_by_the_timer_which_is_set_anew(client: Client, member: FakeMember) -> None:
+    """A timer that found nobody must not keep the next entry from being looked at."""
+    insert(client, "items", 1)
+    commit(member)
+    history = member.history
+
+    async def wait() -> asyncio.Task[OpTime]:
+        task = asyncio.create_task(history.wait(history.committed, ITEMS, LONG_MS))
+        await asyncio.sleep(0)
+        return task
+
+    async def write(number: int) -> None:
+        coll, document = member.store.collections()[0], encode({"_id": number})
+        await member.write(lambda group: do_insert(group, coll, encode_key(number), document))
+        commit(member)
+        history.on_change()
+        await asyncio.sleep(0)
+
+    async def run() -> None:
+        first = await wait()
+        await write(2)
+        assert first.done()
+        second = await wait()
+        await write(3)
+        assert not second.done(), "others were woken a moment ago"
+        for _ in range(2):  # as the timer does; at the second time nobody waits
+            history._look()
+        await second
+        third = await wait()
+        await write(4)
+        assert third.done()
+
+    client.loop.run_until_complete(run())
 
 
 def test_a_change_of_state_wakes_all(client: Client, member: FakeMember, woken: Callable[..., set[str]]) -> None:

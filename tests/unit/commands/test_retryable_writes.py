@@ -208,6 +208,16 @@ def test_history_that_is_trimmed_away_is_an_error(client: Client, member: FakeMe
     assert client.ok(numbered({"insert": "c", "documents": [{"_id": 2}]}, stmtId=1))["n"] == 1
 
 
+def test_inserts_whose_whole_history_is_trimmed_away_are_not_done_again(client: Client, member: FakeMember) -> None:
+    both = numbered({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]})
+    client.ok(both)
+    client.ok({"delete": "c", "deletes": [{"q": {}, "limit": 0}]})
+    with member.store.maintenance() as txn:
+        txn.connection.execute("DELETE FROM oplog WHERE ts < ?", (member.store.last_applied.ts,))
+    assert client.code(both) == 217
+    assert client.ok({"count": "c"})["n"] == 0
+
+
 def test_a_rollback_takes_the_record_back(client: Client, member: FakeMember) -> None:
     client.ok({"create": "c"})
     client.ok(numbered({"insert": "c", "documents": [{"_id": 1}]}, 1))

@@ -129,6 +129,14 @@ def test_the_position_is_before_the_first_event_that_is_not_acknowledged() -> No
     assert made.room == 99
 
 
+def test_what_is_acknowledged_before_it_is_looked_at_is_given_to_nobody() -> None:
+    """A new primary gets acknowledgements of what the one before gave out."""
+    made = window((1, "x"))
+    assert made.acknowledge([token(61)]) == token(0)
+    made.add([(token(60), b"y"), (token(61), b"z")], token(70))
+    assert numbers(made, "a") == [1, 60]
+
+
 def test_a_position_does_not_pass_an_event_that_is_not_acknowledged() -> None:
     """Nobody would be given it again after a restart."""
     made = window((1, "x"))

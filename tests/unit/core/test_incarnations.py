@@ -80,6 +80,18 @@ def test_a_lost_disk_counts_for_nothing() -> None:
     assert (peer.position, peer.incarnation) == (place(OPTIME_NULL), "another")
 
 
+def test_a_disk_that_the_configuration_does_not_name_commits_nothing() -> None:
+    """Neither entries nor configurations, however far its copy is by now."""
+    node = lead(single_node(config=named(*members_of(3))))
+    node.receive(LocalPosition(place(at(2))), NOW)
+    node.tick(Millis(NOW + 2_000))
+    node.receive_heartbeat(1, NOW + 2_000, position=place(at(2)), incarnation="another")
+    assert node.commit_point < at(2)
+    assert not node._state.is_config_committed
+    node.receive_heartbeat(2, NOW + 2_000, position=place(at(2)))
+    assert node.commit_point == at(2)
+
+
 def test_one_voter_at_a_time() -> None:
     """Map C10, C11: one voter at a time."""
     cluster = running(5)

@@ -14,7 +14,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, HeartbeatRequest, LocalPosition, ReconfigRequest, Refused, Request
 from replset.core.reconfig_rules import complete_config, reconfig_refusal
 from replset.errors import InvariantError
-from replset.ids import OPTIME_NULL, HostPort, MemberId
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, config_of, host, members_of
 from tests.unit.core.single_node import (
@@ -425,6 +425,30 @@ def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
     assert Refused(308, "out of time while waiting for the current configuration to be committed") in [
         getattr(effect, "body", None) for effect in effects
     ]
+
+
+def test_a_change_waits_until_the_majority_of_the_last_one_has_what_was_committed_before() -> None:
+    """The member that held it beside the primary is gone by that change."""
+    node = leading_three()
+    node.receive(LocalPosition(place(at(2, 5))), NOW)
+    node.tick(Millis(NOW + 2_000))
+    node.receive_heartbeat(1, NOW + 2_000, position=place(at(2, 5)))
+    assert node.commit_point == at(2, 5)
+    rows = [members_of(3)[0], members_of(3)[2]]
+    node.receive(Request(5, ReconfigRequest(new_config(node, rows), False, 0)), Millis(NOW + 2_000))
+    node.receive_heartbeat(2, NOW + 2_000, position=place(at(2)))
+    two = node.config
+    assert two is not None
+    assert len(two.members) == 2
+    node.tick(Millis(NOW + 4_000))
+    node.receive_heartbeat(2, NOW + 4_000, position=place(at(2)))
+    node.receive(Request(6, ReconfigRequest(new_config(node, rows), False, 0)), Millis(NOW + 4_000))
+    node.receive_heartbeat(2, NOW + 4_000, position=place(at(2)))
+    assert node.config == two, "member 2 lacks what member 1 had"
+    node.tick(Millis(NOW + 6_000))
+    for _ in range(2):  # the second answers what the change asks
+        node.receive_heartbeat(2, NOW + 6_000, position=place(at(2, 5)))
+    assert node.config is not two
 
 
 def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_may() -> None:

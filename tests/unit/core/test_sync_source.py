@@ -122,6 +122,27 @@ def test_without_a_primary_entries_are_fetched_from_a_member_without_indexes() -
     assert node.sync_source == host(1)
 
 
+def knows_of_term(term: int) -> SingleNode:
+    """A member that knows no primary, and that entries of this term are committed which it may not have."""
+    return single_node(config=CONFIG, position=place(MINE), commit_term=term)
+
+
+@pytest.mark.parametrize(("term", "follows"), [(2, True), (3, False)])
+def test_who_was_away_while_entries_were_committed_is_no_source(term: int, follows: bool) -> None:
+    """It may lack them, and whoever follows it would add others in their place."""
+    node = knows_of_term(term)
+    node.receive_heartbeat(2, position=place(NEWER))
+    assert (node.sync_source == host(2)) is follows
+
+
+def test_a_source_that_may_lack_committed_entries_is_left() -> None:
+    node = knows_of_term(2)
+    node.receive_heartbeat(2, position=place(NEWER))
+    node.receive_heartbeat(1, term=3, position=place(MINE), commit_point=MINE, commit_term=3)
+    beat(node, 2, 1, times=1, position=place(NEWER))
+    assert node.sync_source is None
+
+
 def test_too_stale_for_a_member_without_indexes_nothing_is_copied() -> None:
     node = single_node(config=NO_INDEXES, position=place(MINE))
     node.receive_heartbeat(2, position=place(NEWER))

@@ -19,6 +19,7 @@ from replset.replication import copy_transfer
 from replset.replication.difference_protocol import CompareReply, CompareRequest
 from replset.replication.index_ops import do_commit_build, do_drop_index, do_start_build
 from replset.replication.write_ops import WriteGroup
+from replset.storage import differences
 from replset.storage.catalog import Collection
 from replset.storage.copies import OPLOG_ONLY
 from replset.storage.differences import Differences, Row, Spans, pack_pairs
@@ -202,6 +203,21 @@ def test_a_document_is_larger_than_an_answer(source: Member, mine: Member) -> No
     trim(source)
     assert sync(mine).ok
     assert steps(mine).count("rows") > 1
+    assert_alike(source, mine)
+
+
+@pytest.mark.parametrize(("spans", "rows"), [(1, 8 << 20), (3, 8 << 20), (4096, 1), (2, 2_000)])
+def test_answers_that_end_in_the_midst_lack_nothing(
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch, spans: int, rows: int
+) -> None:
+    """Of spans, or of the rows of one span: the next answer begins where the last one ended."""
+    monkeypatch.setattr(differences, "SPANS_MAX", spans)
+    monkeypatch.setattr(differences, "ROWS_BYTES", rows)
+    for number in (*range(0, 400, 15), *range(1, 400, 15)):
+        source.replace(NS, {"_id": number, "text": "changed"})
+    source.delete(NS, 76)
+    trim(source)
+    assert sync(mine).ok
     assert_alike(source, mine)
 
 

@@ -332,6 +332,20 @@ def test_export_holds_all_that_is_not_known_to_be_committed(mine: Member) -> Non
     assert list_manifests(mine.dbpath) == [manifest]
 
 
+def test_an_earlier_export_that_holds_less_does_not_do(mine: Member) -> None:
+    """Whatever is not in a file is gone after the wipe: more may count as uncommitted by now, or be written since."""
+    mine.replace(NS, {"_id": 1, "text": "later"})
+    committed = mine.store.last_applied
+    mine.delete(NS, 2)
+    less = export(mine, committed)
+    more = export(mine, OPTIME_NULL)
+    mine.delete(NS, 3)
+    newest = export(mine, OPTIME_NULL)
+    assert [manifest and manifest.entries for manifest in (less, more, newest)] == [
+        *(1, len(mine.oplog()) - 1, len(mine.oplog())),
+    ]
+
+
 def test_export_without_any_known_commit_point_holds_everything(mine: Member) -> None:
     manifest = export(mine, OPTIME_NULL)
     assert manifest.common_point == OPTIME_NULL

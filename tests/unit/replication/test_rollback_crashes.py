@@ -15,7 +15,14 @@ from replset.ids import OpTime
 from replset.replication import rollback as rollback_module
 from replset.replication.common_point import CommonPoint
 from replset.replication.rollback import NotUndoneError, finish_rollbacks
-from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, manifests_on, read_manifest
+from replset.replication.rollback_manifest import (
+    FileKind,
+    Manifest,
+    RollbackState,
+    list_manifests,
+    manifests_on,
+    read_manifest,
+)
 from replset.storage.store import Store
 from replset.storage.undo import rollback_done_marks, rollback_in_progress, undo_step
 from tests.simulation.kit.disk import SimDisk
@@ -90,6 +97,7 @@ class Story:
         assert set(self.at_newest[1]) <= set(mine.oplog()) | saved
         if mine.store.last_applied != self.common:
             assert not begun
+            assert not finished
             assert (mine.everything(), mine.oplog()) == self.at_newest, "nothing was undone, so nothing may be missing"
 
     def end(self) -> None:
@@ -130,6 +138,29 @@ def test_deaths_again_and_again_lose_nothing(tmp_path: Path, seed: int) -> None:
     for _ in range(4):
         story.run(rng.randrange(1, 30))
         story.die(rng, power_loss=rng.random() < 0.6)
+    story.end()
+
+
+def test_the_undo_is_on_the_disk_before_a_manifest_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a loss of power would bring back what a finished rollback undid."""
+    story = Story(tmp_path)
+    images: list[SimDisk] = []
+    real = rollback_module.settle_manifest
+
+    def settle(disk: SimDisk, *arguments: Any) -> Manifest:
+        for number in range(5):
+            folder = str(tmp_path / f"image-{number}" / MINE)
+            images.append(disk.crash(folder, random.Random(number), power_loss=True))
+        return real(disk, *arguments)
+
+    monkeypatch.setattr(rollback_module, "settle_manifest", settle)
+    story.run()
+    assert len(images) == 5
+    for image in images:
+        after = story.member_on(image)
+        assert after.store.last_applied == story.common
+        after.store.close()
+        image.close()
     story.end()
 
 

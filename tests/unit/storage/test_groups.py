@@ -81,6 +81,19 @@ class BreakableDisk(RealDisk):
         return self.free
 
 
+def test_changed_keys_are_those_of_this_group_too(driver: Driver) -> None:
+    """A search that goes on from group to group looks at them again, whoever changed them in its own group."""
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"))
+    seen = driver.store.last_applied.ts
+    driver.apply(("put", "db.c", 2, "a"))
+    with driver.store.group() as txn:
+        driver.run(txn, "put", "db.c", 3, "a")
+        driver.run(txn, "delete", "db.c", 1)
+        coll = txn.catalog.by_ns["db.c"]
+        assert txn.changed_keys(coll, seen) == {key_of(1), key_of(2), key_of(3)}
+        assert txn.changed_keys(coll, txn.last.ts) == set()
+
+
 def test_an_entry_its_effect_and_its_undo_commit_in_one_transaction(driver: Driver) -> None:
     with driver.store.group() as txn:
         driver.run(txn, "create", "db.c")
