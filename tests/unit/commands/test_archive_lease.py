@@ -57,6 +57,7 @@ def test_a_gap_is_kept_and_moves_the_start(client: Client) -> None:
     record = ask(client, Claim(A, "x", THREE, behind))
     assert (record.start, len(record.gaps)) == (behind, 1)
     assert ArchiveRecord.parse(record.document()) == record
+    assert ask(client, Claim(A, "x", THREE, behind)).gaps == record.gaps, "an answer that was lost notes none twice"
 
 
 def test_the_record_of_another_set_is_none(client: Client) -> None:

@@ -18,6 +18,7 @@ from replset.commands.reads import sources
 from replset.commands.reads.find import FindCursor
 from replset.commands.reads.plan import Range
 from replset.commands.sessions import transactions
+from replset.commands.writes.search_batch import GROUP_DOCUMENTS
 from replset.config import Settings
 from replset.config.durability_rules import parse_rules
 from replset.core.write_concern import IN_SYNC, WriteConcern
@@ -315,6 +316,25 @@ def test_a_plain_write_waits_for_the_end(filled: Client, plain: Doc, end: str, e
         assert found == {}
     elif "applyOps" in plain:
         assert 1 not in found
+
+
+def test_a_large_update_that_waits_in_its_midst_changes_each_document_once(filled: Client) -> None:
+    """Its first groups are committed by then. If it began again it would change their documents twice."""
+    held, session = 2 * GROUP_DOCUMENTS, Session(filled)
+    filled.ok(insert(*({"_id": n, "n": n} for n in range(5, held + 1))))
+    session.ok(update({"_id": held}, {"$set": {"n": held}, "$inc": {"more": 1}}))
+
+    async def both() -> Doc:
+        waiting = asyncio.ensure_future(send(filled, update({}, {"$inc": {"n": 1}}, multi=True)))
+        for _ in range(60):
+            await asyncio.sleep(0)
+        assert filled.member.transactions._ended.waiting
+        await send(filled, session.begun({"commitTransaction": 1}), "admin")
+        return await waiting
+
+    assert filled.loop.run_until_complete(both())["nModified"] == held
+    found = batch(filled.ok(find(batchSize=1_000)))
+    assert {document["_id"]: document["n"] for document in found} == {n: n + 1 for n in range(1, held + 1)}
 
 
 def test_a_plain_write_waits_no_longer_than_max_time_ms(filled: Client) -> None:
