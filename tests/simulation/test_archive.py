@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from replset.commands.members.archive_lease import read_record
+import pytest
+
+from replset.archive.files import ArchiveError
+from replset.archive.ports import WriteJob, Written
+from replset.archive.write_segment import write_segment
+from replset.commands.members.archive_lease import ArchiveRecord, read_record
 from replset.runtime.member import RunningMember
-from tests.simulation.kit.archives import SimArchive
+from tests.simulation.kit.archives import ArchiveOfMachine, SimArchive
 from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 ARCHIVES = Environment(archives=True, oplog_bytes=2_000, history_s=1)
+LAGGING_BYTES = 6_000
 
 
 def reliable(scenario: ScenarioRun) -> SimArchive:
@@ -26,6 +32,10 @@ def member(scenario: ScenarioRun, name: str) -> RunningMember:
     return running
 
 
+def record_of(running: RunningMember) -> ArchiveRecord:
+    return read_record(running.store, str(running.node.set_id))
+
+
 def wait_archived(scenario: ScenarioRun, archive: SimArchive) -> None:
     newest = member(scenario, scenario.primary).store.last_applied
     scenario.cluster.run_until(lambda: archive.reaches(newest), 60, "all is archived")
@@ -36,9 +46,7 @@ def test_a_member_that_cannot_write_leaves_the_lease_to_another() -> None:
         archive = reliable(scenario)
         scenario.write(scenario.primary)
         wait_archived(scenario, archive)
-        running = member(scenario, scenario.primary)
-        holder = read_record(running.store, str(running.node.set_id)).holder
-        archive.broken = scenario.cluster.name_of(holder)
+        archive.broken = scenario.cluster.name_of(record_of(member(scenario, scenario.primary)).holder)
         for _ in range(3):
             scenario.write(scenario.primary)
         wait_archived(scenario, archive)
@@ -46,7 +54,7 @@ def test_a_member_that_cannot_write_leaves_the_lease_to_another() -> None:
 
 
 def test_a_stale_member_goes_on_from_segments() -> None:
-    with scenario_run(environment=replace(ARCHIVES, oplog_lagging_bytes=6_000)) as scenario:
+    with scenario_run(environment=replace(ARCHIVES, oplog_lagging_bytes=LAGGING_BYTES)) as scenario:
         archive, one = reliable(scenario), scenario.others[0]
         snapshots = member(scenario, scenario.primary).snapshots
         scenario.cluster.run_until(lambda: snapshots.needed() is None, 60, "no copy keeps the oplog")
@@ -58,4 +66,34 @@ def test_a_stale_member_goes_on_from_segments() -> None:
         scenario.restart(one)
         scenario.cluster.run_until(scenario.cluster.converged, 60, "it has caught up")
         assert member(scenario, one).initial_sync_progress.began_wall_ms == 0
+        scenario.heal_all_and_judge()
+
+
+def test_a_segment_that_was_not_reported_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder wrote it and was cut off. Then the oplogs are trimmed beyond what the set's record names."""
+
+    async def fails(_: ArchiveOfMachine, job: WriteJob) -> Written:
+        raise ArchiveError("not now")
+
+    with scenario_run(environment=replace(ARCHIVES, oplog_lagging_bytes=LAGGING_BYTES)) as scenario:
+        archive, primary = reliable(scenario), member(scenario, scenario.primary)
+        scenario.cluster.run_until(lambda: primary.snapshots.needed() is None, 60, "no copy keeps the oplog")
+        scenario.write(scenario.primary)
+        scenario.cluster.run_until(lambda: record_of(primary).through is not None, 60, "the record names a segment")
+        with monkeypatch.context() as patch:
+            patch.setattr(ArchiveOfMachine, "write", fails)
+            reported = record_of(primary).through
+            while primary.store.oplog_bytes < LAGGING_BYTES - 500:
+                scenario.write(scenario.primary)
+            assert reported is not None
+            assert primary.archiver is not None
+            job = replace(primary.archiver._job(primary.store, record_of(primary)), max_bytes=1 << 20)
+            written = primary.store.query(lambda connection: write_segment(archive.files, connection, job))
+            assert written.segment is not None
+            assert not written.is_gap
+            while primary.store.trimmed_through <= reported.optime.ts:
+                scenario.write(scenario.primary)
+            assert primary.store.oldest <= written.segment.end.optime
+        scenario.write(scenario.primary)
+        wait_archived(scenario, archive)
         scenario.heal_all_and_judge()

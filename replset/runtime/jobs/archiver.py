@@ -108,6 +108,7 @@ class Archiver:
         self.status = ArchiveStatus()
         self._gap_since: Millis | None = None
         self._known_gap = 0
+        self._looked_behind = -1
         self._waiting = _Waiting()
 
     def needed(self) -> OpTime:
@@ -180,9 +181,11 @@ class Archiver:
 
     async def _is_due(self, store: Store) -> bool:
         """Whether so much waits, or has waited so long, that this member should write a segment."""
-        if self._waits_for_others:
-            return False
         through = self.needed()
+        if self._waits_for_others:
+            # The holder before may have written a segment that it could not report: it died or was cut off. The archive
+            # is asked once for it. Without that, this oplog is trimmed behind it meanwhile, and the gap becomes real.
+            return self._looked_behind != through.ts
         until = self._committed(store).ts
         if until <= through.ts:
             return False
@@ -224,7 +227,7 @@ class Archiver:
 
     async def _write_segment(self, record: ArchiveRecord) -> ArchiveRecord | None:
         """Write the next segment and note it; None: there is nothing more to do, or another member does it."""
-        store = self._context.store
+        store, self._looked_behind = self._context.store, self.needed().ts
         written = await self._archive.write(self._job(store, record))
         segment = written.segment
         if segment is None:
