@@ -13,11 +13,16 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
 from replset.bson import RawDocument, decode, encode
+from replset.commands import read_concern, write_concern
 from replset.commands.command import PROVE
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest, ConnectionContext, Reply, Source
 from replset.commands.table import PRIVATE
+from replset.commands.write_concern import WriteConcernFailure
+from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
@@ -26,7 +31,7 @@ from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.loop import current_process
 
 T = TypeVar("T")
-ENVIRONMENT = Environment(worker_ms=0.2, skew_ms=1, oplog_bytes=64 << 20)
+ENVIRONMENT = Environment(worker_ms=0.2, skew_ms=1, oplog_bytes=990 << 20)
 
 
 class Rig:
@@ -69,20 +74,30 @@ class Rig:
         """The primary becomes a secondary. With one member there is no primary then."""
         self.client().ok(step_down(seconds), "admin")
 
-    def step_down_after(self, groups: int) -> None:
+    def lead(self) -> None:
+        """Wait until `a` leads again."""
+        self.until(lambda: self.member().node.writable, 700)
+
+    def step_down_after(self, groups: int, seconds: int = 5) -> None:
         """The primary steps down as soon as it has committed so many groups of clients' writes."""
         member, before = self.member(), self.groups()
 
         def look() -> None:
             if self.groups() - before >= groups:
                 self.cluster.on_step.remove(look)
-                self.begin(member.dispatcher.run(self.client().request(step_down(600), "admin")))
+                self.begin(member.dispatcher.run(self.client().request(step_down(seconds), "admin")))
 
         self.cluster.on_step.append(look)
 
     def groups(self) -> int:
         """How many groups of clients' writes the primary has committed."""
         return int(self.member().group_sizes.buckets()[-1][1])
+
+    def reconfigure(self, **settings: object) -> None:
+        """Change settings of the set."""
+        config = self.client().ok({"replSetGetConfig": 1}, "admin")["config"]
+        config = {**config, "version": config["version"] + 1, "settings": {**config["settings"], **settings}}
+        self.client().ok({"replSetReconfig": config}, "admin")
 
     def write(self, operation: Callable[[WriteGroup], T]) -> T:
         """Run `operation` in a group of its own on the primary."""
@@ -122,8 +137,10 @@ class Client:
         self.connection = ConnectionContext(5, "127.0.0.1:5555")
         self.proves = True
         """Whether commands between members come from a member."""
-        self.begins_at = 0
+        self._begin = OPTIME_NULL
         self.begins_at = len(self.entries())
+        """How many entries there were before this client came."""
+        self._begin = rig.newest(name)
 
     @property
     def member(self) -> RunningMember:
@@ -179,14 +196,37 @@ class Client:
     def entries(self) -> list[dict[str, Any]]:
         """The oplog, decoded, behind what the set wrote before this client came."""
         rows = self.member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
-        return [decode(row.entry) for row in rows][self.begins_at :]
+        return [decode(row.entry) for row in rows if row.optime > self._begin]
+
+
+def note_waits(
+    monkeypatch: pytest.MonkeyPatch, failure: WriteConcernFailure | None = None
+) -> list[tuple[OpTime, WriteConcern]]:
+    """The write concerns that are waited for from now on. failure: instead of all these waits."""
+    found: list[tuple[OpTime, WriteConcern]] = []
+    wait = write_concern.wait_until_met
+
+    async def noted(member: Any, optime: OpTime, concern: WriteConcern, deadline: Any) -> WriteConcernFailure | None:
+        found.append((optime, concern))
+        return failure or await wait(member, optime, concern, deadline)
+
+    for module in (write_concern, read_concern):
+        monkeypatch.setattr(module, "wait_until_met", noted)
+    return found
 
 
 @contextmanager
-def a_set(members: int = 1, *, environment: Environment = ENVIRONMENT, seed: int = 1, **more: Any) -> Iterator[Rig]:
-    """A set that is well: `a` leads, everybody follows."""
+def a_set(
+    members: int = 1, *, environment: Environment = ENVIRONMENT, initiates: bool = True, **more: Any
+) -> Iterator[Rig]:
+    """A set that is well: `a` leads, everybody follows. initiates: or else a member that belongs to no set."""
     quiet_logs()
-    with SimCluster(members, seed=seed, environment=environment, **more) as cluster:
+    with SimCluster(members, seed=1, environment=environment, **more) as cluster:
+        if not initiates:
+            cluster.start("a")
+            cluster.run_until(lambda: cluster.machines["a"].started, 10, "it runs")
+            yield Rig(cluster)
+            return
         cluster.initiate(priorities={"a": 2})
         if members > 1:
             cluster.run_until(lambda: cluster.primary() == "a" and cluster.converged(), 60, "a leads")

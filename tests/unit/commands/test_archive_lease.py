@@ -11,8 +11,9 @@ from replset.bson import Int64
 from replset.commands.members import archive_lease
 from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, Claim, read_record
 from replset.errors import RemoteProtocolError
-from replset.ids import HostPort, Millis, OpTime
-from tests.unit.commands.conftest import SELF, Client, FakeMember
+from replset.ids import HostPort, OpTime
+from replset.runtime.member import RunningMember
+from tests.rig import Client
 
 SET = "a" * 24
 A, B = HostPort("a:1"), HostPort("b:1")
@@ -21,24 +22,21 @@ START = ArchiveStart(ONE.optime, OpTime(0, 0))
 
 
 def ask(client: Client, claim: Claim, set_id: str = SET) -> ArchiveRecord:
-    async def write() -> ArchiveRecord:
-        return await client.member.write(lambda group: client.member.archive_lease.grant(group, claim, set_id))
-
-    record = client.loop.run_until_complete(write())
+    record = client.rig.write(lambda group: client.member.archive_lease.grant(group, claim, set_id))
     assert read_record(client.member.store, set_id) == record
     return record
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000, 3650 * 86_400_000, -3650 * 86_400_000])
-def test_one_member_holds_the_lease_until_it_ends(client: Client, member: FakeMember, ahead_ms: int) -> None:
+def test_one_member_holds_the_lease_until_it_ends(client: Client, member: RunningMember, ahead_ms: int) -> None:
     """Whatever the primary's wall clock showed when it gave the lease."""
     member.clock.set_wall_ahead(ahead_ms)
     assert ask(client, Claim(A)).holder == A
     member.clock.set_wall_ahead(0)
     assert ask(client, Claim(B)).holder == A
-    member.clock.advance(Millis(archive_lease.LEASE_MS - 1))
+    client.rig.wait((archive_lease.LEASE_MS - 100) / 1000)
     assert ask(client, Claim(B)).holder == A
-    member.clock.advance(Millis(1))
+    client.rig.wait(0.2)
     assert ask(client, Claim(B)).holder == B
     assert ask(client, Claim(A, "x", ONE)) == read_record(member.store, SET)
     assert read_record(member.store, SET).through is None, "who has lost the lease notes nothing"
@@ -66,10 +64,10 @@ def test_the_record_of_another_set_is_none(client: Client) -> None:
     assert (record.holder, record.through, record.archive_id) == (B, None, "")
 
 
-def test_only_members_get_it_and_an_administrator_may_forget_it(client: Client, member: FakeMember) -> None:
+def test_only_members_get_it_and_an_administrator_may_forget_it(client: Client, member: RunningMember) -> None:
     assert client.code({"replSetArchiveLease": 1, "holder": "stranger:1"}, "admin") == 9
-    reply = client.ok({"replSetArchiveLease": 1, "holder": SELF}, "admin")
-    assert reply["record"]["holder"] == SELF
+    reply = client.ok({"replSetArchiveLease": 1, "holder": "a:27017"}, "admin")
+    assert reply["record"]["holder"] == "a:27017"
     client.ok({"replSetForgetArchive": 1}, "admin")
     assert read_record(member.store, "None") == ArchiveRecord("None")
     client.ok({"replSetForgetArchive": 1}, "admin")

@@ -13,7 +13,8 @@ from replset.errors import HostUnreachableError
 from replset.ids import HostPort, Millis, OpTime, pack_ts
 from replset.optime import timestamp
 from replset.replication.write_ops import WriteGroup, do_noop
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client
 
 
 def after(ts: int) -> dict[str, object]:
@@ -24,7 +25,7 @@ def after(ts: int) -> dict[str, object]:
 def ahead(client: Client) -> int:
     """A time ten seconds ahead of the newest entry, which the wall clock has reached."""
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
-    client.member.clock.advance(Millis(10_000))
+    client.rig.wait(10)
     return client.member.store.last_applied.ts + pack_ts(10, 0)
 
 
@@ -38,16 +39,16 @@ def test_an_idle_primary_writes_the_entry(client: Client, ahead: int) -> None:
     assert client.entries()[-1]["ts"] > newest["ts"]
 
 
-def test_a_secondary_asks_the_primary(client: Client, member: FakeMember, ahead: int) -> None:
-    member.node.state, member.node.writable = MemberState.SECONDARY, False
-    member.node.primary_host = HostPort("localhost:27018")
+def test_a_secondary_asks_the_primary(client: Client, member: RunningMember, ahead: int) -> None:
+    client.rig.step_down()
+    member.node.primary_host = HostPort("b:27017")
     asked: list[Mapping[str, Any]] = []
 
     class Primary:
         """Fails the first time."""
 
         async def call(self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis) -> RawDocument:
-            assert host == "localhost:27018"
+            assert host == "b:27017"
             asked.append(command)
             if len(asked) == 1:
                 raise HostUnreachableError("no")
@@ -90,7 +91,9 @@ def test_a_reader_moves_no_optime_ahead_of_the_clock(client: Client, ahead: int,
     assert client.entries()[-1]["ts"].time <= client.member.clock.wall_ms() // 1000
 
 
-def test_a_time_that_a_member_said_to_have_is_reached_at_once(client: Client, member: FakeMember, ahead: int) -> None:
+def test_a_time_that_a_member_said_to_have_is_reached_at_once(
+    client: Client, member: RunningMember, ahead: int
+) -> None:
     """Its clock was ahead, and its entries are undone: a session that read them goes on."""
     member.node.newest_ts = ahead + pack_ts(3650 * 86_400, 0)
     concern = {"afterClusterTime": timestamp(member.node.newest_ts)}
@@ -101,7 +104,7 @@ def test_a_time_that_a_member_said_to_have_is_reached_at_once(client: Client, me
     assert member.store.last_applied.ts == member.node.newest_ts
 
 
-def test_a_secondary_of_a_set_whose_optimes_are_ahead_waits(client: Client, member: FakeMember, ahead: int) -> None:
+def test_a_secondary_of_a_set_whose_optimes_are_ahead_waits(client: Client, member: RunningMember, ahead: int) -> None:
     """A session names an entry that this member does not know of yet."""
     member.node.newest_ts = ahead + pack_ts(3650 * 86_400, 0)
     member.node.state, member.node.writable, member.node.primary_host = MemberState.SECONDARY, False, None
@@ -133,12 +136,12 @@ def test_every_reply_has_the_times(client: Client, ahead: int) -> None:
 
 @pytest.mark.parametrize("level", ["majority", "local"])
 def test_a_reader_on_a_secondary_asks_for_the_commit_point_that_it_waits_for(
-    client: Client, member: FakeMember, level: str
+    client: Client, member: RunningMember, level: str
 ) -> None:
     """Else it would wait until the source has something to send."""
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
     written = member.store.last_applied
-    member.node.state, member.node.writable = MemberState.SECONDARY, False
+    client.rig.step_down()
     member.node.commit_point = OpTime(written.term, written.ts - 1)
 
     def committed() -> None:

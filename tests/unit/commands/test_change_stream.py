@@ -11,15 +11,15 @@ from replset.bson import MAX_BSON_SIZE, Int64, Timestamp, decode, encode
 from replset.commands import cursors
 from replset.commands.streams import change_stream
 from replset.commands.streams.event_reader import EventOptions, EventReader
-from replset.core.member_state import MemberState
 from replset.errors import ReplError
 from replset.ids import OpTime, pack_ts
 from replset.query.change_events import Scope
 from replset.query.change_tokens import Kind, Token, behind
 from replset.query.stages.changes import split_event
+from replset.runtime.member import RunningMember
 from replset.runtime.net.admission import MAX_BYTES_IN_USE
 from replset.storage.txn import write_meta
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client, Rig
 
 LARGE, MOST = 9 << 10, 16 << 10
 
@@ -31,14 +31,12 @@ class Stream:
         self, client: Client, target: str | int = "items", *stages: dict[str, Any], db: str = "test", **options: Any
     ) -> None:
         self.client, self.db = client, db
-        commit(client.member)
         reply = client.ok({"aggregate": target, "pipeline": [{"$changeStream": options}, *stages], "cursor": {}}, db)
         self.cursor = reply["cursor"]
         self.first = self.cursor["firstBatch"]
         self.token = self.cursor["postBatchResumeToken"]
 
     def more(self, **options: Any) -> list[dict[str, Any]]:
-        commit(self.client.member)
         self.cursor = self.client.ok(self._get_more(**options), self.db)["cursor"]
         self.token = self.cursor["postBatchResumeToken"]
         batch: list[dict[str, Any]] = self.cursor["nextBatch"]
@@ -52,7 +50,6 @@ class Stream:
         return events
 
     def fails(self) -> dict[str, Any]:
-        commit(self.client.member)
         reply = self.client.run(self._get_more(), self.db)
         assert reply["ok"] == 0
         return reply
@@ -62,14 +59,9 @@ class Stream:
         return {"getMore": Int64(self.cursor["id"]), "collection": collection, "maxTimeMS": 1, **options}
 
 
-def commit(member: FakeMember) -> None:
-    member.node.commit_point = member.store.last_applied
-
-
 def refusal(
     client: Client, target: str | int = "items", *stages: dict[str, Any], db: str = "test", **options: Any
 ) -> int:
-    commit(client.member)
     return client.code({"aggregate": target, "pipeline": [{"$changeStream": options}, *stages], "cursor": {}}, db)
 
 
@@ -106,13 +98,12 @@ def test_a_stream_gives_what_happens_after_it_was_opened(items: Client) -> None:
     assert stream.more() == []
 
 
-def test_only_committed_events_are_given(items: Client, member: FakeMember) -> None:
+def test_only_committed_events_are_given(items: Client, rig: Rig) -> None:
     stream = Stream(items)
-    insert(items, 1)
-    held = member.node.commit_point
-    reply = items.ok(stream._get_more())["cursor"]
-    assert reply["nextBatch"] == []
-    assert member.node.commit_point == held
+    rig.stop_disk()
+    items.ok({"insert": "items", "documents": [{"_id": 1}], "writeConcern": {"w": 1}})
+    assert items.ok(stream._get_more())["cursor"]["nextBatch"] == []
+    rig.start_disk()
     assert kinds(stream.more()) == ["insert"]
 
 
@@ -132,22 +123,20 @@ def test_every_batch_says_where_the_stream_is(items: Client) -> None:
     assert stream.token["_data"] >= third["_id"]["_data"]
 
 
-def test_an_event_does_not_wait_for_those_behind_it(items: Client, member: FakeMember) -> None:
+def test_an_event_does_not_wait_for_those_behind_it(items: Client, member: RunningMember) -> None:
     stream = Stream(items)
     cursor = items.dispatcher.cursors.take(stream.cursor["id"], "test.items")
     insert(items, 1)
-    commit(member)
 
     async def pause() -> None:
         raise AssertionError("the event waits while others work, for what they may commit")
 
-    (event,) = items.loop.run_until_complete(cursor.batch(pause, None, 1_000))
+    (event,) = items.rig.do(cursor.batch(pause, None, 1_000))
     assert decode(event)["documentKey"] == {"_id": 1}
 
 
 def test_a_batch_of_none_gives_the_place_alone(items: Client) -> None:
     insert(items, 1)
-    commit(items.member)
     pipeline = [{"$changeStream": {}}]
     cursor = items.ok({"aggregate": "items", "pipeline": pipeline, "cursor": {"batchSize": 0}})["cursor"]
     assert cursor["firstBatch"] == []
@@ -169,7 +158,7 @@ def test_a_stream_goes_on_behind_any_token_without_gap_or_repeat(items: Client, 
     assert Stream(items, **{how: stream.token}).first == []
 
 
-def test_a_stream_begins_at_a_time_inclusively(items: Client, member: FakeMember) -> None:
+def test_a_stream_begins_at_a_time_inclusively(items: Client, member: RunningMember) -> None:
     insert(items, 1)
     at = member.store.last_applied
     insert(items, 2)
@@ -290,17 +279,15 @@ def test_images_within_one_transaction(items: Client) -> None:
     assert [event["fullDocument"]["a"] for event in events] == [2, 3]
 
 
-def test_images_are_kept_a_few_at_a_time(items: Client, member: FakeMember) -> None:
+def test_images_are_kept_a_few_at_a_time(items: Client, member: RunningMember) -> None:
     text, page_bytes = "x" * (3 << 10), 4 << 10
     items.ok({"insert": "items", "documents": [{"_id": 9, "text": text}]})
     options = EventOptions(Scope("test", "items"), full_document="updateLookup", before_change="whenAvailable")
-    commit(member)
     at, reader = behind(member.store.last_applied), EventReader(member, options)
     found: list[int] = []
     for number in range(6):
         update(items, {"$set": {"n": number}}, 9)
-    commit(member)
-    while told := (page := items.loop.run_until_complete(reader.read(at, max_bytes=page_bytes)))[0]:
+    while told := (page := items.rig.do(reader.read(at, max_bytes=page_bytes)))[0]:
         at = page[1]
         assert sum(len(event.raw) for event in told) < 3 * page_bytes
         found += [decode(event.raw)["updateDescription"]["updatedFields"]["n"] for event in told]
@@ -323,7 +310,7 @@ def test_stages_fill_no_more_than_a_batch(items: Client, monkeypatch: pytest.Mon
     assert found == list(range(100, 164))
 
 
-def test_images_that_are_gone(items: Client, member: FakeMember) -> None:
+def test_images_that_are_gone(items: Client, member: RunningMember) -> None:
     streams = {
         how: Stream(items, fullDocumentBeforeChange=how, fullDocument=how) for how in ("whenAvailable", "required")
     }
@@ -448,7 +435,7 @@ def test_places_that_are_refused(items: Client) -> None:
     assert refusal(items, "view") == 166
 
 
-def test_a_token_of_another_stream_is_refused(items: Client, member: FakeMember) -> None:
+def test_a_token_of_another_stream_is_refused(items: Client, member: RunningMember) -> None:
     others = Stream(items, "others")
     insert(items, 1, collection="others")
     (event,) = others.more()
@@ -459,7 +446,7 @@ def test_a_token_of_another_stream_is_refused(items: Client, member: FakeMember)
     assert Stream(items, "others", resumeAfter=ahead.document()).first == [], "the entry may still come to this member"
 
 
-def test_history_that_is_gone_is_said_with_the_oldest_token(items: Client, member: FakeMember) -> None:
+def test_history_that_is_gone_is_said_with_the_oldest_token(items: Client, member: RunningMember) -> None:
     stream = Stream(items)
     token = stream.token
     insert(items, 1, 2)
@@ -476,9 +463,10 @@ def test_history_that_is_gone_is_said_with_the_oldest_token(items: Client, membe
     assert [event["documentKey"]["_id"] for event in found.first] == [2]
 
 
-def test_errors_that_a_driver_resumes_after_have_the_label(items: Client, member: FakeMember) -> None:
+def test_errors_that_a_driver_resumes_after_have_the_label(items: Client, rig: Rig) -> None:
     stream = Stream(items)
-    member.node.state = MemberState.RECOVERING
+    rig.step_down()
+    items.ok({"replSetMaintenance": True}, "admin")
     assert stream.fails()["errorLabels"] == [change_stream.RESUMABLE]
     command = {"aggregate": "items", "pipeline": [{"$changeStream": {}}], "cursor": {}}
     assert items.run(command)["errorLabels"] == [change_stream.RESUMABLE]

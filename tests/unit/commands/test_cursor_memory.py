@@ -12,10 +12,11 @@ from replset.commands import cursors
 from replset.commands.cursors import IDLE_MS, LEAST_BATCH_BYTES, MAX_BATCH_BYTES, RECENTLY_USED_MS, DocumentsCursor
 from replset.commands.ports import ConnectionContext
 from replset.commands.streams.change_stream import KEPT_BYTES
-from replset.ids import Millis, OpTime
+from replset.ids import Millis
+from replset.runtime.member import RunningMember
 from replset.runtime.net.admission import MAX_BYTES_IN_USE
 from replset.storage import natural_order
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client
 
 SORTED = {"find": "c", "sort": {"n": 1}, "batchSize": 2}
 EACH = 300 * 1_000
@@ -37,11 +38,13 @@ def open_sorted(client: Client) -> int:
     return int(client.ok(SORTED)["cursor"]["id"])
 
 
-def later(member: FakeMember, ms: int) -> None:
-    member.clock.time = Millis(member.clock.time + ms)
+def later(member: RunningMember, ms: int) -> None:
+    """Only the clock goes on: no sweep ends a cursor."""
+    now = member.clock.now
+    member.clock.now = lambda: Millis(now() + ms)  # type: ignore[method-assign]
 
 
-def test_a_sorted_cursor_counts_until_it_is_read_to_its_end(client: Client, member: FakeMember) -> None:
+def test_a_sorted_cursor_counts_until_it_is_read_to_its_end(client: Client, member: RunningMember) -> None:
     cursor = open_sorted(client)
     begun = member.admission.in_use
     assert begun >= EACH * 0.9
@@ -53,7 +56,7 @@ def test_a_sorted_cursor_counts_until_it_is_read_to_its_end(client: Client, memb
     assert member.admission.in_use == 0
 
 
-def test_a_sorted_cursor_counts_until_it_is_killed(client: Client, member: FakeMember) -> None:
+def test_a_sorted_cursor_counts_until_it_is_killed(client: Client, member: RunningMember) -> None:
     cursor = open_sorted(client)
     client.ok({"killCursors": "c", "cursors": [cursor]})
     assert member.admission.in_use == 0
@@ -62,7 +65,7 @@ def test_a_sorted_cursor_counts_until_it_is_killed(client: Client, member: FakeM
     assert member.admission.in_use == 0
 
 
-def test_cursors_that_are_not_read_from_make_room(client: Client, member: FakeMember, bound: int) -> None:
+def test_cursors_that_are_not_read_from_make_room(client: Client, member: RunningMember, bound: int) -> None:
     first, second = open_sorted(client), open_sorted(client)
     later(member, RECENTLY_USED_MS // 2)
     client.ok({"getMore": first, "collection": "c", "batchSize": 1})
@@ -75,7 +78,7 @@ def test_cursors_that_are_not_read_from_make_room(client: Client, member: FakeMe
     assert client.ok({"getMore": third, "collection": "c"})["cursor"]["id"] == 0
 
 
-def test_where_all_are_read_from_one_more_is_refused(client: Client, member: FakeMember, bound: int) -> None:
+def test_where_all_are_read_from_one_more_is_refused(client: Client, member: RunningMember, bound: int) -> None:
     opened = [open_sorted(client), open_sorted(client)]
     reply = client.run(SORTED)
     assert (reply["code"], "SystemOverloadedError" in reply["errorLabels"]) == (462, True)
@@ -91,7 +94,7 @@ def test_one_alone_always_fits(client: Client, monkeypatch: pytest.MonkeyPatch) 
     assert open_sorted(client)
 
 
-def test_cursors_end_with_their_client_and_with_time(client: Client, member: FakeMember) -> None:
+def test_cursors_end_with_their_client_and_with_time(client: Client, member: RunningMember) -> None:
     table = client.dispatcher.cursors
     driver = RawDocument(encode({"driver": {"name": "x"}}))
     client.connection = ConnectionContext(1, "10.0.0.1:5000", metadata=driver)
@@ -119,8 +122,7 @@ def test_open_cursors_are_bounded_in_number(client: Client, monkeypatch: pytest.
     assert sorted(codes) == [0, 0, 0, 0, 0, 43]
 
 
-def test_what_a_change_stream_keeps_is_little_and_counts(client: Client, member: FakeMember) -> None:
-    member.node.commit_point = OpTime(99, 1 << 60)
+def test_what_a_change_stream_keeps_is_little_and_counts(client: Client, member: RunningMember) -> None:
     stream: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {"batchSize": 0}}
     more = {"getMore": client.ok(stream)["cursor"]["id"], "collection": "c", "batchSize": 1}
 
@@ -142,7 +144,7 @@ def test_what_a_change_stream_keeps_is_little_and_counts(client: Client, member:
 
 
 def test_batches_are_short_while_little_memory_is_left_and_nothing_is_left_out(
-    client: Client, member: FakeMember
+    client: Client, member: RunningMember
 ) -> None:
     member.admission.add(MAX_BYTES_IN_USE)
     find = {"find": "c", "batchSize": 300}
@@ -158,7 +160,7 @@ def test_batches_are_short_while_little_memory_is_left_and_nothing_is_left_out(
 
 
 def test_batches_that_are_read_at_once_have_the_memory_that_is_left_together(
-    client: Client, member: FakeMember
+    client: Client, member: RunningMember
 ) -> None:
     table = client.dispatcher.cursors
     with ExitStack() as reading:

@@ -24,7 +24,7 @@ def test_the_first_insert_creates_the_collection_in_the_oplog_too(client: Client
     assert (insert["op"], insert["ns"], insert["o"]) == ("i", "test.c", {"_id": 1, "a": 2})
     assert create["ui"] == insert["ui"]
     assert reply["operationTime"] == insert["ts"] == reply["opTime"]["ts"]
-    assert reply["electionId"] == ObjectId("7fffffff0000000000000001")
+    assert reply["electionId"] == ObjectId(f"7fffffff{client.member.node.term:016x}")
     assert reply["$clusterTime"]["clusterTime"] == insert["ts"]
 
 

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64, RawDocument, decode, encode
+from replset.bson import Int64, RawDocument, encode
 from replset.commands import fail_command
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.slow_operations import SlowReason, Work
-from replset.ids import HostPort, Millis
-from tests.unit.commands.conftest import Client, FakeMember
+from replset.ids import HostPort
+from replset.runtime.member import RunningMember
+from tests.rig import Client
 
 
 def start(client: Client, command: dict[str, object], connection: ConnectionContext) -> asyncio.Task[Any]:
     request = CommandRequest("test", RawDocument(encode({**command, "$db": "test"})), {}, connection)
-    task = client.loop.create_task(client.dispatcher.run(request))
-    client.loop.run_until_complete(asyncio.sleep(0))
+    task = client.rig.begin(client.dispatcher.run(request))
+    client.rig.turn()
     return task
 
 
@@ -46,7 +47,7 @@ def test_what_runs_is_shown_and_killed(client: Client, slow: asyncio.Task[Any]) 
     assert len(rows(client)) == 2, "currentOp runs too"
     assert [other["op"] for other in rows(client, **{"$ownOps": True})] == ["command"]
     client.ok({"killOp": 1, "op": row["opid"]}, "admin")
-    reply = decode(encode(client.loop.run_until_complete(slow)))
+    reply = client.decoded(slow)
     assert (reply["code"], reply["codeName"]) == (11601, "Interrupted")
     assert len(rows(client)) == 1
     assert not client.dispatcher.operations.running
@@ -69,10 +70,10 @@ def test_a_killed_command_leaves_its_task_usable(client: Client, slow: asyncio.T
         await asyncio.sleep(0)
         return await client.dispatcher.run(CommandRequest("test", RawDocument(encode({"ping": 1}))))
 
-    reply = client.loop.run_until_complete(main())
+    reply = client.rig.do(main())
     assert isinstance(reply, dict)
     assert reply["ok"] == 1.0
-    client.loop.run_until_complete(slow)
+    client.decoded(slow)
 
 
 def test_a_client_that_leaves_as_its_command_is_killed_ends_it(client: Client, slow: asyncio.Task[Any]) -> None:
@@ -84,14 +85,14 @@ def test_a_client_that_leaves_as_its_command_is_killed_ends_it(client: Client, s
         slow.cancel()  # before the task runs again
         await asyncio.wait([slow])
 
-    client.loop.run_until_complete(main())
+    client.rig.do(main())
     assert slow.cancelled()
 
 
 def test_a_client_that_leaves_ends_its_command_without_an_answer(client: Client, slow: asyncio.Task[Any]) -> None:
     slow.cancel()
     with pytest.raises(asyncio.CancelledError):
-        client.loop.run_until_complete(slow)
+        client.decoded(slow)
     assert not client.dispatcher.operations.running
 
 
@@ -111,7 +112,7 @@ def test_nobody_kills_itself(client: Client) -> None:
         await asyncio.sleep(0)
         assert not operation.is_killed
 
-    client.loop.run_until_complete(main())
+    client.rig.do(main())
 
 
 def test_a_get_more_shows_what_opened_its_cursor(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_a_large_or_malformed_command_is_cut(client: Client) -> None:
         task.cancel()
 
 
-def test_top(client: Client, member: FakeMember) -> None:
+def test_top(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
     client.ok({"find": "c"})
     client.ok({"find": "never"})
@@ -174,15 +175,15 @@ def slow_operation(client: Client, took_ms: int, work: Work, held_ms: int = 0, *
         task = asyncio.current_task()
         assert task is not None
         operation = table.begin(ctx, task)
-        member.clock.time = Millis(member.clock.time + took_ms)
+        await asyncio.sleep(took_ms / 1000)
         member.flow_control.held_ms += held_ms
         table.end(operation)
 
-    client.loop.run_until_complete(main())
+    client.rig.do(main())
 
 
 def test_a_slow_write_that_was_held_back_says_whom_it_waited_for(
-    client: Client, member: FakeMember, caplog: pytest.LogCaptureFixture
+    client: Client, member: RunningMember, caplog: pytest.LogCaptureFixture
 ) -> None:
     member.flow_control.waits_for = (HostPort("b:1"),)
     caplog.set_level("INFO", logger="replset.operations")
@@ -191,7 +192,7 @@ def test_a_slow_write_that_was_held_back_says_whom_it_waited_for(
     assert "insert shop.orders took 400 ms; flow control held writers back for 400 ms" in caplog.text
     assert "waits for b:1" in caplog.text
     assert work.waits == {SlowReason.FLOW_CONTROL: 400}
-    member.clock.time = Millis(member.clock.time + 2_000)
+    client.rig.wait(2)
     waited = Work(waits={SlowReason.WRITE_CONCERN: 350})
     slow_operation(client, 400, waited, held_ms=10, insert="orders", documents=[{}])
     assert "it waited 350 ms for its write concern; flow control held writers back for 10 ms" in caplog.text

@@ -11,9 +11,10 @@ import pytest
 from replset.bson import DateTime, Decimal128, Int64, ObjectId
 from replset.ids import OPTIME_NULL
 from replset.replication.applier import apply_batch
+from replset.runtime.member import RunningMember
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client
 
 FIELDS = ("a", "b", "c.d", "c.e.f", "list", "list.1", "list.2.x", "g")
 ROUNDS = 150
@@ -87,7 +88,7 @@ def contents(store: Store) -> dict[str, list[tuple[bytes, bytes]]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_secondary_ends_with_the_same_bytes(client: Client, member: FakeMember, tmp_path: Path, seed: int) -> None:
+def test_a_secondary_ends_with_the_same_bytes(client: Client, member: RunningMember, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(ROUNDS):
         client.ok(a_command(rng))
@@ -104,7 +105,7 @@ def test_a_secondary_ends_with_the_same_bytes(client: Client, member: FakeMember
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_earlier_state_can_be_read_back(client: Client, member: FakeMember, seed: int) -> None:
+def test_every_earlier_state_can_be_read_back(client: Client, member: RunningMember, seed: int) -> None:
     rng = random.Random(seed)
     states: list[tuple[Any, dict[str, list[tuple[bytes, bytes]]]]] = []
     for name in ("c", "d"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
+from replset.commands import write_concern
 from replset.commands.ports import CommandRequest
 from replset.commands.sessions.session_request import KEYED, NOBODY, session_id
 from replset.commands.write_concern import WriteConcernFailure
@@ -19,11 +19,12 @@ from replset.ids import OPTIME_NULL
 from replset.oplog_entry import extra_fields
 from replset.replication.applier import apply_batch
 from replset.replication.session_write import SessionWrite, read_extra
+from replset.runtime.member import RunningMember
 from replset.storage.catalog import SESSIONS
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from replset.storage.undo import undo_step
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client, Rig, a_set, note_waits
 
 LSID = {"id": Binary(bytes(range(16)), 4)}
 OTHER = {"id": Binary(bytes(16), 4)}
@@ -40,8 +41,8 @@ def answer(reply: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes(client: Client) -> list[dict[str, Any]]:
-    """The oplog without the creation of collections."""
-    return [entry for entry in client.entries() if entry["op"] != "c"]
+    """The oplog without the creation of collections, and without what the set writes of itself."""
+    return [entry for entry in client.entries() if entry["op"] != "c" and (entry["op"] != "n" or "stmtId" in entry)]
 
 
 def record(client: Client) -> dict[str, Any]:
@@ -89,7 +90,7 @@ UPDATE = {"findAndModify": "c", "query": {"_id": 1}, "update": INC}
     ],
 )
 def test_a_retry_of_find_and_modify_gets_the_first_value(
-    client: Client, member: FakeMember, command: dict[str, object], tmp_path: Path
+    client: Client, member: RunningMember, command: dict[str, object], tmp_path: Path
 ) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1, "n": 5}, {"_id": 2}]})
     first = client.ok(numbered(command))
@@ -137,18 +138,17 @@ def test_many_inserts_at_once_form_the_same_chain(client: Client, ordered: bool)
     assert len(changes(client)) == before + len(done)
 
 
-def test_too_few_in_sync_refuse_what_is_new_and_answer_what_is_applied(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = numbered({"insert": "c", "documents": ONE, "writeConcern": {"w": "majority"}})
-    first = client.ok(command)
-    node = member.node
-    assert node.config is not None
-    monkeypatch.setattr(node, "config", replace(node.config, settings=replace(node.config.settings, min_in_sync=2)))
-    monkeypatch.setattr(node, "in_sync_refusal", lambda: "1 of 2 is in sync", raising=False)
-    again = client.ok(command)
-    assert (answer(again), again["retriedStmtIds"]) == (answer(first), [0])
-    assert client.code({**command, "txnNumber": Int64(2)}) == ErrorCode.NOT_ENOUGH_IN_SYNC
+def test_too_few_in_sync_refuse_what_is_new_and_answer_what_is_applied() -> None:
+    with a_set(2, arbiters=1) as rig:
+        client = rig.client()
+        rig.reconfigure(minInSync=2, inSyncLagSecs=1)
+        command = numbered({"insert": "c", "documents": ONE, "writeConcern": {"w": "majority"}})
+        first = client.ok(command)
+        rig.cluster.kill("b")
+        rig.wait(20)
+        again = client.ok(command)
+        assert (answer(again), again["retriedStmtIds"]) == (answer(first), [0])
+        assert client.code({**command, "txnNumber": Int64(2)}) == ErrorCode.NOT_ENOUGH_IN_SYNC
 
 
 def test_what_failed_or_changed_nothing_is_tried_again(client: Client) -> None:
@@ -187,19 +187,18 @@ def test_a_write_of_many_documents_cannot_be_retried(client: Client, command: di
     assert len(changes(client)) == 1
 
 
-def test_a_large_insert_goes_on_where_the_first_attempt_ended(client: Client, member: FakeMember) -> None:
-    member.step_down_after = 1
+def test_a_large_insert_goes_on_where_the_first_attempt_ended(client: Client, rig: Rig) -> None:
+    rig.step_down_after(1)
     documents = [{"_id": i} for i in range(1200)]
     reply = client.run(numbered({"insert": "c"}), documents=documents)
     assert (reply["code"], reply["n"], reply["errorLabels"]) == (189, 500, ["RetryableWriteError"])
-    member.step_down_after = None
-    member.node.term = 2
+    rig.lead()
     again = client.ok(numbered({"insert": "c"}), documents=documents)
     assert (again["n"], again["retriedStmtIds"]) == (1200, list(range(500)))
     assert len(changes(client)) == 1200
 
 
-def test_history_that_is_trimmed_away_is_an_error(client: Client, member: FakeMember) -> None:
+def test_history_that_is_trimmed_away_is_an_error(client: Client, member: RunningMember) -> None:
     client.ok(numbered({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]}))
     with member.store.maintenance() as txn:
         txn.connection.execute("DELETE FROM oplog WHERE ts < ?", (member.store.last_applied.ts,))
@@ -208,7 +207,40 @@ def test_history_that_is_trimmed_away_is_an_error(client: Client, member: FakeMe
     assert client.ok(numbered({"insert": "c", "documents": [{"_id": 2}]}, stmtId=1))["n"] == 1
 
 
-def test_inserts_whose_whole_history_is_trimmed_away_are_not_done_again(client: Client, member: FakeMember) -> None:
+def test_a_rollback_takes_the_record_back(client: Client, member: RunningMember) -> None:
+    client.ok({"create": "c"})
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 1}]}, 1))
+    kept = record(client)
+    common = member.store.last_applied
+    client.rig.stop_disk()
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 2}, {"_id": 3}], "writeConcern": {"w": 1}}, 2))
+    half = member.store.last_applied
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 4}], "writeConcern": {"w": 1}}, 3))
+    undo_step(member.store, half, stem="a")
+    assert record(client)["txnNum"] == 2
+    undo_step(member.store, common, stem="b")
+    assert record(client) == kept
+    again = numbered({"insert": "c", "documents": [{"_id": 2}], "writeConcern": {"w": 1}}, 2)
+    assert client.ok(again)["n"] == 1
+
+
+def test_a_secondary_derives_the_record(client: Client, member: RunningMember, tmp_path: Path) -> None:
+    client.ok({"insert": "c", "documents": ONE})
+    for number, (command, _) in enumerate(COMMANDS):
+        client.ok(numbered(command, number))
+    assert_same_record_on_a_secondary(member, tmp_path)
+
+
+def assert_same_record_on_a_secondary(member: RunningMember, tmp_path: Path, uid: Binary = NOBODY) -> None:
+    entries = [row.entry for row in member.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 20)]
+    secondary = Store.open(RealDisk(), tmp_path / "secondary", StoreOptions(min_free_bytes=0))
+    apply_batch(secondary, entries, 0, len(entries), lambda: False)
+    key, _ = session_id(bytes(range(16)), uid)
+    assert secondary.get(SESSIONS, key) == member.store.get(SESSIONS, key) != None  # noqa: E711
+    secondary.close()
+
+
+def test_inserts_whose_whole_history_is_trimmed_away_are_not_done_again(client: Client, member: RunningMember) -> None:
     both = numbered({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]})
     client.ok(both)
     client.ok({"delete": "c", "deletes": [{"q": {}, "limit": 0}]})
@@ -218,38 +250,7 @@ def test_inserts_whose_whole_history_is_trimmed_away_are_not_done_again(client: 
     assert client.ok({"count": "c"})["n"] == 0
 
 
-def test_a_rollback_takes_the_record_back(client: Client, member: FakeMember) -> None:
-    client.ok({"create": "c"})
-    client.ok(numbered({"insert": "c", "documents": [{"_id": 1}]}, 1))
-    kept = record(client)
-    common = member.store.last_applied
-    client.ok(numbered({"insert": "c", "documents": [{"_id": 2}, {"_id": 3}]}, 2))
-    half = member.store.last_applied
-    client.ok(numbered({"insert": "c", "documents": [{"_id": 4}]}, 3))
-    undo_step(member.store, half, stem="a")
-    assert record(client)["txnNum"] == 2
-    undo_step(member.store, common, stem="b")
-    assert record(client) == kept
-    assert client.ok(numbered({"insert": "c", "documents": [{"_id": 2}]}, 2))["n"] == 1
-
-
-def test_a_secondary_derives_the_record(client: Client, member: FakeMember, tmp_path: Path) -> None:
-    client.ok({"insert": "c", "documents": ONE})
-    for number, (command, _) in enumerate(COMMANDS):
-        client.ok(numbered(command, number))
-    assert_same_record_on_a_secondary(member, tmp_path)
-
-
-def assert_same_record_on_a_secondary(member: FakeMember, tmp_path: Path, uid: Binary = NOBODY) -> None:
-    entries = [row.entry for row in member.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 20)]
-    secondary = Store.open(RealDisk(), tmp_path / "secondary", StoreOptions(min_free_bytes=0))
-    apply_batch(secondary, entries, 0, len(entries), lambda: False)
-    key, _ = session_id(bytes(range(16)), uid)
-    assert secondary.get(SESSIONS, key) == member.store.get(SESSIONS, key) != None  # noqa: E711
-    secondary.close()
-
-
-def test_a_retry_waits_for_the_attempt_under_way(client: Client, member: FakeMember) -> None:
+def test_a_retry_waits_for_the_attempt_under_way(client: Client, member: RunningMember) -> None:
     """Two connections send the same write at the same time."""
     body = RawDocument(encode({**numbered({"update": "c", "updates": [{"q": {"_id": 1}, "u": INC}]}), "$db": "test"}))
     client.ok({"insert": "c", "documents": ONE})
@@ -258,9 +259,7 @@ def test_a_retry_waits_for_the_attempt_under_way(client: Client, member: FakeMem
         requests = [CommandRequest("test", body) for _ in range(3)]
         return await asyncio.gather(*(client.dispatcher.run(request) for request in requests))
 
-    replies = [
-        decode(reply if isinstance(reply, bytes) else encode(reply)) for reply in client.loop.run_until_complete(both())
-    ]
+    replies = [decode(reply if isinstance(reply, bytes) else encode(reply)) for reply in client.rig.do(both())]
     assert [answer(reply) for reply in replies] == [{"n": 1, "nModified": 1}] * 3
     assert client.ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 1}]
 
@@ -269,7 +268,7 @@ def test_a_write_ends_a_transaction_that_began_while_it_waited(client: Client) -
     """Both wait for the session. The older transaction must not commit over the record of the newer write."""
     client.ok({"insert": "c", "documents": ONE})
     key, _ = session_id(bytes(range(16)))
-    client.loop.run_until_complete(client.dispatcher.sessions.check_out(key, None))
+    client.rig.do(client.dispatcher.sessions.check_out(key, None))
     inside = {"update": "c", "updates": [{"q": {"_id": 1}, "u": {"$set": {"x": 1}}}], "autocommit": False}
     write = numbered({"update": "c", "updates": [{"q": {"_id": 1}, "u": INC}]}, 6)
     bodies = [numbered({**inside, "startTransaction": True}, 5), write]
@@ -281,7 +280,7 @@ def test_a_write_ends_a_transaction_that_began_while_it_waited(client: Client) -
         client.dispatcher.sessions.check_in(key)
         return await asyncio.wait_for(asyncio.gather(*tasks), 10)
 
-    client.loop.run_until_complete(both())
+    client.rig.do(both())
     assert client.run(numbered({"commitTransaction": 1, "autocommit": False}, 5), "admin")["ok"] == 0
     assert client.ok(write)["retriedStmtIds"] == [0]
     assert client.ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 1}]
@@ -289,33 +288,31 @@ def test_a_write_ends_a_transaction_that_began_while_it_waited(client: Client) -
 
 def test_a_retry_waits_no_longer_than_max_time(client: Client) -> None:
     key, _ = session_id(bytes(range(16)))
-    client.loop.run_until_complete(client.dispatcher.sessions.check_out(key, None))
+    client.rig.do(client.dispatcher.sessions.check_out(key, None))
     reply = client.run(numbered({"insert": "c", "documents": ONE}, maxTimeMS=1))
     assert (reply["code"], reply["errorLabels"]) == (50, ["NoWritesPerformed"])
     client.dispatcher.sessions.check_in(key)
     client.ok(numbered({"insert": "c", "documents": ONE}))
 
 
-def test_labels_say_whether_to_retry(client: Client, member: FakeMember) -> None:
+def test_labels_say_whether_to_retry(client: Client, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     write = numbered({"insert": "c", "documents": ONE})
-    member.node.writable = False
+    rig.step_down(1)
     assert client.run(write)["errorLabels"] == ["RetryableWriteError", "NoWritesPerformed"]
     assert "errorLabels" not in client.run({"insert": "c", "documents": ONE, "lsid": LSID})
-    member.node.writable = True
+    rig.lead()
     assert client.run({**write, "ordered": "x"})["errorLabels"] == ["NoWritesPerformed"]
-    member.concern_failure = WriteConcernFailure(91, "the member is shutting down")
-    reply = client.ok({**write, "writeConcern": {"w": 2}})
-    assert (reply["errorLabels"], reply["writeConcernError"]["code"]) == (["RetryableWriteError"], 91)
-    member.concern_failure = WriteConcernFailure(64, "timeout", timed_out=True)
-    assert "errorLabels" not in client.ok({**write, "writeConcern": {"w": 2}})
-    member.concern_failure = WriteConcernFailure(91, "the member is shutting down")
-    many = numbered({"insert": "c", "documents": [{"n": n} for n in range(1_500)], "writeConcern": {"w": 2}}, 2)
-    reply = client.ok(many)  # one that is encoded in the thread
-    assert (reply["errorLabels"], reply["writeConcernError"]["code"]) == (["RetryableWriteError"], 91)
+    many = numbered({"insert": "c", "documents": [{"n": n} for n in range(1_500)]}, 2)
+    for command in (write, many):  # the second reply is encoded in the thread
+        for code, labels in ((91, ["RetryableWriteError"]), (64, None)):
+            with monkeypatch.context() as patch:
+                note_waits(patch, WriteConcernFailure(code, "it is not met"))
+                reply = client.ok({**command, "writeConcern": {"w": 2}})
+            assert (reply.get("errorLabels"), reply["writeConcernError"]["code"]) == (labels, code)
 
 
 def test_a_write_killed_behind_its_commit_is_not_labelled_as_nothing(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def is_killed(*_: object) -> None:
         for operation in client.dispatcher.operations.running.values():
@@ -323,14 +320,16 @@ def test_a_write_killed_behind_its_commit_is_not_labelled_as_nothing(
             operation.task.cancel()
         await asyncio.sleep(1)
 
-    monkeypatch.setattr(member, "wait_until_met", is_killed)
+    monkeypatch.setattr(write_concern, "wait_until_met", is_killed)
     reply = client.run(numbered({"insert": "c", "documents": ONE}, writeConcern={"w": 2}))
     assert (reply["code"], reply.get("errorLabels")) == (11601, None)
     monkeypatch.undo()
     assert client.ok(numbered({"insert": "c", "documents": ONE}))["retriedStmtIds"] == [0]
 
 
-def test_a_failed_group_leaves_no_record(client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_group_leaves_no_record(
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = member.write
 
     async def fails(operation: Any) -> Any:
@@ -380,7 +379,7 @@ SEVERAL: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("command", SEVERAL)
 def test_under_an_idempotency_key_every_write_has_one_answer(
-    client: Client, member: FakeMember, command: dict[str, object], tmp_path: Path
+    client: Client, member: RunningMember, command: dict[str, object], tmp_path: Path
 ) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}, {"_id": 3}]})
     first = client.ok(keyed(command), source="http")
@@ -402,24 +401,23 @@ def test_no_client_names_the_session_of_a_key(client: Client) -> None:
     assert client.entries() == []
 
 
-def test_a_secondary_derives_the_answer_under_a_key(client: Client, member: FakeMember, tmp_path: Path) -> None:
+def test_a_secondary_derives_the_answer_under_a_key(client: Client, member: RunningMember, tmp_path: Path) -> None:
     client.ok({"insert": "c", "documents": ONE})
     client.ok(keyed(SEVERAL[-1]), source="http")
     assert_same_record_on_a_secondary(member, tmp_path, KEYED)
 
 
 @pytest.mark.parametrize("name", ["update", "delete"])
-def test_an_interrupted_write_of_many_documents_goes_on(client: Client, member: FakeMember, name: str) -> None:
+def test_an_interrupted_write_of_many_documents_goes_on(client: Client, rig: Rig, name: str) -> None:
     client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(500)])
-    member.groups, member.step_down_after = 0, 1
+    rig.step_down_after(1)
     commands: dict[str, dict[str, object]] = {
         "update": {"update": "c", "updates": [{"q": {"n": {"$ne": 5}}, "u": {"$set": {"n": 1}}, "multi": True}]},
         "delete": {"delete": "c", "deletes": [{"q": {}, "limit": 0}]},
     }
     reply = client.run(keyed(commands[name]), source="http")
     assert (reply["code"], 0 < reply["n"] < 500) == (189, True)
-    member.step_down_after = None
-    member.node.term = 2
+    rig.lead()
     client.ok({"update": "c", "updates": [{"q": {"_id": 0}, "u": {"$set": {"n": 7}}, "upsert": True}]})
     again = client.ok(keyed(commands[name]), source="http")
     assert again["n"] == 500
@@ -436,7 +434,9 @@ def test_find_and_modify_under_a_key(client: Client) -> None:
     assert client.code(keyed(UPDATE, 78), source="http") == 225
 
 
-def test_each_interrupted_statement_over_many_documents_goes_on_for_itself(client: Client, member: FakeMember) -> None:
+def test_each_interrupted_statement_over_many_documents_goes_on_for_itself(
+    client: Client, member: RunningMember
+) -> None:
     """The second statement is interrupted twice: what it changed after the first time still counts as its own."""
     client.ok({"insert": "c"}, documents=[{"_id": i, "n": 0, "m": 0} for i in range(700)])
     updates = [
@@ -444,26 +444,24 @@ def test_each_interrupted_statement_over_many_documents_goes_on_for_itself(clien
         {"q": {}, "u": {"$inc": {"m": 1}}, "multi": True},
     ]
     command = keyed({"update": "c", "updates": updates})
-    for term, groups in ((2, 1), (3, 3)):
-        member.groups, member.step_down_after = 0, groups
+    for groups in (1, 3):
+        client.rig.step_down_after(groups)
         assert client.run(command, source="http")["code"] == 189
-        member.step_down_after = None
-        member.node.term = term
+        client.rig.lead()
     assert client.ok(command, source="http")["n"] == 705
     found = client.ok({"find": "c", "batchSize": 1000})["cursor"]["firstBatch"]
     assert [(row["n"], row["m"]) for row in found] == [(int(i < 5), 1) for i in range(700)]
 
 
-def test_an_interrupted_upsert_under_a_key_says_what_it_inserted(client: Client, member: FakeMember) -> None:
+def test_an_interrupted_upsert_under_a_key_says_what_it_inserted(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(500)])
     updates: list[dict[str, object]] = [
         {"q": {"_id": 1000}, "u": INC, "multi": True, "upsert": True},
         {"q": {}, "u": {"$set": {"m": 1}}, "multi": True},
     ]
-    member.groups, member.step_down_after = 0, 1
+    client.rig.step_down_after(1)
     assert client.run(keyed({"update": "c", "updates": updates}), source="http")["code"] == 189
-    member.step_down_after = None
-    member.node.term = 2
+    client.rig.lead()
     again = client.ok(keyed({"update": "c", "updates": updates}), source="http")
     assert (again["n"], again["nModified"]) == (502, 501)
     assert again["upserted"] == [{"index": 0, "_id": 1000}]
@@ -484,7 +482,7 @@ def test_the_chain_passes_over_a_statement_that_was_taken_back(client: Client) -
 
 
 def test_a_shutdown_in_the_midst_of_a_retryable_write_asks_for_a_retry(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, calls = member.write, []
 

@@ -8,6 +8,7 @@ import pytest
 
 from replset.bson import Int64, encode
 from replset.commands.catalog import statistics
+from replset.optime import timestamp
 from replset.runtime.member import RunningMember
 from replset.storage import index_build
 from replset.storage.indexes import Index
@@ -47,7 +48,7 @@ def test_a_collection_that_is_not_there_has_no_size(client: Client) -> None:
 
 def test_the_oplog_has_a_size_and_a_limit(filled: Client, member: RunningMember) -> None:
     stats = filled.ok({"collStats": "oplog.rs"}, "local")
-    assert stats["count"] == len(filled.entries())
+    assert stats["count"] == filled.begins_at + len(filled.entries())
     assert stats["size"] == member.store.oplog_bytes
     assert (stats["capped"], stats["maxSize"]) == (True, 990 << 20)
 
@@ -168,4 +169,4 @@ def test_what_rs_print_replication_info_reads(client: Client, member: RunningMem
         client.ok({"find": "oplog.rs", "sort": {"$natural": order}, "limit": 1}, "local")["cursor"]["firstBatch"][0]
         for order in (1, -1)
     ]
-    assert [row["ts"] for row in found] == [client.entries()[place]["ts"] for place in (0, -1)]
+    assert [row["ts"] for row in found] == [timestamp(member.store.oldest.ts), client.entries()[-1]["ts"]]

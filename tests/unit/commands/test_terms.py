@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.commands.writes.write_batch import GROUP_STATEMENTS
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client, Rig, note_waits
 
 MANY = GROUP_STATEMENTS + 3
 
@@ -20,23 +20,24 @@ MANY = GROUP_STATEMENTS + 3
     ],
 )
 def test_what_is_left_is_not_written_in_a_later_term(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch, command: dict[str, Any], statements: Any
+    client: Client, rig: Rig, monkeypatch: pytest.MonkeyPatch, command: dict[str, Any], statements: Any
 ) -> None:
     """Between the groups it stepped down, rolled the first one back, and won again: the later groups alone would be
     committed, and the whole command acknowledged.
     """
-    first = FakeMember.write
+    first, term, waited = rig.member().write, rig.member().node.term, note_waits(monkeypatch)
 
-    async def write(self: FakeMember, operation: Any) -> Any:
-        if self.groups:
-            self.node.term = 3
-        return await first(self, operation)
+    async def write(operation: Any) -> Any:
+        result = await first(operation)
+        if rig.member().node.term == term:
+            await rig.lead_again()
+        return result
 
-    monkeypatch.setattr(FakeMember, "write", write)
+    monkeypatch.setattr(rig.member(), "write", write)
     reply = client.run({**command, "writeConcern": {"w": "majority"}}, **statements)
     assert reply["ok"] == 0.0
     assert reply["code"] == 189
     assert 0 < reply["n"] < MANY
     written = [entry for entry in client.entries() if entry["op"] == "i"]
-    assert (len(written), {entry["t"] for entry in written}) == (reply["n"], {1})
-    assert member.waited == []
+    assert (len(written), {entry["t"] for entry in written}) == (reply["n"], {term})
+    assert waited == []

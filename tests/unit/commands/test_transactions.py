@@ -21,12 +21,12 @@ from replset.commands.sessions import transactions
 from replset.commands.writes.search_batch import GROUP_DOCUMENTS
 from replset.config import Settings
 from replset.config.durability_rules import parse_rules
-from replset.core.write_concern import IN_SYNC, WriteConcern
+from replset.core.write_concern import WriteConcern
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
 from replset.storage.indexes import Index
-from tests.unit.commands.conftest import Client
+from tests.rig import Client, Rig, note_waits, step_down
 
 Doc = dict[str, Any]
 A, B = (Binary(bytes([number]) * 16, 4) for number in (1, 2))
@@ -301,13 +301,12 @@ def test_a_plain_write_waits_for_the_end(filled: Client, plain: Doc, end: str, e
 
     async def both() -> Doc:
         waiting = asyncio.ensure_future(send(filled, plain, "admin" if "applyOps" in plain else "test"))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
         assert waiting.done() == ("drop" in plain)
         await send(filled, session.begun({f"{end}Transaction": 1}), "admin")
         return await waiting
 
-    reply = filled.loop.run_until_complete(both())
+    reply = filled.rig.do(both())
     assert reply["ok"] == 1
     assert "writeErrors" not in reply
     found = read(filled)
@@ -332,7 +331,7 @@ def test_a_large_update_that_waits_in_its_midst_changes_each_document_once(fille
         await send(filled, session.begun({"commitTransaction": 1}), "admin")
         return await waiting
 
-    assert filled.loop.run_until_complete(both())["nModified"] == held
+    assert filled.rig.do(both())["nModified"] == held
     found = batch(filled.ok(find(batchSize=1_000)))
     assert {document["_id"]: document["n"] for document in found} == {n: n + 1 for n in range(1, held + 1)}
 
@@ -535,11 +534,10 @@ def test_too_few_in_sync_refuse_the_commit_of_what_was_written_alone(
     filled: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = filled.member.node
-    assert node.config is not None
-    settings = replace(node.config.settings, min_in_sync=2)
-    node.config = replace(node.config, settings=settings)
+    config = replace(node.config, settings=replace(node.config.settings, min_in_sync=2))
+    monkeypatch.setattr(type(node), "config", property(lambda _: config))
     few = ["1 of 2 is in sync"]
-    monkeypatch.setattr(node, "in_sync_refusal", lambda: few[0] if few else None, raising=False)
+    monkeypatch.setattr(node, "in_sync_refusal", lambda: few[0] if few else None)
     reader, writer = Session(filled), Session(filled, B)
     reader.ok(find())
     writer.ok(insert({"_id": 9}))
@@ -561,17 +559,17 @@ def test_a_commit_waits_for_the_level_of_each_collection_that_it_wrote(
     filled: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = filled.member.node
-    assert node.config is not None
     rules = parse_rules({"test.c": {"level": 2}, "test.log": {"level": 1}})
-    monkeypatch.setattr(node, "config", replace(node.config, settings=Settings(durability_levels=rules)))
-    levels = {"test.c": WriteConcern(IN_SYNC), "test.log": WriteConcern(1, True)}
-    monkeypatch.setattr(node, "concern_of_level", levels.get, raising=False)
-    session, waited = Session(filled), filled.member.waited
+    config = replace(node.config, settings=Settings(durability_levels=rules))
+    monkeypatch.setattr(type(node), "config", property(lambda _: config))
+    levels = {"test.c": WriteConcern("majority", True), "test.log": WriteConcern(1, True)}
+    monkeypatch.setattr(node, "concern_of_level", levels.get)
+    session, waited = Session(filled), note_waits(monkeypatch)
     for name in ("log", "c", "plain"):
         session.ok(insert({"_id": 9}, name=name))
     waited.clear()
     session.commit()
-    assert [(concern.w, concern.j) for _, concern in waited] == [(IN_SYNC, None), (1, True), ("majority", None)]
+    assert [(concern.w, concern.j) for _, concern in waited] == [("majority", True), (1, True), ("majority", None)]
     session = Session(filled, number=2)
     session.ok(insert({"_id": 10}))
     waited.clear()
@@ -625,10 +623,10 @@ def test_an_error_aborts(filled: Client) -> None:
     assert read(filled) == {1: 1, 2: 2, 3: 3, 4: 4}
 
 
-def test_a_step_down_aborts_all(filled: Client) -> None:
+def test_a_step_down_aborts_all(filled: Client, rig: Rig) -> None:
     session = Session(filled)
     session.ok(insert({"_id": 9}))
-    filled.member.node.writable = False
+    rig.step_down()
     reply = session.run(find())
     assert (reply["code"], reply["errorLabels"]) == (10107, ["TransientTransactionError"])
     reply = session.run({"commitTransaction": 1}, "admin")
@@ -637,7 +635,7 @@ def test_a_step_down_aborts_all(filled: Client) -> None:
 
 def test_none_begins_after_a_step_down_during_the_wait(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps_down(ctx: CommandContext, concern: ReadConcern) -> None:
-        ctx.member.node.writable = False  # type: ignore[misc]
+        await filled.dispatcher.run(filled.request(step_down(60), "admin"))
 
     monkeypatch.setattr(transactions, "read_point", steps_down)
     reply = Session(filled).run(insert({"_id": 9}))
@@ -650,7 +648,7 @@ def test_it_lives_a_limited_time(filled: Client) -> None:
     filled.member.transactions.lifetime_s = 0.01
     session = Session(filled)
     session.ok(insert({"_id": 9}))
-    filled.loop.run_until_complete(asyncio.sleep(0.05))
+    filled.rig.wait(0.05)
     assert session.code({"commitTransaction": 1}, "admin") == NO_SUCH
     assert len(filled.member.transactions.held) == 0
 
@@ -718,13 +716,12 @@ def test_the_keys_of_unique_indexes_count_as_memory(filled: Client) -> None:
 
 def test_snapshot_reads_at_a_cluster_time(filled: Client) -> None:
     member = filled.member
-    member.node.commit_point = at = member.store.last_applied
+    at = member.store.last_applied
     reply = filled.ok({**find(), "readConcern": {"level": "snapshot"}})
     when = reply["cursor"]["atClusterTime"]
     assert when == Timestamp(at.seconds, at.increment)
     filled.ok(update({"_id": 1}, {"$set": {"n": 7}}))
     filled.ok(delete({"_id": 2}))
-    member.node.commit_point = member.store.last_applied
     concern = {"readConcern": {"level": "snapshot", "atClusterTime": when}}
     assert {doc["_id"]: doc["n"] for doc in batch(filled.ok({**find(), **concern}))} == {1: 1, 2: 2, 3: 3, 4: 4}
     reply = filled.ok({"distinct": "c", "key": "n", **concern})
