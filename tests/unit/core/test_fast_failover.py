@@ -176,16 +176,11 @@ def test_a_voter_that_has_no_refusal_asks_the_primary_at_once() -> None:
     assert node.open(2, HeartbeatRequest).request_id == node.sent[-1].request_id
 
 
-def test_a_time_out_is_no_refusal() -> None:
-    node = following()
-    refuse(node, LATER, refused=False)
-    assert "has not refused" in answer(node).reason
-
-
-def test_a_voter_for_which_the_setting_is_off_refuses() -> None:
-    node = following(fast_failover=False)
-    refuse(node, LATER)
-    assert "fastFailover is false" in answer(node).reason
+@pytest.mark.parametrize(("is_on", "refused", "says"), [(True, False, "not refused"), (False, True, "fastFailover is")])
+def test_a_time_out_is_no_refusal_and_the_setting_may_be_off(is_on: bool, refused: bool, says: str) -> None:
+    node = following(fast_failover=is_on)
+    refuse(node, LATER, refused=refused)
+    assert says in answer(node).reason
 
 
 def test_a_primary_refuses_and_a_primary_that_is_heard_again_too() -> None:

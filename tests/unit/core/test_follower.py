@@ -70,29 +70,26 @@ def test_the_primary_is_the_source_and_a_new_one_takes_its_place() -> None:
     assert node.sync_source == host(2)
 
 
-def test_without_a_primary_a_member_at_the_same_optime_is_no_source() -> None:
+@pytest.mark.parametrize(
+    ("state", "newest", "is_source"),
+    [
+        (MemberState.SECONDARY, MINE, False),
+        (MemberState.SECONDARY, at(2, 6), True),
+        *((state, at(2, 9), False) for state in (MemberState.STARTUP2, MemberState.ROLLBACK, MemberState.RECOVERING)),
+    ],
+)
+def test_without_a_primary_a_member_that_is_ahead_is_the_source(
+    state: MemberState, newest: OpTime, is_source: bool
+) -> None:
     node = single_node(config=CONFIG, position=place(MINE))
-    node.receive_heartbeat(1, position=place(MINE))
-    node.receive_heartbeat(2, position=place(at(2, 4)))
-    assert node.sync_source is None
-
-
-def test_without_a_primary_a_member_that_is_ahead_is_the_source() -> None:
-    node = single_node(config=CONFIG, position=place(MINE))
-    node.receive_heartbeat(1, position=place(at(2, 6)))
-    assert node.sync_source == host(1)
-    node.receive_heartbeat(2, position=place(at(2, 7)))
-    assert node.sync_source == host(1)
-    node.tick(Millis(NOW + 2_000))
-    node.receive_heartbeat(2, state=MemberState.PRIMARY, now=NOW + 2_000)
-    assert node.sync_source == host(2)
-
-
-@pytest.mark.parametrize("state", [MemberState.STARTUP2, MemberState.ROLLBACK, MemberState.RECOVERING])
-def test_members_that_are_no_source(state: MemberState) -> None:
-    node = single_node(config=CONFIG, position=place(MINE))
-    node.receive_heartbeat(1, state=state, position=place(at(2, 9)))
-    assert node.sync_source is None
+    node.receive_heartbeat(1, state=state, position=place(newest))
+    assert node.sync_source == (host(1) if is_source else None)
+    if is_source:
+        node.receive_heartbeat(2, position=place(at(2, 7)))
+        assert node.sync_source == host(1)
+        node.tick(Millis(NOW + 2_000))
+        node.receive_heartbeat(2, state=MemberState.PRIMARY, now=NOW + 2_000)
+        assert node.sync_source == host(2)
 
 
 def test_an_unreachable_source_is_tried_again_after_a_pause() -> None:

@@ -82,12 +82,7 @@ def test_initiate_end_to_end() -> None:
     assert [machine.disk.incarnation for machine in cluster.machines.values()] == ["i1", "i2", "i3", "i4"]
     assert cluster[3].node.state is MemberState.ARBITER
     assert not cluster[3].disk.log
-
-
-def test_initiate_twice() -> None:
-    cluster = CoreCluster(1)
-    assert isinstance(cluster.initiate(*members_of(1)), Done)
-    assert cluster.initiate(*members_of(1)).code == 23
+    assert cluster.initiate(*members_of(4, arbiters=1)).code == 23
 
 
 def test_initiate_needs_every_member_and_every_one_empty() -> None:

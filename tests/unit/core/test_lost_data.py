@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from replset.core.effects import RecordElectionEvent, StartInitialSync
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted, VoteRequest
-from replset.ids import MemberId, Millis
+from replset.ids import MemberId, Millis, OpTime
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node
 
@@ -54,14 +56,11 @@ def test_it_copies_only_from_a_member_that_reaches_the_mark() -> None:
     assert node.quarantine == ""
 
 
-def test_nothing_is_lost_where_the_newest_entry_is_at_the_mark_or_later() -> None:
-    for durability_mark in (HAS, at(2, 4), at(1, 9)):
-        node = single_node(config=CONFIG, position=place(HAS), durability_mark=durability_mark)
-        assert node.state is MemberState.SECONDARY
-        assert not node.has_lost_data
-
-
-def test_an_initial_sync_that_is_pending_anyway_is_no_loss() -> None:
-    node = single_node(config=CONFIG, position=place(HAS), durability_mark=MARK, initial_sync_pending=True)
-    assert not node.has_lost_data
-    assert node.quarantine == ""
+@pytest.mark.parametrize(
+    ("mark", "pending"),
+    [(HAS, False), (at(2, 4), False), (at(1, 9), False), pytest.param(MARK, True, id="copies-anyway")],
+)
+def test_nothing_is_lost(mark: OpTime, pending: bool) -> None:
+    node = single_node(config=CONFIG, position=place(HAS), durability_mark=mark, initial_sync_pending=pending)
+    assert node.state is (MemberState.STARTUP2 if pending else MemberState.SECONDARY)
+    assert (node.has_lost_data, node.quarantine) == (False, "")

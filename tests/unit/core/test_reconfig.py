@@ -155,17 +155,14 @@ def test_a_configuration_names_whom_it_removed_unless_it_was_forced() -> None:
     assert complete_config(PSS, new, -1).former_hosts == ()
 
 
-def test_a_voter_at_another_host_is_a_new_one() -> None:
+def test_a_voter_at_another_host_is_a_new_one_and_one_that_gets_its_vote_back_too() -> None:
     rows = members_of(3)
     moved = replace(rows[2], host=HostPort("elsewhere:1"))
     done = complete_config(PSS, config_of(rows[0], rows[1], moved), 1)
     assert (done.members[2].newly_added, done.members[2].incarnation) == (True, None)
-
-
-def test_a_member_that_gets_its_vote_back_starts_as_newly_added() -> None:
     without = complete_config(PSS, config_of(ROWS[0], ROWS[1], replace(ROWS[2], votes=0, priority=0.0)), 1)
     assert without.members[2].incarnation is None
-    assert complete_config(without, config_of(*members_of(3)), 1).members[2].newly_added
+    assert complete_config(without, config_of(*rows), 1).members[2].newly_added
 
 
 # --- reconfig --------------------------------------------------------------------------------------------------------
@@ -175,10 +172,7 @@ def test_only_the_primary_reconfigures() -> None:
     cluster = running()
     number = next(n for n in range(3) if cluster[n] is not cluster.primary)
     assert cluster.reconfig(number, cluster.user_config(number)).code == 10107
-
-
-def test_before_initiate_there_is_nothing_to_reconfigure() -> None:
-    assert asked(single_node(config=None), ReconfigRequest(PSS, False, 0)).code == 94
+    assert asked(single_node(config=None), ReconfigRequest(PSS, False, 0)).code == 94, "before initiate"
 
 
 def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:

@@ -32,6 +32,10 @@ def others_of(cluster: CoreCluster, leader: CoreMachine) -> list[CoreMachine]:
     return [machine for machine in cluster.machines.values() if machine is not leader]
 
 
+def other_of_two(cluster: CoreCluster) -> CoreMachine:
+    return cluster[1] if cluster.elect() is cluster[0] else cluster[0]
+
+
 def test_a_healthy_set_gives_no_remark() -> None:
     cluster = running(3)
     assert [remarks_of(cluster, machine) for machine in cluster.machines.values()] == [()] * 3
@@ -66,7 +70,7 @@ def test_an_arbiter_and_one_copy_too_few() -> None:
     """P, S and an arbiter: without S there is a primary, and no majority write ends."""
     cluster = running(3, arbiters=1)
     leader = cluster.elect()
-    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
+    other = other_of_two(cluster)
     other.crash()
     cluster.run(10_000)
     first, second = remarks_of(cluster, leader)
@@ -79,7 +83,7 @@ def test_only_one_member_has_the_documents_beside_a_witness() -> None:
     """P, S and a witness: without S majority writes go on, and the documents of these are on one disk."""
     cluster = running(3, witnesses=1)
     leader = cluster.elect()
-    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
+    other = other_of_two(cluster)
     assert remarks_of(cluster, leader) == ()
     other.crash()
     cluster.run(10_000)
@@ -120,7 +124,7 @@ def test_a_disk_was_replaced_and_no_primary_can_give_the_vote_back() -> None:
     """Of two voters one gets an empty disk and the primary steps down before the other has its data."""
     cluster = running(2)
     leader = cluster.elect()
-    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
+    other = other_of_two(cluster)
     other.wipe()
     leader.crash()
     for machine in (leader, other):
@@ -142,7 +146,7 @@ def test_a_disk_was_replaced_and_no_primary_can_give_the_vote_back() -> None:
 def test_the_remark_of_a_frozen_member_names_its_end_and_the_command() -> None:
     cluster = running(3, arbiters=1)
     leader = cluster.elect()
-    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
+    other = other_of_two(cluster)
     cluster.freeze(cluster.number_of(other), 60)
     leader.crash()
     cluster.run(10_000)

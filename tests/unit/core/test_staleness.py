@@ -89,10 +89,6 @@ def test_of_others() -> None:
     assert [lag_ms(state, host(number)) for number in (1, 2)] == [0, 5_000]
     state.peers[host(2)].answered_since = Millis(NOW - 6_000)
     assert lag_ms(state, host(2)) == 11_000
-
-
-def test_of_members_without_data_and_of_strangers() -> None:
-    state = follower(5_000, one=(P, 5_000, 10))
     state.position = state.peers[host(2)].position = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
     assert [lag_ms(state, one) for one in (host(0), host(2), HostPort("elsewhere:1"))] == [None, None, None]
 

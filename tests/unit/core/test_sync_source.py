@@ -315,8 +315,9 @@ def test_sync_from_is_refused(target: int, changes: dict[str, Any], code: int) -
     assert node.sync_source == host(1)
 
 
-def test_a_primary_syncs_from_nobody() -> None:
-    assert asked(lead(single_node(config=CONFIG)), SyncFromRequest(host(1))).code == 95
+def test_a_primary_syncs_from_nobody_and_has_no_maintenance_mode() -> None:
+    node = lead(single_node(config=CONFIG))
+    assert [asked(node, request).code for request in (SyncFromRequest(host(1)), MaintenanceRequest(True))] == [95, 95]
 
 
 # --- positions that are passed on ------------------------------------------------------------------------------------
@@ -407,10 +408,6 @@ def test_maintenance_mode_nests_and_lasts_through_batches() -> None:
     assert (node.state, node.maintenance) == (MemberState.SECONDARY, 0)
     assert node.sync_source == host(1)
     assert asked(node, MaintenanceRequest(False)).code == 96
-
-
-def test_a_primary_has_no_maintenance_mode() -> None:
-    assert asked(lead(single_node(config=CONFIG)), MaintenanceRequest(True)).code == 95
 
 
 def test_stop_and_start_are_in_order() -> None:

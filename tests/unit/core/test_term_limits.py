@@ -215,8 +215,14 @@ def test_a_position_of_an_older_term_is_caught_up_with() -> None:
 STRANGER = HostPort("stranger:27017")
 
 
-def test_a_stranger_s_term_does_not_count() -> None:
+def test_a_stranger_is_not_asked_for_its_configuration() -> None:
+    """Nor is its progress counted, nor its term."""
     node = leading()
+    effects = by_heartbeat(node, 2, sender=STRANGER, sender_id=None, config_version=99)
+    assert not [send for send in only(effects, Send) if send.to == STRANGER]
+    effects = by_progress(node, 2, sender_id=MemberId(9))
+    assert only(effects, Reply)[0].body == ProgressReply(2, accepted=False)
+    assert not only(effects, CommitPointAdvanced)
     by_heartbeat(node, 9, sender=STRANGER, sender_id=None)
     by_progress(node, 9, sender_id=MemberId(9))
     by_vote_request(node, 9, candidate=MemberId(9))
@@ -225,19 +231,6 @@ def test_a_stranger_s_term_does_not_count() -> None:
     node.receive(SourceBatch(STRANGER, 9, at(2), True), NOW)
     node.receive(SourceFailed(STRANGER, SourceProblem.DIVERGED, "", 9, at(9), at(1)), NOW)
     assert (node.term, node.state) == (2, MemberState.PRIMARY)
-
-
-def test_a_stranger_s_progress_is_not_counted() -> None:
-    node = leading()
-    effects = by_progress(node, 2, sender_id=MemberId(9))
-    assert only(effects, Reply)[0].body == ProgressReply(2, accepted=False)
-    assert not only(effects, CommitPointAdvanced)
-
-
-def test_a_stranger_is_not_asked_for_its_configuration() -> None:
-    node = leading()
-    effects = by_heartbeat(node, 2, sender=STRANGER, sender_id=None, config_version=99)
-    assert not [send for send in only(effects, Send) if send.to == STRANGER]
 
 
 @pytest.mark.parametrize(("set_id", "is_asked"), [(MINE, True), (THEIRS, False)])

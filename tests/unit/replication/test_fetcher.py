@@ -201,8 +201,7 @@ def test_a_diverged_source_is_reported_with_its_ends(source: Member, mine: Membe
 def test_a_source_behind_me_is_reported(mine: Member) -> None:
     mine.insert(NS, {"_id": "mine"})
     failed = failure_of(mine)
-    assert failed.problem is SourceProblem.DIVERGED
-    assert failed.newest < mine.store.last_applied
+    assert (failed.problem, failed.newest < mine.store.last_applied) == (SourceProblem.DIVERGED, True)
 
 
 Reply = dict[str, Any]

@@ -159,6 +159,10 @@ def test_an_operator_may_force_it_and_the_core_is_told_what_is_missing(source: M
     ended = sync(mine, forced=True)
     assert (ended.ok, ended.holds_committed) == (True, False)
     assert mine.everything() == source.everything()
+    (manifest,) = list_manifests(mine.dbpath)
+    assert manifest.state is RollbackState.EXPORTED, "what was committed is nowhere else then"
+    (documents,) = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
+    assert mine.rollback_file(documents.name) == [{"_id": "committed"}]
 
 
 def test_a_copy_whose_oplog_begins_behind_the_commit_point_holds_it(source: Member, mine: Member) -> None:
@@ -243,16 +247,6 @@ def test_a_noted_commit_point_whose_entry_was_taken_back_says_nothing(source: Me
     assert mine.store.saved_commit_point() == mine.store.last_applied
     undo_to(mine, common)
     assert mine.store.saved_commit_point() == OPTIME_NULL
-
-
-def test_before_a_forced_copy_what_was_committed_is_exported_too(source: Member, mine: Member) -> None:
-    """It is nowhere else then."""
-    diverged(source, mine)
-    assert sync(mine, forced=True).ok
-    (manifest,) = list_manifests(mine.dbpath)
-    assert manifest.state is RollbackState.EXPORTED
-    (documents,) = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
-    assert mine.rollback_file(documents.name) == [{"_id": "committed"}]
 
 
 def test_an_interrupted_rollback_is_finished_before_the_copy(source: Member, mine: Member) -> None:

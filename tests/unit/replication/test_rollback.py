@@ -8,7 +8,7 @@ from pathlib import Path
 import bson as pymongo_bson
 import pytest
 
-from replset.bson import decode, encode
+from replset.bson import decode
 from replset.core.member_state import MemberState
 from replset.core.messages import DamageFound, RollbackEnded, SourceBatch
 from replset.ids import OPTIME_NULL, OpTime
@@ -17,7 +17,7 @@ from replset.replication.rollback_manifest import FileKind, Manifest, RollbackSt
 from replset.storage.retention import note_ages, remove_old_data
 from replset.storage.undo import rollback_done_marks, rollback_in_progress
 from tests.unit.replication.diverged import OTHER, by_id, diverge, files_of, run_rollback, stamp_of
-from tests.unit.replication.kit import MINE, NS, SOURCE, Member, Network, catch_up, copy_log, numbered, split_bson
+from tests.unit.replication.kit import MINE, NS, SOURCE, Member, Network, catch_up, copy_log, numbered, run
 
 
 def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(source: Member, mine: Member) -> None:
@@ -68,10 +68,7 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(source: 
     }
 
     # Then it goes on from the source, and both are equal.
-    async def tail() -> None:
-        await catch_up(source, mine)
-
-    asyncio.run(tail())
+    run(lambda: catch_up(source, mine))
     assert isinstance(mine.reports[-1], SourceBatch)
     assert mine.everything() == source.everything()
     assert mine.store.chain == source.store.chain
@@ -144,7 +141,7 @@ def test_a_second_rollback_in_the_same_second_overwrites_nothing(source: Member,
     source.node.term = 2
     source.noop()
     assert run_rollback(mine).ok
-    copy_log_from(source, mine)
+    run(lambda: catch_up(source, mine))
     mine.insert(NS, {"_id": "second"}, term=2)
     source.node.term = 3
     source.noop()
@@ -159,13 +156,6 @@ def test_a_second_rollback_in_the_same_second_overwrites_nothing(source: Member,
         for file in manifest.files
         if file.kind is FileKind.DOCUMENTS
     ] == [[{"_id": "first"}], [{"_id": "second"}]]
-
-
-def copy_log_from(source: Member, mine: Member) -> None:
-    async def tail() -> None:
-        await catch_up(source, mine)
-
-    asyncio.run(tail())
 
 
 def test_members_without_anything_in_common_are_too_stale(tmp_path: Path) -> None:
@@ -318,6 +308,8 @@ def export(mine: Member, commit_point: OpTime) -> Manifest | None:
 
 def test_export_holds_all_that_is_not_known_to_be_committed(mine: Member) -> None:
     committed = mine.store.last_applied
+    assert export(mine, committed) is None
+    assert not (mine.folder / "rollback").exists()
     mine.replace(NS, {"_id": 1, "text": "later"})
     mine.delete(NS, 2)
     everything, log = mine.everything(), mine.oplog()
@@ -351,12 +343,3 @@ def test_export_without_any_known_commit_point_holds_everything(mine: Member) ->
     assert manifest.common_point == OPTIME_NULL
     assert manifest.entries == len(mine.oplog())
     assert len(files_of(mine, manifest)[("documents", NS)][0]) == 20
-
-
-def test_export_of_what_is_all_committed_is_nothing(mine: Member) -> None:
-    assert export(mine, mine.store.last_applied) is None
-    assert not (mine.folder / "rollback").exists()
-
-
-def test_split_bson_reads_what_encode_writes() -> None:
-    assert split_bson(encode({"a": 1}) + encode({"b": "x"})) == [{"a": 1}, {"b": "x"}]

@@ -127,17 +127,13 @@ def test_what_is_no_manifest_is_named(tmp_path: Path, text: bytes) -> None:
 
 
 def test_manifests_are_listed_oldest_first_by_number(tmp_path: Path) -> None:
+    assert list_manifests(tmp_path) == list_manifests(tmp_path / "absent") == []
     (tmp_path / "rollback").mkdir()
     disk = RealDisk()
     for number in (10, 9, 2):
         named = manifest(id=f"rollback-2026-09-21T14-13-20.{number}")
         settle_manifest(disk, str(tmp_path), named, RollbackState.FINISHED, WALL_MS)
     assert [found.id.rpartition(".")[2] for found in list_manifests(tmp_path)] == ["2", "9", "10"]
-
-
-def test_no_folder_no_manifests(tmp_path: Path) -> None:
-    assert list_manifests(tmp_path) == []
-    assert list_manifests(tmp_path / "absent") == []
 
 
 def test_the_writer_streams_and_describes(tmp_path: Path) -> None:

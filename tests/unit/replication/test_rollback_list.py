@@ -39,13 +39,9 @@ def test_what_is_counted(tmp_path: Path, state: RollbackState, counted: int) -> 
     assert count(tally(tmp_path)) == counted
 
 
-def test_nothing_there_is_nothing(tmp_path: Path) -> None:
-    assert count(tally(tmp_path)) == 0
-    assert asyncio.run(tally(tmp_path).listed()) == []
-
-
 def test_the_count_follows_what_happens_to_the_files(tmp_path: Path) -> None:
     disk, found = RealDisk(), tally(tmp_path)
+    assert (count(found), asyncio.run(found.listed())) == (0, [])
     first, second = (RollbackWriter(disk, str(tmp_path), WALL_MS).write_manifest(manifest(files=())) for _ in range(2))
     assert count(found) == 2
     settle_manifest(disk, str(tmp_path), first, RollbackState.ABANDONED, WALL_MS)

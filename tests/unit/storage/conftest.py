@@ -128,10 +128,10 @@ class Driver:
         self.store.set_commit_point(point or self.store.last_applied)
         self.settle(now)
 
-    def settle(self, now: int = 0) -> int:
+    def settle(self, now: int = 0, needed: OpTime | None = None, copied: OpTime | None = None) -> int:
         """Remove what nobody needs; how many slices that took."""
         slices = 0
-        while remove_old_data(self.store, Millis(now)):
+        while remove_old_data(self.store, Millis(now), needed, copied=copied):
             slices += 1
         return slices
 

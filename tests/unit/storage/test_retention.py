@@ -136,12 +136,10 @@ def test_what_another_member_needs_stays_up_to_a_limit(
     driver = small_oplog(make_driver, oplog_lagging_bytes=lagging_bytes)
     driver.store.set_commit_point(driver.store.last_applied)
     needed = driver.history[5][0]
-    while remove_old_data(driver.store, Millis(0), needed):
-        pass
+    driver.settle(needed=needed)
     assert (driver.store.oldest == needed) is kept
     assert driver.store.oplog_bytes <= max(lagging_bytes, 2_000)
-    while remove_old_data(driver.store, Millis(0), driver.store.last_applied):
-        pass
+    driver.settle(needed=driver.store.last_applied)
     assert driver.store.oplog_bytes <= 2_000
 
 
@@ -153,12 +151,10 @@ def test_what_stands_behind_a_copy_stays_beyond_every_limit(
     store, history = driver.store, driver.history
     store.set_commit_point(store.last_applied)
     lagging = None if needed is None else history[needed][0]
-    while remove_old_data(store, Millis(0), lagging, copied=history[10][0]):
-        pass
+    driver.settle(needed=lagging, copied=history[10][0])
     assert store.oldest == history[10][0]
     store.options = replace(store.options, min_free_bytes=store.disk.free_bytes(store.dbpath) * 2 // 3)
-    while remove_old_data(store, Millis(0), lagging, copied=history[10][0]):
-        pass
+    driver.settle(needed=lagging, copied=history[10][0])
     assert store.oplog_bytes <= 2_000, "it goes before writes are refused"
 
 
@@ -170,8 +166,7 @@ def test_what_another_member_needs_goes_before_writes_are_refused(make_driver: C
     needed, free = driver.history[5][0], store.disk.free_bytes(store.dbpath)
     store.options = replace(store.options, min_free_bytes=free * 2 // 3)
     assert store.has_disk_space()
-    while remove_old_data(store, Millis(0), needed):
-        pass
+    driver.settle(needed=needed)
     assert store.oldest > needed
     assert store.oplog_bytes <= 2_000
 

@@ -438,44 +438,36 @@ def test_a_removed_collection_is_not_found(driver: Driver) -> None:
         snapshot.get(coll, key_of(1))
 
 
-def test_a_reader_in_another_thread_is_cut_off_in_the_middle(driver: Driver) -> None:
+@contextmanager
+def reader_in_a_thread(driver: Driver, look: Callable[[Snapshot, Collection], object]) -> Iterator[None]:
+    """It looks at many documents again and again, until it is cut off within the block."""
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 100) for number in range(2000)))
-    coll = driver.coll("db.c")
-    started = threading.Event()
+    coll, started = driver.coll("db.c"), threading.Event()
 
     def read() -> None:
         with driver.store.read() as snapshot:
             started.set()
             while True:
-                snapshot.count(coll, driver.history[2][0])
+                look(snapshot, coll)
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         started.wait()
-        assert driver.store.readers.cut() == 1
+        yield
         with pytest.raises(SnapshotCutError):
             reading.result(timeout=30)
+
+
+def test_a_reader_in_another_thread_is_cut_off_in_the_middle(driver: Driver) -> None:
+    with reader_in_a_thread(driver, lambda snapshot, coll: snapshot.count(coll, driver.history[2][0])):
+        assert driver.store.readers.cut() == 1
     driver.apply(("put", "db.c", 1, "goes on"))
     assert driver.store.wal.last_pass()
 
 
 def test_closing_the_store_ends_readers_in_other_threads(driver: Driver) -> None:
-    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 100) for number in range(2000)))
-    coll = driver.coll("db.c")
-    started = threading.Event()
-
-    def read() -> None:
-        with driver.store.read() as snapshot:
-            started.set()
-            while True:
-                snapshot.digest(coll)
-
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
-        started.wait()
+    with reader_in_a_thread(driver, Snapshot.digest):
         driver.store.close()
-        with pytest.raises(SnapshotCutError):
-            reading.result(timeout=30)
     driver.disk.rename(driver.store.path, driver.store.path + "2")  # nobody has it open any more
     driver.disk.rename(driver.store.path + "2", driver.store.path)
     driver.reopen()
