@@ -19,6 +19,7 @@ from replset.bson.decoding import (
 )
 from replset.bson.errors import InvalidBSONError
 
+_DOCUMENT = 0x03
 _read_int32 = Struct("<i").unpack_from
 
 
@@ -179,6 +180,21 @@ class RawDocument:
             return self.raw[5:end].decode()
         except UnicodeDecodeError as error:
             raise bad_text(self.raw, 4, error) from None
+
+    def top_level(self) -> dict[str, object]:
+        """Decode the top level. Documents in it, and arrays of documents, stay bytes, which encode() copies."""
+        return {name: self._shallow(name) for name in self.keys()}
+
+    def _shallow(self, name: str) -> object:
+        raw = self.get_raw(name)
+        if raw is None:
+            return self.get(name)
+        if self.type_of(name) == _DOCUMENT:
+            return RawDocument(raw)
+        try:
+            return RawDocuments(documents_of(raw))
+        except InvalidBSONError:  # something else is in the array
+            return self.get(name)
 
     def decode(self) -> dict[str, object]:
         return decode(self.raw)

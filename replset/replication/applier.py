@@ -389,7 +389,7 @@ def _create(txn: Txn, entry: OplogEntry, o: RawDocument, ts: int) -> None:
     ns = f"{entry.database}.{target}"
     # Known: applied before. Name taken: a later entry dropped this one and made the other.
     if uuid not in txn.catalog.by_uuid and ns not in txn.catalog.by_ns:
-        options = {name: value for name, value in o.items() if name not in ("create", "idIndex")}
+        options = {name: value for name, value in o.top_level().items() if name not in ("create", "idIndex")}
         txn.create_collection(ns, uuid, options, ts=ts)
 
 
@@ -412,12 +412,13 @@ def _coll_mod(txn: Txn, entry: OplogEntry, o: RawDocument, ts: int) -> None:
     coll = _collection(txn, entry)
     if coll is None:
         return
-    changes = {name: value for name, value in o.decode().items() if name != "collMod"}
-    index_changes = changes.pop("index", None)
-    if isinstance(index_changes, dict):
+    changes = {name: value for name, value in o.top_level().items() if name != "collMod"}
+    index = changes.pop("index", None)
+    if isinstance(index, RawDocument):
+        index_changes = index.decode()
         name = index_changes.pop("name", None)
         for index in coll.indexes:
             if index.name == name:
                 txn.change_index(index, changed_spec(index, index_changes), ts=ts)
     if changes:
-        txn.set_options(coll, RawDocument(encode(changed_options(coll.options.decode(), changes))), ts=ts)
+        txn.set_options(coll, RawDocument(encode(changed_options(coll.options.top_level(), changes))), ts=ts)

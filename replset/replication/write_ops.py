@@ -263,18 +263,19 @@ OPTION_ORDER = (
 """Of the options that a collection may have, so that equal ones are equal bytes."""
 COLL_MOD_NAMES = {"cappedSize": "size", "cappedMax": "max"}
 """What collMod calls an option, where that differs."""
+_NOTHING = {
+    name: encode({name: value}) for name, value in (("validator", {}), ("temp", False), (IMAGES, {"enabled": False}))
+}
 
 
 def changed_options(options: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """The options of a collection after a collMod. An empty validator is none, and so are `temp: false` and images
-    that are not enabled.
+    that are not enabled. Documents in both may be RawDocuments: those of a validator take long to encode.
     """
     merged = {**options, **{COLL_MOD_NAMES.get(name, name): value for name, value in changes.items()}}
-    for name in ("validator", "temp"):
-        if not merged.get(name, True):
+    for name in _NOTHING:
+        if name in merged and encode({name: merged[name]}) == _NOTHING[name]:
             del merged[name]
-    if merged.get(IMAGES) == {"enabled": False}:
-        del merged[IMAGES]
     known = {name: merged.pop(name) for name in OPTION_ORDER if name in merged}
     return {**known, **merged}
 
@@ -283,7 +284,7 @@ def do_set_options(group: WriteGroup, coll: Collection, changes: Mapping[str, ob
     """Change options of a collection, as collMod names them."""
     optime = group.next_optime()
     before = coll.options
-    after = changed_options(before.decode(), changes)
+    after = changed_options(before.top_level(), changes)
     group.txn.set_options(coll, RawDocument(encode(after)), ts=optime.ts)
     _append_command(
         group, coll.database, coll.uuid, {"collMod": coll.name, **changes}, optime, o2={"collectionOptions_old": before}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from replset.auth.roles import Action
-from replset.bson import Int64, RawDocument
+from replset.bson import Int64, RawDocument, encode
 from replset.commands import fields
 from replset.commands.catalog.collection_options import capped_max, capped_size, images_option, validation_options
 from replset.commands.command import Command, CommandContext, Where
@@ -98,12 +98,15 @@ async def coll_mod(ctx: CommandContext) -> Reply:
 
 
 def coll_mod_of(body: RawDocument, place: str) -> Callable[[WriteGroup, str], dict[str, object]]:
-    """Parse collMod; what comes back carries it out and returns what the reply says of it."""
+    """Parse collMod; what comes back carries it out and returns what the reply says of it.
+
+    Compiles the validator or the view, and encodes it: in a thread when the body is large.
+    """
     for name, kind in _OF_OTHERS.items():
         if not fields.is_absent(body, name):
             raise InvalidOptionsError(f"'{name}' option is only supported on {kind}")
-    definition = definition_of(body, place)
-    changes = validation_options(body, place) | images_option(body, place)
+    definition = RawDocument(encode(definition_of(body, place))).top_level()
+    changes = RawDocument(encode(validation_options(body, place) | images_option(body, place))).top_level()
     for name, read in (("cappedSize", capped_size), ("cappedMax", capped_max)):
         if not fields.is_absent(body, name):
             changes[name] = read(body, name, place)
@@ -141,7 +144,8 @@ def _redefine(group: WriteGroup, coll: Collection, definition: dict[str, object]
     if refused:
         raise InvalidOptionsError(f"option not supported on a view: {refused[0]}")
     if definition:
-        check_definition(group.txn.catalog.by_ns, coll.ns, {**coll.options.decode(), **definition})
+        becomes = RawDocument(encode({**coll.options.top_level(), **definition}))
+        check_definition(group.txn.catalog.by_ns, coll.ns, becomes)
         do_set_options(group, coll, definition)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replset.bson import RawDocument
+from replset.bson import RawDocument, encode
 from replset.commands import fields
 from replset.commands.catalog.index_specs import parse_index
 from replset.commands.pipelines.views import view_options
@@ -16,10 +16,10 @@ _SIZE_STEP, _LEAST_SIZE = 256, 4096
 VALIDATION = {"validationLevel": ("off", "strict", "moderate"), "validationAction": ("error", "warn")}
 
 
-def options_of(body: RawDocument, place: str) -> dict[str, object]:
+def options_of(body: RawDocument, place: str) -> RawDocument:
     """The options that a create command, or the `o` of such an entry, asks for; those that mean nothing are left out.
 
-    Compiles the validator: in a thread when the body is large.
+    Compiles the validator, and encodes it: in a thread when the body is large.
     """
     fields.check_collation(body, place)
     if not fields.boolean(body, "autoIndexId", place, True):
@@ -29,9 +29,9 @@ def options_of(body: RawDocument, place: str) -> dict[str, object]:
         raise BadValueError("The field 'key' for an _id index must be {_id: 1}")
     view = view_options(body, place)
     if view is not None:
-        return changed_options(view, {})
+        return RawDocument(encode(changed_options(view, {})))
     capped = _capped_options(body, place) if fields.boolean(body, "capped", place) else {}
-    return changed_options(capped, validation_options(body, place) | images_option(body, place))
+    return RawDocument(encode(changed_options(capped, validation_options(body, place) | images_option(body, place))))
 
 
 def _capped_options(body: RawDocument, place: str) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replset.auth.roles import Action
 from replset.auth.users import USERS_NS
-from replset.bson import Binary, Int64, RawDocument, encode, to_ejson
+from replset.bson import Binary, Int64, RawDocument, to_ejson
 from replset.commands import fields
 from replset.commands.catalog.collection_options import CREATE_FIELDS, options_of
 from replset.commands.catalog.statistics import bytes_by_database
@@ -28,6 +28,7 @@ from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_dr
 from replset.storage.catalog import Collection
 
 OPLOG_UUID_NAME = "oplog.rs"
+_SHOWN_BYTES = 300
 
 
 async def create(ctx: CommandContext) -> Reply:
@@ -49,16 +50,18 @@ async def create(ctx: CommandContext) -> Reply:
     return reply
 
 
-def create_in(group: WriteGroup, ns: str, options: dict[str, object], uuid: bytes | None = None) -> None:
+def create_in(group: WriteGroup, ns: str, options: RawDocument, uuid: bytes | None = None) -> None:
     """As `create`, in an open group. NamespaceExistsError when the collection is there with other options."""
     coll = group.txn.catalog.by_ns.get(ns)
     if coll is None:
         if "viewOn" in options:
             check_definition(group.txn.catalog.by_ns, ns, options)
-        do_create(group, ns, options, uuid)
-    elif coll.options.raw != encode(options):
+        do_create(group, ns, options.top_level(), uuid)
+    elif coll.options != options:
+        known = coll.options
+        shown = {name: known.get(name) if known.size_of(name) < _SHOWN_BYTES else "..." for name in known.keys()}  # noqa: SIM118
         raise NamespaceExistsError(
-            f"namespace {ns} already exists, but with different options: {to_ejson(coll.options.decode()):.300}"
+            f"namespace {ns} already exists, but with different options: {to_ejson(shown):.{_SHOWN_BYTES}}"
         )
 
 

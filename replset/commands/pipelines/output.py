@@ -157,7 +157,7 @@ def _make_temporary(group: WriteGroup, database: str, ns: str) -> Collection:
     """Make the temporary collection, with the options and indexes of the one whose place it takes."""
     target = group.txn.catalog.by_ns.get(ns)
     refuse_view(target)
-    options: dict[str, object] = {} if target is None else target.options.decode()
+    options: dict[str, object] = {} if target is None else target.options.top_level()
     if target is not None and target.capped is not None:
         raise fault(17152, f"namespace '{ns}' is capped so it can't be used for $out")
     if target is not None and any(not index.ready for index in target.indexes):

@@ -74,7 +74,7 @@ def view_options(body: RawDocument, place: str) -> dict[str, object] | None:
     return {"pipeline": [], **definition}
 
 
-def check_definition(by_ns: Mapping[str, Collection], ns: str, options: Mapping[str, object]) -> None:
+def check_definition(by_ns: Mapping[str, Collection], ns: str, options: RawDocument) -> None:
     """Raise 5 or 165 if the view `ns`, with these options, would read itself or lie on too many others, and 195 if the
     database has too many views.
     """
@@ -86,7 +86,7 @@ def check_definition(by_ns: Mapping[str, Collection], ns: str, options: Mapping[
             code=ErrorCode.VIEW_PIPELINE_TOO_LARGE,
         )
     sources = {coll.name: _sources(coll.options.raw) for coll in views}
-    sources[name] = frozenset({str(options["viewOn"]), *collections_named(options["pipeline"])})
+    sources[name] = _sources(options.raw)
     check_dependencies(sources, name)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from replset.auth.roles import Action
 from replset.auth.users import USERS_NS
@@ -57,6 +58,7 @@ from replset.replication.write_ops import (
 )
 from replset.storage.catalog import Collection
 
+T = TypeVar("T")
 MOST_NESTED = 10
 MOST_OPERATIONS = 100_000
 """As many as a write has statements."""
@@ -82,7 +84,7 @@ class Made(NamedTuple):
 class Operation:
     """One operation of the list. ui: the UUID of its collection, if it is given.
 
-    evaluated: what the thread made of it, and of which document.
+    evaluated: what the thread made of it, and of which document. parsed: what was made of a command.
     """
 
     op: str
@@ -92,6 +94,7 @@ class Operation:
     ui: bytes | None
     upsert: bool
     evaluated: tuple[bytes | None, Made | ReplError] | None = None
+    parsed: object = None
 
     @property
     def target(self) -> str:
@@ -280,12 +283,34 @@ class ApplyOps:
             if ns not in by_ns:
                 # A dropped collection keeps its UUID until its documents are removed.
                 known = one.ui is not None and one.ui in group.txn.catalog.by_uuid
-                create_in(group, ns, options_of(one.o, name), None if known else one.ui)
+                options = self._parsed(one, partial(options_of, one.o, name))
+                if options is not None:
+                    create_in(group, ns, options, None if known else one.ui)
         elif name == "collMod":
             fields.check_fields(one.o, KNOWN[name] | {name}, name)
-            coll_mod_of(one.o, name)(group, ns)
+            change = self._parsed(one, partial(coll_mod_of, one.o, name))
+            if change is not None:
+                change(group, ns)
         elif ns in by_ns:
             do_drop(group, by_ns[ns])
+
+    def _parsed(self, one: Operation, parse: Callable[[], T]) -> T | None:
+        """What is made of a command; None: the thread has to do it."""
+        if isinstance(one.parsed, ReplError):
+            raise one.parsed
+        if one.parsed is None and len(one.o.raw) <= SMALL_STATEMENT:
+            one.parsed = parse()
+        if one.parsed is not None:
+            return cast("T", one.parsed)
+
+        def work() -> None:
+            try:
+                one.parsed = parse()
+            except ReplError as error:
+                one.parsed = error
+
+        self.thread_work = work
+        return None
 
     def _rename(self, group: WriteGroup, one: Operation) -> None:
         source, to = (

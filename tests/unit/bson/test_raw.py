@@ -151,6 +151,13 @@ def test_documents_go_into_an_array_and_out_of_it_as_their_bytes(number: int) ->
     assert documents_of(array) == documents
 
 
+def test_the_top_level_keeps_documents_as_bytes() -> None:
+    document = {"n": 1, "d": {"a": {"b": 2}}, "list": [{"a": 1}, {}], "other": [{"a": 1}, 2], "none": []}
+    shallow = RawDocument(encode(document)).top_level()
+    assert encode(shallow) == encode(document)
+    assert [type(value) for value in shallow.values()] == [int, RawDocument, RawDocuments, list, RawDocuments]
+
+
 def test_an_array_that_is_none_of_documents_is_refused() -> None:
     good = RawDocument(encode({"a": [{"b": 1}, {}]})).get_raw("a") or b""
     other = RawDocument(encode({"a": [{"b": 1}, 2]})).get_raw("a") or b""

@@ -360,6 +360,28 @@ def test_no_field_of_any_command_holds_the_loop(client: Client, name: str) -> No
             assert held < HELD, field
 
 
+def test_large_options_of_a_collection_do_not_hold_the_loop(client: Client) -> None:
+    validator, pipeline = large(LARGEST_FIELD), [{"$match": {"a": {"$in": list(range(20_000))}}}]
+    create, view = {"create": "opt", "validator": validator}, {"create": "v", "viewOn": "c", "pipeline": pipeline}
+    for command, code in (
+        (create, None),
+        (create, None),
+        ({"create": "opt"}, 48),
+        ({"create": "opt", "capped": True, "size": 1 << 20}, 48),
+        ({"collMod": "opt", "validator": validator}, None),
+        ({"collMod": "opt", "validationLevel": "off"}, None),
+        ({"collMod": "opt", "validator": {}}, None),
+        ({"applyOps": [{"op": "c", "ns": "test.$cmd", "o": {"collMod": "opt", "validator": validator}}]}, None),
+        ({"applyOps": [{"op": "c", "ns": "test.$cmd", "o": {**create, "create": "opt2"}}]}, None),
+        (view, None),
+        ({**view, "pipeline": []}, 48),
+        ({"collMod": "v", "viewOn": "c", "pipeline": pipeline}, None),
+    ):
+        reply, held = run(client, command, "admin" if "applyOps" in command else "test")
+        assert reply.get("code") == code, (command, reply)
+        assert held < HELD, command
+
+
 def test_a_field_that_takes_long_to_read_is_refused(client: Client) -> None:
     for field in ("hint", "min", "let"):
         assert client.code({"find": "c", field: large(2 * LARGEST_FIELD)}) == 10334
