@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from api import lines
 from api.action_table import ACTIONS
 from api.lines import BATCH_BYTES
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
@@ -324,6 +325,23 @@ def test_lines_are_read_in_small_batches_for_which_memory_is_reserved(api: Api) 
     assert len(used) == 3
     api.act("find")
     assert api.dispatcher.requests[-1].batch_bytes > BATCH_BYTES, "an answer in one piece"
+
+
+def test_lines_are_made_for_one_client_at_a_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of exports at once would make lines for seconds in one turn of the loop."""
+    locked: list[bool] = []
+    encoded = lines.encoded
+
+    async def noted(*arguments: Any) -> bytes:
+        locked.append(api.member.one_export.locked())
+        return await encoded(*arguments)
+
+    monkeypatch.setattr(lines, "encoded", noted)
+    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    api.dispatcher.answers["getMore"] = cursor({"_id": 2}, name="nextBatch")
+    assert api.act("find", headers=LINES).text.count("\n") == 2
+    assert locked == [True, True]
+    assert not api.member.one_export.locked()
 
 
 def test_an_answer_in_one_piece_counts_while_its_batches_are_read(api: Api) -> None:

@@ -186,6 +186,20 @@ async def test_a_request_waits_unparsed_and_counted_until_the_one_before_is_answ
         writer.close()
 
 
+async def test_little_is_read_of_what_is_sent_ahead(api: Api) -> None:
+    gate = asyncio.Event()
+    held_app(api, gate)
+    async with serving(api) as served, asyncio.timeout(20):
+        _, writer = await served.open()
+        writer.write((HEAD + b"\r\n") * 400_000)
+        await until(lambda: api.member.admission.in_use > 0)
+        for _ in range(1000):  # turns
+            await asyncio.sleep(0)
+        assert api.member.admission.in_use <= 1 << 20
+        writer.transport.abort()
+        gate.set()
+
+
 async def test_who_sends_ahead_what_there_is_no_memory_for_gets_the_answer_under_way_and_no_more(api: Api) -> None:
     gate = asyncio.Event()
     begun = held_app(api, gate)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.lines import BATCH_BYTES
 from api.routes import consumers, watch
 from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest
@@ -85,6 +86,15 @@ def test_a_fault_ends_a_stream_and_sends_nothing_again(api: Api) -> None:
     api.dispatcher.answers["replSetConsumerRead"] = answer
     with pytest.raises(RuntimeError, match="a fault"):
         api.get("/v1/consumers/mailer/events?reader=a")
+
+
+def test_a_change_stream_is_read_in_small_batches(api: Api) -> None:
+    batch = {"id": 77, "ns": "shop.c", "firstBatch": [], "nextBatch": [], "postBatchResumeToken": {"_data": "82"}}
+    answers = iter([{"ok": 1.0, "cursor": batch}, dict(REFUSAL)])
+    api.dispatcher.answers |= dict.fromkeys(("aggregate", "getMore"), lambda _: next(answers))
+    api.get("/v1/watch?database=shop")
+    assert api.command_names()[:2] == ["aggregate", "getMore"]
+    assert {request.batch_bytes for request in api.dispatcher.requests[:2]} == {BATCH_BYTES}
 
 
 def test_a_consumers_events_as_lines(api: Api) -> None:

@@ -15,6 +15,7 @@ from replset.commands.streams.change_stream import KEPT_BYTES
 from replset.ids import Millis
 from replset.runtime.member import RunningMember
 from replset.runtime.net.admission import MAX_BYTES_IN_USE
+from replset.runtime.net.turns import Turns
 from replset.storage import natural_order
 from tests.rig import Client
 
@@ -173,6 +174,26 @@ def test_batches_that_are_read_at_once_have_the_memory_that_is_left_together(
     assert sum(size for size in sizes if size > LEAST_BATCH_BYTES) <= member.admission.left
     with table.space_for_batch(cursor, MAX_BATCH_BYTES):
         assert cursor.batch_bytes == MAX_BATCH_BYTES, "the others have ended"
+
+
+def test_slices_of_a_read_wait_for_their_part_of_the_turn(client: Client, member: RunningMember) -> None:
+    waited: list[int] = []
+
+    class Noted(Turns):
+        async def wait(self, size: int) -> None:
+            waited.append(size)
+            await super().wait(size)
+
+    member.slices = Noted(lambda: 0)
+    reads: list[dict[str, Any]] = [
+        {"find": "c", "filter": {"n": 7}},
+        {"aggregate": "c", "pipeline": [{"$match": {"n": 7}}], "cursor": {}},
+        {"count": "c", "query": {"n": 7}},
+        {"distinct": "c", "key": "n", "query": {"n": 7}},
+    ]
+    for number, read in enumerate(reads, 1):
+        client.ok(read)
+        assert len(waited) >= number, "of 300 documents no more than 256 are one slice"
 
 
 def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

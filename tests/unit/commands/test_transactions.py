@@ -24,6 +24,7 @@ from replset.config.durability_rules import parse_rules
 from replset.core.write_concern import WriteConcern
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
+from replset.storage import indexes
 from replset.storage.catalog import SESSIONS
 from replset.storage.indexes import Index
 from tests.rig import Client, Rig, note_waits, step_down
@@ -373,6 +374,17 @@ def test_unique_indexes_hold_inside_and_at_the_commit(filled: Client) -> None:
     session.ok(update({"_id": 1}, {"$set": {"n": 2}}))
     session.commit()
     assert {key: value for key, value in read(filled).items() if key in (1, 2)} == {1: 2, 2: 1}
+
+
+def test_the_values_of_a_document_under_indexes_are_limited_inside(
+    filled: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [{"key": {"n": 1}, "name": "n"}, {"key": {"n": 1, "m": 1}, "name": "nm"}]
+    filled.ok({"createIndexes": "c", "indexes": keys})
+    monkeypatch.setattr(indexes, "VALUES_MAX", 100)
+    session = Session(filled)
+    [error] = session.run(insert({"_id": 9, "n": [7] * 60, "padding": "x" * indexes.LARGE}))["writeErrors"]
+    assert (error["code"], "together" in error["errmsg"]) == (201, True)
 
 
 @pytest.mark.parametrize("command", [find({"n": 3}), insert({"_id": 7, "n": 7}), update({"n": 3}, {"$set": {"x": 1}})])

@@ -41,6 +41,7 @@ EXPRESSIONS = [
     {"$setEquals": ["$a", "$a"]},
     {"$setIsSubset": ["$a", "$a"]},
     {"$mergeObjects": "$d"},
+    {"$size": "$d.i.x"},
     {"$regexFindAll": {"input": "$s", "regex": "a"}},
     *[{name: "$a"} for name in ("$sum", "$avg", "$min", "$max", "$stdDevPop", "$stdDevSamp")],
     *[{name: {"n": 3, "input": "$a"}} for name in ("$firstN", "$lastN", "$minN", "$maxN")],
@@ -55,6 +56,7 @@ FILTERS = [
     {"d.v": -1},
     {"d.i": -1},
     {"d": {"$elemMatch": {"v": -1}}},
+    {"d.i": {"$size": 7}},
     {"a": {"$all": [-1]}},
     {"a": {"$type": "string"}},
     {"a": {"$mod": [ITEMS, -1]}},
@@ -63,6 +65,7 @@ FILTERS = [
     {"$expr": {"$in": [-1, "$a"]}},
     {"$jsonSchema": {"properties": {"a": {"items": {"bsonType": "number"}}}}},
     {"$jsonSchema": {"properties": {"a": {"uniqueItems": True}}}},
+    {"$jsonSchema": {"properties": {"s": {"enum": list(range(ITEMS))}}}},
 ]
 PROJECTIONS = [{"d.v": 1}, {"d.v": 0}, {"d.w": {"$literal": 1}}, {"a": {"$elemMatch": {"$gt": ITEMS}}}]
 UPDATES = [
@@ -84,6 +87,7 @@ STAGES = [
         {"$setWindowFields": {"sortBy": {"a": 1}, "output": {"n": {"$sum": "$a"}}}},
     ],
     [{"$redact": {"$cond": [{"$eq": ["$v", -1]}, "$$PRUNE", "$$DESCEND"]}}],
+    [{"$project": {"a": 1}}, {"$redact": "$$DESCEND"}],
     [{"$project": {"d.w": {"$literal": 1}}}],
     [{"$facet": {"x": [{"$unwind": "$a"}, {"$sortByCount": "$a"}]}}],
     [{"$sort": {"a": 1}}],

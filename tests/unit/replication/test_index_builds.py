@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import pytest
 
 from replset.bson import RawDocument, encode
 from replset.errors import (
+    CannotBuildIndexKeysError,
     CannotCreateIndexError,
     CannotIndexParallelArraysError,
     DuplicateKeyError,
@@ -26,8 +28,10 @@ from replset.replication.applier import UnfinishedBuildError, apply_batch
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
 from replset.replication.write_ops import WriteGroup, do_insert
+from replset.storage import index_build
 from replset.storage.copies import install_copy
-from replset.storage.index_build import fill_slice
+from replset.storage.index_build import fill_slice, refused_in
+from replset.storage.indexes import LARGE, Index, keys_of
 from replset.storage.store import Store
 from replset.storage.undo import undo_step
 from tests.unit.replication.kit import NS, OPTIONS, Member, Network, copy_log, indexes_are_sound, key_of, run, until
@@ -245,6 +249,50 @@ async def test_a_new_primary_looks_for_documents_that_it_did_not_refuse(source: 
     with pytest.raises(CannotIndexParallelArraysError):
         await result
     assert indexes(source.store) == {}
+
+
+async def test_a_new_primary_counts_the_values_that_it_did_not_refuse(
+    source: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All indexes together would read too many; the removal of such a document costs as much, and is not refused."""
+    builds = Builds(source)
+    builds.start(field="b")
+    await builds.builder.work()
+    source.insert(NS, {"_id": 100, "a": [1] * 60, "b": [2] * 60, "padding": "x" * LARGE})
+    builds.leads = False
+    build = builds.start()
+    await builds.builder.work()
+    builds.leads = True
+    monkeypatch.setattr("replset.storage.indexes.VALUES_MAX", 100)
+    result = builds.builder.result(build)
+    await builds.builder.work()
+    with pytest.raises(CannotBuildIndexKeysError, match="together"):
+        await result
+    assert indexes(source.store) == {"b_1": True}
+
+
+def test_a_new_primary_looks_for_refused_documents_in_slices_of_keys(
+    source: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.insert(NS, *[{"_id": number, "a": list(range(100))} for number in range(100, 110)])
+    monkeypatch.setattr(index_build, "_KEYS_IN_SLICE", 250)
+    build = Builds(source).start()
+    coll = source.store.collection(NS)
+    made: list[int] = []
+
+    def counted(index: Index, document: bytes) -> list[bytes]:
+        keys = keys_of(index, document)
+        made.append(len(keys))
+        return keys
+
+    monkeypatch.setattr(index_build, "keys_of", counted)
+    after: bytes | None = b""
+    while after is not None:
+        before = len(made)
+        error, after = source.store.query(partial(refused_in, coll=coll, build=build, after=after))
+        assert error is None
+        assert sum(made[before:-1]) <= 250
+    assert made == [1] * 40 + [100] * 10
 
 
 def test_a_build_whose_end_may_not_fit_an_entry_does_not_begin(source: Member) -> None:

@@ -73,6 +73,29 @@ async def test_who_comes_later_waits_for_one_command_of_each_before() -> None:
     greedy.cancel()
 
 
+async def test_who_waits_goes_on_in_the_order_in_which_they_came() -> None:
+    world = World()
+    names = [str(number) for number in range(3 * COMMANDS)]
+    await asyncio.gather(*(world.client(name, 1) for name in names))
+    assert world.ran == names
+
+
+@pytest.mark.parametrize("waited", range(5))
+async def test_one_that_leaves_when_its_turn_comes_is_not_waited_for(waited: int) -> None:
+    """Before, while and after it is woken."""
+    world = World()
+    leaving = asyncio.ensure_future(world.client("a", 1))
+    assert world.turns.has_room()
+    for _ in range(COMMANDS):
+        world.turns.count(1)
+    for _ in range(waited):
+        await asyncio.sleep(0)
+    leaving.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert world.turns.has_room()
+
+
 async def test_clients_that_leave_while_they_wait_hold_up_nobody() -> None:
     world = World()
     greedy = [asyncio.ensure_future(world.client(str(number), 1000)) for number in range(50)]
@@ -126,6 +149,27 @@ async def test_a_ping_beside_a_crowd_waits_for_one_command_of_each(served: Serve
     since = served.dispatcher.asked[before:]
     place = next(number for number, request in enumerate(since) if request.body.get("honest"))
     assert place <= 4 * COMMANDS
+
+
+async def test_a_find_that_is_answered_at_once_takes_its_part_of_the_turn(served: Served) -> None:
+    client = await served.client()
+    await client.ask(ping(0))
+    served.dispatcher.at_once = encode({"ok": 1.0})
+    counted: list[int] = []
+    served.turns.count = counted.append
+    find = {"find": "c", "$db": "d"}
+    await client.ask(find)
+    assert counted == [len(encode_msg(1, 0, encode(find)))]
+    served.turns.has_room = lambda: False  # type: ignore[method-assign]
+
+    async def wait(size: int) -> None:
+        counted.append(size)
+        await asyncio.Event().wait()
+
+    served.turns.wait = wait  # type: ignore[method-assign]
+    client.send(find)
+    assert await client.receives_nothing()
+    assert counted == counted[:1] * 2
 
 
 async def test_a_member_does_not_wait_behind_clients(served: Served) -> None:
