@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tools.importers import ROOT
@@ -87,15 +88,15 @@ def choose(paths: Sequence[str], since: str | None, sample: int, seed: int) -> l
         if lines is None or mutation.line in lines[mutation.path]
     ]
     if sample:
-        same = Counter[str]()
-        lots = dict[Mutation, bytes]()
-        for mutation in found:
-            same[mutation.name] += 1
-            lots[mutation] = hashlib.sha256(f"{seed} {same[mutation.name]} {mutation.name}".encode()).digest()
-        drawn = set(sorted(found, key=lots.__getitem__)[:sample])
+        drawn = set(sorted(found, key=functools.partial(_lot, seed))[:sample])
         found = [mutation for mutation in found if mutation in drawn]
     known = equivalent()
     return [mutation for mutation in found if mutation.name not in known]
+
+
+def _lot(seed: int, mutation: Mutation) -> bytes:
+    text = f"{seed} {mutation.same + 1} {replace(mutation, same=0).name}"
+    return hashlib.sha256(text.encode()).digest()
 
 
 def files_of(paths: Sequence[str]) -> Iterator[Path]:

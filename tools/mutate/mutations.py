@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -39,7 +40,9 @@ _WORDS: Final = ("log", "warnings", "invariant")
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One fault in one file. number: its place in the walk. before, after: the source of what changes."""
+    """One fault in one file. number: its place in the walk. before, after: the source of what changes. same: how many
+    in front of it in the function read like it.
+    """
 
     path: str
     number: int
@@ -48,17 +51,23 @@ class Mutation:
     where: str
     before: str
     after: str
+    same: int = 0
 
     @property
     def name(self) -> str:
         """What identifies it though lines move: the file, the function and the change."""
-        return f"{self.path}:{self.where}: {self.before} -> {self.after}"
+        text = f"{self.path}:{self.where}: {self.before} -> {self.after}"
+        return f"{text} #{self.same + 1}" if self.same else text
 
 
 def mutations_of(path: Path, root: Path) -> list[Mutation]:
     """Return every mutation of a file, in the order of its lines."""
     walk = _Walk(path.relative_to(root).as_posix(), ast.parse(path.read_bytes()))
-    return list(walk.run())
+    found, same = [], Counter[str]()
+    for mutation in walk.run():
+        found.append(replace(mutation, same=same[mutation.name]))
+        same[mutation.name] += 1
+    return found
 
 
 def mutated_code(path: Path, number: int) -> CodeType:
