@@ -50,8 +50,6 @@ class WriteQueue:
         """Drop what waits: the store is about to be closed for good."""
         self._closed = True
         self._writes.clear()
-        if self._retry is not None:
-            self._retry.cancel()
 
     def submit(self, write: Callable[[], None]) -> None:
         """Run `write` at once, or behind what waits.
