@@ -63,7 +63,7 @@ def test_the_example_of_rfc_7677() -> None:
     assert final == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 
 
-@pytest.mark.parametrize("user", ["ann", "a,b=c", "ännchen"])
+@pytest.mark.parametrize("user", ["ann", "a,b=c", "ännchen", "a"])
 def test_both_ends_agree(user: str) -> None:
     client = ClientExchange(user, "pencil", CLIENT)
     server = ServerExchange(client.first(), SERVER)

@@ -289,6 +289,15 @@ def test_a_damaged_manifest_is_refused(driver: Driver, files: FolderFiles) -> No
             Archive.open("it", files).rows_after(OPTIME_NULL, 10, 1 << 20)
 
 
+def test_a_manifest_of_another_segment_or_set_is_refused(driver: Driver, files: FolderFiles) -> None:
+    """Somebody copied files about. What they hold would be taken for what was written at another time."""
+    first, second = write_all(driver, files)[:2]
+    for wrong in (second, replace(first, set_id="0" * 24)):
+        files.write(first.name.manifest, wrong.encode())
+        with pytest.raises(CorruptDataError, match="describes another segment"):
+            Archive.open("it", files).segment(first.name)
+
+
 def test_names_sort_by_time_and_others_are_no_segments() -> None:
     name = SegmentName(OpTime.parse("1:5:7").ts, OpTime.parse("1:70:2").ts)
     assert SegmentName.parse(f"{name.stem}.json") == name

@@ -155,6 +155,7 @@ def test_a_time_before_a_clock_was_wrong_once(tmp_path: Path) -> None:
 
 def test_all_that_is_archived(source: Source) -> None:
     assert source.restored(None) == source.at(lambda optime: True)
+    assert source.restored(str(source.store.last_applied)) == source.at(lambda optime: True)
 
 
 @pytest.mark.parametrize("archive", [False, True])

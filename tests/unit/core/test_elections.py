@@ -12,6 +12,7 @@ from replset.core.effects import (
     AcceptWrites,
     AppendNoop,
     Drain,
+    ElectionEvent,
     LastVote,
     Persist,
     RecordElectionEvent,
@@ -441,3 +442,12 @@ def test_the_journal_names_who_was_asked_and_who_granted() -> None:
         ("dry run", text),
         ("election", f"{text}; the dry run was granted by {host(0)}, {host(2)}"),
     ]
+
+
+def test_the_journal_tells_each_step_from_the_vote_to_the_first_write() -> None:
+    cluster = CoreCluster(3)
+    cluster.initiate(*members_of(3))
+    leader = cluster.elect()
+    steps = [line.partition(" ")[2].partition(":")[0] for line in leader.journal]
+    won = steps.index(ElectionEvent.WON)
+    assert steps[won : won + 3] == [ElectionEvent.WON, ElectionEvent.DRAINING, ElectionEvent.LEADING]

@@ -11,6 +11,7 @@ from replset.core.effects import (
     CompareChains,
     InitialSyncNotNeeded,
     Persist,
+    RecordElectionEvent,
     Reply,
     StartFetching,
     StartInitialSync,
@@ -500,6 +501,9 @@ def test_too_stale_is_a_resync_not_a_rollback(mine: OpTime, newest: OpTime, olde
     assert len(sync) == 1
     assert "stale" in sync[0].reason
     assert node.state is MemberState.STARTUP2
+    assert "too stale" not in [line.record.event for line in only(effects, RecordElectionEvent)], (
+        "that is for who waits"
+    )
 
 
 def test_from_the_decision_to_resync_on_it_neither_votes_nor_acknowledges() -> None:

@@ -58,6 +58,16 @@ def test_a_long_history_forgets_details_and_never_says_too_little() -> None:
     assert history.lag_ms(at(1, count - 1), Millis(count * SPAN_MS)) == 0
 
 
+def test_an_entry_that_is_noted_again_is_as_old_as_before() -> None:
+    """Each heartbeat notes the newest entry. A delayed member would wait for an idle set's newest one for ever."""
+    history = OptimeAges()
+    history.note(at(1, 1), Millis(0))
+    for now in range(SPAN_MS, 5 * SPAN_MS, SPAN_MS // 4):
+        history.note(at(1, 2), Millis(now))
+    assert history.age_ms(at(1, 2), Millis(5 * SPAN_MS)) == (4 * SPAN_MS, 4 * SPAN_MS)
+    assert history.older_than(4 * SPAN_MS, Millis(5 * SPAN_MS)) == at(1, 2)
+
+
 # --- in sync ---------------------------------------------------------------------------------------------------------
 
 

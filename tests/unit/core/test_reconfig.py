@@ -12,6 +12,7 @@ from replset.config import MAX_GIVEN_VERSION, MAX_VERSION, Member, ReplSetConfig
 from replset.core.effects import ConfigInstalled, Persist, Reply, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, HeartbeatRequest, LocalPosition, ReconfigRequest, Refused, Request
+from replset.core.reconfig import MANY_ARBITERS
 from replset.core.reconfig_rules import complete_config, reconfig_refusal
 from replset.errors import InvariantError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
@@ -331,6 +332,27 @@ def test_a_member_of_another_set_vetoes() -> None:
     answer = only(effects, Reply)[0].body
     assert answer.code == 103
     assert "'x'" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused"),
+    [(0, 1, False), (0, 2, True), (1, 1, False), (1, 2, True), (2, 2, False), (2, 3, True), (3, 2, False)],
+)
+def test_a_second_arbiter_needs_the_start_option(before: int, after: int, refused: bool) -> None:
+    """Map C6. Those that a set has already stay."""
+    for allowed in (False, True):
+        node = single_node(config=named(*members_of(7, arbiters=before)), allow_multiple_arbiters=allowed)
+        rows = members_of(7, arbiters=after)
+        effects = node.receive(Request(5, ReconfigRequest(new_config(node, rows), True, 0)), NOW)
+        reasons = [effect.body.reason for effect in only(effects, Reply) if isinstance(effect.body, Refused)]
+        assert (MANY_ARBITERS in reasons) is (refused and not allowed)
+
+
+def test_an_answer_to_a_check_of_a_new_configuration_ends_a_primary_of_an_older_term() -> None:
+    node = leading_three()
+    node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 0)), NOW)
+    node.receive_heartbeat(1, term=5)
+    assert (node.state, node.term) == (MemberState.SECONDARY, 5)
 
 
 def test_one_reconfig_at_a_time() -> None:

@@ -130,6 +130,14 @@ def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
     assert node.state is MemberState.SECONDARY
 
 
+def test_one_stepdown_at_a_time() -> None:
+    node = leading_three()
+    node.receive(LocalPosition(place(at(2, 2))), NOW)
+    node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
+    assert asked(node, StepDownRequest(60_000, 5_000, False)).code == 109
+    assert node.state is MemberState.PRIMARY, "the first one still waits"
+
+
 def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
     """Map E11: 262."""
     node = leading()

@@ -14,6 +14,7 @@ from replset.core.messages import (
     Done,
     FetchProgress,
     HeartbeatRequest,
+    LocalPosition,
     MaintenanceRequest,
     MemberProgress,
     ProgressRequest,
@@ -77,6 +78,17 @@ def far_from_the_primary(**fields: Any) -> SingleNode:
 def test_a_closer_member_that_is_ahead_is_the_source(round_trip_ms: int, position: OpTime, changes: bool) -> None:
     node = far_from_the_primary()
     beat(node, 2, round_trip_ms, position=place(position))
+    assert node.sync_source == host(2 if changes else 1)
+
+
+@pytest.mark.parametrize(("behind_ms", "changes"), [(30_000, True), (30_001, False)])
+def test_a_closer_member_that_is_far_behind_is_no_source(behind_ms: int, changes: bool) -> None:
+    node = far_from_the_primary()
+    ahead = OpTime(2, NEWER.ts + 1)
+    node._state.ages.restart(NEWER, Millis(NOW - 60_000))
+    node._state.ages.note(ahead, Millis(NOW - behind_ms))
+    beat(node, 1, 40, times=1, state=MemberState.PRIMARY, position=place(ahead))
+    beat(node, 2, 1, position=place(NEWER))
     assert node.sync_source == host(2 if changes else 1)
 
 
@@ -210,13 +222,14 @@ def test_when_a_source_is_left(told: dict[str, Any], leaves: bool) -> None:
     assert node.sync_source == host(1 if leaves else 2)
 
 
-def test_a_source_far_behind_the_primary_is_left() -> None:
+@pytest.mark.parametrize(("behind_ms", "leaves"), [(30_000, False), (30_001, True)])
+def test_a_source_far_behind_the_primary_is_left(behind_ms: int, leaves: bool) -> None:
     node = chained()
     ahead = OpTime(2, NEWER.ts + 1)
     node._state.ages.restart(NEWER, Millis(NOW - 60_000))
-    node._state.ages.note(ahead, Millis(NOW - 30_001))
+    node._state.ages.note(ahead, Millis(NOW - behind_ms))
     beat(node, 1, 40, times=1, state=MemberState.PRIMARY, position=place(ahead))
-    assert node.sync_source == host(1)
+    assert node.sync_source == host(1 if leaves else 2)
 
 
 def test_without_chaining_the_primary_is_the_only_source() -> None:
@@ -271,6 +284,18 @@ def test_too_stale_for_one_source_is_not_too_stale_for_all() -> None:
     assert only(effects, StartFetching) == [StartFetching(host(2))]
     assert not only(effects, StartInitialSync)
     assert [effect.source for effect in only(too_stale(2), StartInitialSync)] == [host(1)]
+
+
+@pytest.mark.parametrize(("number", "serves"), [(6, False), (7, True), (8, True)])
+def test_a_source_serves_again_once_this_member_has_its_oldest_entry(number: int, serves: bool) -> None:
+    node = single_node(config=CONFIG, position=place(MINE))
+    beat(node, 2, 1, position=place(NEWER))
+    beat(node, 1, 1, state=MemberState.PRIMARY, position=place(NEWER))
+    node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", 2, NEWER, at(2, 7)), NOW)
+    assert node.sync_source == host(2)
+    node.receive(LocalPosition(place(at(2, number))), NOW)
+    node.receive(SourceFailed(host(2), SourceProblem.UNREACHABLE, "", 0, OPTIME_NULL, OPTIME_NULL), NOW)
+    assert (node.sync_source == host(1)) is serves
 
 
 # --- replSetSyncFrom -------------------------------------------------------------------------------------------------
@@ -339,6 +364,12 @@ def middle() -> SingleNode:
     node = far_from_the_primary()
     beat(node, 2, 1, position=place(at(2, 3)), sync_source=host(0))
     return node
+
+
+def test_a_member_that_syncs_from_this_one_is_no_source_for_it() -> None:
+    """Two that wait for each other get no entries."""
+    answer = asked(middle(), SyncFromRequest(host(2)))
+    assert (answer.code, answer.reason) == (72, f"cannot sync from {host(2)}: it syncs from this member")
 
 
 def test_a_member_passes_on_the_position_of_who_follows_it() -> None:

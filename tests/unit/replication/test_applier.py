@@ -23,6 +23,7 @@ from replset.oplog_entry import (
 )
 from replset.oplog_row import chain_after
 from replset.replication.applier import (
+    _CHECK_TIME_EVERY,
     LargeUpdateError,
     apply_batch,
     apply_effect,
@@ -200,6 +201,10 @@ def test_groups_are_bounded_by_count_bytes_and_time(mine: Member) -> None:
     ]
     assert apply_batch(mine.store, large, 0, 5, lambda: False) == 3
     assert len(mine.documents(NS)) == 603 + 3
+    deletes = [delete_entry(NS, uuid, encode({"_id": n}), OpTime(1, pack_ts(300, n)), 5) for n in range(2, 402)]
+    each = _CHECK_TIME_EVERY
+    assert apply_batch(mine.store, deletes, 0, 400, lambda: True) == each, "to look at the clock costs, too"
+    assert apply_batch(mine.store, deletes, each, 400, iter([False, True]).__next__) == 2 * each
 
 
 @pytest.mark.parametrize("options", [{}, {"capped": True, "size": 1 << 20}], ids=["plain", "capped"])

@@ -70,6 +70,20 @@ def test_common_point_trimmed_away_is_too_stale(source: Member, mine: Member) ->
         asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+async def test_an_answer_to_other_questions_is_no_answer(source: Member, mine: Member, more: int) -> None:
+    diverge(source, mine)
+
+    def distort(_command: dict[str, object], reply: dict[str, object]) -> None:
+        chains = reply["chains"]
+        assert isinstance(chains, list)
+        reply["chains"] = [*chains, *chains][: len(chains) + more]
+
+    source.network.before_reply = distort
+    with pytest.raises(SourceChangedError, match=r"answered \d of \d questions"):
+        await CommonPoint(source.network, mine.store, SOURCE).find()
+
+
 def test_common_point_with_an_unreachable_source(source: Member, mine: Member) -> None:
     diverge(source, mine)
     mine.network.down.add(SOURCE)

@@ -360,3 +360,12 @@ def test_messages_come_back_as_they_were() -> None:
         CompareReply(3, differences=Differences([Row(1, b"k", b"d")], [4, -9], 12)),
     ):
         assert CompareReply.parse(RawDocument(encode(reply.document()))) == reply
+
+
+@pytest.mark.parametrize(
+    "row", [5, {"place": 1, "key": b"k"}, {"place": 1, "doc": b"d"}, {"place": "x", "key": b"k", "doc": b"d"}]
+)
+def test_a_row_that_lacks_something_is_refused(row: object) -> None:
+    reply = {**CompareReply(3, differences=Differences([], [], None)).document(), "rows": [row]}
+    with pytest.raises(RemoteProtocolError):
+        CompareReply.parse(RawDocument(encode(reply)))

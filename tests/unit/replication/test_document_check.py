@@ -335,6 +335,22 @@ def test_a_document_that_is_written_meanwhile_is_left_alone(three: Three) -> Non
     assert document(three.b, 3) == {"_id": 3, "n": 3, "x": 1}
 
 
+def test_nothing_changes_where_the_entries_since_the_comparison_are_trimmed(three: Three) -> None:
+    """Nobody can tell then what was written meanwhile."""
+    rot(three.b, 5, None)
+
+    def write(command: dict[str, object]) -> None:
+        if command.get("give") == "documents" and not three.b.store.trimmed_through:
+            three.a.delete(NS, 5)
+            three.a.insert(NS, {"_id": "more"}, {"_id": "and more"})
+            three.replicate()
+            trim(three.b, oplog_max_bytes=1)
+
+    three.network.before_call = write
+    assert not three.repair(three.b).corrected
+    assert document(three.b, 5) is None, "it was deleted everywhere"
+
+
 def test_a_document_that_a_transaction_holds_is_left_alone(three: Three) -> None:
     rot(three.a, 3, {"_id": 3, "n": 999})
     coll = three.a.store.collection(NS)

@@ -113,7 +113,9 @@ async def test_the_next_request_waits_for_the_position_that_is_awaited(
         mine.fetcher.on_moved()
         await until(lambda: len(fetches(mine)) == count + 1)
     assert not mine.fetcher.is_settling
+    assert (mine.fetcher.is_awaited, mine.fetcher.awaited) == (bool(awaited), awaited)
     mine.fetcher.stop()
+    assert mine.fetcher.is_awaited, "as long as no source says otherwise"
 
 
 async def test_a_slow_sync_does_not_hold_back_the_next_request(source: Member, mine: Member) -> None:

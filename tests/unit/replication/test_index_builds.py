@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from replset.errors import (
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
 from replset.replication.applier import UnfinishedBuildError, apply_batch
-from replset.replication.index_builder import IndexBuilder
+from replset.replication.index_builder import FULL_DISK_PAUSE_S, IndexBuilder, IndexBuildOptions
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
 from replset.replication.write_ops import WriteGroup, do_insert
 from replset.storage import index_build
@@ -42,7 +43,7 @@ T = TypeVar("T")
 class Builds:
     """A member with its index builder, and the writes of a primary."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, options: IndexBuildOptions | None = None) -> None:
         self.member = member
         self.leads = True
         self.builder = IndexBuilder(
@@ -50,6 +51,7 @@ class Builds:
             busy=asyncio.Lock(),
             leads_in=lambda: member.node.term if self.leads else None,
             write=self.write,
+            options=options,
         )
 
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
@@ -386,3 +388,34 @@ def test_random_histories_with_undo(tmp_path: Path, seed: int) -> None:
     assert indexes(mine.store) == indexes(member.store)
     run(Builds(mine).builder.work)
     assert indexes_are_sound(mine.store)
+
+
+async def test_others_have_their_turn_between_two_slices(source: Member) -> None:
+    builds = Builds(source, IndexBuildOptions(slice_documents=5))
+    builds.start()
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(take_turns())
+    await builds.builder.work()
+    other.cancel()
+    assert turns >= len(source.documents(NS)) // 5
+    assert indexes(source.store) == {"a_1": True}
+
+
+async def test_a_build_tries_a_full_disk_once_a_second(source: Member) -> None:
+    clock, builds = asyncio.get_running_loop().time, Builds(source)
+    builds.start()
+    source.store.options = replace(source.store.options, min_free_bytes=1 << 60)
+    began = clock()
+    for _ in range(3):
+        await builds.builder.work()
+    assert clock() - began == pytest.approx(3 * FULL_DISK_PAUSE_S)
+    source.store.options = replace(source.store.options, min_free_bytes=0)
+    await builds.builder.work()
+    assert indexes(source.store) == {"a_1": True}

@@ -121,6 +121,7 @@ def test_a_hundred_thousand_operations_are_undone_in_steps_that_stay_short(
     assert steps == [(RollbackPhase.UNDOING, number * limit) for number in range(len(steps))], "what status shows"
     progress = mine.rollback.progress
     assert (progress.entries, progress.written, progress.undone) == (ENTRIES, ENTRIES, ENTRIES)
+    assert progress.documents == counts[FileKind.DOCUMENTS]
     # The loop had a turn after each step; none took more than some hundred machine steps an entry.
     assert 0 < meter.longest < 300 * limit
 

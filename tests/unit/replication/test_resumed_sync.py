@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,20 @@ async def test_no_copy_is_asked_for_while_there_is_no_room_at_all(
     free = 1 << 40
     assert (await syncing).ok
     assert mine.everything() == source.everything()
+
+
+async def test_the_disk_has_some_bytes_left_behind_a_copy(
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare, free, transfer = 1_000_000, 0, mine.initial_sync._transfer
+    transfer._options = replace(transfer._options, spare_bytes=spare)
+    monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
+    waiting = asyncio.ensure_future(transfer._wait_for_space(500))
+    for free in (499, 500, spare, spare + 499):  # noqa: B007 - the disk reads it
+        await asyncio.sleep(10)
+        assert not waiting.done()
+    free = spare + 500
+    await waiting
 
 
 @pytest.mark.parametrize("torn", [0, 77])

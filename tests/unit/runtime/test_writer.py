@@ -290,15 +290,17 @@ async def test_a_noop_of_the_core_is_written_at_once(rig: Rig) -> None:
     assert decode(row.entry)["o"] == {"msg": "new primary", "member": 0, "host": "a:27017"}
 
 
-async def test_a_group_takes_no_more_once_it_is_large(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "GROUP_BYTES", 300)
-    monkeypatch.setattr(writer, "GROUP_OPERATIONS", 7)
+@pytest.mark.parametrize(("limit", "most", "commits"), [("GROUP_BYTES", 300, 7), ("GROUP_OPERATIONS", 7, 3)])
+async def test_a_group_takes_no_more_once_it_is_large(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, commits: int
+) -> None:
+    monkeypatch.setattr(writer, limit, most)
     tasks = rig.submit(*(rig.insert(number) for number in range(20)))
     await settle()
     optimes = [task.result() for task in tasks]
     assert optimes == sorted(optimes)
     assert rig.numbers() == list(range(20))
-    assert 3 <= rig.commits < 20
+    assert rig.commits == commits
 
 
 async def test_a_group_takes_no_more_once_it_takes_long(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

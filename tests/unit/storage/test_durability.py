@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import pytest
 
 from replset.bson import decode
 from replset.errors import CorruptDataError, DbPathLockedError, StorageError
 from replset.ids import OPTIME_NULL
 from replset.oplog_entry import OplogEntry
+from replset.storage import wal
 from replset.storage.disk import RealDisk
 from replset.storage.sqlite import check_sqlite_version
 from replset.storage.store import Store, StoreOptions, lock_dbpath
@@ -296,3 +298,15 @@ def test_a_wal_whose_loss_the_mark_notices_is_opened(driver: Driver, tmp_path: P
     assert again.last_applied < store.last_applied
     again.close()
     assert not (cut / "replset.db-wal").exists()
+
+
+def test_what_another_connection_holds_of_the_wal_is_not_known(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was noted before stays then."""
+    driver.apply(("noop",))
+    assert driver.store.wal.extent()
+
+    def held(_connection: apsw.Connection) -> int:
+        raise apsw.BusyError
+
+    monkeypatch.setattr(wal, "_pages_of", held)
+    assert driver.store.wal.extent() is None

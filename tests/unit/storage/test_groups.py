@@ -24,6 +24,7 @@ from replset.oplog_entry import insert_entry
 from replset.oplog_row import OplogRow
 from replset.storage.disk import RealDisk
 from replset.storage.oplog_tail import ROW_BYTES
+from replset.storage.sqlite import first_row
 from replset.storage.store import Store, StoreOptions
 from replset.storage.txn import Txn
 from replset.storage.undo import undo_step
@@ -416,6 +417,17 @@ def test_catalog_questions(driver: Driver) -> None:
         assert store.data_bytes() > 0
 
 
+def test_what_is_removed_counts_for_nothing_though_the_file_keeps_its_size(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 10_000) for number in range(50)))
+    store, full = driver.store, driver.store.data_bytes()
+    connection = store._connection
+    assert full == first_row(connection, "PRAGMA page_count")[0] * first_row(connection, "PRAGMA page_size")[0]
+    driver.apply(*(("delete", "db.c", number) for number in range(50)))
+    store.set_commit_point(store.last_applied)
+    driver.settle()
+    assert store.data_bytes() < full
+
+
 def test_get_reads_what_is_committed(driver: Driver) -> None:
     driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"))
     assert driver.store.get(driver.coll("db.c"), key_of(1)) == doc_of(1, "a")
@@ -450,3 +462,14 @@ def test_a_disk_that_does_not_answer_is_a_storage_error(tmp_path: Path, monkeypa
     with pytest.raises(StorageError, match="Input/output"):
         store.group().__enter__()
     store.close()
+
+
+def test_a_start_knows_what_was_committed_and_how_large_the_oplog_is(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(20)))
+    store = driver.store
+    store.set_commit_point(driver.history[15][0])
+    oplog_bytes = store.oplog_bytes
+    assert store.saved_commit_point() < store.commit_point, "it is not saved at each move"
+    reopened = driver.reopen()
+    assert reopened.saved_commit_point() == driver.history[15][0]
+    assert reopened.oplog_bytes == oplog_bytes

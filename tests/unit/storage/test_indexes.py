@@ -9,7 +9,7 @@ import pytest
 from replset.bson import RawDocument, Undefined, encode, encode_key, parts
 from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError
 from replset.storage import indexes
-from replset.storage.indexes import KEYS_MAX, Index, keys_of
+from replset.storage.indexes import KEYS_MAX, Index, has_entry, keys_of, write_entries
 from replset.storage.undo import undo_step
 from tests.unit.storage.conftest import Driver, key_of
 
@@ -142,6 +142,30 @@ def test_entries_follow_the_documents(driver: Driver) -> None:
     assert (encode_key("t3"), key_of(3)) in entries(driver)
     driver.reopen()
     assert entries(driver) == recomputed(driver)
+
+
+@pytest.mark.parametrize("before", [0, 30], ids=["few-fields-before", "many-fields-before"])
+@pytest.mark.parametrize("after", [0, 30], ids=["few-fields-after", "many-fields-after"])
+def test_a_large_document_with_too_many_fields_has_no_entry_where_it_was_accepted_before(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, before: int, after: int
+) -> None:
+    driver.apply(("create", "db.c"))
+    create_index(driver, {"text": 1})
+    monkeypatch.setattr(indexes, "VALUES_MAX", 20)
+
+    def document(text: str, fields: int) -> bytes:
+        more = {f"f{number}": 0 for number in range(fields)}
+        return encode({**more, "text": text, "padding": "x" * indexes.LARGE})
+
+    with driver.store.group() as txn:
+        driver.run(txn, "noop")
+        coll, old, new = driver.coll("db.c"), document("old", before), document("new", after)
+        write_entries(txn.connection, coll.indexes, key_of(1), None, old)
+        write_entries(txn.connection, coll.indexes, key_of(1), old, new)
+        found = [
+            text for text in ("old", "new") if has_entry(txn.connection, coll.indexes[0], encode_key(text), key_of(1))
+        ]
+        assert found == ([] if after else ["new"])
 
 
 def test_a_failing_operation_takes_its_entries_back(driver: Driver) -> None:

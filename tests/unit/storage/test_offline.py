@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import apsw
+import psutil
 import pytest
 
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
@@ -141,3 +142,13 @@ def test_a_database_that_only_a_start_can_repair_is_reported(tmp_path: Path) -> 
     assert (dead / "replset.db-journal").stat().st_size > 0
     with pytest.raises(StorageError, match="died in the middle of a write; start it once"):
         open_oplog(dead)
+
+
+@pytest.mark.parametrize("data", [b"", b"no database" * 500], ids=["empty", "damaged"])
+def test_a_file_that_is_refused_is_not_kept_open(tmp_path: Path, data: bytes) -> None:
+    other = tmp_path / "other.db"
+    other.write_bytes(data)
+    with pytest.raises(CorruptDataError) as refusal:  # its traceback keeps everything alive
+        open_oplog(other)
+    assert str(other) not in {file.path for file in psutil.Process().open_files()}
+    del refusal

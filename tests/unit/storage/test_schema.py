@@ -12,6 +12,7 @@ from sqlite_utils import Database
 
 from replset.errors import CorruptDataError
 from replset.storage.disk import RealDisk
+from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import (
     DATA_SCHEMA,
     SESSIONS_UUID,
@@ -21,6 +22,7 @@ from replset.storage.schema import (
     ensure_schema,
 )
 from replset.storage.store import Store, StoreOptions
+from replset.storage.txn import write_meta
 
 START = """
 import sys
@@ -152,3 +154,13 @@ def test_the_undo_of_sessions_is_in_no_index_and_every_other_question_finds_its_
         sql = f"EXPLAIN QUERY PLAN SELECT before FROM undo WHERE {condition} AND ts > ?"
         (plan,) = connection.execute(sql, (b"",) * sql.count("?"))
         assert "undo_by_key" in plan[3], condition
+
+
+@pytest.mark.parametrize("name", ["trimmed_through", "pruned_through", "oplog_bytes"])
+def test_a_value_of_another_type_is_damage(tmp_path: Path, name: str) -> None:
+    Store.open(RealDisk(), tmp_path, StoreOptions(min_free_bytes=0)).close()
+    connection = apsw.Connection(str(tmp_path / DATABASE_FILE))
+    write_meta(connection, name, "many")
+    connection.close()
+    with pytest.raises(CorruptDataError, match=f"meta {name} is no number"):
+        Store.open(RealDisk(), tmp_path, StoreOptions(min_free_bytes=0))

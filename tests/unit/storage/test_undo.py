@@ -472,3 +472,16 @@ def test_closing_the_store_ends_readers_in_other_threads(driver: Driver) -> None
     driver.disk.rename(driver.store.path + "2", driver.store.path)
     driver.reopen()
     assert driver.documents() == driver.state
+
+
+def test_an_entry_with_more_changes_than_a_step_undoes_goes_alone(driver: Driver) -> None:
+    """A step that took older entries with it would hold the event loop for as long as they take."""
+    driver.apply(("create", "db.a"), *(("put", "db.a", number, "x") for number in range(4)))
+    before = driver.store.last_applied
+    with driver.store.group() as txn:
+        driver.run(txn, "noop")
+        for number in range(10, 15):
+            txn.put(driver.coll("db.a"), key_of(number), doc_of(number, "y"), ts=txn.last.ts, before=None)
+    for left in (before, driver.history[3][0], driver.history[1][0]):
+        undo_step(driver.store, driver.history[1][0], stem="s", limit=2)
+        assert driver.store.last_applied == left
