@@ -101,7 +101,7 @@ class InitialSyncProgress:
     def remaining_ms(self, now: Millis) -> int | None:
         """How long the rest takes at the rate so far; None while that is unknown."""
         done = self.copied - self.resumed_at
-        if done <= 0 or self.total == 0:
+        if done <= 0:
             return None
         return (now - self.transfer_began) * (self.total - self.copied) // done
 

@@ -135,6 +135,15 @@ def test_an_event_does_not_wait_for_those_behind_it(items: Client, member: Runni
     assert decode(event)["documentKey"] == {"_id": 1}
 
 
+def test_an_event_that_comes_during_the_wait_is_in_its_answer(items: Client) -> None:
+    stream = Stream(items)
+    waiting = items.begin(stream._get_more(maxTimeMS=60_000))
+    items.rig.wait(1)
+    assert not waiting.done()
+    insert(items, 1)
+    assert kinds(items.decoded(waiting)["cursor"]["nextBatch"]) == ["insert"]
+
+
 def test_a_batch_of_none_gives_the_place_alone(items: Client) -> None:
     insert(items, 1)
     pipeline = [{"$changeStream": {}}]

@@ -89,3 +89,4 @@ def test_a_source_gives_committed_entries_behind_one_that_it_has(client: Client,
     member.history.older = Older(rows[:4]) if is_archived else None
     assert asked(rows[0].optime) == (committed[1:4] if is_archived else ErrorCode.CAPPED_POSITION_LOST)
     assert client.code({"replSetFollowEntries": 1}, db="admin") == 14
+    assert client.code({"replSetFollowEntries": {"from": 1}}, db="admin") == 2

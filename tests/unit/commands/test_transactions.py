@@ -656,6 +656,15 @@ def test_none_begins_after_a_step_down_during_the_wait(filled: Client, monkeypat
     assert filled.member.store.oldest_pin is None
 
 
+def test_a_commit_in_a_later_term_is_refused(filled: Client) -> None:
+    """What it read may have been rolled back in between."""
+    session = Session(filled)
+    session.ok({"insert": "c", "documents": [{"_id": 90}]})
+    (transaction,) = filled.member.transactions._newest.values()
+    transaction.term -= 1
+    assert session.code({"commitTransaction": 1}, "admin") == 10107
+
+
 def test_it_lives_a_limited_time(filled: Client) -> None:
     filled.member.transactions.lifetime_s = 0.01
     session = Session(filled)

@@ -180,7 +180,9 @@ def test_to_collection_copies_what_was_lost(ask: Ask, live: FakeSet, manifest: P
     assert [number for number, result in by_id(answer, "result").items() if result == "left"] == [5, 6]
 
 
-def test_commands_are_put_back_and_a_drop_only_when_asked(ask: Ask, live: FakeSet, tmp_path: Path) -> None:
+def test_commands_are_put_back_and_a_drop_only_when_asked(
+    ask: Ask, live: FakeSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = LostHistory()
     lost.command({"drop": "orders"}, UUID_OF_ORDERS)
     lost.command({"create": "fresh", "idIndex": {}, "note": 1}, bytes(15) + b"1")
@@ -196,6 +198,15 @@ def test_commands_are_put_back_and_a_drop_only_when_asked(ask: Ask, live: FakeSe
     assert [row["standing"] for row in ask("diff", path)["writes"]] == ["conflict", "there", "clean"]
     assert ask("restore", path, "overwrite", dry=True)["writes"][0]["result"] == "would"
     assert set(live.uuids) == {ORDERS, "shop.fresh"}
+    (before,) = path.parent.glob("restore.*.jsonl")
+    drop = live.drop
+
+    def drop_after_the_record(ns: str) -> None:
+        (record,) = set(path.parent.glob("restore.*.jsonl")) - {before}
+        assert "decision" in json.loads(record.read_text().splitlines()[-1]), "it can be found again, whatever comes"
+        drop(ns)
+
+    monkeypatch.setattr(live, "drop", drop_after_the_record)
     ask("restore", path, "overwrite")
     assert set(live.uuids) == {"shop.fresh"}
 

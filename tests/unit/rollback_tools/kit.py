@@ -54,6 +54,7 @@ class FakeSet(LiveSet):
         self.entries: dict[DocumentKey, OpTime] = {}
         self.oplog: set[OpTime] = set()
         self.oplog_is_complete = True
+        self.scanned: set[DocumentKey] = set()
         self.writes = 0
         self.before_write: Callable[[Sequence[Write]], None] = lambda writes: None
         self.after_write: Callable[[], None] = lambda: None
@@ -97,10 +98,10 @@ class FakeSet(LiveSet):
         return {key: found[key] for key in map(encode_key, ids) if key in found}
 
     def scan(self, since: OpTime, wanted: frozenset[DocumentKey]) -> None:
-        pass
+        self.scanned |= wanted
 
     def last_entry(self, key: DocumentKey) -> OpTime | None:
-        return self.entries.get(key)
+        return self.entries.get(key) if key in self.scanned else None
 
     def has_entry(self, optime: OpTime) -> bool:
         return optime in self.oplog

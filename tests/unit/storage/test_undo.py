@@ -485,3 +485,15 @@ def test_an_entry_with_more_changes_than_a_step_undoes_goes_alone(driver: Driver
     for left in (before, driver.history[3][0], driver.history[1][0]):
         undo_step(driver.store, driver.history[1][0], stem="s", limit=2)
         assert driver.store.last_applied == left
+
+
+def test_the_documents_that_were_changed_since_are_those_of_one_collection(driver: Driver) -> None:
+    driver.apply(("create", "db.a"), ("create", "db.b"), ("put", "db.a", 1, "x"), ("put", "db.b", 2, "x"))
+    since = driver.store.last_applied.ts
+    driver.apply(("put", "db.a", 3, "x"), ("put", "db.b", 4, "x"))
+    with driver.store.group() as txn:
+        driver.run(txn, "put", "db.a", 5, "x")
+        driver.run(txn, "put", "db.b", 6, "x")
+        driver.run(txn, "delete", "db.a", 1)
+        found = {ns: txn.changed_keys(driver.coll(ns), since) for ns in ("db.a", "db.b")}
+    assert found == {"db.a": {key_of(1), key_of(3), key_of(5)}, "db.b": {key_of(4), key_of(6)}}
