@@ -22,8 +22,11 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest, ConnectionContext, Reply, Source
 from replset.commands.table import PRIVATE
 from replset.commands.write_concern import WriteConcernFailure
+from replset.config import ReplSetConfig
+from replset.core.messages import ReplyBody, RequestBody
 from replset.core.write_concern import WriteConcern
-from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.errors import HostUnreachableError
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
@@ -113,6 +116,40 @@ class Rig:
         await member.dispatcher.run(self.client().request(step_down(1), "admin"))
         while not member.node.writable:
             await member.wait_for_change(1_000)
+
+    def answer_core(self, answer: ReplyBody) -> list[RequestBody]:
+        """From now on this answers in the place of the member's core. Returns what is asked."""
+        asked: list[RequestBody] = []
+
+        async def ask(body: RequestBody) -> ReplyBody:
+            asked.append(body)
+            return answer
+
+        self.member().ask_core = ask  # type: ignore[method-assign]
+        return asked
+
+    def answer_peers(self, answers: Mapping[str, Mapping[str, object]]) -> list[tuple[str, dict[str, Any], int]]:
+        """From now on these answer in the place of other members; a host that is not in it cannot be reached.
+
+        Returns what is asked: the host, the command, and the time limit.
+        """
+        asked: list[tuple[str, dict[str, Any], int]] = []
+
+        async def call(
+            host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+        ) -> RawDocument:
+            asked.append((host, dict(command), timeout_ms))
+            if host not in answers:
+                raise HostUnreachableError(f"{host} is away")
+            return RawDocument(encode(answers[host]))
+
+        self.member().peer.call = call  # type: ignore[method-assign]
+        return asked
+
+    def use_config(self, document: Mapping[str, object]) -> None:
+        """The member has this configuration now, as if it came from another one."""
+        config = ReplSetConfig.parse({"_id": self.cluster.set_name, "version": 3, "term": 1, **document})
+        self.member().node._state.config = config
 
     def newest(self, name: str = "a") -> OpTime:
         return self.member(name).store.last_applied
@@ -229,7 +266,8 @@ def a_set(
             return
         cluster.initiate(priorities={"a": 2})
         if members > 1:
-            cluster.run_until(lambda: cluster.primary() == "a" and cluster.converged(), 60, "a leads")
+            is_well = cluster.all_counted if cluster.delay_s else cluster.converged
+            cluster.run_until(lambda: cluster.primary() == "a" and is_well(), 60, "a leads")
         yield Rig(cluster)
         cluster.check_unbroken()
 

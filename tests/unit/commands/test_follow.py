@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from replset.bson import encode, encode_key
@@ -15,7 +13,7 @@ from replset.oplog_row import OplogRow
 from replset.optime import optime_document, timestamp
 from replset.replication.followed import FollowMode, read_state
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
-from tests.unit.commands.conftest import Client
+from tests.rig import Client
 from tests.unit.commands.test_history import trim
 
 START = OpTime(7, 7)
@@ -30,8 +28,12 @@ class Source(SourceSet):
     def find_start(self, own: OwnHistory) -> OpTime:
         self.set_name = "site1"
         if self.is_written:
-            asyncio.run_coroutine_threadsafe(self.client.member.write(_insert), self.client.loop).result(30)
+            self.client.rig.begin(_write(self.client))
         return START
+
+
+async def _write(client: Client) -> None:
+    await client.member.write(_insert)
 
 
 def _insert(group: WriteGroup) -> None:
@@ -72,9 +74,10 @@ class Older:
 @pytest.mark.parametrize("is_archived", [False, True])
 def test_a_source_gives_committed_entries_behind_one_that_it_has(client: Client, is_archived: bool) -> None:
     member = client.member
-    client.ok({"insert": "c", "documents": [{"_id": n} for n in range(4)]})
-    rows = member.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 20)
-    member.node.commit_point = rows[-2].optime
+    client.ok({"insert": "c", "documents": [{"_id": n} for n in range(3)]})
+    client.rig.stop_disk()
+    client.ok({"insert": "c", "documents": [{"_id": 3}], "writeConcern": {"w": 1}})
+    rows = member.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 20)[client.begins_at :]
 
     def asked(at: OpTime) -> list[object] | int:
         reply = client.run({"replSetFollowEntries": optime_document(at)}, db="admin")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, DateTime, Int64, MaxKey, MinKey, ObjectId, Regex, Undefined, encode_key
+from replset.runtime.member import RunningMember
 from replset.storage.undo import undo_step
-
-from .conftest import Client, FakeMember
+from tests.rig import Client
 
 NATURAL = {"hint": {"$natural": 1}}
 MAJORITY = {"readConcern": {"level": "majority"}}
@@ -129,17 +129,17 @@ def fill(client: Client, draw: Draw) -> None:
         client.run({"insert": "c", "documents": [draw.document(number)]})  # refused if an index cannot take its arrays
 
 
-def change(client: Client, draw: Draw, times: int = 8, numbers: range = range(45)) -> None:
+def change(client: Client, draw: Draw, times: int = 8, numbers: range = range(45), **more: Any) -> None:
     for _ in range(times):
         number = draw.rng.choice(numbers)
         match draw.rng.randrange(4):
             case 0:
-                client.run({"delete": "c", "deletes": [{"q": {"_id": number}, "limit": 1}]})
+                client.run({"delete": "c", "deletes": [{"q": {"_id": number}, "limit": 1}], **more})
             case 1:
-                client.run({"insert": "c", "documents": [draw.document(number)]})
+                client.run({"insert": "c", "documents": [draw.document(number)], **more})
             case _:
                 u = {"$set": {draw.rng.choice("abc"): draw.value()}}
-                client.run({"update": "c", "updates": [{"q": {"_id": number}, "u": u}]})
+                client.run({"update": "c", "updates": [{"q": {"_id": number}, "u": u}], **more})
 
 
 def found_by(client: Client, command: dict[str, Any], on_batch: Any = None) -> list[bytes]:
@@ -177,7 +177,7 @@ def commands(draw: Draw, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_query_gives_the_same_documents_with_indexes(client: Client, member: FakeMember, seed: int) -> None:
+def test_a_query_gives_the_same_documents_with_indexes(client: Client, member: RunningMember, seed: int) -> None:
     draw = Draw(seed)
     fill(client, draw)
     for command in commands(draw, 60):
@@ -186,8 +186,8 @@ def test_a_query_gives_the_same_documents_with_indexes(client: Client, member: F
         assert client.run(count).get("n") == client.run({**count, **NATURAL}).get("n"), command
     point = member.store.last_applied
     before = found_by(client, NATURAL)
-    member.node.commit_point = point
-    change(client, draw, 30)
+    client.rig.stop_disk()
+    change(client, draw, 30, writeConcern={"w": 1})
     for command in commands(draw, 40):
         check(client, command)
         check(client, {**command, **MAJORITY})
@@ -200,7 +200,7 @@ def test_a_query_gives_the_same_documents_with_indexes(client: Client, member: F
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_cursor_at_a_point_sees_no_change(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch, seed: int
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("replset.storage.snapshot._CHANGES", 3)
     monkeypatch.setattr("replset.commands.reads.sources.PAGE_ROWS", 2 + seed % 3)
@@ -208,7 +208,6 @@ def test_a_cursor_at_a_point_sees_no_change(
     draw = Draw(100 + seed)
     fill(client, draw)
     for command in commands(draw, 20):
-        member.node.commit_point = member.store.last_applied
         change(client, draw, 3)
         command = {**command, **MAJORITY}
         if client.run({"find": "c", **command})["ok"] != 1.0:
@@ -315,7 +314,7 @@ def test_ranges_without_entries_end_a_slice_but_lose_nothing(
         assert len(found) == 34
 
 
-def test_a_read_at_a_point_may_pause_among_documents_of_later(client: Client, member: FakeMember) -> None:
+def test_a_read_at_a_point_may_pause_among_documents_of_later(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": n} for n in range(5)]})
     at = member.store.last_applied
     client.ok({"insert": "c", "documents": [{"_id": n} for n in range(5, 100)]})

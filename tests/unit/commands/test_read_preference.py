@@ -10,19 +10,12 @@ import pytest
 
 from replset.bson import RawDocument, encode
 from replset.commands.read_preference import other_readers, parse_read_preference
-from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.status import MemberStatus, Status
 from replset.ids import HostPort, MemberId
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client, Rig, a_set
 
 EAST = {"dc": "east", "use": "reports"}
-
-
-def config(**mine: object) -> ReplSetConfig:
-    members: list[dict[str, Any]] = [{"_id": number, "host": f"localhost:{27017 + number}"} for number in range(3)]
-    members[0] |= mine
-    return ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": 1, "members": members})
 
 
 @pytest.fixture(autouse=True)
@@ -69,34 +62,31 @@ def test_what_is_for_a_mongos_is_taken_from_drivers_alone(client: Client) -> Non
     assert code(client, {"mode": "nearest", "hedge": {"enabled": True}}) == 40415
 
 
-@pytest.mark.parametrize(
-    ("tags", "expected"),
-    [
-        ([], 0),
-        ([{}], 0),
-        ([{"dc": "east"}], 0),
-        ([EAST], 0),
-        ([{"dc": "west"}, {"use": "reports"}], 0),
-        ([{"dc": "west"}], 133),
-        ([{**EAST, "rack": "1"}], 133),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("mode", ["nearest", "secondary", "secondaryPreferred", "primaryPreferred"])
-def test_tags_choose_a_secondary(
-    client: Client, member: FakeMember, tags: list[object], expected: int, mode: str
-) -> None:
-    member.node.config = config(tags=EAST)
-    member.node.state, member.node.writable = MemberState.SECONDARY, False
-    assert code(client, {"mode": mode, "tags": tags}) == expected
-    assert code(client, {"mode": mode, "tags": tags}, "wire") == 0, "the driver chose"
+TAGS: list[tuple[list[object], int]] = [
+    ([], 0),
+    ([{}], 0),
+    ([{"dc": "east"}], 0),
+    ([EAST], 0),
+    ([{"dc": "west"}, {"use": "reports"}], 0),
+    ([{"dc": "west"}], 133),
+    ([{**EAST, "rack": "1"}], 133),
+]
 
 
-def test_tags_choose_a_primary_where_it_is_one_of_many(client: Client, member: FakeMember) -> None:
-    member.node.config = config(tags=EAST)
+def test_tags_choose_a_secondary() -> None:
+    with a_set(2, options={"b": {"tags": EAST}}) as rig:
+        client = rig.client("b")
+        for tags, expected in TAGS:
+            for mode in ("nearest", "secondary", "secondaryPreferred", "primaryPreferred"):
+                assert code(client, {"mode": mode, "tags": tags}) == expected, (mode, tags)
+                assert code(client, {"mode": mode, "tags": tags}, "wire") == 0, "the driver chose"
+
+
+def test_tags_choose_a_primary_where_it_is_one_of_many() -> None:
     west = [{"dc": "west"}]
     modes = ("nearest", "secondary", "primaryPreferred", "secondaryPreferred")
-    assert [code(client, {"mode": mode, "tags": west}) for mode in modes] == [133, 133, 0, 0]
+    with a_set(2, options={"a": {"tags": EAST}}) as rig:
+        assert [code(rig.client(), {"mode": mode, "tags": west}) for mode in modes] == [133, 133, 0, 0]
 
 
 def test_a_primary_is_no_secondary(client: Client) -> None:
@@ -104,36 +94,35 @@ def test_a_primary_is_no_secondary(client: Client) -> None:
     assert code(client, {"mode": "secondary"}, "wire") == 0, "a driver with a direct connection"
 
 
-def test_a_secondary_that_is_too_far_behind_refuses(client: Client, member: FakeMember) -> None:
-    member.node.state, member.node.writable = MemberState.SECONDARY, False
+def test_a_secondary_that_is_too_far_behind_refuses() -> None:
     preference = {"mode": "secondaryPreferred", "maxStalenessSeconds": 90}
-    assert code(client, preference) == 0
-    member.node.lag = 91_000
-    assert code(client, preference) == 133
-    assert code(client, preference, "wire") == 0
-    assert code(client, {"mode": "secondaryPreferred", "maxStalenessSeconds": 100}) == 0
-    assert code(client, {"mode": "secondaryPreferred"}) == 0
-    member.node.lag = None
-    assert code(client, preference) == 133
-    member.node.state = MemberState.PRIMARY
-    assert code(client, preference) == 0, "nothing is newer"
+    with a_set(2) as rig:
+        client, node = rig.client("b"), rig.member("b").node
+        assert code(client, preference) == 0
+        for lag_ms, expected in ((91_000, 133), (None, 133)):
+            node.lag_ms = lambda lag_ms=lag_ms: lag_ms  # type: ignore[method-assign, misc]
+            assert code(client, preference) == expected
+            assert code(client, preference, "wire") == 0
+            assert code(client, {"mode": "secondaryPreferred"}) == 0
+            more = {"mode": "secondaryPreferred", "maxStalenessSeconds": 100}
+            assert code(client, more) == (0 if lag_ms else 133)
+        rig.member().node.lag_ms = lambda: None  # type: ignore[method-assign]
+        assert code(rig.client(), preference) == 0, "nothing is newer"
 
 
 @pytest.mark.parametrize("mine", [{"hidden": True}, {"secondaryDelaySecs": 60}], ids=str)
-def test_hidden_and_delayed_members_are_chosen_by_nobody(
-    client: Client, member: FakeMember, mine: dict[str, object]
-) -> None:
-    member.node.config = config(**mine, priority=0)
-    member.node.state, member.node.writable = MemberState.SECONDARY, False
-    for command in ({"find": "c"}, {"count": "c"}, {"distinct": "c", "key": "_id"}):
-        reply = client.run({**command, "$readPreference": {"mode": "nearest"}}, source="http")
-        assert reply["code"] == 133
-        assert client.ok({**command, "$readPreference": {"mode": "nearest"}})
+def test_hidden_and_delayed_members_are_chosen_by_nobody(mine: dict[str, object]) -> None:
+    with a_set(2, options={"b": {**mine, "priority": 0, "votes": 0}}) as rig:
+        client = rig.client("b")
+        for command in ({"find": "c"}, {"count": "c"}, {"distinct": "c", "key": "_id"}):
+            nearest = {**command, "$readPreference": {"mode": "nearest"}}
+            assert client.code(nearest, source="http") == 133
+            assert client.ok(nearest)
 
 
 def row(number: int, **changes: Any) -> MemberStatus:
     """A healthy secondary that is up to date."""
-    host = HostPort(f"localhost:{27017 + number}")
+    host = HostPort(f"{'abcde'[number]}:27017")
     healthy = MemberStatus(
         MemberId(number),
         host,
@@ -177,19 +166,18 @@ READERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[in
 
 @pytest.mark.parametrize(("preference", "one", "two", "expected"), READERS.values(), ids=READERS)
 def test_who_can_answer_instead(
-    client: Client,
-    member: FakeMember,
+    rig: Rig,
     preference: dict[str, Any],
     one: dict[str, Any],
     two: dict[str, Any],
     expected: list[int],
 ) -> None:
-    members = [{"_id": number, "host": f"localhost:{27017 + number}"} for number in range(5)]
+    members = [{"_id": number, "host": f"{name}:27017"} for number, name in enumerate("abcde")]
     members[1] |= {"tags": EAST}
     members[3] |= {"hidden": True, "priority": 0}
     members[4] |= {"secondaryDelaySecs": 60, "priority": 0}
-    member.node.config = ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": 1, "members": members})
+    rig.use_config({"members": members})
     rows = (row(0), row(1, **one), row(2, **two), row(3), row(4))
-    member.node.status_value = cast("Status", SimpleNamespace(members=rows))
+    rig.member().node.status = lambda now: cast("Status", SimpleNamespace(members=rows))  # type: ignore[method-assign]
     wanted = parse_read_preference(RawDocument(encode(preference)), over_http=True)
-    assert other_readers(member, wanted) == [f"localhost:{27017 + number}" for number in expected]
+    assert other_readers(rig.member(), wanted) == [f"{'abcde'[number]}:27017" for number in expected]

@@ -12,17 +12,15 @@ from replset.bson import DateTime, Document, Int64, ObjectId, RawDocument, Times
 from replset.commands.members.messages import request_document
 from replset.commands.ports import CommandRequest
 from replset.commands.write_concern import WriteConcernFailure
-from replset.config import MAX_GIVEN_VERSION, ReplSetConfig
+from replset.config import MAX_GIVEN_VERSION
 from replset.core.election_metrics import CandidateMetrics, ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
     FreezeRequest,
     HeartbeatRequest,
-    InitiateRequest,
     MaintenanceRequest,
     Position,
-    ReconfigRequest,
     Refused,
     StepDownRequest,
     StepUpRequest,
@@ -32,11 +30,13 @@ from replset.core.messages import (
 )
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
+from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.optime import timestamp
 from replset.replication.followed import FollowProgress
 from replset.replication.ports import SetMemberClient
-from tests.unit.commands.conftest import CONFIG, Client, FakeMember
+from replset.runtime.member import RunningMember
+from tests.rig import Client, Rig, a_set, note_waits
 
 NEW = OpTime(1, pack_ts(1_700_000_000, 3))
 POSITION = Position(NEW, NEW, 1_700_000_000_500, 1_700_000_000_500)
@@ -45,7 +45,7 @@ POSITION = Position(NEW, NEW, 1_700_000_000_500, 1_700_000_000_500)
 def line(number: int, state: MemberState, **more: Any) -> MemberStatus:
     values: dict[str, Any] = {
         "id": MemberId(number),
-        "host": HostPort(f"localhost:{27017 + number}"),
+        "host": HostPort(f"{'abc'[number]}:27017"),
         "is_self": number == 0,
         "state": state,
         "healthy": state is not MemberState.DOWN,
@@ -82,38 +82,55 @@ STATUS = Status(
     POSITION,
     (
         line(0, MemberState.PRIMARY),
-        line(1, MemberState.SECONDARY, sync_source=HostPort("localhost:27017"), sync_source_id=0),
+        line(1, MemberState.SECONDARY, sync_source=HostPort("a:27017"), sync_source_id=0),
         line(2, MemberState.DOWN, position=None, message="no answer", counted=False),
     ),
-    "localhost:27019 (not reachable)",
+    "c:27017 (not reachable)",
     "",
     "electionTimeout",
     2,
 )
 
 
+def shows(member: RunningMember, status: Status) -> None:
+    """The member's core gives this status from now on."""
+    member.node.status = lambda now: status  # type: ignore[method-assign]
+
+
+THREE = {"members": [{"_id": number, "host": f"{name}:27017"} for number, name in enumerate("abc")]}
+
+
+@pytest.fixture
+def three(rig: Rig, client: Client) -> Rig:
+    """The member is one of three."""
+    rig.use_config(THREE)
+    return rig
+
+
 # --- hello ------------------------------------------------------------------------------------------------------
 
 
-def test_hello_of_a_primary(client: Client) -> None:
+def test_hello_of_a_primary(client: Client, rig: Rig) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    rig.use_config(THREE)
+    topology = client.member.topology
     reply = client.ok({"hello": 1, "helloOk": True, "client": {"application": {"name": "app"}}}, "admin")
-    assert reply["hosts"] == ["localhost:27017", "localhost:27018", "localhost:27019"]
-    assert (reply["setName"], reply["setVersion"], reply["me"]) == ("rs0", 3, "localhost:27017")
-    assert (reply["isWritablePrimary"], reply["secondary"], reply["primary"]) == (True, False, "localhost:27017")
-    assert reply["electionId"] == ObjectId("7fffffff0000000000000001")
-    assert reply["topologyVersion"] == {"processId": client.member.topology.process_id, "counter": 6}
+    assert reply["hosts"] == ["a:27017", "b:27017", "c:27017"]
+    assert (reply["setName"], reply["setVersion"], reply["me"]) == ("rs0", 3, "a:27017")
+    assert (reply["isWritablePrimary"], reply["secondary"], reply["primary"]) == (True, False, "a:27017")
+    assert reply["electionId"] == ObjectId(f"7fffffff{client.member.node.term:016x}")
+    assert reply["topologyVersion"] == {"processId": topology.process_id, "counter": topology.counter}
     assert (reply["minWireVersion"], reply["maxWireVersion"], reply["helloOk"]) == (0, 21, True)
     assert (reply["maxBsonObjectSize"], reply["maxMessageSizeBytes"]) == (16_777_216, 48_000_000)
     assert reply["lastWrite"]["opTime"]["ts"] == client.entries()[-1]["ts"]
     assert isinstance(reply["lastWrite"]["lastWriteDate"], DateTime)
-    assert reply["httpAddress"] == "localhost:28017"
+    assert reply["httpAddress"] == "a:28017"
     assert reply["logicalSessionTimeoutMinutes"] == 30
     assert client.connection.app_name == "app"
 
 
-def test_drivers_get_a_version_that_fits_into_32_bits(client: Client, member: FakeMember) -> None:
-    member.node.config = replace(CONFIG, version=MAX_GIVEN_VERSION + 7)
+def test_drivers_get_a_version_that_fits_into_32_bits(client: Client, rig: Rig) -> None:
+    rig.member().node._state.config = replace(rig.member().node.config, version=MAX_GIVEN_VERSION + 7)
     assert client.ok({"hello": 1})["setVersion"] == MAX_GIVEN_VERSION
     assert client.ok({"replSetGetConfig": 1}, "admin")["config"]["version"] == MAX_GIVEN_VERSION + 7
 
@@ -125,52 +142,47 @@ def test_the_old_names_have_the_old_field(client: Client, name: str) -> None:
     assert "isWritablePrimary" not in reply
 
 
-def test_a_primary_that_is_not_yet_writable_says_so(client: Client, member: FakeMember) -> None:
-    member.node.writable = False
+def test_a_secondary_says_so(client: Client) -> None:
+    client.rig.step_down()
     reply = client.ok({"hello": 1})
     assert (reply["isWritablePrimary"], reply["secondary"]) == (False, True)
     assert "electionId" not in reply
 
 
-def test_hidden_delayed_passive_and_arbiters(client: Client, member: FakeMember) -> None:
-    member.node.config = ReplSetConfig.parse(
-        {
-            "_id": "rs0",
-            "version": 1,
-            "members": [
-                {"_id": 0, "host": "a:1"},
-                {"_id": 1, "host": "b:1", "priority": 0, "tags": {"dc": "x"}},
-                {"_id": 2, "host": "c:1", "priority": 0, "hidden": True},
-                {"_id": 3, "host": "d:1", "arbiterOnly": True},
-                {"_id": 4, "host": "e:1", "priority": 0, "secondaryDelaySecs": 60},
-                {"_id": 5, "host": "f:1", "newlyAdded": True},
-            ],
-        }
-    )
-    member.host = HostPort("b:1")
-    member.node.state, member.node.writable = MemberState.SECONDARY, False
+def test_hidden_delayed_passive_and_arbiters(client: Client, rig: Rig) -> None:
+    rows: list[dict[str, object]] = [
+        {"host": "b:1"},
+        {"host": "a:27017", "priority": 0, "tags": {"dc": "x"}},
+        {"host": "c:1", "priority": 0, "hidden": True},
+        {"host": "d:1", "arbiterOnly": True},
+        {"host": "e:1", "priority": 0, "secondaryDelaySecs": 60},
+        {"host": "f:1", "newlyAdded": True},
+    ]
+    rig.step_down()
+    rig.use_config({"members": [{"_id": number, **row} for number, row in enumerate(rows)]})
     reply = client.ok({"hello": 1})
-    assert (reply["hosts"], reply["passives"], reply["arbiters"]) == (["a:1"], ["b:1", "f:1"], ["d:1"])
+    assert (reply["hosts"], reply["passives"], reply["arbiters"]) == (["b:1"], ["a:27017", "f:1"], ["d:1"])
     assert (reply["passive"], reply["tags"]) == (True, {"dc": "x"})
 
 
-@pytest.mark.parametrize(
-    "config", [None, ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": [{"_id": 0, "host": "x:1"}]})]
-)
-def test_hello_without_a_place_in_a_set(client: Client, member: FakeMember, config: ReplSetConfig | None) -> None:
-    member.node.config, member.node.writable = config, False
-    reply = client.ok({"hello": 1})
-    assert (reply["isreplicaset"], reply["isWritablePrimary"], reply["secondary"]) == (True, False, False)
-    assert reply["info"]
-    assert "setName" not in reply
+def test_hello_without_a_place_in_a_set(client: Client, rig: Rig) -> None:
+    rig.use_config({"members": [{"_id": 0, "host": "x:1"}]})
+    with a_set(initiates=False) as other:
+        for asked in (client, other.client()):
+            reply = asked.ok({"hello": 1})
+            assert reply["isreplicaset"] is True
+            assert reply["secondary"] is False
+            assert reply["info"]
+            assert "setName" not in reply
 
 
-def test_hello_waits_for_a_change_only_when_nothing_is_new(client: Client, member: FakeMember) -> None:
-    began = member.clock.now()
-    known = {"processId": member.topology.process_id, "counter": Int64(6)}
+def test_hello_waits_for_a_change_only_when_nothing_is_new(client: Client, member: RunningMember) -> None:
+    client.rig.wait(1)
+    began, counter = member.clock.now(), member.topology.counter
+    known = {"processId": member.topology.process_id, "counter": Int64(counter)}
     client.ok({"hello": 1, "topologyVersion": known, "maxAwaitTimeMS": 500})
     assert member.clock.now() - began == 500
-    client.ok({"hello": 1, "topologyVersion": {**known, "counter": Int64(5)}, "maxAwaitTimeMS": 500})
+    client.ok({"hello": 1, "topologyVersion": {**known, "counter": Int64(counter - 1)}, "maxAwaitTimeMS": 500})
     client.ok({"hello": 1, "topologyVersion": {**known, "processId": ObjectId("0" * 24)}, "maxAwaitTimeMS": 500})
     assert member.clock.now() - began == 500
 
@@ -182,28 +194,24 @@ def test_hello_waits_for_a_change_only_when_nothing_is_new(client: Client, membe
         ({"topologyVersion": {"processId": ObjectId("0" * 24), "counter": Int64(1)}}, 31368),
         ({"topologyVersion": {"processId": ObjectId("0" * 24), "counter": Int64(-1)}, "maxAwaitTimeMS": 5}, 31372),
         ({"topologyVersion": {"processId": ObjectId("0" * 24), "counter": Int64(1)}, "maxAwaitTimeMS": -5}, 31373),
-        (
-            {
-                "topologyVersion": {"processId": ObjectId("0123456789abcdef01234567"), "counter": Int64(7)},
-                "maxAwaitTimeMS": 5,
-            },
-            31382,
-        ),
         ({"topologyVersion": {"counter": Int64(1)}, "maxAwaitTimeMS": 5}, 14),
     ],
 )
 def test_hello_refusals(client: Client, fields: dict[str, object], code: int) -> None:
     assert client.code({"hello": 1, **fields}) == code
+    topology = client.member.topology
+    ahead = {"processId": topology.process_id, "counter": Int64(topology.counter + 1)}
+    assert client.code({"hello": 1, "topologyVersion": ahead, "maxAwaitTimeMS": 5}) == 31382
 
 
 def test_a_stream_of_hellos_needs_something_to_wait_for(client: Client) -> None:
     request = CommandRequest("admin", RawDocument(encode({"hello": 1})), exhaust=True)
-    reply = client.loop.run_until_complete(client.dispatcher.run(request))
+    reply = client.reply(request)
     assert isinstance(reply, dict)
     assert reply["code"] == 51756
 
 
-def test_a_member_that_stops_sends_clients_elsewhere(client: Client, member: FakeMember) -> None:
+def test_a_member_that_stops_sends_clients_elsewhere(client: Client, member: RunningMember) -> None:
     member.shutting_down = True
     assert client.code({"hello": 1}) == 91
 
@@ -211,28 +219,29 @@ def test_a_member_that_stops_sends_clients_elsewhere(client: Client, member: Fak
 # --- status and configuration -----------------------------------------------------------------------------------
 
 
-def test_status(client: Client, member: FakeMember) -> None:
-    member.node.status_value = STATUS
+def test_status(client: Client, member: RunningMember) -> None:
+    member.node.http_address_of = lambda host: f"{host[0]}:28017"  # type: ignore[method-assign]
+    shows(member, STATUS)
     reply = client.ok({"replSetGetStatus": 1}, "admin")
     assert (reply["set"], reply["myState"], reply["term"]) == ("rs0", 1, 1)
     assert (reply["majorityVoteCount"], reply["writeMajorityCount"]) == (2, 2)
     assert reply["optimes"]["lastCommittedOpTime"] == {"ts": Timestamp(1_700_000_000, 3), "t": 1}
     assert reply["electionCandidateMetrics"]["lastElectionReason"] == "electionTimeout"
-    assert reply["blocking"] == "localhost:27019 (not reachable)"
+    assert reply["blocking"] == "c:27017 (not reachable)"
     me, second, third = reply["members"]
     assert (me["self"], me["stateStr"], me["health"], me["uptime"]) == (True, "PRIMARY", 1.0, 5)
     assert me["electionDate"] == DateTime(1_700_000_000_000)
     assert "lastHeartbeat" not in me
     assert reply["lastStableRecoveryTimestamp"] == reply["optimes"]["lastCommittedOpTime"]["ts"]
-    assert (second["syncSourceHost"], second["syncSourceId"], second["pingMs"]) == ("localhost:27017", 0, 2)
+    assert (second["syncSourceHost"], second["syncSourceId"], second["pingMs"]) == ("a:27017", 0, 2)
     assert second["optimeDurable"]["t"] == 1
-    assert second["httpAddress"] == "localhost:127018"
+    assert second["httpAddress"] == "b:28017"
     assert (third["stateStr"], third["health"]) == ("(not reachable/healthy)", 0.0)
     assert (third["lastHeartbeatMessage"], third["counted"]) == ("no answer", False)
     assert "optime" not in third
 
 
-def test_status_counts_the_entries_that_a_member_lacks_and_since_when(client: Client, member: FakeMember) -> None:
+def test_status_counts_the_entries_that_a_member_lacks_and_since_when(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": number} for number in range(3)]})
     rows = member.store.oplog_after(OPTIME_NULL, limit=10, max_bytes=1 << 20)
     early = replace(POSITION, last_applied=rows[0].optime, last_durable=rows[0].optime)
@@ -242,19 +251,19 @@ def test_status_counts_the_entries_that_a_member_lacks_and_since_when(client: Cl
         line(1, MemberState.SECONDARY, position=early),
         line(2, MemberState.ARBITER, position=None),
     )
-    member.node.status_value = replace(STATUS, members=members, commit_point=rows[0].optime)
+    shows(member, replace(STATUS, members=members, commit_point=rows[0].optime))
     reply = client.ok({"replSetGetStatus": 1}, "admin")
     assert [row.get("entriesBehind") for row in reply["members"]] == [0, len(rows) - 1, None]
     assert reply["blockingSince"] == DateTime(rows[1].wall_ms)
-    member.node.status_value = replace(STATUS, members=members, commit_point=rows[-1].optime, blocking="")
+    shows(member, replace(STATUS, members=members, commit_point=rows[-1].optime, blocking=""))
     assert "blockingSince" not in client.ok({"replSetGetStatus": 1}, "admin")
 
 
 def test_status_says_what_is_wrong_and_what_is_next(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is nearly full comes first: it is why this member is not elected, and no other remark says so."""
-    member.node.status_value = replace(STATUS, remarks=(Remark("why", "replset status"),))
+    shows(member, replace(STATUS, remarks=(Remark("why", "replset status"),)))
     assert client.ok({"replSetGetStatus": 1}, "admin")["remarks"] == [{"why": "why", "next": "replset status"}]
     monkeypatch.setattr(member.store, "has_disk_space", lambda: False)
     first, second = client.ok({"replSetGetStatus": 1}, "admin")["remarks"]
@@ -263,8 +272,8 @@ def test_status_says_what_is_wrong_and_what_is_next(
     assert second["why"] == "why"
 
 
-def test_status_says_how_far_the_set_is_behind_the_one_it_follows(client: Client, member: FakeMember) -> None:
-    member.node.status_value = STATUS
+def test_status_says_how_far_the_set_is_behind_the_one_it_follows(client: Client, member: RunningMember) -> None:
+    shows(member, STATUS)
     assert "following" not in client.ok({"replSetGetStatus": 1}, "admin")
     newest_ms = member.clock.wall_ms() - 7_500
     member.follow_progress = FollowProgress("site1", error="cut off", newest_wall_ms=newest_ms)
@@ -274,20 +283,20 @@ def test_status_says_how_far_the_set_is_behind_the_one_it_follows(client: Client
 
 
 def test_status_forecasts_when_a_member_falls_off_the_oplog(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replset.commands.admin.replset_status.falls_off_in_s", lambda _store, newest: 2 * 3600)
     rows = (line(0, MemberState.PRIMARY), line(1, MemberState.DOWN, lag_ms=10_000), line(2, MemberState.SECONDARY))
-    member.node.status_value = replace(STATUS, members=rows)
+    shows(member, replace(STATUS, members=rows))
     reply = client.ok({"replSetGetStatus": 1}, "admin")
     assert [row.get("fallsOffOplogInSecs") for row in reply["members"]] == [None, 7_200, None]
     (remark,) = reply["remarks"]
-    assert "localhost:27018 falls off the oplog" in remark["why"]
+    assert "b:27017 falls off the oplog" in remark["why"]
     assert "in about 120 min" in remark["why"]
     assert "replset resize-oplog" in remark["next"]
 
 
-def test_what_a_new_primary_had_to_catch_up_is_in_the_status(client: Client, member: FakeMember) -> None:
+def test_what_a_new_primary_had_to_catch_up_is_in_the_status(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
     seen = member.store.last_applied
     client.ok({"insert": "c", "documents": [{"_id": 2}, {"_id": 3}]})
@@ -295,22 +304,22 @@ def test_what_a_new_primary_had_to_catch_up_is_in_the_status(client: Client, mem
     client.ok({"insert": "c", "documents": [{"_id": 4}]})
     candidate = CandidateMetrics("electionTimeout", 0, 1, seen, seen, 2, 1.0, Millis(10_000), None)
     candidate.catch_up_target = target
-    member.node.status_value = replace(STATUS, elections=ElectionMetrics(candidate))
+    shows(member, replace(STATUS, elections=ElectionMetrics(candidate)))
     metrics = client.ok({"replSetGetStatus": 1}, "admin")["electionCandidateMetrics"]
     assert (metrics["targetCatchupOpTime"]["ts"], metrics["numCatchUpOps"]) == (timestamp(target.ts), 2)
 
 
-def test_a_doubtful_start_is_in_the_status(client: Client, member: FakeMember) -> None:
-    member.node.status_value = STATUS
+def test_a_doubtful_start_is_in_the_status(client: Client, member: RunningMember) -> None:
+    shows(member, STATUS)
     assert "startupWarnings" not in client.ok({"replSetGetStatus": 1}, "admin")
     member.warnings = ["started carelessly"]
     assert client.ok({"replSetGetStatus": 1}, "admin")["startupWarnings"] == ["started carelessly"]
 
 
-def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
-    member.node.status_value = STATUS
+def test_status_of_an_initial_sync(client: Client, member: RunningMember) -> None:
+    shows(member, STATUS)
     assert "initialSyncStatus" not in client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")
-    source = HostPort("localhost:27018")
+    source = HostPort("b:27017")
     now = member.clock.now()
     member.initial_sync_progress.begin(source, now, 1_000)
     member.initial_sync_progress.on_unreachable(Millis(now + 2), 1_002)
@@ -328,16 +337,13 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
         1000,
         300,
     )
-    assert status["remainingInitialSyncEstimatedMillis"] == 600
+    assert 600 <= status["remainingInitialSyncEstimatedMillis"] < 700
     failed = {"durationMillis": 7, "status": "it went away", "syncSource": source}
     assert status["initialSyncAttempts"] == [{**failed, "operationsRetried": 1, "totalTimeUnreachableMillis": 5}]
     assert (status["operationsRetried"], status["totalTimeUnreachableMillis"]) == (0, 0)
     assert "syncSourceUnreachableSince" not in status
     assert "initialSyncOplogStart" not in status
-    assert (
-        reply["members"][0]["infoMessage"]
-        == "initial sync from localhost:27018: 400 of 1000 bytes (40 %), about 1 s left"
-    )
+    assert reply["members"][0]["infoMessage"] == "initial sync from b:27017: 400 of 1000 bytes (40 %), about 1 s left"
     member.initial_sync_progress.waiting_for = "disk space"
     status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
     assert status["waitingFor"] == "disk space"
@@ -349,38 +355,35 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     assert status["initialSyncOplogStart"] == Timestamp(100, 1)
 
 
-def test_before_initiate_there_is_no_status_and_no_config(client: Client, member: FakeMember) -> None:
-    member.node.config = None
-    for command in ({"replSetGetStatus": 1}, {"replSetGetConfig": 1}, {"replSetAddMember": {"host": "x:1"}}):
-        assert client.code(command, "admin") == 94
+def test_before_initiate_there_is_nothing(client: Client) -> None:
+    with a_set(initiates=False) as rig:
+        fresh = rig.client()
+        for command in ({"replSetGetStatus": 1}, {"replSetGetConfig": 1}, {"replSetAddMember": {"host": "x:1"}}):
+            assert fresh.code(command, "admin") == 94
+        assert fresh.code({"replSetResizeOplog": 1, "size": 990}, "admin") == 26
 
 
-def test_config(client: Client, member: FakeMember) -> None:
+def test_config(client: Client, three: Rig, member: RunningMember) -> None:
     reply = client.ok({"replSetGetConfig": 1}, "admin")
-    assert [row["host"] for row in reply["config"]["members"]] == [
-        f"localhost:{port}" for port in (27017, 27018, 27019)
-    ]
+    assert [row["host"] for row in reply["config"]["members"]] == ["a:27017", "b:27017", "c:27017"]
     assert "incarnation" not in reply["config"]["members"][0]
-    member.node.status_value = STATUS
+    shows(member, STATUS)
     assert client.ok({"replSetGetConfig": 1, "commitmentStatus": True}, "admin")["commitmentStatus"] is True
     behind = tuple(replace(row, config_version=2) if row.id else row for row in STATUS.members)
-    member.node.status_value = replace(STATUS, members=behind)
+    shows(member, replace(STATUS, members=behind))
     assert client.ok({"replSetGetConfig": 1, "commitmentStatus": True}, "admin")["commitmentStatus"] is False
 
 
 # --- what the core is asked -------------------------------------------------------------------------------------
 
 
-def test_initiate_fills_in_what_is_left_out(client: Client, member: FakeMember) -> None:
+def test_initiate_fills_in_what_is_left_out(client: Client, rig: Rig) -> None:
+    asked = rig.answer_core(Done())
     assert client.ok({"replSetInitiate": {}}, "admin")["info2"]
-    request = member.asked[-1]
-    assert isinstance(request, InitiateRequest)
-    assert (request.config.set_name, request.config.version) == ("rs0", 1)
-    assert [row.host for row in request.config.members] == ["localhost:27017"]
-    client.ok({"replSetInitiate": {"members": [{"_id": 0, "host": "a"}]}}, "admin")
-    request = member.asked[-1]
-    assert isinstance(request, InitiateRequest)
-    assert [row.host for row in request.config.members] == ["a:27017"]
+    assert (asked[-1].config.set_name, asked[-1].config.version) == ("rs0", 1)
+    assert [row.host for row in asked[-1].config.members] == ["a:27017"]
+    client.ok({"replSetInitiate": {"members": [{"_id": 0, "host": "b"}]}}, "admin")
+    assert [row.host for row in asked[-1].config.members] == ["b:27017"]
 
 
 @pytest.mark.parametrize(
@@ -396,19 +399,19 @@ def test_initiate_fills_in_what_is_left_out(client: Client, member: FakeMember) 
         ({"replSetMaintenance": 0}, MaintenanceRequest(False)),
     ],
 )
-def test_requests_to_the_core(client: Client, member: FakeMember, command: dict[str, object], expected: object) -> None:
-    member.core_answer = Done("well")
+def test_requests_to_the_core(client: Client, rig: Rig, command: dict[str, object], expected: object) -> None:
+    asked = rig.answer_core(Done("well"))
     assert client.ok(command, "admin")["info"] == "well"
-    assert member.asked == [expected]
+    assert asked == [expected]
 
 
-def test_sync_from_says_which_source_was_left_and_warns(client: Client, member: FakeMember) -> None:
-    member.node.sync_source = HostPort("localhost:27018")
-    member.core_answer = Done("it is behind")
-    reply = client.ok({"replSetSyncFrom": "localhost:27019"}, "admin")
-    assert member.asked == [SyncFromRequest(HostPort("localhost:27019"))]
-    assert reply["syncFromRequested"] == "localhost:27019"
-    assert (reply["prevSyncTarget"], reply["warning"]) == ("localhost:27018", "it is behind")
+def test_sync_from_says_which_source_was_left_and_warns(client: Client, rig: Rig) -> None:
+    rig.member().node._state.sync_source = HostPort("b:27017")
+    asked = rig.answer_core(Done("it is behind"))
+    reply = client.ok({"replSetSyncFrom": "c:27017"}, "admin")
+    assert asked == [SyncFromRequest(HostPort("c:27017"))]
+    assert reply["syncFromRequested"] == "c:27017"
+    assert (reply["prevSyncTarget"], reply["warning"]) == ("b:27017", "it is behind")
 
 
 @pytest.mark.parametrize(
@@ -419,72 +422,59 @@ def test_sync_from_says_which_source_was_left_and_warns(client: Client, member: 
         ({"size": 990, "minRetentionHours": 0}, (990.0, 0.0)),
     ],
 )
-def test_the_oplog_is_resized(client: Client, member: FakeMember, given: dict[str, object], limits: object) -> None:
-    insert_one(client)
+def test_the_oplog_is_resized(client: Client, member: RunningMember, given: dict[str, object], limits: object) -> None:
     client.ok({"replSetResizeOplog": 1, **given}, "admin")
-    assert member.oplog_limits == limits
+    assert member._member_file.oplog_limits == limits
 
 
 @pytest.mark.parametrize(
     ("given", "code"),
     [({"size": 989}, 51024), ({"minRetentionHours": -1}, 51024), ({"size": "1"}, 14), ({}, 2), ({"x": 1}, 40415)],
 )
-def test_an_oplog_size_that_cannot_be(client: Client, member: FakeMember, given: dict[str, object], code: int) -> None:
-    insert_one(client)
+def test_an_oplog_size_that_cannot_be(
+    client: Client, member: RunningMember, given: dict[str, object], code: int
+) -> None:
     assert client.run({"replSetResizeOplog": 1, **given}, "admin")["code"] == code
-    assert member.oplog_limits == (None, None)
+    assert member._member_file.oplog_limits == (None, None)
 
 
-def test_a_member_without_oplog_resizes_none(client: Client) -> None:
-    assert client.run({"replSetResizeOplog": 1, "size": 990}, "admin")["code"] == 26
-
-
-def insert_one(client: Client) -> None:
-    client.ok({"insert": "c", "documents": [{"_id": 1}]}, "shop")
-
-
-def test_a_refusal_of_the_core_is_an_error(client: Client, member: FakeMember) -> None:
-    member.core_answer = Refused(262, "nobody caught up")
+def test_a_refusal_of_the_core_is_an_error(client: Client, rig: Rig) -> None:
+    rig.answer_core(Refused(262, "nobody caught up"))
     reply = client.run({"replSetStepDown": 30}, "admin")
     assert (reply["ok"], reply["code"], reply["errmsg"]) == (0.0, 262, "nobody caught up")
 
 
-def test_reconfig(client: Client, member: FakeMember) -> None:
-    document = {**CONFIG.document(), "version": 4}
-    client.ok({"replSetReconfig": document, "force": True, "maxTimeMS": 77}, "admin")
-    request = member.asked[-1]
-    assert isinstance(request, ReconfigRequest)
-    assert (request.config.version, request.force, request.max_time_ms) == (4, True, 77)
+def test_reconfig(client: Client, rig: Rig) -> None:
+    asked = rig.answer_core(Done())
+    client.ok({"replSetReconfig": {"_id": "rs0", **THREE, "version": 4}, "force": True, "maxTimeMS": 77}, "admin")
+    assert (asked[-1].config.version, asked[-1].force, asked[-1].max_time_ms) == (4, True, 77)
 
 
-def test_members_are_added_and_removed(client: Client, member: FakeMember) -> None:
-    client.ok({"replSetAddMember": {"host": "localhost:27025", "priority": 0, "votes": 0}}, "admin")
-    request = member.asked[-1]
-    assert isinstance(request, ReconfigRequest)
-    added = request.config.members[-1]
-    assert (added.id, added.host, added.priority, added.votes) == (3, "localhost:27025", 0, 0)
-    assert request.config.version == 4
-    for target in ("localhost:27018", {"host": "localhost:27018"}):
+def test_members_are_added_and_removed(client: Client, three: Rig) -> None:
+    asked = three.answer_core(Done())
+    client.ok({"replSetAddMember": {"host": "h:27017", "priority": 0, "votes": 0}}, "admin")
+    added = asked[-1].config.members[-1]
+    assert (added.id, added.host, added.priority, added.votes) == (3, "h:27017", 0, 0)
+    assert asked[-1].config.version == 4
+    for target in ("b:27017", {"host": "b:27017"}):
         client.ok({"replSetRemoveMember": target}, "admin")
-        request = member.asked[-1]
-        assert isinstance(request, ReconfigRequest)
-        assert [row.id for row in request.config.members] == [0, 2]
+        assert [row.id for row in asked[-1].config.members] == [0, 2]
 
 
-def test_an_arbiter_that_would_change_the_default_write_concern_stores_majority_first(
-    client: Client, member: FakeMember
-) -> None:
-    two = ReplSetConfig.parse({**CONFIG.document(), "members": [row.document() for row in CONFIG.members[:2]]})
-    member.node.config = two
-    reply = client.ok({"replSetAddMember": {"host": "localhost:27025", "arbiterOnly": True}}, "admin")
-    assert "majority" in reply["info"]
-    assert client.ok({"getDefaultRWConcern": 1}, "admin")["defaultWriteConcernSource"] == "global"
-    reply = client.ok({"replSetAddMember": {"host": "localhost:27025", "arbiterOnly": True}}, "admin")
-    assert "info" not in reply
+def test_an_arbiter_that_would_change_the_default_write_concern_stores_majority_first() -> None:
+    with a_set(2) as rig:
+        client = rig.client()
+        rig.answer_core(Done())
+        reply = client.ok({"replSetAddMember": {"host": "h:27017", "arbiterOnly": True}}, "admin")
+        assert "majority" in reply["info"]
+        assert client.ok({"getDefaultRWConcern": 1}, "admin")["defaultWriteConcernSource"] == "global"
+        reply = client.ok({"replSetAddMember": {"host": "h:27017", "arbiterOnly": True}}, "admin")
+        assert "info" not in reply
 
 
-def test_where_the_default_stays_nothing_is_stored(client: Client, member: FakeMember) -> None:
-    client.ok({"replSetAddMember": {"host": "localhost:27025"}}, "admin")
+def test_where_the_default_stays_nothing_is_stored(client: Client, rig: Rig) -> None:
+    rig.answer_core(Done())
+    client.ok({"replSetAddMember": {"host": "h:27017"}}, "admin")
     assert client.entries() == []
 
 
@@ -500,8 +490,8 @@ def test_where_the_default_stays_nothing_is_stored(client: Client, member: FakeM
         ({"replSetReconfig": {"_id": "rs0", "version": 0, "members": []}}, "admin", 2),
         ({"replSetAddMember": {"priority": 1}}, "admin", 14),
         ({"replSetAddMember": {"host": "a b"}}, "admin", 2),
-        ({"replSetAddMember": {"host": "localhost:27018"}}, "admin", 2),
-        ({"replSetAddMember": {"host": "localhost:27025", "nonsense": 1}}, "admin", 40415),
+        ({"replSetAddMember": {"host": "b:27017"}}, "admin", 2),
+        ({"replSetAddMember": {"host": "h:27017", "nonsense": 1}}, "admin", 40415),
         ({"replSetRemoveMember": "localhost:1"}, "admin", 74),
         ({"replSetRemoveMember": 1}, "admin", 14),
         ({"replSetStepDown": -1}, "admin", 2),
@@ -532,28 +522,28 @@ def test_where_the_default_stays_nothing_is_stored(client: Client, member: FakeM
         ({"setDefaultRWConcern": 1, "defaultReadConcern": {"level": "majority"}}, "admin", 238),
     ],
 )
-def test_refusals(client: Client, command: dict[str, object], db: str, code: int) -> None:
+def test_refusals(client: Client, three: Rig, command: dict[str, object], db: str, code: int) -> None:
     assert client.code(command, db) == code
 
 
-def test_members_are_not_changed_on_a_secondary(client: Client, member: FakeMember) -> None:
-    member.node.writable = False
-    assert client.code({"replSetAddMember": {"host": "localhost:27025"}}, "admin") == 10107
-    assert client.code({"replSetRemoveMember": "localhost:27018"}, "admin") == 10107
+def test_members_are_not_changed_on_a_secondary(client: Client, member: RunningMember) -> None:
+    client.rig.step_down()
+    assert client.code({"replSetAddMember": {"host": "h:27017"}}, "admin") == 10107
+    assert client.code({"replSetRemoveMember": "b:27017"}, "admin") == 10107
 
 
 # --- between members --------------------------------------------------------------------------------------------
 
 
-def test_requests_of_members_go_to_the_core(client: Client, member: FakeMember) -> None:
+def test_requests_of_members_go_to_the_core(client: Client, rig: Rig) -> None:
     vote = VoteRequest("rs0", 2, MemberId(1), "inc", 3, 1, NEW, dry_run=False)
-    member.core_answer = VoteReply(2, True, "", MemberId(0), "mine")
+    asked = rig.answer_core(VoteReply(2, True, "", MemberId(0), "mine"))
     reply = client.ok(request_document(vote), "admin")
-    assert (reply["voteGranted"], reply["term"]) == (True, 2)
-    member.core_answer = Refused(108, "another set")
+    assert (reply["voteGranted"], reply["term"], asked) == (True, 2, [vote])
+    asked = rig.answer_core(Refused(108, "another set"))
     heartbeat = HeartbeatRequest("rs1", HostPort("x:1"), None, 1, -2, -1, None, "i")
     assert client.code(request_document(heartbeat), "admin") == 108
-    assert member.asked == [vote, heartbeat]
+    assert asked == [heartbeat]
 
 
 PROBE: dict[str, object] = {"replSetOplogProbe": 1, "optimes": []}
@@ -568,13 +558,14 @@ PROBE: dict[str, object] = {"replSetOplogProbe": 1, "optimes": []}
     ],
 )
 def test_another_set_of_the_same_name_gets_no_oplog(
-    client: Client, member: FakeMember, command: dict[str, object]
+    client: Client, member: RunningMember, command: dict[str, object]
 ) -> None:
     """Its members have this address in their configuration: they must not copy this set's data over their own."""
-    member.node.set_id = ObjectId(b"a" * 12)
+    own = member.node.set_id
+    assert own is not None
     assert client.code({**command, "setId": ObjectId(b"b" * 12)}, "admin") == 108
     assert client.code({**command, "setId": "no id"}, "admin") == 9
-    client.ok({**PROBE, "setId": member.node.set_id}, "admin")
+    client.ok({**PROBE, "setId": own}, "admin")
     client.ok(PROBE, "admin")
 
 
@@ -593,18 +584,21 @@ def test_calls_within_a_set_carry_the_id_of_the_set() -> None:
     assert sent == [{"ping": 1}, {"ping": 1, "setId": known[1]}]
 
 
-def test_the_rollback_id(client: Client, member: FakeMember) -> None:
+def test_the_rollback_id(client: Client, member: RunningMember) -> None:
     assert client.ok({"replSetGetRBID": 1}, "admin")["rbid"] == member.store.rollback_id
 
 
-def test_cuts_exist_only_for_tests(client: Client, member: FakeMember) -> None:
+def test_cuts_exist_only_for_tests(client: Client, member: RunningMember) -> None:
+    cuts: list[tuple[Any, ...]] = []
+    member.cut = member.delay = lambda *given: cuts.append(given)  # type: ignore[method-assign]
     client.ok({"replSetTestCut": 1, "hosts": ["x:1", "y"], "direction": "in"}, "admin")
     client.ok({"replSetTestCut": 1, "hosts": []}, "admin")
-    assert member.cuts == [(["x:1", "y:27017"], "in"), ([], "both")]
+    assert cuts == [(["x:1", "y:27017"], "in"), ([], "both")]
     client.ok({"replSetTestCut": 1, "hosts": ["x:1"], "delayMillis": 300}, "admin")
-    assert member.cuts[-1] == (["x:1"], 300)
+    assert cuts[-1] == (["x:1"], 300)
+    before = member.clock.wall_ms() - member.clock.now()
     client.ok({"replSetTestClock": 1, "aheadMillis": -5_000}, "admin")
-    assert member.clock.ahead_ms == -5_000
+    assert -5_001 <= member.clock.wall_ms() - member.clock.now() - before <= -4_999
     member.test_commands = False
     assert client.code({"replSetTestCut": 1, "hosts": []}, "admin") == 59
     assert client.code({"replSetTestClock": 1}, "admin") == 59
@@ -629,7 +623,12 @@ def test_a_note_does_not_pass_for_the_primary_s_own(client: Client, more: dict[s
 # --- default write concern --------------------------------------------------------------------------------------
 
 
-def test_the_default_write_concern_is_stored_replicated_and_used(client: Client, member: FakeMember) -> None:
+def test_the_default_write_concern_is_stored_replicated_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_set(2) as rig:
+        check_default(rig.client(), note_waits(monkeypatch))
+
+
+def check_default(client: Client, waited: list[tuple[OpTime, WriteConcern]]) -> None:
     reply = client.ok({"getDefaultRWConcern": 1}, "admin")
     assert (reply["defaultWriteConcern"]["w"], reply["defaultWriteConcernSource"]) == ("majority", "implicit")
     reply = client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 2, "wtimeout": 9}}, "admin")
@@ -638,30 +637,30 @@ def test_the_default_write_concern_is_stored_replicated_and_used(client: Client,
     entry = client.entries()[-1]
     assert (entry["op"], entry["ns"], entry["o"]["_id"]) == ("i", "config.settings", "ReadWriteConcernDefaults")
     assert reply["updateOpTime"]["ts"] == entry["ts"]
-    assert member.waited[-1][1].w == "majority"
+    assert waited[-1][1].w == "majority"
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
-    concern = member.waited[-1][1]
+    concern = waited[-1][1]
     assert (concern.w, concern.wtimeout_ms, concern.provenance) == (2, 9, "customDefault")
     client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 1}}, "admin")
     assert client.entries()[-1]["op"] == "u"
     assert client.ok({"getDefaultRWConcern": 1}, "admin")["defaultWriteConcern"]["w"] == 1
 
 
-def test_a_default_that_does_not_reach_a_majority_says_so(client: Client, member: FakeMember) -> None:
-    member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True)
+def test_a_default_that_does_not_reach_a_majority_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    note_waits(monkeypatch, WriteConcernFailure(64, "waiting for replication timed out", True))
     reply = client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 1}}, "admin")
     assert reply["writeConcernError"]["code"] == 64
 
 
-def test_the_configuration_is_read_as_a_document(client: Client, member: FakeMember) -> None:
+def test_the_configuration_is_read_as_a_document(client: Client, member: RunningMember) -> None:
     def found(**query: object) -> list[dict[str, Any]]:
         reply = client.ok({"find": "system.replset", **query}, "local")
         batch: list[dict[str, Any]] = reply["cursor"]["firstBatch"]
         return batch
 
     (config,) = found()
-    assert (config["_id"], len(config["members"])) == ("rs0", len(CONFIG.members))
+    assert (config["_id"], len(config["members"])) == ("rs0", 1)
     assert found(filter={"_id": "rs0"}, projection={"version": 1}) == [{"_id": "rs0", "version": config["version"]}]
     assert found(filter={"_id": "other"}) == []
-    member.node.config = None
+    member.node._state.config = None
     assert found() == []
