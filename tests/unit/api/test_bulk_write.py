@@ -60,10 +60,7 @@ def test_operations_of_one_kind_are_one_command(api: Api) -> None:
 
 @pytest.mark.parametrize(("ordered", "commands", "deleted"), [(True, 1, 0), (False, 2, 3)])
 def test_an_operation_fails(api: Api, ordered: bool, commands: int, deleted: int) -> None:
-    api.dispatcher.answers |= {
-        "insert": {"ok": 1.0, "n": 0, "writeErrors": [FAILED]},
-        "delete": {"ok": 1.0, "n": 3},
-    }
+    api.dispatcher.answers |= {"insert": {"ok": 1.0, "n": 0, "writeErrors": [FAILED]}, "delete": {"ok": 1.0, "n": 3}}
     document = refused(bulk(api, INSERT, DELETE, ordered=ordered), 409, 11000, "E11000")
     assert (document["insertedCount"], document["deletedCount"], document["insertedIds"]) == (0, deleted, [])
     assert [row["index"] for row in document["writeErrors"]] == [0]

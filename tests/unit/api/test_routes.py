@@ -84,12 +84,7 @@ CONFIG = {"_id": "rs0", "version": 2, "members": []}
 ADMIN: dict[str, tuple[str, str, object, dict[str, Any]]] = {
     "status": ("GET", "status", None, {"replSetGetStatus": 1}),
     "config": ("GET", "config", None, {"replSetGetConfig": 1, "commitmentStatus": False}),
-    "config-and-more": (
-        "GET",
-        "config?commitmentStatus=true",
-        None,
-        {"replSetGetConfig": 1, "commitmentStatus": True},
-    ),
+    "config-and-more": ("GET", "config?commitmentStatus=true", None, {"replSetGetConfig": 1, "commitmentStatus": True}),
     "write-state": ("GET", "writes/3:1700000000:5", None, {"replSetGetWriteState": "3:1700000000:5", "all": True}),
     "initiate-alone": ("POST", "initiate", None, {"replSetInitiate": {}}),
     "initiate": ("POST", "initiate", CONFIG, {"replSetInitiate": CONFIG}),

@@ -176,7 +176,7 @@ class FakeTopology(Topology):
 
 @dataclass
 class FakeMember:
-    """Everything commits at once; concerns are met unless `concern_failure` is set."""
+    """Everything commits at once, and concerns are met."""
 
     store: Store
     snapshots: SnapshotServer
@@ -209,19 +209,9 @@ class FakeMember:
     initial_sync_progress: InitialSyncProgress = field(default_factory=InitialSyncProgress)
     rollback_progress: RollbackProgress = field(default_factory=RollbackProgress)
     topology: FakeTopology = field(init=False)
-    concern_failure: WriteConcernFailure | None = None
     core_answer: ReplyBody = field(default_factory=Done)
     asked: list[RequestBody] = field(default_factory=list)
-    waited: list[tuple[OpTime, WriteConcern]] = field(default_factory=list)
-    cuts: list[tuple[list[str], str | int]] = field(default_factory=list)
-    journal: list[JournalLine] = field(default_factory=list)
-    groups: int = 0
-    changes_waited_for: int = 0
     awaited: Awaited = ""
-    waits: list[str] = field(default_factory=list)
-    fetch_progress: list[ProgressRequest] = field(default_factory=list)
-    step_down_after: int | None = None
-    on_change: Callable[[], None] | None = None
     write_waiters: WaiterList = field(default_factory=WaiterList)
     byte_rates: dict[int, ByteRate] = field(default_factory=dict)
     oplog_limits: OplogLimits = field(default_factory=OplogLimits)
@@ -263,29 +253,26 @@ class FakeMember:
 
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         await asyncio.sleep(0)
-        if not self.node.writable or (self.step_down_after is not None and self.groups >= self.step_down_after):
+        if not self.node.writable:
             raise NotWritablePrimaryError(primary=self.node.primary_host)
-        with self.store.group() as txn:
-            self.groups += 1
-            with txn.savepoint():
-                held = self.transactions.held
-                return operation(WriteGroup(txn, self.node.term, self.clock.wall_ms(), self.rng, held))
+        with self.store.group() as txn, txn.savepoint():
+            held = self.transactions.held
+            return operation(WriteGroup(txn, self.node.term, self.clock.wall_ms(), self.rng, held))
 
     async def wait_until_met(
         self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
     ) -> WriteConcernFailure | None:
-        self.waited.append((optime, concern))
-        return self.concern_failure
+        return None
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:
         self.asked.append(body)
         return self.core_answer
 
     def on_awaited(self, what: str) -> None:
-        self.waits.append(what)
+        pass
 
     def on_fetch_progress(self, progress: ProgressRequest) -> None:
-        self.fetch_progress.append(progress)
+        pass
 
     def on_damage(self, detail: str) -> None:
         raise AssertionError(detail)
@@ -294,25 +281,21 @@ class FakeMember:
         raise AssertionError(at)
 
     async def wait_for_change(self, timeout_ms: int | None) -> bool:
-        self.changes_waited_for += 1
-        if timeout_ms is None and self.on_change is None:
+        if timeout_ms is None:
             raise MaxTimeMSExpiredError("nothing ends this wait")
-        self.clock.advance(Millis(timeout_ms or 0))
-        before = self.store.last_applied
-        if self.on_change is not None:
-            self.on_change()
-        else:  # what is written gets to the disk while somebody waits
-            self.node.position = replace(self.node.position, last_durable=before)
-        return self.store.last_applied != before
+        self.clock.advance(Millis(timeout_ms))
+        # What is written gets to the disk while somebody waits.
+        self.node.position = replace(self.node.position, last_durable=self.store.last_applied)
+        return False
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
-        self.cuts.append((list(hosts), direction))
+        pass
 
     def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
-        self.cuts.append((list(hosts), delay_ms))
+        pass
 
     async def election_journal(self, limit: int) -> list[JournalLine]:
-        return self.journal[:limit]
+        return []
 
     @property
     def rollbacks(self) -> RollbackList:

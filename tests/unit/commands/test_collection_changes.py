@@ -36,10 +36,7 @@ def options(client: Client, name: str = "c") -> Document:
         ({"idIndex": {"v": 2, "key": {"_id": 1}, "name": "_id_"}, "collation": {"locale": "simple"}}, {}),
         ({"storageEngine": {"wiredTiger": {"configString": "x"}}, "indexOptionDefaults": {}, "autoIndexId": True}, {}),
         ({"changeStreamPreAndPostImages": {"enabled": False}}, {}),
-        (
-            {"changeStreamPreAndPostImages": {"enabled": True}},
-            {"changeStreamPreAndPostImages": {"enabled": True}},
-        ),
+        ({"changeStreamPreAndPostImages": {"enabled": True}}, {"changeStreamPreAndPostImages": {"enabled": True}}),
     ],
 )
 def test_options_are_kept_and_shown(client: Client, given: Document, kept: Document) -> None:

@@ -45,11 +45,7 @@ REPLIES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any]]]
     "nothing-changes": ({"query": {"_id": 1}, "update": {"$set": {"n": 9}}, "new": True}, DOC_1, FOUND),
     "a-replacement": ({"query": {"a": 1}, "update": {"z": 1}, "new": True}, {"_id": 1, "z": 1}, FOUND),
     "sorted": ({"query": {"a": 1}, "sort": {"n": 1}, "update": {"z": 1}, "new": True}, {"_id": 3, "z": 1}, FOUND),
-    "sorted-by-two": (
-        {"sort": {"a": -1, "n": -1}, "update": {"z": 1}, "new": True},
-        {"_id": 1, "z": 1},
-        FOUND,
-    ),
+    "sorted-by-two": ({"sort": {"a": -1, "n": -1}, "update": {"z": 1}, "new": True}, {"_id": 1, "z": 1}, FOUND),
     "only-some-fields": ({"query": {"_id": 1}, "update": {"z": 1}, "fields": {"n": 1, "_id": 0}}, {"n": 9}, FOUND),
     "fields-of-the-new": (
         {"query": {"_id": 1}, "update": {"$set": {"n": 0}}, "fields": {"n": 1}, "new": True},

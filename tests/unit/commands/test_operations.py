@@ -205,11 +205,7 @@ def test_a_slow_write_that_was_held_back_says_whom_it_waited_for(
         (Work(waits={SlowReason.READ_CONCERN: 150}), "read concern", "it waited 150 ms for its read concern"),
         (Work(waits={SlowReason.WRITE_QUEUE: 120}), "write queue", "it waited 120 ms behind other writes"),
         (Work(waits={SlowReason.TRANSACTION: 101}), "transaction", "for a transaction that held the document"),
-        (
-            Work(documents=5_000, is_scan=True),
-            "scan",
-            "without an index; its filter names city, age; client",
-        ),
+        (Work(documents=5_000, is_scan=True), "scan", "without an index; its filter names city, age; client"),
         (Work(keys=9_000, documents=5_000), "documents", "it looked at 5000 documents; client"),
         (Work(documents=5_000, is_scan=True, waits={SlowReason.WRITE_CONCERN: 120}), "write concern", "120 ms"),
         (Work(), "busy", "or the machine was busy"),

@@ -166,11 +166,7 @@ READERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[in
 
 @pytest.mark.parametrize(("preference", "one", "two", "expected"), READERS.values(), ids=READERS)
 def test_who_can_answer_instead(
-    rig: Rig,
-    preference: dict[str, Any],
-    one: dict[str, Any],
-    two: dict[str, Any],
-    expected: list[int],
+    rig: Rig, preference: dict[str, Any], one: dict[str, Any], two: dict[str, Any], expected: list[int]
 ) -> None:
     members = [{"_id": number, "host": f"{name}:27017"} for number, name in enumerate("abcde")]
     members[1] |= {"tags": EAST}

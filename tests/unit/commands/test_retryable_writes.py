@@ -439,10 +439,7 @@ def test_each_interrupted_statement_over_many_documents_goes_on_for_itself(
 ) -> None:
     """The second statement is interrupted twice: what it changed after the first time still counts as its own."""
     client.ok({"insert": "c"}, documents=[{"_id": i, "n": 0, "m": 0} for i in range(700)])
-    updates = [
-        {"q": {"_id": {"$lt": 5}}, "u": INC, "multi": True},
-        {"q": {}, "u": {"$inc": {"m": 1}}, "multi": True},
-    ]
+    updates = [{"q": {"_id": {"$lt": 5}}, "u": INC, "multi": True}, {"q": {}, "u": {"$inc": {"m": 1}}, "multi": True}]
     command = keyed({"update": "c", "updates": updates})
     for groups in (1, 3):
         client.rig.step_down_after(groups)

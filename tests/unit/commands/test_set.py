@@ -550,12 +550,7 @@ PROBE: dict[str, object] = {"replSetOplogProbe": 1, "optimes": []}
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        PROBE,
-        {"replSetOplogFetch": 1, "after": {}},
-        {"replSetSnapshot": 1, "step": "begin"},
-    ],
+    "command", [PROBE, {"replSetOplogFetch": 1, "after": {}}, {"replSetSnapshot": 1, "step": "begin"}]
 )
 def test_another_set_of_the_same_name_gets_no_oplog(
     client: Client, member: RunningMember, command: dict[str, object]

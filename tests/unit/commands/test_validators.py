@@ -101,11 +101,7 @@ def test_large_documents_are_validated_in_the_thread(client: Client) -> None:
                 "consideredValue": 3,
             },
         ),
-        (
-            {"a": 5},
-            {},
-            {"operatorName": "$eq", "specifiedAs": {"a": 5}, "reason": "field was missing"},
-        ),
+        ({"a": 5}, {}, {"operatorName": "$eq", "specifiedAs": {"a": 5}, "reason": "field was missing"}),
         (
             {"$expr": {"$cond": [{"$gt": ["$a", "$$NOW"]}, None, "$a"]}},
             {"a": DateTime(1 << 62)},

@@ -20,11 +20,7 @@ def unused_callback(*_: object) -> None:
 
 
 def context_of(
-    store: object,
-    clock: Clock,
-    workers: object = None,
-    *,
-    on_broken: Callable[[BaseException], None] = unused_callback,
+    store: object, clock: Clock, workers: object = None, *, on_broken: Callable[[BaseException], None] = unused_callback
 ) -> MemberContext:
     """What the parts of a member share, as far as the part under test looks at it."""
     return MemberContext(
