@@ -105,6 +105,15 @@ def test_a_changed_byte_is_read_alike_or_refused(kind: str, data: st.DataObject)
     assert outcome(parse, changed) == outcome(parse_fields, changed)
 
 
+@given(REPLIES)
+def test_a_boolean_that_is_neither_is_read_alike_or_refused(reply: FetchReply) -> None:
+    document = reply.document()
+    for name in (name for name, value in document.decode().items() if isinstance(value, bool)):
+        at = document.raw.rindex(b"\x08" + name.encode() + b"\0") + len(name) + 2
+        changed = document.raw[:at] + b"\x02" + document.raw[at + 1 :]
+        assert outcome(FetchReply.parse, changed) == outcome(FetchReply._parse_fields, changed)
+
+
 def outcome(parse: Callable[[RawDocument], object], raw: bytes) -> object:
     """What is read, or None if the message is refused."""
     try:

@@ -68,4 +68,4 @@ def test_rows_are_written_as_they_come_and_make_one_document(rows: list[dict[str
     text = out.getvalue()
     assert json.loads(text) == {"member": "größe:1", "writes": rows, "end": "schön", "ok": True}
     assert ("größe:1" in text, "schön" in text, "\x1b" in text) == (True, True, False), "for people, not for a terminal"
-    assert text.endswith("}\n")
+    assert text.endswith('],\n  "end": "schön",\n  "ok": true\n}\n'), "laid out as the beginning is"
