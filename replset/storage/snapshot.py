@@ -303,8 +303,6 @@ class Snapshot:
 
         Empty if that entry did not write it so often, or the undo does not reach back to it.
         """
-        if ts <= self.pruned_through or self._known(coll.uuid) is None:
-            return []
         at = f"SELECT {_BEFORE} FROM undo WHERE coll = ? AND key = ? AND ts = ? ORDER BY seq LIMIT 2 OFFSET ?"
         versions: list[bytes | None] = [before for (before,) in self._execute(at, (coll.uuid, key, ts, number))]
         if len(versions) == 1:

@@ -665,6 +665,25 @@ def test_a_commit_in_a_later_term_is_refused(filled: Client) -> None:
     assert session.code({"commitTransaction": 1}, "admin") == 10107
 
 
+def test_the_newest_transactions_that_ended_are_remembered(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their numbers are not used again. Those that are open are not among them."""
+    monkeypatch.setattr(transactions, "MAX_ENDED", 3)
+
+    def session(number: int) -> Session:
+        return Session(filled, Binary(bytes([number]) * 16, 4))
+
+    for number in (50, 51):
+        session(number).ok(find())
+    for number in range(5):
+        ended = session(number)
+        ended.ok(find())
+        ended.abort()
+    session(52).ok(find())
+    again = [session(number).run(find()).get("code") for number in (4, 3, 2)]
+    assert again == [ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS] * 3
+    assert session(0).run(find())["ok"] == 1.0
+
+
 def test_it_lives_a_limited_time(filled: Client) -> None:
     filled.member.transactions.lifetime_s = 0.01
     session = Session(filled)
