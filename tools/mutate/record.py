@@ -28,7 +28,7 @@ LAYERS = ("unit", "property")
 APART = "tests/unit/spark/"
 """They start a JVM, and run little of what is judged."""
 PATH = ROOT / ".venv" / ".tests-by-line.json"
-AT_MOST = 300
+AT_MOST = 1000
 """Tests that are kept by line, the cheapest."""
 
 
