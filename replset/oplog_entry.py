@@ -191,6 +191,13 @@ class InsertReader:
         return raw[at:end], (seconds << INCREMENT_BITS) | increment, term, wall_ms, raw[end + _TAIL_SIZE : -1]
 
 
+def optime_of(raw: bytes) -> OpTime:
+    """Return the optime of an entry. InvalidBSONError when it is none."""
+    reader = InsertReader.of(raw)
+    found = None if reader is None else reader.read(raw)
+    return OplogEntry(raw).optime if found is None else OpTime(found[2], found[1])
+
+
 def read_tail(raw: bytes, at: int) -> tuple[int, int, int] | None:
     """(ts, term, wall_ms) when the entry ends, from `at` on, with the fields that a primary puts last, and no more."""
     if len(raw) != at + _TAIL_SIZE + 1 or raw[-1]:

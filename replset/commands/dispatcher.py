@@ -168,6 +168,8 @@ class Dispatcher:
             refuse_large(body, name)
         if self.member.users.required:
             authorize(self.member, request.sender, command.needs, request.database, name)
+        if command.private and command.known is None:  # members send none of the fields below
+            return self._context_of(request, command, name)
         deadline = None
         is_plain = command.known is None or body.has_only(command.plain)
         if command.known is not None and not is_plain:
@@ -175,7 +177,7 @@ class Dispatcher:
             fields.check_fields(body, command.known, command.name)
             self._check_generic(command, request)
             deadline = self._deadline(request, name)
-        elif command.known is None and not command.private:
+        elif command.known is None:
             check_api(body, name)
         cluster_time = body.get_raw("$clusterTime")
         if cluster_time is not None:
@@ -189,6 +191,16 @@ class Dispatcher:
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
+        return self._context_of(request, command, name, deadline, session)
+
+    def _context_of(
+        self,
+        request: CommandRequest,
+        command: Command,
+        name: str,
+        deadline: Millis | None = None,
+        session: SessionRequest | None = None,
+    ) -> CommandContext:
         return CommandContext(
             self.member,
             self.cursors,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self, TypeAlias, TypeVar
 
-from replset.bson import Int64, Layout, RawDocument, array_of, document_of, documents_of, encode
+from replset.bson import Int64, Layout, ObjectId, RawDocument, array_of, document_of, documents_of, encode
 from replset.bson.layout import BOOL, INT32, INT64
 from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_entry import OplogEntry
+from replset.oplog_entry import optime_of
 from replset.optime import OPTIME_LAYOUT, optime_document, optime_of_bits, parse_optime, timestamp_bits
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ class FetchRequest:
     Answered at once when the rollback id is not `known_rollback_id` (-1: unknown, and then no reason to answer at
     once), and soon when the commit point is beyond `known_commit_point`: at once if somebody waits for that here
     (`awaits_commit_point`). progress: this member's position, as a replSetUpdatePosition; None: it does not count.
+    set_id: of the sender's set, which is added on the way (`SetMemberClient`).
     """
 
     after: OpTime
@@ -75,6 +76,7 @@ class FetchRequest:
     known_rollback_id: int
     awaits_commit_point: bool = False
     progress: RawDocument | None = None
+    set_id: ObjectId | None = None
 
     def document(self) -> RawDocument:
         fields = _FETCH.pack(
@@ -112,7 +114,11 @@ class FetchRequest:
             start = at + len(_PROGRESS)
             at = start + int.from_bytes(raw[start : start + 4], "little")
             progress = RawDocument(raw[start:at])
-        if not raw.startswith(_BEHIND, at) and at != len(raw) - 1:
+        set_id = None
+        if raw.startswith(_SET_ID, at):
+            set_id = ObjectId(raw[at + len(_SET_ID) : at + len(_SET_ID) + 12])
+            at += len(_SET_ID) + 12
+        if not raw.startswith(_DB, at) and at != len(raw) - 1:
             return None
         return cls(
             optime_of_bits(after, after_term),
@@ -124,6 +130,7 @@ class FetchRequest:
             rollback_id,
             awaits,
             progress,
+            set_id,
         )
 
     @classmethod
@@ -139,6 +146,7 @@ class FetchRequest:
             _field(body, "knownRollbackId", int),
             body.get("awaitsCommitPoint") is True,
             _document(body, "progress") if "progress" in body else None,
+            _field(body, "setId", ObjectId) if "setId" in body else None,
         )
 
 
@@ -155,7 +163,7 @@ _FETCH = Layout(
 )
 _AWAITS = encode({"awaitsCommitPoint": True})[4:-1]
 _PROGRESS = b"\x03progress\0"
-_BEHIND = (b"\x07setId\0", b"\x02$db\0")
+_SET_ID, _DB = b"\x07setId\0", b"\x02$db\0"
 """What follows the fields of a request begins so: the fields that every command of a member has."""
 
 
@@ -187,7 +195,7 @@ class FetchReply:
     @cached_property
     def last(self) -> OpTime:
         """The newest entry of this page; OPTIME_NULL: it has none."""
-        return OplogEntry(self.entries[-1]).optime if self.entries else OPTIME_NULL
+        return optime_of(self.entries[-1]) if self.entries else OPTIME_NULL
 
     @property
     def has_more(self) -> bool:

@@ -1,6 +1,7 @@
 """The two readers of the messages that each group of writes costs: by layout, and field by field for other layouts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -65,11 +66,15 @@ def reordered(document: RawDocument) -> RawDocument:
     return RawDocument(encode({first: value, **dict(reversed(rest))}))
 
 
+def of_set(request_: FetchRequest, set_id: ObjectId | None) -> RawDocument:
+    """The request as it is sent, with the id of the sender's set."""
+    return request_.document() if set_id is None else with_fields(request_.document(), {"setId": set_id})
+
+
 @given(REQUESTS, SET_IDS)
 def test_a_request_for_entries(request_: FetchRequest, set_id: ObjectId | None) -> None:
-    body = request_.document() if set_id is None else with_fields(request_.document(), {"setId": set_id})
-    body = with_fields(body, {"$db": "admin"})
-    assert FetchRequest.parse(body) == FetchRequest.parse(reordered(body)) == request_
+    body = with_fields(of_set(request_, set_id), {"$db": "admin"})
+    assert FetchRequest.parse(body) == FetchRequest.parse(reordered(body)) == replace(request_, set_id=set_id)
     assert RawDocument(encode(body.decode())) == body
 
 
@@ -89,7 +94,11 @@ def test_a_position(progress: ProgressRequest) -> None:
 
 
 READERS = {
-    "request": (REQUESTS.map(lambda request: request.document().raw), FetchRequest.parse, FetchRequest._parse_fields),
+    "request": (
+        st.builds(of_set, REQUESTS, SET_IDS).map(lambda body: body.raw),
+        FetchRequest.parse,
+        FetchRequest._parse_fields,
+    ),
     "page": (REPLIES.map(lambda reply: reply.document().raw), FetchReply.parse, FetchReply._parse_fields),
     "position": (PROGRESS.map(lambda progress: progress_document(progress).raw), parse_progress, _parse_position),
 }
@@ -122,12 +131,20 @@ def outcome(parse: Callable[[RawDocument], object], raw: bytes) -> object:
         return None
 
 
+REQUEST = FetchRequest(OpTime(1, 2), 3, 4, 5, 6, OpTime(1, 2), 7)
+OF_A_SET = {
+    "position": (progress_document(ProgressRequest(MemberId(1), 1, 1, 1, (), ObjectId(b"a" * 12))), parse_progress),
+    "request": (of_set(REQUEST, ObjectId(b"a" * 12)), FetchRequest.parse),
+}
+
+
+@pytest.mark.parametrize("kind", OF_A_SET)
 @pytest.mark.parametrize("cut", range(1, 13))
-def test_a_set_id_that_is_cut_is_refused(cut: int) -> None:
-    raw = progress_document(ProgressRequest(MemberId(1), 1, 1, 1, (), ObjectId(b"a" * 12))).raw
-    short = (len(raw) - cut).to_bytes(4, "little") + raw[4 : -1 - cut] + b"\0"
+def test_a_set_id_that_is_cut_is_refused(cut: int, kind: str) -> None:
+    body, parse = OF_A_SET[kind]
+    short = (len(body.raw) - cut).to_bytes(4, "little") + body.raw[4 : -1 - cut] + b"\0"
     with pytest.raises(ReplError):
-        parse_progress(RawDocument(short))
+        parse(RawDocument(short))
 
 
 def test_the_names_of_an_array_mean_nothing() -> None:

@@ -18,7 +18,7 @@ from replset.bson import DateTime, Int64, RawDocument, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.lag import behind_ms
-from replset.commands.members.member_commands import refuse_other_set
+from replset.commands.members.member_commands import refuse_foreign_member
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.write_concern import write_and_wait
 from replset.errors import FailedToParseError
@@ -209,7 +209,7 @@ def _with_progress(record: ArchiveRecord, claim: Claim) -> ArchiveRecord:
 
 async def archive_lease(ctx: CommandContext) -> Reply:
     """Let a member write to the set's archive, and note what it has archived."""
-    refuse_other_set(ctx)
+    refuse_foreign_member(ctx)
     holder = HostPort(fields.text(ctx.body, "holder", ctx.name))
     if ctx.member.node.config is None or holder not in {one.host for one in ctx.member.node.config.members}:
         raise FailedToParseError(f"{ctx.name}.holder is no member of the set: {holder:.200}")

@@ -13,7 +13,7 @@ from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
-from replset.commands.members.member_commands import refuse_other_set
+from replset.commands.members.member_commands import refuse_foreign_member
 from replset.commands.ports import Reply
 from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import HostPort, OpTime
@@ -29,7 +29,7 @@ DIFFERENCES_MAX = 1_000
 
 async def give_documents(ctx: CommandContext) -> Reply:
     """A range of documents as of an optime: a digest, their hashes, or the documents."""
-    refuse_other_set(ctx)
+    refuse_foreign_member(ctx)
     member = ctx.member
     request = RangeRequest.parse(ctx.body)
     _check_readable(ctx)

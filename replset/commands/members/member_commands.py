@@ -9,11 +9,11 @@ from replset.bson import Binary, ObjectId, append_fields
 from replset.commands import fields
 from replset.commands.command import PROVE, Command, CommandContext
 from replset.commands.members.messages import parse_request, reply_document
-from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
+from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe, refuse_other_set
 from replset.commands.ports import Reply
 from replset.commands.replies import encode_times
 from replset.core.messages import Refused
-from replset.errors import AuthenticationFailedError, ErrorCode, FailedToParseError, RemoteProtocolError, ReplError
+from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError
 from replset.ids import HostPort
 from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
 
@@ -28,38 +28,29 @@ async def ask_core(ctx: CommandContext) -> Reply:
     return reply_document(answer)
 
 
-def refuse_other_set(ctx: CommandContext) -> None:
-    """Refuse a member of another set (108).
-
-    Another set of the same name may have this address in its configuration. Its members must not apply this oplog as if
-    it were their own set's, nor replace their data by a copy of this member's.
-    """
-    theirs, mine = ctx.body.get("setId"), ctx.member.node.set_id
+def refuse_foreign_member(ctx: CommandContext) -> None:
+    """As `refuse_other_set`, of a command with the field `setId`."""
+    theirs = ctx.body.get("setId")
     if theirs is not None and not isinstance(theirs, ObjectId):
         raise RemoteProtocolError("field 'setId' is not an ObjectId")
-    if theirs != mine and None not in (theirs, mine):
-        raise ReplError(
-            f"this member belongs to the set with id {mine}, not {theirs}",
-            code=ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
-        )
+    refuse_other_set(ctx.member, theirs)
 
 
 async def fetch_oplog(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
-    refuse_other_set(ctx)
     page = await oplog_fetch(ctx.member, ctx.body)
     return append_fields(page, encode_times(ctx.member.store.last_applied.ts))
 
 
 async def probe_oplog(ctx: CommandContext) -> Reply:
     """Which of the given entries are here, and the hash chain at each."""
-    refuse_other_set(ctx)
+    refuse_foreign_member(ctx)
     return await oplog_probe(ctx.member, ctx.body)
 
 
 async def snapshot(ctx: CommandContext) -> Reply:
     """One step of copying the database: begin, chunk, end."""
-    refuse_other_set(ctx)
+    refuse_foreign_member(ctx)
     return await ctx.member.snapshots.serve(ctx.body, ctx.connection.member)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from replset.bson import RawDocument
+from replset.bson import ObjectId, RawDocument
 from replset.commands.lag import behind_ms
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.messages import parse_progress
@@ -20,7 +20,7 @@ from replset.commands.members.snapshot_server import check_serves_oplog
 from replset.commands.ports import MemberPort
 from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
-from replset.errors import BadValueError, DamagedEntryError, ReplError
+from replset.errors import BadValueError, DamagedEntryError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL
 from replset.oplog_row import next_chain
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
@@ -47,6 +47,7 @@ async def oplog_fetch(member: MemberPort, body: RawDocument) -> RawDocument:
     COMMIT_POINT_DELAY_MS: under load it goes with the entries that follow, and costs no message.
     """
     request = FetchRequest.parse(body)
+    refuse_other_set(member, request.set_id)
     if request.progress is not None:
         member.on_fetch_progress(parse_progress(request.progress))
     loop = asyncio.get_running_loop()
@@ -69,6 +70,20 @@ async def oplog_fetch(member: MemberPort, body: RawDocument) -> RawDocument:
         if left_ms <= 0 or has_news(member, request):
             return (await _page(member, request)).document()
         await member.wait_for_change(left_ms)
+
+
+def refuse_other_set(member: MemberPort, theirs: ObjectId | None) -> None:
+    """Refuse a member of another set (108).
+
+    Another set of the same name may have this address in its configuration. Its members must not apply this oplog as if
+    it were their own set's, nor replace their data by a copy of this member's.
+    """
+    mine = member.node.set_id
+    if theirs != mine and None not in (theirs, mine):
+        raise ReplError(
+            f"this member belongs to the set with id {mine}, not {theirs}",
+            code=ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
+        )
 
 
 async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:

@@ -35,6 +35,7 @@ EMPTY = encode({})
 TURN = 16
 """Commands of one connection that run before other tasks of the event loop run."""
 STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
+_IN_ADMIN = encode({"$db": "admin"})[4:]
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
 _FIND = b"find\0"
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
@@ -353,7 +354,10 @@ class WireConnection(asyncio.BufferedProtocol):
     def _request_of(self, message: WireMessage) -> CommandRequest | bytes:
         """Return the command for the dispatcher, or the reply that refuses it."""
         try:
-            database = message.database if message.legacy_query else message.body.get("$db")
+            if self._context.is_member and message.body.raw.endswith(_IN_ADMIN):  # without a look at all its fields
+                database: object = "admin"
+            else:
+                database = message.database if message.legacy_query else message.body.get("$db")
             if not isinstance(database, str):
                 _ = message.body.first_key  # a malformed name is refused first
                 return _refusal(ReplError("the command has no $db", code=ErrorCode.MISSING_DATABASE))

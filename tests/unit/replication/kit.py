@@ -96,6 +96,7 @@ class FakeNode:
         self.newest_ts = 0
         self.bytes_per_s = 0
         self.has_indexes = True
+        self.set_id = None
 
     def builds_indexes(self) -> bool:
         return self.has_indexes
