@@ -7,47 +7,35 @@ from contextlib import closing
 from pathlib import Path
 
 from replset.bson import encode, encode_key
-from replset.ids import OpTime, pack_ts
-from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, noop_entry, update_entry
-from replset.query.diff import update_entry_object
+from replset.ids import OpTime
+from replset.oplog_entry import OplogEntry
 from replset.replication.applier import apply_entry
 from replset.storage.disk import RealDisk
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
 from spark.readers.sqlite import SqliteOplog
+from tests.spark.audit_kit import Story
+from tests.spark.kit import change
 
-T0 = 1_760_000_000
 UUID, OTHER_UUID = b"1" * 16, b"2" * 16
 NS = "shop.orders"
 
 
 def entries_of(count: int) -> list[bytes]:
     """A second each: the set, two collections, then documents inserted, changed and some deleted."""
-    made: list[bytes] = []
-
-    def next_optime() -> tuple[OpTime, int]:
-        return OpTime(1, pack_ts(T0 + len(made), 1)), (T0 + len(made)) * 1000
-
-    made.append(noop_entry({"msg": "initiating set"}, *next_optime()))
-    made.append(command_entry("shop", UUID, {"create": "orders"}, *next_optime()))
-    made.append(command_entry("shop", OTHER_UUID, {"create": "users"}, *next_optime()))
-    documents: dict[int, dict[str, object]] = {}
+    story = Story(per_second=1).initiated()
+    story.command({"create": "orders"}, UUID)
+    story.command({"create": "users"}, OTHER_UUID)
     for number in range(count):
         key = number % 7
-        about = encode({"_id": key})
-        new: dict[str, object] = {"_id": key, "n": number}
-        if key not in documents:
-            made.append(insert_entry(NS, UUID, encode(new), *next_optime()))
+        if (UUID, encode_key(key)) not in story.documents:
+            story.insert({"_id": key, "n": number}, UUID)
         elif number % 5 == 0:
-            made.append(delete_entry(NS, UUID, about, *next_optime()))
-            del documents[key]
-            continue
+            story.delete(key, UUID)
         else:
-            change = update_entry_object(documents[key], new)
-            made.append(update_entry(NS, UUID, about, encode(change), *next_optime()))
-        documents[key] = new
-    made.append(insert_entry("shop.users", OTHER_UUID, encode({"_id": "u", "name": "Ada"}), *next_optime()))
-    return made
+            story.update({"_id": key, "n": number}, UUID)
+    story.insert({"_id": "u", "name": "Ada"}, OTHER_UUID, "shop.users")
+    return [row[-1] for row in story.pending]
 
 
 def optime_of(entry: bytes) -> OpTime:
@@ -70,22 +58,17 @@ def write_member(folder: Path, entries: list[bytes], *, keep_undo: bool = True) 
 
 def change_document(oplog: SqliteOplog, key: int, document: dict[str, object] | None) -> None:
     """Damage a data file behind the store's back; None: the document goes."""
-    table = f"d_{UUID.hex()}"
-    with closing(sqlite3.connect(oplog.path)) as connection:
-        if document is None:
-            connection.execute(f"DELETE FROM {table} WHERE key = ?", (encode_key(key),))
-        else:
-            sql = f"UPDATE {table} SET doc = ? WHERE key = ?"
-            connection.execute(sql, (encode(document), encode_key(key)))
-        assert connection.total_changes == 1
-        connection.commit()
+    if document is None:
+        done = change(oplog.path, f"DELETE FROM d_{UUID.hex()} WHERE key = ?", encode_key(key))
+    else:
+        sql = f"UPDATE d_{UUID.hex()} SET doc = ? WHERE key = ?"
+        done = change(oplog.path, sql, encode(document), encode_key(key))
+    assert done == 1
 
 
 def change_entry(oplog: SqliteOplog, optime: OpTime) -> None:
-    """Change one byte of an entry's text; the hash beside it stays."""
+    """Change the bytes of an entry's text; the hash beside it stays."""
     with closing(sqlite3.connect(oplog.path)) as connection:
-        (entry,) = connection.execute("SELECT entry FROM oplog WHERE ts = ?", (optime.ts,)).fetchone()
-        changed = bytes(entry).replace(b"Ada", b"Eve")
-        assert changed != entry
-        connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (changed, optime.ts))
-        connection.commit()
+        ((entry,),) = connection.execute("SELECT entry FROM oplog WHERE ts = ?", (optime.ts,))
+    assert b"Ada" in entry
+    change(oplog.path, "UPDATE oplog SET entry = ? WHERE ts = ?", entry.replace(b"Ada", b"Eve"), optime.ts)

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException, PythonException
 
 from replset.errors import BadValueError
 from replset.ids import pack_ts
@@ -35,22 +38,15 @@ COMMANDS = {path[0]: command for path, command in commands_of(app).items() if pa
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=" ".join)
-def test_help(command: tuple[str, ...], capsys: Capture) -> None:
+def test_help_says_what_each_option_is(command: tuple[str, ...], capsys: Capture) -> None:
     assert main([*command, "--help"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert " ".join(("oplog-spark", *command)) in out
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_and_argument_says_what_it_is(name: str) -> None:
-    for option, text in parameters_of(COMMANDS[name]).items():
-        assert text, f"oplog-spark {name}: {option} has no help"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_takes_the_common_options(name: str) -> None:
-    assert {"--engine", "--master", "--format", "--json"} <= set(parameters_of(COMMANDS[name]))
+    for name in command:
+        options = parameters_of(COMMANDS[name])
+        assert {"--engine", "--master", "--format", "--json"} <= set(options)
+        assert all(options.values()), f"oplog-spark {name}: an option has no help"
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -96,6 +92,7 @@ def test_it_runs_as_a_module_and_as_a_file(command: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["elections", "m7"], "m7: there is no such file or folder"),
         (["frobnicate"], "No such command 'frobnicate' (see `oplog-spark --help`)"),
         (["summary"], "Missing argument 'MEMBER' (see `oplog-spark summary --help`)"),
         (["summary", "m1", "--frobnicate"], "No such option: --frobnicate"),
@@ -125,24 +122,6 @@ def test_wrong_usage_is_one_line_and_status_2(
     assert err.count("\n") == 1
 
 
-def test_a_member_that_is_not_there_is_said_before_spark_starts(capsys: Capture, tmp_path: Path) -> None:
-    assert main(["elections", str(tmp_path / "m7")]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "m7" in err
-    assert "Java" not in err
-    assert err.count("\n") == 1
-
-
-def test_without_the_extra_one_line_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "NEEDS", ("numpy", "no_such_module"))
-    assert main(["elections", "m1"]) == 2
-    assert (
-        capsys.readouterr().err
-        == 'oplog-spark: no no_such_module here: pip install ".[spark]" in the clone of replset\n'
-    )
-
-
 def test_the_local_engine_needs_no_spark(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
     write_oplog(tmp_path / "m1", [insert(n) for n in range(3)])
     monkeypatch.setattr(run_module, "NEEDS", ("numpy", "pyspark_is_not_here"))
@@ -154,23 +133,12 @@ def test_the_local_engine_needs_no_spark(monkeypatch: pytest.MonkeyPatch, capsys
 # --- points in time --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "end", "ts"),
-    [
-        ("3:1760000000:7", False, pack_ts(1_760_000_000, 7)),
-        ("3:1760000000:7", True, pack_ts(1_760_000_000, 7) + 1),
-        ("2025-10-09T08:53:20Z", False, pack_ts(1_760_000_000, 0)),
-        ("2025-10-09T08:53:20", False, pack_ts(1_760_000_000, 0)),
-        ("2025-10-09T10:53:20+02:00", True, pack_ts(1_760_000_000, 0)),
-        ("2025-10-09", False, pack_ts(1_759_968_000, 0)),
-        ("1960-01-01", False, 0),
-    ],
-)
-def test_points_in_time(text: str, end: bool, ts: int) -> None:
-    assert point_of(text, "--to", end=end) == ts
-
-
-def test_a_span_ends_with_its_last_entry_or_before_its_time() -> None:
+def test_points_in_time() -> None:
+    ends = {"3:1760000000:7": pack_ts(T0, 7) + 1, "2025-10-09T10:53:20+02:00": pack_ts(T0, 0)}
+    assert {text: point_of(text, "--to", end=True) for text in ends} == ends
+    begins = {"3:1760000000:7": pack_ts(T0, 7), "2025-10-09": pack_ts(1_759_968_000, 0), "1960-01-01": 0}
+    begins |= dict.fromkeys(("2025-10-09T08:53:20Z", "2025-10-09T08:53:20"), pack_ts(T0, 0))
+    assert {text: point_of(text, "--from", end=False) for text in begins} == begins
     assert span_of(None, None) == Span(0, (1 << 63) - 1)
     assert span_of("1:5:1", "1:5:1") == Span(pack_ts(5, 1), pack_ts(5, 1) + 1)
     with pytest.raises(BadValueError, match="is before"):
@@ -183,60 +151,33 @@ def test_the_newest_entry_told_is_the_newest_that_was_compared(tmp_path: Path, c
     assert capsys.readouterr().out.startswith(
         f"The oplogs of m1 and m2 are the same. 7 entries, the newest 1:{T0}:7.\n"
     )
-
-
-def test_one_member_alone_cannot_be_compared(tmp_path: Path, capsys: Capture) -> None:
-    member = write_oplog(tmp_path / "m1", [insert(0)])
-    assert main(["diff", "--engine", "local", str(member)]) == 2
+    assert main(["diff", "--engine", "local", members[0]]) == 2
     assert capsys.readouterr() == ("", "oplog-spark: m1 is alone: give two members or more to compare\n")
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_s_error_comes_home_with_the_member_s_name() -> None:
-    import traceback
+def test_a_worker_s_error_comes_home_with_the_member_s_name(tmp_path: Path) -> None:
+    """Spark's workers may be other machines; what they miss may be there where the command was given."""
 
-    try:
-        raise OplogError("m2", "database disk image is malformed")
-    except OplogError as error:
-        worker = "".join(traceback.format_exception(error))
-    from pyspark.errors import PythonException
+    def from_worker(reason: str) -> str:
+        text = "".join(traceback.format_exception(OplogError("m2", reason)))
+        return one_line_error(PythonException(text)).message
 
-    found = one_line_error(PythonException(worker))
-    assert found.message == "m2: database disk image is malformed"
-
-
-def test_a_file_that_only_this_machine_sees_is_said_so(tmp_path: Path) -> None:
-    """Spark's workers may be other machines; what they miss is there where the command was given."""
-    from pyspark.errors import PythonException
-
-    def from_worker(path: Path) -> str:
-        try:
-            raise OplogError("m2", f"{path} does not exist")
-        except OplogError as error:
-            import traceback
-
-            return one_line_error(PythonException("".join(traceback.format_exception(error)))).message
-
-    here = tmp_path / "replset.db"
+    here, nowhere = tmp_path / "replset.db", tmp_path / "none"
     here.touch()
-    assert from_worker(here).startswith(f"m2: {here} does not exist where a worker runs, only here")
-    assert from_worker(tmp_path / "none") == f"m2: {tmp_path / 'none'} does not exist"
+    assert from_worker("database disk image is malformed") == "m2: database disk image is malformed"
+    assert from_worker(f"{here} does not exist").startswith(f"m2: {here} does not exist where a worker runs, only here")
+    assert from_worker(f"{nowhere} does not exist") == f"m2: {nowhere} does not exist"
 
 
-def test_an_error_of_spark_s_is_its_first_line() -> None:
-    from pyspark.errors import AnalysisException
-
+def test_an_error_of_spark_s_is_its_first_line_and_a_bug_is_not_hidden() -> None:
     found = one_line_error(AnalysisException("\n[NO_SUCH_TABLE] there is none\n  at org.apache.spark.Stack\n  at ..."))
     assert found.message == "[NO_SUCH_TABLE] there is none"
     assert first_line(ValueError("")) == "ValueError"
-
-
-def test_a_bug_is_not_hidden() -> None:
-    error = ZeroDivisionError("a bug of ours")
     with pytest.raises(ZeroDivisionError):
-        one_line_error(error)
+        one_line_error(ZeroDivisionError("a bug of ours"))
 
 
 def test_leaving_early_closes_what_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,16 +188,12 @@ def test_leaving_early_closes_what_was_opened(tmp_path: Path, monkeypatch: pytes
         def stop(self) -> None:
             stopped.append("stopped")
 
-    def leave() -> None:
-        run = CommandRun("diff")
-        with run:
-            run.open([str(tmp_path / "m1")])
-            session: Any = Session()
-            run._session = session
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        leave()
+    run = CommandRun("diff")
+    with suppress(KeyboardInterrupt), run:
+        run.open([str(tmp_path / "m1")])
+        session: Any = Session()
+        run._session = session
+        raise KeyboardInterrupt
     assert stopped == ["stopped"]
 
 
@@ -300,14 +237,14 @@ def test_a_terminal_that_cannot_show_a_letter_stops_nothing(tmp_path: Path) -> N
     entries = [insert(n, ns="shop.\u00fcbel") for n in range(3)]
     member = write_oplog(tmp_path / "m1", entries)
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    found = {}
     for option in ("--json", "--format=table"):
         command = [sys.executable, "-m", "spark", "summary", "--engine", "local", str(member), option]
         done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment)
         assert done.returncode == 0, done.stderr  # a progress line may be there, where the machine is slow
-        assert b"bel" in done.stdout
-        if option == "--json":
-            (row,) = json.loads(done.stdout)["namespaces"]
-            assert row["ns"] == "shop.\u00fcbel"
+        found[option] = done.stdout
+    assert json.loads(found["--json"])["namespaces"][0]["ns"] == "shop.\u00fcbel"
+    assert b"bel" in found["--format=table"]
 
 
 # --- Java for a short job --------------------------------------------------------------------------------------

@@ -20,29 +20,13 @@ MIDNIGHT = 1_760_054_400
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("shop.orders", "shop.orders"),
-        ("127.0.0.1:28017", "127.0.0.1%3A28017"),
-        ("", "__HIVE_DEFAULT_PARTITION__"),
-        ("a/b=c%d", "a%2Fb%3Dc%25d"),
-        ("größe.$cmd", "größe.$cmd"),
-        ("tab\there", "tab%09here"),
-    ],
-)
-def test_segment(name: str, told: str) -> None:
-    assert segment(name) == told
-
-
-def test_long_names_are_cut_and_stay_apart() -> None:
+def test_names_of_folders() -> None:
+    told = {"shop.orders": "shop.orders", "größe.$cmd": "größe.$cmd", "": "__HIVE_DEFAULT_PARTITION__"}
+    told |= {"127.0.0.1:28017": "127.0.0.1%3A28017", "a/b=c%d": "a%2Fb%3Dc%25d", "tab\there": "tab%09here"}
+    assert {name: segment(name) for name in told} == told
     first, second = segment("x" * 300 + "1"), segment("x" * 300 + "2")
     assert first != second
-    assert max(len(first), len(second)) <= 200
-    assert len(segment("ü" * 150).encode()) <= 200
-
-
-def test_day_and_folder() -> None:
+    assert max(len(first), len(second), len(segment("ü" * 150).encode())) <= 200
     assert day_of(pack_ts(MIDNIGHT - 1, 5)) == "2025-10-09"
     assert day_of(pack_ts(MIDNIGHT, 0)) == "2025-10-10"
     assert folder_of("a:1", "2025-10-10", "x.y") == "member=a%3A1/day=2025-10-10/ns=x.y"
@@ -92,10 +76,9 @@ def test_what_the_folder_must_be(tmp_path: Path) -> None:
     bounds = oplog.bounds()
     whole = [(oplog.pin(), Span(bounds.oldest.ts, bounds.newest.ts + 1))]
     out = tmp_path / "out"
-    assert Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING) == whole
-    out.mkdir()
-    assert Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING) == whole
-    (out / "_temporary-of-a-run-that-died").mkdir()
+    for made in (out, out / "_temporary-of-a-run-that-died"):
+        assert Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING) == whole
+        made.mkdir()
     assert Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING) == whole
     (out / "notes.txt").write_text("mine")
     with pytest.raises(ExportError, match="is not empty"):
@@ -103,6 +86,10 @@ def test_what_the_folder_must_be(tmp_path: Path) -> None:
     for mode in (Mode.OVERWRITE, Mode.APPEND):
         with pytest.raises(ExportError, match=r"is no export: it holds notes\.txt"):
             Target.open(str(out)).prepare([oplog], mode, EVERYTHING)
+    with pytest.raises(ExportError, match="notes"):
+        Target.open(str(out / "notes.txt")).prepare([oplog], Mode.NEW, EVERYTHING)
+    with pytest.raises(ExportError, match="nowhere://x"):
+        Target.open("nowhere://x/y")
 
 
 def test_appending_begins_behind_what_is_there(tmp_path: Path) -> None:
@@ -132,12 +119,3 @@ def test_appending_begins_behind_what_is_there(tmp_path: Path) -> None:
     )
     with pytest.raises(ExportError, match=rf"the oplog begins at 1:{T0 + 6}:1, after the newest exported entry"):
         target.prepare([trimmed], Mode.APPEND, EVERYTHING)
-
-
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    oplog = SqliteOplog("a", str(write_oplog(tmp_path / "a", [insert(0)]) / "replset.db"))
-    with pytest.raises(ExportError, match="file"):
-        Target.open(str(tmp_path / "file")).prepare([oplog], Mode.NEW, EVERYTHING)
-    with pytest.raises(ExportError, match="nowhere://x"):
-        Target.open("nowhere://x/y")

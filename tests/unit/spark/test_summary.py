@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, noop_entry, update_entry
-from replset.oplog_row import UnchainedRow
+from replset.oplog_row import CHAIN_START, UnchainedRow, chained_rows
 from spark.entry_bytes import diff_size
 from spark.oplog import EntryFilter, Span
-from spark.readers.sqlite import SqliteOplog
-from spark.reports.summary import local_summary
-from tests.spark.kit import T0, UUID, insert, write_oplog
+from spark.reports.summary import Summary, local_summary
+from tests.spark.kit import T0, UUID, ListOplog, insert
 
 DIFF = encode({"u": {"a": 1, "text": "y" * 40}})
 DIFF_O = encode({"$v": 2, "diff": {"u": {"a": 1, "text": "y" * 40}}})
@@ -52,12 +52,12 @@ ENTRIES = [
 ]
 
 
-def oplog(folder: Path, entries: list[UnchainedRow], name: str = "a") -> SqliteOplog:
-    return SqliteOplog(name, str(write_oplog(folder / name, entries) / "replset.db"))
+def summed(entries: list[UnchainedRow], **how: Any) -> Summary[pa.Table]:
+    return local_summary([ListOplog("a", chained_rows(entries, CHAIN_START))], **how)
 
 
-def test_counts_by_namespace_operation_term_and_minute(tmp_path: Path) -> None:
-    found = local_summary([oplog(tmp_path, ENTRIES)])
+def test_counts_by_namespace_operation_term_and_minute() -> None:
+    found = summed(ENTRIES)
     sizes = {e[0]: len(e[6]) for e in ENTRIES}
     for table, column, of in (
         (found.namespaces, "ns", lambda e: e[3]),
@@ -86,18 +86,18 @@ def test_counts_by_namespace_operation_term_and_minute(tmp_path: Path) -> None:
     assert member["per_second"] == len(ENTRIES) / 102
 
 
-def test_sizes_are_counted_in_powers_of_two(tmp_path: Path) -> None:
+def test_sizes_are_counted_in_powers_of_two() -> None:
     exact = [insert(0, text="x" * n) for n in range(500)]
     lengths = {len(e[6]) for e in exact}
     assert {256, 257, 512, 513} <= lengths
     entries = [(e[0] + n, *e[1:]) for n, e in enumerate(exact)]
-    found = local_summary([oplog(tmp_path, entries)]).sizes.to_pylist()
+    found = summed(entries).sizes.to_pylist()
     classes = Counter(next(1 << n for n in range(20) if len(e[6]) <= 1 << n) for e in entries)
     assert {row["at_most"]: row["entries"] for row in found} == classes
 
 
-def test_hot_documents_by_entries_then_bytes(tmp_path: Path) -> None:
-    found = local_summary([oplog(tmp_path, ENTRIES)], top=3).hot.to_pylist()
+def test_hot_documents_by_entries_then_bytes() -> None:
+    found = summed(ENTRIES, top=3).hot.to_pylist()
     assert [(row["rank"], row["ns"], row["id"], row["entries"]) for row in found] == [
         (1, "shop.orders", "3", 90),
         (2, "shop.other", '"four"', 1),
@@ -106,32 +106,23 @@ def test_hot_documents_by_entries_then_bytes(tmp_path: Path) -> None:
     of_three = [e for e in ENTRIES if e[4] == encode_key(3)]
     assert found[0]["bytes"] == sum(len(e[6]) for e in of_three)
     assert (found[0]["first_ts"], found[0]["last_ts"]) == (of_three[0][0], of_three[-1][0])
+    of_two = [entry(n, "d", of=1, ns=f"shop.c{n % 2}") for n in range(5)]  # one id in two namespaces
+    found = summed([entry(0, "n"), *of_two]).hot.to_pylist()
+    key = encode_key(1)
+    assert [(row["ns"], row["key"], row["entries"]) for row in found] == [("shop.c0", key, 3), ("shop.c1", key, 2)]
 
 
-def test_of_equally_hot_documents_the_one_changed_last_comes_first(tmp_path: Path) -> None:
+def test_of_equally_hot_documents_the_one_changed_last_comes_first() -> None:
     entries = [insert(n % 40, per_second=1) for n in range(80)]
     entries = [(pack_ts(T0 + n, 1), *e[1:]) for n, e in enumerate(entries)]
     longer = insert(100, per_second=1, text="longer")
-    found = local_summary([oplog(tmp_path, [*entries, longer])], top=41, rows_per_task=7).hot.to_pylist()
+    found = summed([*entries, longer], top=41, rows_per_task=7).hot.to_pylist()
     assert [row["id"] for row in found] == [*(str(n) for n in reversed(range(40))), "100"]
     assert [row["rank"] for row in found] == list(range(1, 42))
 
 
-def test_the_same_id_in_two_namespaces_is_two_documents(tmp_path: Path) -> None:
-    entries = [entry(n, "d", of=1, ns=f"shop.c{n % 2}") for n in range(5)]
-    found = local_summary([oplog(tmp_path, [entry(9, "n"), *entries])]).hot.to_pylist()
-    assert [(row["ns"], row["key"], row["entries"]) for row in found] == [
-        ("shop.c0", encode_key(1), 3),
-        ("shop.c1", encode_key(1), 2),
-    ]
-
-
-def test_no_hot_documents_when_none_are_wanted(tmp_path: Path) -> None:
-    assert local_summary([oplog(tmp_path, ENTRIES)], top=0).hot.num_rows == 0
-
-
-def test_what_updates_cost(tmp_path: Path) -> None:
-    found = local_summary([oplog(tmp_path, ENTRIES)]).updates.to_pylist()
+def test_what_updates_cost() -> None:
+    found = summed(ENTRIES).updates.to_pylist()
     diffs = [len(e[6]) for e in ENTRIES if e[2] == "u" and e[3] == "shop.orders"][:-1]
     whole = len(next(e for e in ENTRIES if e[0] == pack_ts(T0 + 100, 1))[6])
     assert found[0] == {
@@ -148,29 +139,26 @@ def test_what_updates_cost(tmp_path: Path) -> None:
         "amplification": diffs[0] / len(DIFF),
     }
     assert (found[1]["ns"], found[1]["replaced_share"]) == ("shop.other", 0.0)
+    [row] = summed([entry(0, "u", WHOLE_O)]).updates.to_pylist()
+    assert (row["diffs"], row["amplification"], row["replaced_share"]) == (0, None, 1.0)
 
 
-def test_nothing_to_divide_by_is_null(tmp_path: Path) -> None:
-    found = local_summary([oplog(tmp_path, [entry(0, "u", WHOLE_O)])]).updates.to_pylist()
-    assert (found[0]["diffs"], found[0]["amplification"], found[0]["replaced_share"]) == (0, None, 1.0)
-
-
-def test_an_update_that_cannot_be_read_is_neither(tmp_path: Path) -> None:
+def test_an_update_that_cannot_be_read_is_neither() -> None:
     broken = entry(0, "u", DIFF_O)
-    found = local_summary([oplog(tmp_path, [(*broken[:6], broken[6][:40])])], top=1)
+    found = summed([(*broken[:6], broken[6][:40])], top=1)
     [row] = found.updates.to_pylist()
     assert (row["updates"], row["diffs"], row["replacements"], row["bytes"]) == (1, 0, 0, 40)
     assert found.hot.to_pylist()[0]["id"] is None
 
 
-def test_a_span_and_a_namespace(tmp_path: Path) -> None:
+def test_a_span_and_a_namespace() -> None:
     span, only = Span(pack_ts(T0 + 5, 0), pack_ts(T0 + 20, 0)), EntryFilter(op=("u",))
-    [row] = local_summary([oplog(tmp_path, ENTRIES)], span=span, only=only).members.to_pylist()
+    [row] = summed(ENTRIES, span=span, only=only).members.to_pylist()
     assert (row["entries"], row["first_ts"]) == (8, pack_ts(T0 + 12, 1))
 
 
-def test_an_empty_oplog_has_no_rows(tmp_path: Path) -> None:
-    found = local_summary([oplog(tmp_path, []), oplog(tmp_path, ENTRIES[:1], "b")])
+def test_an_empty_oplog_has_no_rows() -> None:
+    found = local_summary([ListOplog("a", ()), ListOplog("b", chained_rows(ENTRIES[:1], CHAIN_START))], top=0)
     assert found.members["member"].to_pylist() == ["b"]
     assert found.hot.num_rows == found.updates.num_rows == 0
 

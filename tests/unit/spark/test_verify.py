@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -17,9 +18,9 @@ from replset.bson import Binary, Int64, decode, encode, encode_key
 from replset.oplog_entry import insert_entry, noop_entry
 from replset.oplog_row import OplogRow, entry_hash, next_chain
 from spark.members import open_members
-from spark.oplog import EVERYTHING, Oplog, Span
+from spark.oplog import Oplog, Span
 from spark.reports.verify.check import COUNTS, FAULT_COLUMNS, Verification, WantedDocuments, local_verify
-from tests.spark.audit_kit import NS, UUID, Story, lives, place_of, resealed
+from tests.spark.audit_kit import NS, UUID, Story, lives, resealed
 from tests.spark.kit import ListOplog
 
 COUNT, MIDDLE = 90, 30
@@ -92,35 +93,19 @@ def behind(rows: Sequence[OplogRow], at: int) -> str:
 
 
 LAST_OF_SECOND = next(at for at in range(MIDDLE, COUNT) if SOUND[at].ts >> 31 > SOUND[at - 1].ts >> 31)
+OTHER = noop_entry({"msg": "other"}, SOUND[NOOP].optime, SOUND[NOOP].wall_ms)
 PLANTED = {
     "bit-rot-insert": Planted(
         changed(INS, entry=flipped(SOUND[INS].entry)), INS, "hash", "do not give the stored hash"
     ),
-    "bit-rot-update": Planted(
-        changed(UPD, entry=flipped(SOUND[UPD].entry)), UPD, "hash", "do not give the stored hash"
-    ),
-    "bit-rot-noop": Planted(
-        changed(NOOP, entry=flipped(SOUND[NOOP].entry)), NOOP, "hash", "do not give the stored hash"
-    ),
-    "bit-rot-oldest": Planted(changed(0, entry=flipped(SOUND[0].entry, 200)), 0, "hash", "do not give the stored hash"),
-    "cut-short": Planted(changed(UPD, entry=SOUND[UPD].entry[:30]), UPD, "hash", "do not give the stored hash"),
     "nothing-left": Planted(changed(UPD, entry=b""), UPD, "hash", "do not give the stored hash"),
-    "wrong-hash": Planted(changed(UPD, hash=SOUND[UPD].hash ^ 1), UPD, "hash", "do not give the stored hash"),
     "wrong-chain": Planted(rechained(DEL), DEL, "chain", f"does not follow from the chain of {behind(SOUND, DEL)}"),
     "wrong-chain-newest": Planted(changed(COUNT - 1, chain=0), COUNT - 1, "chain", behind(SOUND, COUNT - 1)),
-    "entry-missing": Planted([*SOUND[:NOOP], *SOUND[NOOP + 1 :]], NOOP, "chain", behind(SOUND, NOOP)),
-    "oldest-missing": Planted([SOUND[0], *SOUND[2:]], 1, "chain", behind(SOUND, 1)),
     "entry-put-in": Planted(
         put_in(LAST_OF_SECOND), LAST_OF_SECOND + 1, "chain", f"{SOUND[LAST_OF_SECOND - 1].ts % (1 << 31) + 1}"
     ),
     "entry-replaced": Planted(
-        [
-            *rewritten(NOOP, noop_entry({"msg": "other"}, SOUND[NOOP].optime, SOUND[NOOP].wall_ms))[: NOOP + 1],
-            *SOUND[NOOP + 1 :],
-        ],
-        NOOP + 1,
-        "chain",
-        behind(SOUND, NOOP + 1),
+        [*rewritten(NOOP, OTHER)[: NOOP + 1], *SOUND[NOOP + 1 :]], NOOP + 1, "chain", behind(SOUND, NOOP + 1)
     ),
     "term-falls": Planted(in_term(COUNT - 1, 1), COUNT - 1, "order", f"comes after {behind(SOUND, COUNT - 1)}"),
     "op-unknown": Planted(with_fields(NOOP, op="x"), NOOP, "entry", "the op 'x' is not known"),
@@ -143,7 +128,6 @@ PLANTED = {
     "column-key": Planted(changed(UPD, key=encode_key("no")), UPD, "columns", "key is 3c6e6f00, in the entry"),
     "column-key-null": Planted(changed(INS, key=None), INS, "columns", "key is None, in the entry"),
     "column-key-of-a-noop": Planted(changed(NOOP, key=b"\x14"), NOOP, "columns", "key is 14, in the entry None"),
-    "column-wall": Planted(changed(NOOP, wall_ms=5), NOOP, "columns", "wall is 5, in the entry"),
     "malformed-diff": Planted(with_fields(DIFF, o={"$v": 2, "diff": {"x": {}}}), DIFF, "diff", "unknown section 'x'"),
     "diff-without-v": Planted(with_fields(DIFF, o={"$set": {"n": 1}}), DIFF, "diff", "neither a document nor"),
     "diff-of-the-id": Planted(with_fields(DIFF, o={"$v": 2, "diff": {"u": {"_id": 1}}}), DIFF, "diff", "changes _id"),
@@ -176,16 +160,11 @@ def test_a_sound_member_beside_them_is_clean(planted: Verification[pa.Table]) ->
     assert found_in(planted, "sound") == []
     updates = [row for row in SOUND if row.op == "u"]
     differences = [row for row in updates if "diff" in decode(row.entry)["o"]]
+    documents = len({(row.ns, row.key) for row in differences})
     [checked] = [row for row in planted.checked.to_pylist() if row["member"] == "sound"]
-    assert checked == {
-        "member": "sound",
-        "entries": COUNT,
-        "hashes": COUNT,
-        "links": COUNT,
-        "updates": len(updates),
-        "documents": len({(row.ns, row.key) for row in differences}),
-        "applied": len(differences),
-    }
+    assert checked.pop("member") == "sound"
+    counts = (COUNT, COUNT, COUNT, len(updates), documents, len(differences))
+    assert checked == dict(zip(("entries", "hashes", "links", "updates", "documents", "applied"), counts, strict=True))
 
 
 def test_a_fault_names_the_entry_and_its_document(planted: Verification[pa.Table]) -> None:
@@ -193,8 +172,7 @@ def test_a_fault_names_the_entry_and_its_document(planted: Verification[pa.Table
     [row] = [row for row in planted.faults.to_pylist() if row["member"] == "malformed-diff"]
     of = SOUND[DIFF]
     assert (row["term"], row["optime"], row["ns"], row["key"]) == (of.term, str(of.optime), of.ns, of.key)
-    assert encode_key(decode(of.entry)["o2"]["_id"]) == of.key
-    assert row["id"] in ("0", "1", "2", "3", "4", *(f'"id{number}"' for number in range(5)))
+    assert json.loads(row["id"]) == decode(of.entry)["o2"]["_id"]
 
 
 # --- runs, order, what is not kept -----------------------------------------------------------------------------
@@ -264,13 +242,9 @@ def test_the_head_of_an_oplog_has_nothing_before_it() -> None:
     [checked] = local_verify([ListOplog("a", SOUND)], span=span, rows_per_task=7).checked.to_pylist()
     assert (checked["entries"], checked["links"]) == (COUNT - MIDDLE - 1, COUNT - MIDDLE - 2)
     initiating = changed(0, chain=SOUND[0].chain ^ 1)[:1]
-    assert [kind for _, kind, _ in found_in(local_verify([ListOplog("a", initiating)]))] == ["chain"]
-
-
-def test_an_empty_oplog_is_sound() -> None:
-    verified = local_verify([ListOplog("a", []), ListOplog("b", SOUND)])
-    assert verified.faults.num_rows == 0
-    assert [(row["member"], row["entries"]) for row in verified.checked.to_pylist()] == [("a", 0), ("b", COUNT)]
+    verified = local_verify([ListOplog("a", initiating), ListOplog("empty", [])])
+    assert [(row["member"], row["kind"]) for row in verified.faults.to_pylist()] == [("a", "chain")]
+    assert [(row["member"], row["entries"]) for row in verified.checked.to_pylist()] == [("a", 1), ("empty", 0)]
     assert verified.checked.column_names == ["member", *COUNTS]
 
 
@@ -297,15 +271,6 @@ def test_a_dump_of_entries_without_a_wall_is_sound(tmp_path: Path) -> None:
     """As MongoDB wrote them once; the column says the second of ts then, which no entry contradicts."""
     walls = [{name: value for name, value in decode(row.entry).items() if name != "wall"} for row in SOUND]
     assert local_verify(dump(tmp_path, [encode(entry) for entry in walls])).faults.num_rows == 0
-
-
-def test_of_a_members_file(tmp_path: Path) -> None:
-    oplogs = [place_of(tmp_path, "sound", SOUND), place_of(tmp_path, "rot", PLANTED["bit-rot-insert"].rows)]
-    for rows_per_task in (11, 250_000):
-        verified = local_verify(oplogs, rows_per_task=rows_per_task)
-        assert [(row["member"], row["ts"], row["kind"]) for row in verified.faults.to_pylist()] == [
-            ("rot", SOUND[INS].ts, "hash")
-        ]
 
 
 # --- any number of faults, anywhere ----------------------------------------------------------------------------
@@ -372,13 +337,6 @@ def test_any_number_of_damaged_entries_are_found(
     assert found == found_in(local_verify([ListOplog("a", rows)]))
 
 
-def test_the_kits_own_cutting_is_exact() -> None:
-    oplog = ListOplog("a", SOUND)
-    for parts in (1, 3, COUNT):
-        spans = oplog.split(EVERYTHING, parts)
-        assert [batch.num_rows for span in spans for batch in oplog.read(span, ("ts",))] == [COUNT // parts] * parts
-
-
 def test_looking_up_documents_costs_the_same_however_many_were_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sorted once, and searched as they lie: nothing sorts them again for each batch."""
     wanted = WantedDocuments.of(pa.chunked_array([np.arange(0, 30_000, 3)[::-1]]))
@@ -390,9 +348,6 @@ def test_looking_up_documents_costs_the_same_however_many_were_updated(monkeypat
     for name in ("sort", "argsort", "lexsort", "unique", "isin", "intersect1d"):
         monkeypatch.setattr(np, name, refuse)
     assert wanted.among(np.arange(4_096)).tolist() == [number % 3 == 0 for number in range(4_096)]
-
-
-def test_documents_looked_up() -> None:
     asked = np.array([-(1 << 63), -1, 0, 5, (1 << 63) - 1])
     assert WantedDocuments(asked[1:3]).among(asked).tolist() == [False, True, True, False, False]
     assert WantedDocuments(asked[:0]).among(asked).tolist() == [False] * 5

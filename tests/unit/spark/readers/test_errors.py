@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from replset.bson import Timestamp, encode
 from replset.storage.file_names import DATA_APPLICATION_ID
 from spark.columns import COLUMNS, arrow_schema
 from spark.members import open_members
@@ -21,7 +22,8 @@ from spark.oplog import EVERYTHING, START, GrowingOplog, Oplog, OplogError
 from spark.readers.dump import DumpOplog
 from spark.readers.parquet import ParquetOplog
 from spark.readers.sqlite import SqliteOplog
-from tests.spark.kit import insert, write_oplog
+from tests.spark.kit import T0, insert, write_oplog
+from tests.unit.spark.readers.conftest import descriptors_of
 
 ENTRIES = 400
 FILES = {"sqlite": "replset.db", "bson": "oplog.bson", "parquet": "part-0.parquet"}
@@ -93,6 +95,8 @@ def columns(**others: pa.DataType | None) -> Callable[[Path, bytes], None]:
     return write
 
 
+SIZE = len(insert(0)[6])
+LAST = f"is damaged: the document at byte {(ENTRIES - 1) * SIZE}"
 OURS = f"PRAGMA application_id = {DATA_APPLICATION_ID}"
 MEMBERS = "is no member's database"
 DAMAGED: dict[str, dict[str, tuple[Callable[[Path, bytes], None], str]]] = {
@@ -112,8 +116,18 @@ DAMAGED: dict[str, dict[str, tuple[Callable[[Path, bytes], None], str]]] = {
         "a folder": (lambda file, _: file.mkdir(), "Is a directory"),
         "a text": (changed(lambda _: b"hello\n" * 500), "is damaged: the document at byte 0: its length says"),
         "compressed": (changed(gzip.compress), "is compressed: gunzip it first"),
-        "cut short": (changed(lambda content: content[:-1]), "is damaged: the document at byte [0-9]+: the file ends"),
+        "cut short": (changed(lambda content: content[:-10]), f"{LAST}: the file ends after {SIZE - 10} bytes of it"),
         "not an oplog": (changed(lambda content: b"\x05\0\0\0\0" * 9), "the document at byte 0: it is no oplog entry"),
+        "no length": (changed(lambda content: content[:-SIZE] + b"\xff" * 100), f"{LAST}: its length says -1"),
+        "rubbish inside": (changed(lambda content: content[:-50] + b"\xee" * 36 + content[-14:]), LAST),
+        **{
+            f"{wrong}": (changed(lambda content, wrong=wrong: content[:-SIZE] + encode(wrong)), f"{LAST}: {why}")
+            for wrong, why in (
+                ({"a": 1}, ".*it has no ts"),
+                ({"ts": 5, "op": "i", "ns": "a.b", "o": {}}, ".*it has no ts"),
+                ({"ts": Timestamp(T0, 1 << 31), "op": "i", "ns": "a.b", "o": {}}, ".*increment"),
+            )
+        },
     },
     "parquet": {
         "not there": (lambda file, _: None, "No such file or directory"),
@@ -139,6 +153,15 @@ def test_what_cannot_be_read_is_refused_whatever_is_asked(
     for reason in found.values():
         assert str(file) in reason
         assert re.search(why, reason)
+    assert kind != "sqlite" or not descriptors_of(file)
+
+
+def test_an_entry_without_an_op_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / FILES["bson"]
+    file.write_bytes(encode({"ts": Timestamp(T0, 1), "op": 5, "ns": "a.b", "o": {}}))
+    found = refusals(DumpOplog("m1", str(file)))
+    assert set(found) == {"read", "read what was pinned"}
+    assert all("no op and ns" in reason for reason in found.values())
 
 
 def rubbish(kind: str, content: bytes) -> Iterator[bytes]:
@@ -159,6 +182,7 @@ def test_damage_anywhere_gives_no_other_error(tmp_path: Path, whole: dict[str, b
         file.parent.mkdir()
         file.write_bytes(content)
         refused += bool(refusals(KINDS[kind]("m1", str(file))))
+        assert kind != "sqlite" or not descriptors_of(file)
         with suppress(OplogError):
             open_members([str(file)])
     assert refused > number // 2

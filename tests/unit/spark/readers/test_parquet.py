@@ -18,6 +18,7 @@ from spark.oplog import EVERYTHING, Bounds, EntryFilter, OplogError, Span
 from spark.readers import parquet
 from spark.readers.parquet import ParquetOplog, exported_members
 from tests.spark.kit import insert
+from tests.unit.spark.readers.conftest import rows_of, stamps
 
 N = 6000
 NAMES = [f"shop.c{number}" for number in range(3)]
@@ -47,14 +48,6 @@ def exported(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows_of(oplog: ParquetOplog, span: Span = EVERYTHING, only: EntryFilter = EntryFilter()) -> list[dict[str, Any]]:  # noqa: B008
-    return [row for batch in oplog.read(span, COLUMNS, only) for row in batch.to_pylist()]
-
-
-def stamps(oplog: ParquetOplog, span: Span = EVERYTHING) -> list[int]:
-    return [ts for batch in oplog.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
-
-
 def test_members_and_what_they_hold(exported: Path) -> None:
     assert exported_members(str(exported)) == ["a", "b:1"]
     for member, count in (("a", N), ("b:1", N // 2)):
@@ -63,24 +56,10 @@ def test_members_and_what_they_hold(exported: Path) -> None:
         assert rows_of(oplog) == expected
         ends = [OpTime(expected[at]["term"], expected[at]["ts"]) for at in (0, -1)]
         assert oplog.pin().bounds() == Bounds(ends[0], ends[1], count, chain=expected[-1]["chain"])
+        parts = [stamps(oplog, span) for span in oplog.pin().split(EVERYTHING, 16)]
+        assert (len(parts), oplog.pin().count(EVERYTHING)) == (16, count)
+        assert [ts for part in parts for ts in part] == [row["ts"] for row in expected]
     assert len(stamps(ParquetOplog("all", str(exported)))) == N + N // 2
-
-
-@pytest.mark.parametrize("columns", [("hash",), ("entry", "term"), ("key", "ts", "ns")])
-def test_columns(exported: Path, columns: tuple[str, ...]) -> None:
-    oplog = ParquetOplog("a", str(exported), "a").pin()
-    found = pa.Table.from_batches(oplog.read(EVERYTHING, columns), arrow_schema(columns))
-    assert found == table_of("a", range(N)).select(columns)
-
-
-@pytest.mark.parametrize("parts", [1, 5, 16])
-def test_parts_hold_everything_once_and_in_order(exported: Path, parts: int) -> None:
-    oplog = ParquetOplog("a", str(exported), "a").pin()
-    found = [stamps(oplog, span) for span in oplog.split(EVERYTHING, parts)]
-    assert [ts for part in found for ts in part] == [insert(n, per_second=100)[0] for n in range(N)]
-    assert len(found) == parts
-    assert max(map(len, found)) <= 2 * N / parts
-    assert oplog.count(EVERYTHING) == N
 
 
 def test_a_span_and_a_choice_read_only_their_row_groups(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,32 +109,9 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert oplog.pin().split(EVERYTHING, 4) == [EVERYTHING]
 
 
-def error_text(oplog: ParquetOplog) -> str:
-    with pytest.raises(OplogError) as caught:
-        rows_of(oplog)
-    assert caught.value.name == "m"
-    assert "\n" not in caught.value.reason
-    return caught.value.reason
-
-
-def test_what_is_wrong_is_said(tmp_path: Path) -> None:
-    oplog = ParquetOplog("m", str(tmp_path))
-    write(tmp_path, pa.table({"a": [1]}))
-    assert "part-0.parquet holds no oplog: it has no column ts" in error_text(oplog)
-    (tmp_path / "part-0.parquet").write_bytes(b"PAR1 and nothing behind it")
-    assert "part-0.parquet is damaged or no Parquet: " in error_text(oplog)
-    write(tmp_path, table_of("a", range(1000)), compression="none")
-    pinned = oplog.pin()
-    whole = (tmp_path / "part-0.parquet").read_bytes()
-    (tmp_path / "part-0.parquet").write_bytes(b"\xee" * 20_000 + whole[20_000:])
-    assert str(tmp_path) in error_text(pinned)
-    (tmp_path / "part-0.parquet").unlink()
-    assert "part-0.parquet" in error_text(pinned)
-    assert "/nowhere" in error_text(ParquetOplog("m", "/nowhere/at/all"))
-    assert "nosuch" in error_text(ParquetOplog("m", "nosuch://host/path"))
-
-
-def test_a_uri(exported: Path) -> None:
+def test_an_address(exported: Path) -> None:
+    with pytest.raises(OplogError, match=r"^m: .*nosuch"):
+        rows_of(ParquetOplog("m", "nosuch://host/path"))
     uri = f"file://{exported}"
     assert exported_members(uri) == ["a", "b:1"]
     assert len(stamps(ParquetOplog("a", uri, "a"))) == N

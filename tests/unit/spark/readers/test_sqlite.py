@@ -13,68 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_row import OplogRow, UnchainedRow
+from replset.ids import OPTIME_NULL, pack_ts
+from replset.oplog_row import UnchainedRow
 from spark.columns import COLUMNS
 from spark.members import open_members
-from spark.oplog import (
-    EVERYTHING,
-    START,
-    Bounds,
-    EntryFilter,
-    OplogError,
-    OplogRolledBackError,
-    OplogTrimmedError,
-    ReadPosition,
-    Span,
-)
+from spark.oplog import EVERYTHING, OplogError
 from spark.readers import sqlite as reader
 from spark.readers.sqlite import SqliteOplog
-from tests.spark.kit import T0, insert, write_oplog
+from tests.spark.kit import T0, change, insert, write_oplog
+from tests.unit.spark.readers.conftest import descriptors_of, stamps
 
 
-def oplog(folder: Path, pending: Iterable[UnchainedRow], *, trimmed_through: int = 0) -> SqliteOplog:
-    written = write_oplog(folder, pending, trimmed_through=trimmed_through)
-    return SqliteOplog("m1", str(written / "replset.db"))
+def oplog(folder: Path, pending: Iterable[UnchainedRow]) -> SqliteOplog:
+    return SqliteOplog("m1", str(write_oplog(folder, pending) / "replset.db"))
 
 
 def at(seconds: int, increment: int, number: int = 0) -> UnchainedRow:
     return (pack_ts(seconds, increment), *insert(number)[1:])
 
 
-def stamps(read: SqliteOplog, span: Span = EVERYTHING) -> list[int]:
-    return [ts for batch in read.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
-
-
-def stored(file: str) -> list[OplogRow]:
-    with closing(sqlite3.connect(file)) as connection:
-        return [OplogRow._make(row) for row in connection.execute("SELECT * FROM oplog ORDER BY ts")]
-
-
-def change(read: SqliteOplog, sql: str, *values: object) -> None:
-    with closing(sqlite3.connect(read.path)) as connection:
-        connection.execute(sql, values)
-        connection.commit()
-
-
-def trim(read: SqliteOplog, through: int) -> None:
-    change(read, "INSERT OR REPLACE INTO meta VALUES ('trimmed_through', ?)", through)
-    change(read, "DELETE FROM oplog WHERE ts <= ?", through)
-
-
 # --- reading
-
-
-@pytest.mark.parametrize(
-    "columns", [COLUMNS, ("ts", "term", "hash"), ("entry",), ("key", "ts"), ("entry", "wall", "ts")]
-)
-def test_read_gives_what_is_stored(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    pending = [insert(n) for n in range(5000)]
-    pending[7] = (*pending[7][:4], None, *pending[7][5:])  # about no document
-    read = oplog(tmp_path, pending)
-    found = [row for batch in read.read(EVERYTHING, columns) for row in batch.to_pylist()]
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in stored(read.path)]
-    assert found == [{name: row[name] for name in columns} for row in rows]
 
 
 def test_a_key_that_is_null_everywhere(tmp_path: Path) -> None:
@@ -82,26 +40,15 @@ def test_a_key_that_is_null_everywhere(tmp_path: Path) -> None:
     assert [row for batch in read.read(EVERYTHING, ("key",)) for row in batch.column(0).to_pylist()] == [None] * 3
 
 
-def test_a_span_and_a_choice(tmp_path: Path) -> None:
-    pending = [insert(n, ns=f"shop.c{n % 3}", per_second=10) for n in range(100)]
-    read = oplog(tmp_path, pending)
-    span = Span(pending[20][0], pending[40][0])
-    assert stamps(read, span) == [entry[0] for entry in pending[20:40]]
-    chosen = read.read(span, ("ts",), EntryFilter(ns=("shop.c0", "shop.c1", "shop.c' OR 1"), op=("i", "n")))
-    assert [ts for batch in chosen for ts in batch.column(0).to_pylist()] == [
-        entry[0] for n, entry in enumerate(pending) if 20 <= n < 40 and n % 3 != 2
-    ]
-    assert list(read.read(EVERYTHING, ("ts",), EntryFilter(op=("d",)))) == []
-
-
 def test_large_entries_come_alone_and_in_order(tmp_path: Path) -> None:
     sizes = [10, 40_000, 10, 10, 3_000_000, 33_000, 10]
-    read = oplog(tmp_path, [insert(n, text="x" * size) for n, size in enumerate(sizes)])
+    pending = [insert(n, text="x" * size) for n, size in enumerate(sizes)]
+    read = oplog(tmp_path, pending)
     for columns in (("ts", "entry"), ("entry", "hash")):
         batches = list(read.read(EVERYTHING, columns))
         assert [batch.num_rows for batch in batches] == [1, 1, 2, 1, 1, 1]
         found = [entry for batch in batches for entry in batch.column("entry").to_pylist()]
-        assert found == [row.entry for row in stored(read.path)]
+        assert found == [row[6] for row in pending]
 
 
 def test_a_read_sees_one_state_of_the_file(tmp_path: Path) -> None:
@@ -163,26 +110,12 @@ def copy_of(read: SqliteOplog) -> Path:
     return link
 
 
-def descriptors_of(path: str) -> list[Path]:
-    return [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == os.path.realpath(path)]
-
-
 def test_odd_paths(tmp_path: Path) -> None:
     for name in ("with space", "a%20b", "q?mode=rw&x#y", "\u00e9\u4e16", os.fsdecode(b"\xff\xfe")):
         assert len(stamps(oplog(tmp_path / name, [insert(0)]))) == 1
 
 
 # --- bounds, count, split
-
-
-def test_bounds(tmp_path: Path) -> None:
-    read = oplog(tmp_path, [insert(n, term=3) for n in range(100)], trimmed_through=7)
-    rows = stored(read.path)
-    assert read.bounds() == Bounds(rows[0].optime, rows[-1].optime, 100, 7, rows[-1].chain)
-    empty = oplog(tmp_path / "empty", [])
-    assert empty.bounds() == Bounds()
-    assert empty.split(EVERYTHING, 4) == [EVERYTHING]
-    assert list(empty.read(EVERYTHING, ("ts",))) == []
 
 
 def plain(count: int) -> Iterator[UnchainedRow]:
@@ -258,68 +191,6 @@ def test_split_of_what_only_the_wal_holds(tmp_path: Path) -> None:
     assert max(counts) <= 2 * 8_000 / 4
 
 
-# --- pins, capped heads, rollbacks
-
-
-def test_a_pinned_place_gives_nothing_newer(tmp_path: Path) -> None:
-    read = oplog(tmp_path, [insert(n) for n in range(100)])
-    pinned = read.pin()
-    assert pinned.pin() is pinned
-    change(read, "INSERT INTO oplog SELECT ts + (1 << 31), term, op, ns, key, wall, hash, chain, entry FROM oplog")
-    assert (len(stamps(pinned)), pinned.count(EVERYTHING)) == (100, 100)
-    assert len(stamps(read)) == 200
-
-
-def test_entries_that_were_trimmed_in_between(tmp_path: Path) -> None:
-    pending = [insert(n) for n in range(100)]
-    read = oplog(tmp_path, pending)
-    pinned = read.pin()
-    trim(read, pending[29][0])
-    with pytest.raises(OplogTrimmedError, match=r"m1: .* trimmed away") as caught:
-        stamps(pinned)
-    assert caught.value.through == pending[29][0]
-    assert len(stamps(pinned, Span(pending[30][0], EVERYTHING.end_ts))) == 70
-    with pytest.raises(OplogTrimmedError):
-        stamps(read, Span(pending[29][0], EVERYTHING.end_ts))
-    assert len(stamps(read)) == 70  # what was trimmed before anybody asked is no loss
-    assert len(stamps(read.pin(), Span(pending[3][0], EVERYTHING.end_ts))) == 70
-
-
-def test_entries_that_were_rolled_back_in_between(tmp_path: Path) -> None:
-    pending = [insert(n) for n in range(100)]
-    read = oplog(tmp_path, pending)
-    pinned = read.pin()
-    change(read, "UPDATE oplog SET chain = chain + 1 WHERE ts = ?", pending[-1][0])
-    with pytest.raises(OplogRolledBackError, match=rf"m1: its entry 1:{T0}:100 .* rolled back"):
-        stamps(pinned, Span(0, pending[50][0]))
-    change(read, "DELETE FROM oplog WHERE ts > ?", pending[90][0])
-    with pytest.raises(OplogRolledBackError):
-        stamps(pinned, Span(0, pending[50][0]))
-
-
-def test_follow(tmp_path: Path) -> None:
-    pending = [insert(n) for n in range(100)]
-    read = oplog(tmp_path, pending)
-    rows = stored(read.path)
-    marks = [ReadPosition(row.optime, row.chain) for row in rows]
-    assert read.follow(START, 1) == marks[0]
-    assert read.follow(marks[0], 50) == marks[50]
-    assert read.follow(marks[50], 1000) == marks[99] == read.follow(marks[99], 1)
-    assert stamps(read.between(marks[10], marks[20])) == [row.ts for row in rows[11:21]]
-    assert stamps(read.between(START, marks[2])) == [row.ts for row in rows[:3]]
-    trim(read, rows[30].ts)
-    assert read.follow(marks[30], 1) == marks[31]
-    assert read.follow(START, 1) == marks[31]
-    with pytest.raises(OplogTrimmedError):
-        read.follow(marks[29], 1)
-    with pytest.raises(OplogTrimmedError):
-        stamps(read.between(marks[29], marks[40]))
-    with pytest.raises(OplogRolledBackError, match=str(rows[50].optime)):
-        read.follow(ReadPosition(rows[50].optime, 5), 1)
-    with pytest.raises(OplogRolledBackError, match="2:"):
-        read.follow(ReadPosition(OpTime(2, rows[50].ts), rows[50].chain), 1)
-
-
 # --- what is wrong with a file
 
 
@@ -332,38 +203,11 @@ def error_text(read: SqliteOplog, columns: tuple[str, ...] = COLUMNS) -> str:
     return caught.value.reason
 
 
-def test_no_file_and_foreign_files(tmp_path: Path) -> None:
-    file = tmp_path / "some.db"
-    assert error_text(SqliteOplog("m1", str(file))) == f"{file} does not exist"
-    assert error_text(SqliteOplog("m1", str(tmp_path))) == f"{tmp_path} is no file"
-    for content in (b"", b"hello", b"hello world" * 1000):
-        file.write_bytes(content)
-        assert "is no member's database" in error_text(SqliteOplog("m1", str(file)))
-    file.unlink()
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE oplog(ts INTEGER PRIMARY KEY)")
-    assert "is no member's database" in error_text(SqliteOplog("m1", str(file)))
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute(f"PRAGMA application_id = {reader.DATA_APPLICATION_ID}")
-    assert "is no member's database" in error_text(SqliteOplog("m1", str(file)))
-
-
-def test_a_damaged_file(tmp_path: Path) -> None:
-    read = oplog(tmp_path, [insert(n) for n in range(3000)])
-    whole = Path(read.path).read_bytes()
-    Path(read.path).write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
-    assert f"{read.path} is damaged" in error_text(read)
-    Path(read.path).write_bytes(whole[: 20 * 4096] + b"\xff\x00\x41" * ((len(whole) - 20 * 4096) // 3))
-    assert f"{read.path} is damaged" in error_text(read)
-    with pytest.raises(OplogError, match="damaged"):
-        read.bounds()
-
-
 @pytest.mark.parametrize("number", [0, 5, 17_000])
 @pytest.mark.parametrize(("column", "value"), [("term", "abc"), ("hash", 1.5), ("wall", b"1")])
 def test_another_type_than_it_should_be(tmp_path: Path, column: str, value: object, number: int) -> None:
     read = oplog(tmp_path, map(insert, range(number + 10)))
-    change(read, f"UPDATE oplog SET {column} = ? WHERE ts = ?", value, insert(number)[0])
+    change(read.path, f"UPDATE oplog SET {column} = ? WHERE ts = ?", value, insert(number)[0])
     reason = error_text(read, ("ts", column))
     assert f"{read.path} is damaged" in reason
 
