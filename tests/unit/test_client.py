@@ -89,27 +89,26 @@ def test_no_server_listens() -> None:
     port = free_port()
     with pytest.raises(HostUnreachableError, match=f"127.0.0.1:{port} cannot be reached"):
         WireClient(f"127.0.0.1:{port}", timeout_s=2)
-    with pytest.raises(HostUnreachableError, match="cannot be reached"):
-        HttpClient(f"http://127.0.0.1:{port}", timeout_s=2).get("/health")
+    for host in (f"127.0.0.1:{port}", "a..b:28017"):  # the second is a name that no machine can have
+        with pytest.raises(HostUnreachableError, match="cannot be reached"):
+            HttpClient(f"http://{host}", timeout_s=2).get("/health")
 
 
 @pytest.mark.parametrize(
-    "host", ["", ":27017", "localhost:http", "localhost:", "127.0.0.1:99999", "a..b:27017", "x" * 300]
+    ("client", "address", "form"),
+    [
+        *(
+            (WireClient, host, "HOST:PORT")
+            for host in ("", ":27017", "localhost:http", "localhost:", "127.0.0.1:99999")
+        ),
+        *((WireClient, host, "HOST:PORT") for host in ("a..b:27017", "x" * 300)),
+        *((HttpClient, url, "http://HOST:PORT") for url in ("ftp://x", "http://", "127.0.0.1:99999", "h:x")),
+        (HttpClient, "http://[::1", "http://HOST:PORT"),
+    ],
 )
-def test_what_is_no_address(host: str) -> None:
-    with pytest.raises(BadValueError, match="HOST:PORT"):
-        WireClient(host)
-
-
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:99999", "h:x", "http://[::1"])
-def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(BadValueError, match="http://HOST:PORT"):
-        HttpClient(url)
-
-
-def test_a_name_that_no_machine_can_have() -> None:
-    with pytest.raises(HostUnreachableError, match="cannot be reached"):
-        HttpClient("http://a..b:28017").get("/health")
+def test_what_is_no_address(client: Callable[[str], object], address: str, form: str) -> None:
+    with pytest.raises(BadValueError, match=form):
+        client(address)
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------
@@ -161,12 +160,9 @@ def test_an_error_is_raised_with_the_servers_words(http: HttpClient) -> None:
     with pytest.raises(HttpAnswerError, match="504: no") as caught:
         http.post('/504?{"ok":0,"code":64,"errmsg":"no","applied":true}', {})
     assert (caught.value.status, caught.value.code, caught.value.body["applied"]) == (504, 64, True)
-
-
-@pytest.mark.parametrize(("path", "text"), [("/500?<html>", "500: <html>"), ("/404?[1]", "404: not a document")])
-def test_an_error_without_a_document(http: HttpClient, path: str, text: str) -> None:
-    with pytest.raises(HttpAnswerError, match=text):
-        http.get(path)
+    for path, text in (("/500?<html>", "500: <html>"), ("/404?[1]", "404: not a document")):
+        with pytest.raises(HttpAnswerError, match=text):
+            http.get(path)
 
 
 def test_a_redirection_is_not_followed(http: HttpClient) -> None:

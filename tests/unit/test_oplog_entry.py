@@ -40,32 +40,19 @@ TAIL = {"ts": Timestamp(1_700_000_000, 7), "t": Int64(3), "v": 2, "wall": DateTi
 DOC = encode({"_id": 1, "a": "x"})
 ID = encode({"_id": 1})
 
+IN_C = {"ns": "db.c", "ui": Binary(UI, 4)}
+INSERTED = {"op": "i", **IN_C, "o": {"_id": 1, "a": "x"}, **TAIL}
 CASES = [
-    pytest.param(
-        insert_entry("db.c", UI, DOC, AT, WALL),
-        {"op": "i", "ns": "db.c", "ui": Binary(UI, 4), "o": {"_id": 1, "a": "x"}, **TAIL},
-        id="insert",
-    ),
+    pytest.param(insert_entry("db.c", UI, DOC, AT, WALL), INSERTED, id="insert"),
     pytest.param(
         update_entry("db.c", UI, ID, encode({"$v": 2, "diff": {"u": {"a": 1}}}), AT, WALL),
-        {
-            "op": "u",
-            "ns": "db.c",
-            "ui": Binary(UI, 4),
-            "o": {"$v": 2, "diff": {"u": {"a": 1}}},
-            "o2": {"_id": 1},
-            **TAIL,
-        },
+        {"op": "u", **IN_C, "o": {"$v": 2, "diff": {"u": {"a": 1}}}, "o2": {"_id": 1}, **TAIL},
         id="update",
     ),
-    pytest.param(
-        delete_entry("db.c", UI, ID, AT, WALL),
-        {"op": "d", "ns": "db.c", "ui": Binary(UI, 4), "o": {"_id": 1}, **TAIL},
-        id="delete",
-    ),
+    pytest.param(delete_entry("db.c", UI, ID, AT, WALL), {"op": "d", **IN_C, "o": {"_id": 1}, **TAIL}, id="delete"),
     pytest.param(
         command_entry("db", UI, {"create": "c"}, AT, WALL, o2={"before": 1}),
-        {"op": "c", "ns": "db.$cmd", "ui": Binary(UI, 4), "o": {"create": "c"}, "o2": {"before": 1}, **TAIL},
+        {"op": "c", **IN_C, "ns": "db.$cmd", "o": {"create": "c"}, "o2": {"before": 1}, **TAIL},
         id="command",
     ),
     pytest.param(
@@ -80,29 +67,19 @@ CASES = [
     ),
     pytest.param(
         insert_entry("db.c", UI, DOC, AT, WALL, extra_fields({"txnNumber": Int64(4), "stmtId": 0})),
-        {
-            "op": "i",
-            "ns": "db.c",
-            "ui": Binary(UI, 4),
-            "o": {"_id": 1, "a": "x"},
-            **TAIL,
-            "txnNumber": Int64(4),
-            "stmtId": 0,
-        },
+        {**INSERTED, "txnNumber": Int64(4), "stmtId": 0},
         id="extra-fields-at-the-end",
     ),
 ]
 
 
 @pytest.mark.parametrize(("entry", "expected"), CASES)
-def test_builders_give_the_bytes_that_the_codec_gives(entry: bytes, expected: dict[str, object]) -> None:
+def test_builders_give_the_bytes_of_the_codec_and_the_view_reads_them(
+    entry: bytes, expected: dict[str, object]
+) -> None:
     validate(entry)
     assert entry == encode(expected)
     assert list(decode(entry)) == list(expected)
-
-
-@pytest.mark.parametrize(("entry", "expected"), CASES)
-def test_the_view_reads_every_field(entry: bytes, expected: dict[str, object]) -> None:
     view = OplogEntry(entry)
     assert (view.raw, view.op, view.ns, view.optime, view.wall_ms) == (entry, expected["op"], expected["ns"], AT, WALL)
     assert view.ui == (UI if "ui" in expected else None)
@@ -126,54 +103,44 @@ def test_any_optime_and_name_come_back(term: int, seconds: int, inc: int, wall: 
     assert (view.optime, view.wall_ms, view.ns, view.o) == (optime, wall, f"db.{text}", RawDocument(DOC))
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        pytest.param({}, id="empty"),
-        pytest.param({"op": 1, "ns": "", "ts": Timestamp(1, 1), "t": 1}, id="op-no-string"),
-        pytest.param({"op": "i", "ns": "", "ts": 5, "t": 1}, id="ts-no-timestamp"),
-        pytest.param({"op": "i", "ns": "", "ts": Timestamp(1, 1)}, id="no-term"),
-    ],
-)
-def test_other_documents_are_no_entries(document: dict[str, object]) -> None:
-    with pytest.raises(InvalidBSONError, match="no oplog entry"):
-        OplogEntry(encode(document))
-
-
-def test_an_entry_without_its_id_has_no_key() -> None:
-    with pytest.raises(InvalidBSONError, match="_id"):
-        OplogEntry(delete_entry("db.c", UI, encode({}), AT, WALL)).key()
-    with pytest.raises(InvalidBSONError, match="o2"):
-        OplogEntry(encode({"op": "u", "ns": "db.c", "ts": Timestamp(1, 1), "t": 1, "o": {}})).key()
+def test_other_documents_are_no_entries() -> None:
+    whole = {"op": "i", "ns": "", "ts": Timestamp(1, 1), "t": 1}
+    without_term = {name: value for name, value in whole.items() if name != "t"}
+    for document in ({}, {**whole, "op": 1}, {**whole, "ts": 5}, without_term):
+        with pytest.raises(InvalidBSONError, match="no oplog entry"):
+            OplogEntry(encode(document))
+    for entry, lacking in (
+        (delete_entry("db.c", UI, encode({}), AT, WALL), "_id"),
+        (encode({**whole, "op": "u", "o": {}}), "o2"),
+    ):
+        with pytest.raises(InvalidBSONError, match=lacking):
+            OplogEntry(entry).key()
+    with pytest.raises(InvalidBSONError, match="applyOps"):
+        OplogEntry(command_entry("admin", None, {"applyOps": 1}, AT, WALL)).operations  # noqa: B018
 
 
 def test_a_run_of_inserts_reads_what_the_long_way_reads() -> None:
-    ui = bytes(range(16))
-    run = InsertReader.of(insert_entry("shop.orders", ui, encode({"_id": 1}), OpTime(3, pack_ts(10, 1)), 5))
-    assert run is not None
-    assert (run.ns, run.ui) == ("shop.orders", ui)
+    run = InsertReader.of(insert_entry("shop.orders", UI, ID, OpTime(3, pack_ts(10, 1)), 5))
+    assert (run.ns, run.ui) == ("shop.orders", UI)
+    optime = OpTime(4, pack_ts(2**32 - 1, 9))
     for number in (2, -7, "x" * 300):
         doc = encode({"_id": number, "v": [1, 2]})
-        raw = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3)
-        entry = OplogEntry(raw)
-        assert run.read(raw) == (doc, pack_ts(2**32 - 1, 9), 4, -3, b"")
-        assert run.read(raw) == (entry.o.raw, entry.optime.ts, entry.optime.term, entry.wall_ms, b"")
-        extra = extra_fields({"stmtId": 1})
-        with_extra = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3, extra)
-        assert run.read(with_extra) == (doc, pack_ts(2**32 - 1, 9), 4, -3, extra)
+        for extra in (b"", extra_fields({"stmtId": 1})):
+            raw = insert_entry("shop.orders", UI, doc, optime, -3, extra)
+            entry = OplogEntry(raw)
+            assert run.read(raw) == (doc, optime.ts, 4, -3, extra)
+            assert (entry.o.raw, entry.optime, entry.wall_ms) == (doc, optime, -3)
 
 
 def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
-    ui, optime = bytes(range(16)), OpTime(3, pack_ts(10, 1))
-    doc = encode({"_id": 1})
-    good = insert_entry("shop.orders", ui, doc, optime, 5)
+    optime = OpTime(3, pack_ts(10, 1))
+    good = insert_entry("shop.orders", UI, ID, optime, 5)
     run = InsertReader.of(good)
-    assert run is not None
     assert run.read(good) is not None
     others = [
-        insert_entry("shop.other", ui, doc, optime, 5),
-        insert_entry("shop.orders", bytes(16), doc, optime, 5),
-        delete_entry("shop.orders", ui, doc, optime, 5),
+        insert_entry("shop.other", UI, ID, optime, 5),
+        insert_entry("shop.orders", bytes(16), ID, optime, 5),
+        delete_entry("shop.orders", UI, ID, optime, 5),
         noop_entry({"msg": "x"}, optime, 5),
         good[:-1] + b"\x01",
         *(good[:cut] for cut in range(len(good))),
@@ -211,30 +178,17 @@ def test_the_entry_of_a_transaction_holds_its_operations() -> None:
     session = {"lsid": lsid, "txnNumber": Int64(4), "prevOpTime": {"ts": Timestamp(0, 0), "t": Int64(-1)}}
     raw = transaction_entry([operation_of(entry) for entry in entries], AT, WALL, extra_fields(session))
     validate(raw)
-    operations = [{"op": "i", "ns": "app.a", "ui": Binary(UI, 4), "o": {"_id": 1, "a": "x"}}]
-    operations.append(
-        {
-            "op": "u",
-            "ns": "app.a",
-            "ui": Binary(UI, 4),
-            "o": {"$v": 2, "diff": {"u": {"a": "y"}}},
-            "o2": {"_id": 1},
-        }
-    )
-    operations.append({"op": "d", "ns": "app.b", "ui": Binary(UI, 4), "o": {"_id": 1}})
+    ui, diff = Binary(UI, 4), {"$v": 2, "diff": {"u": {"a": "y"}}}
+    operations = [
+        {"op": "i", "ns": "app.a", "ui": ui, "o": {"_id": 1, "a": "x"}},
+        {"op": "u", "ns": "app.a", "ui": ui, "o": diff, "o2": {"_id": 1}},
+        {"op": "d", "ns": "app.b", "ui": ui, "o": {"_id": 1}},
+    ]
     assert decode(raw) == {"op": "c", "ns": "admin.$cmd", "o": {"applyOps": operations}, **TAIL, **session}
     entry = OplogEntry(raw)
     assert entry.key() is None
     found = entry.operations
-    assert [(one.op, one.ns, one.key()) for one in found] == [
-        ("i", "app.a", encode_key(1)),
-        ("u", "app.a", encode_key(1)),
-        ("d", "app.b", encode_key(1)),
-    ]
+    places = [("i", "app.a"), ("u", "app.a"), ("d", "app.b")]
+    assert [(one.op, one.ns, one.key()) for one in found] == [(*place, encode_key(1)) for place in places]
     assert {(one.optime, one.wall_ms, one.get("txnNumber")) for one in found} == {(AT, WALL, 4)}
     assert [one.operations for one in found] == [[one] for one in found]
-
-
-def test_an_apply_ops_that_is_no_array_is_no_entry() -> None:
-    with pytest.raises(InvalidBSONError, match="applyOps"):
-        OplogEntry(command_entry("admin", None, {"applyOps": 1}, AT, WALL)).operations  # noqa: B018
