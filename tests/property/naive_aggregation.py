@@ -25,12 +25,7 @@ class Unsure(Exception):
     """The manual does not say what comes out."""
 
 
-class _Missing:
-    def __repr__(self) -> str:
-        return "missing"
-
-
-MISSING = _Missing()
+MISSING: Any = object()
 
 
 def null(value: Any) -> bool:
@@ -136,9 +131,12 @@ def add(*values: Any) -> Any:
     return typed(sum(plain), *plain)
 
 
+def unless_null(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: None if any(map(null, values)) else function(*values)
+
+
+@unless_null
 def subtract(a: Any, b: Any) -> Any:
-    if null(a) or null(b):
-        return None
     if isinstance(a, DateTime):
         return Int64(a.ms - b.ms) if isinstance(b, DateTime) else DateTime(a.ms - int(checked(b)))
     return typed(checked(a) - checked(b), a, b)
@@ -158,16 +156,14 @@ def multiply(*values: Any) -> Any:
     return typed(result, *values)
 
 
+@unless_null
 def divide(a: Any, b: Any) -> Any:
-    if null(a) or null(b):
-        return None
     need(checked(b) != 0)
     return checked(a) / b
 
 
+@unless_null
 def mod(a: Any, b: Any) -> Any:
-    if null(a) or null(b):
-        return None
     need(checked(b) != 0)
     result = math.fmod(checked(a), b)
     if isinstance(a, float) or (isinstance(b, float) and b != int(b)):
@@ -176,10 +172,7 @@ def mod(a: Any, b: Any) -> Any:
 
 
 def rounding(function: Callable[[Any], int]) -> Callable[[Any], Any]:
-    def of(value: Any) -> Any:
-        return None if null(value) else float(function(value)) if isinstance(checked(value), float) else value
-
-    return of
+    return unless_null(lambda value: float(function(value)) if isinstance(checked(value), float) else value)
 
 
 def index_of(items: Any, value: Any) -> Any:
@@ -188,16 +181,14 @@ def index_of(items: Any, value: Any) -> Any:
     return next((place for place, item in enumerate(array(items)) if equal(item, value)), -1)
 
 
+@unless_null
 def element(items: Any, index: Any) -> Any:
-    if null(items) or null(index):
-        return None
     listed, place = array(items), whole(index)
     return listed[place] if -len(listed) <= place < len(listed) else MISSING
 
 
+@unless_null
 def slice_of(items: Any, count: Any) -> Any:
-    if null(items) or null(count):
-        return None
     listed, n = array(items), whole(count)
     return listed[:n] if n >= 0 else listed[max(0, len(listed) + n) :]
 
@@ -215,7 +206,7 @@ def ordered(items: list[Any]) -> list[Any]:
 
 
 def as_sets(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *values: None if any(map(null, values)) else function(*map(array, values))
+    return unless_null(lambda *values: function(*map(array, values)))
 
 
 def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -254,12 +245,10 @@ def concat(*values: Any) -> Any:
 
 def of_text(function: Callable[..., Any]) -> Callable[..., Any]:
     def of(*values: Any) -> Any:
-        if any(map(null, values)):
-            return None
         need(all(isinstance(value, str) for value in values))
         return function(*values)
 
-    return of
+    return unless_null(of)
 
 
 def changed_case(function: Callable[[str], str]) -> Callable[[Any], str]:
@@ -278,12 +267,10 @@ def split(text: str, by: str) -> list[str]:
 
 def of_date(function: Callable[[datetime], Any]) -> Callable[[Any], Any]:
     def of(value: Any) -> Any:
-        if null(value):
-            return None
         need(isinstance(value, DateTime))
         return function(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value.ms))
 
-    return of
+    return unless_null(of)
 
 
 def numbers(values: tuple[Any, ...]) -> list[Any]:
@@ -306,9 +293,9 @@ def extreme(values: tuple[Any, ...], place: int) -> Any:
 
 
 def type_of(value: Any) -> str:
-    if isinstance(value, Int64):
-        return "long"
-    kinds = {_Missing: "missing", int: "int", float: "double", str: "string", dict: "object", list: "array"}
+    if value is MISSING:
+        return "missing"
+    kinds = {Int64: "long", int: "int", float: "double", str: "string", dict: "object", list: "array"}
     return {**kinds, bool: "bool", type(None): "null", DateTime: "date"}[type(value)]
 
 
@@ -318,7 +305,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "$multiply": multiply,
     "$divide": divide,
     "$mod": mod,
-    "$abs": lambda value: None if null(value) else typed(abs(checked(value)), value),
+    "$abs": unless_null(lambda value: typed(abs(checked(value)), value)),
     "$ceil": rounding(math.ceil),
     "$floor": rounding(math.floor),
     "$trunc": rounding(math.trunc),
@@ -337,7 +324,6 @@ VALUES: dict[str, Callable[..., Any]] = {
     "$in": lambda value, items: has(array(items), value),
     "$indexOfArray": index_of,
     "$isArray": lambda value: isinstance(value, list),
-    "$range": lambda start, end: list(range(whole(start), whole(end))),
     "$reverseArray": as_sets(lambda items: items[::-1]),
     "$size": lambda items: len(array(items)),
     "$slice": slice_of,
@@ -493,13 +479,10 @@ def accumulate(spec: Doc, documents: list[Doc]) -> Any:
         outputs = {id(one): evaluate(argument["output"], one) for one in documents}  # of those that are left out, too
         values = [outputs[id(one)] for one in _sort(argument["sortBy"], documents)[: argument["n"]]]
         return [None if value is MISSING else value for value in values]
-    if name in ("$firstN", "$minN"):
+    if name == "$minN":
         values = [evaluate(argument["input"], one) for one in documents]
-        if name == "$minN":
-            return ordered([value for value in values if not null(value)])[: argument["n"]]
-        return [None if value is MISSING else value for value in values[: argument["n"]]]
+        return ordered([value for value in values if not null(value)])[: argument["n"]]
     values = [evaluate(argument, document) for document in documents]
-    present = [value for value in values if value is not MISSING]
     single = {
         "$sum": lambda: total([value for value in values if number(value)]),
         "$avg": lambda: mean([value for value in values if number(value)]),
@@ -507,8 +490,7 @@ def accumulate(spec: Doc, documents: list[Doc]) -> Any:
         "$max": lambda: extreme((values,), -1),
         "$first": lambda: None if values[0] is MISSING else values[0],
         "$last": lambda: None if values[-1] is MISSING else values[-1],
-        "$push": lambda: present,
-        "$addToSet": lambda: unique(present),
+        "$push": lambda: [value for value in values if value is not MISSING],
     }
     return single[name]()
 

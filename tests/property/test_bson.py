@@ -58,40 +58,31 @@ DECIMALS = st.one_of(
     ),
 )
 NUMBERS = st.one_of(
-    st.integers(-3, 3),
-    st.integers(-(2**31), 2**31 - 1),
-    INT64.map(Int64),
-    st.integers(-(2**54), 2**54).map(Int64),
-    st.floats(),
-    st.integers(-3, 3).map(float),
-    DECIMALS,
+    *(st.integers(-3, 3), st.integers(-(2**31), 2**31 - 1), INT64.map(Int64), st.integers(-(2**54), 2**54).map(Int64)),
+    *(st.floats(), st.integers(-3, 3).map(float), DECIMALS),
 )
-SCALARS = st.one_of(
-    NUMBERS,
-    TEXT,
-    st.none(),
-    st.booleans(),
+OF_PYMONGO_TOO = st.one_of(
+    *(NUMBERS, TEXT, st.none(), st.booleans(), OIDS, INT64.map(DateTime), st.builds(Timestamp, UINT32, UINT32)),
     st.builds(Binary, st.binary(max_size=8), st.integers(0, 255)),
-    OIDS,
-    INT64.map(DateTime),
-    st.builds(Timestamp, UINT32, UINT32),
     st.builds(Regex, C_TEXT, st.sampled_from(["", "i", "im"])),
-    st.builds(Code, TEXT),
-    st.builds(Symbol, TEXT),
-    st.builds(DBPointer, TEXT, OIDS),
-    st.just(Undefined()),
-    st.just(MinKey()),
-    st.just(MaxKey()),
+    *(st.builds(Code, TEXT), st.just(MinKey()), st.just(MaxKey())),
 )
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(C_TEXT, inner, max_size=4),
-        st.builds(CodeWithScope, TEXT, st.dictionaries(C_TEXT, inner, max_size=2)),
-    ),
-    max_leaves=8,
-)
+SCALARS = st.one_of(OF_PYMONGO_TOO, st.builds(Symbol, TEXT), st.builds(DBPointer, TEXT, OIDS), st.just(Undefined()))
+
+
+def nested(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        scalars,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=4),
+            st.dictionaries(C_TEXT, inner, max_size=4),
+            st.builds(CodeWithScope, TEXT, st.dictionaries(C_TEXT, inner, max_size=2)),
+        ),
+        max_leaves=8,
+    )
+
+
+VALUES = nested(SCALARS)
 DOCUMENTS = st.dictionaries(C_TEXT, VALUES, max_size=6)
 
 
@@ -193,27 +184,9 @@ def test_mutated_documents(document: dict[str, object], data: st.DataObject) -> 
 # ---- key order against a comparator that follows MongoDB's rules value by value
 
 RANKS: dict[type, int] = {
-    MinKey: -1,
-    Undefined: 0,
-    type(None): 5,
-    int: 10,
-    Int64: 10,
-    float: 10,
-    Decimal128: 10,
-    str: 15,
-    Symbol: 15,
-    dict: 20,
-    list: 25,
-    Binary: 30,
-    ObjectId: 35,
-    bool: 40,
-    DateTime: 45,
-    Timestamp: 47,
-    Regex: 50,
-    DBPointer: 55,
-    Code: 60,
-    CodeWithScope: 65,
-    MaxKey: 127,
+    **{MinKey: -1, Undefined: 0, type(None): 5, int: 10, Int64: 10, float: 10, Decimal128: 10, str: 15, Symbol: 15},
+    **{dict: 20, list: 25, Binary: 30, ObjectId: 35, bool: 40, DateTime: 45, Timestamp: 47, Regex: 50, DBPointer: 55},
+    **{Code: 60, CodeWithScope: 65, MaxKey: 127},
 }
 
 
@@ -233,44 +206,32 @@ def number(value: Any) -> tuple[int, Fraction]:
     return 2, Fraction(value)
 
 
-def by_index(items: list[Any]) -> dict[str, Any]:
-    return {str(index): item for index, item in enumerate(items)}
-
-
 def naive_fields(a: dict[str, Any], b: dict[str, Any]) -> int:
     for (name_a, value_a), (name_b, value_b) in zip(a.items(), b.items(), strict=False):
-        steps = (
-            sign(RANKS[type(value_a)], RANKS[type(value_b)]),
-            sign(name_a.encode(), name_b.encode()),
-            naive(value_a, value_b),
-        )
-        for step in steps:
-            if step:
-                return step
+        ranks = RANKS[type(value_a)], RANKS[type(value_b)]
+        if step := sign(*ranks) or sign(name_a.encode(), name_b.encode()) or naive(value_a, value_b):
+            return step
     return sign(len(a), len(b))
 
 
 def naive(a: Any, b: Any) -> int:
-    by_type = sign(RANKS[type(a)], RANKS[type(b)])
-    if by_type:
-        return by_type
     rank = RANKS[type(a)]
+    if rank != RANKS[type(b)]:
+        return sign(rank, RANKS[type(b)])
     if rank == 10:
         return sign(number(a), number(b))
     if rank in (15, 60):
         return sign(str(a).encode(), str(b).encode())
-    if rank == 20:
-        return naive_fields(a, b)
-    if rank == 25:
-        return naive_fields(by_index(a), by_index(b))
+    if rank in (20, 25):
+        return naive_fields(
+            *(one if rank == 20 else {str(index): item for index, item in enumerate(one)} for one in (a, b))
+        )
     if rank == 30:
         return sign((len(a), a.subtype, bytes(a)), (len(b), b.subtype, bytes(b)))
     if rank == 50:
         return sign((a.pattern.encode(), a.options), (b.pattern.encode(), b.options))
     if rank == 55:
-        return sign(
-            (len(a.ns.encode()), a.ns.encode(), a.oid.binary), (len(b.ns.encode()), b.ns.encode(), b.oid.binary)
-        )
+        return sign(*((len(one.ns.encode()), one.ns.encode(), one.oid.binary) for one in (a, b)))
     if rank == 65:
         return sign(a.code.encode(), b.code.encode()) or naive_fields(a.scope, b.scope)
     if rank in (35, 40, 45, 47):
@@ -341,48 +302,25 @@ OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=Datetim
 
 def to_pymongo(value: Any) -> Any:
     """The same value in pymongo's types; it has none for the deprecated ones."""
-    match value:
-        case dict():
-            return {name: to_pymongo(field) for name, field in value.items()}
-        case list():
-            return [to_pymongo(item) for item in value]
-        case ObjectId():
-            return pymongo_bson.ObjectId(value.binary)
-        case Int64():
-            return pymongo_bson.Int64(value)
-        case Timestamp():
-            return pymongo_bson.Timestamp(value.time, value.inc)
-        case DateTime():
-            return pymongo_bson.DatetimeMS(value.ms)
-        case Binary():
-            return pymongo_bson.Binary(bytes(value), value.subtype)
-        case Decimal128():
-            return pymongo_bson.Decimal128.from_bid(value.bid)
-        case Regex():
-            return pymongo_bson.Regex(value.pattern, value.options)
-        case CodeWithScope():
-            return pymongo_bson.Code(value.code, to_pymongo(value.scope))
-        case Code():
-            return pymongo_bson.Code(value.code)
-        case MinKey():
-            return pymongo_bson.MinKey()
-        case MaxKey():
-            return pymongo_bson.MaxKey()
-    return value
+    simple: dict[type, Callable[[Any], Any]] = {
+        dict: lambda value: {name: to_pymongo(field) for name, field in value.items()},
+        list: lambda value: [to_pymongo(item) for item in value],
+        ObjectId: lambda value: pymongo_bson.ObjectId(value.binary),
+        Int64: pymongo_bson.Int64,
+        Timestamp: lambda value: pymongo_bson.Timestamp(value.time, value.inc),
+        DateTime: lambda value: pymongo_bson.DatetimeMS(value.ms),
+        Binary: lambda value: pymongo_bson.Binary(bytes(value), value.subtype),
+        Decimal128: lambda value: pymongo_bson.Decimal128.from_bid(value.bid),
+        Regex: lambda value: pymongo_bson.Regex(value.pattern, value.options),
+        CodeWithScope: lambda value: pymongo_bson.Code(value.code, to_pymongo(value.scope)),
+        Code: lambda value: pymongo_bson.Code(value.code),
+        MinKey: lambda _: pymongo_bson.MinKey(),
+        MaxKey: lambda _: pymongo_bson.MaxKey(),
+    }
+    return simple.get(type(value), lambda value: value)(value)
 
 
-# pymongo has no Symbol, DBPointer or Undefined of its own.
-SHARED = st.recursive(
-    SCALARS.filter(lambda value: not isinstance(value, Symbol | DBPointer | Undefined)).filter(
-        lambda value: not isinstance(value, Binary) or value.subtype not in (9,)
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(C_TEXT, inner, max_size=4),
-        st.builds(CodeWithScope, TEXT, st.dictionaries(C_TEXT, inner, max_size=2)),
-    ),
-    max_leaves=8,
-)
+SHARED = nested(OF_PYMONGO_TOO.filter(lambda value: not isinstance(value, Binary) or value.subtype != 9))
 
 
 @EXAMPLES

@@ -28,35 +28,13 @@ ROWS = st.builds(
 PROGRESS = st.builds(
     ProgressRequest, st.builds(MemberId, INT32), INT64, INT64, INT64, st.lists(ROWS, max_size=3).map(tuple), SET_IDS
 )
-REQUESTS = st.builds(
-    FetchRequest,
-    OPTIMES,
-    INT64,
-    INT32,
-    INT32,
-    INT64,
-    OPTIMES,
-    INT32,
-    st.booleans(),
-    st.none() | PROGRESS.map(progress_document),
-)
+SENT = st.none() | PROGRESS.map(progress_document)
+REQUESTS = st.builds(FetchRequest, OPTIMES, INT64, INT32, INT32, INT64, OPTIMES, INT32, st.booleans(), SENT)
 ENTRIES = st.lists(st.dictionaries(st.text("ab"), st.integers(0, 9), max_size=2).map(encode), max_size=12)
+CONCERNS = st.sampled_from(["", "applied", "durable"])
 REPLIES = st.builds(
-    FetchReply,
-    st.booleans(),
-    ENTRIES,
-    OPTIMES,
-    INT64,
-    INT64,
-    INT32,
-    INT64,
-    INT32,
-    st.booleans(),
-    OPTIMES,
-    OPTIMES,
-    OPTIMES,
-    INT64,
-    st.sampled_from(["", "applied", "durable"]),
+    *(FetchReply, st.booleans(), ENTRIES, OPTIMES, INT64, INT64, INT32, INT64, INT32),
+    *(st.booleans(), OPTIMES, OPTIMES, OPTIMES, INT64, CONCERNS),
 )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cmp_to_key
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
@@ -97,36 +98,28 @@ SPECS = st.recursive(
 )
 FILTERS = st.dictionaries(st.one_of(PATHS, PATHS, OPERATORS), SPECS, max_size=3)
 GOOD_PATHS = st.lists(FIELDS.filter("_id".__ne__), min_size=1, max_size=3).map(".".join)
-CONDITIONS = st.one_of(
-    VALUES, st.fixed_dictionaries({"$gt": NUMBERS}), st.fixed_dictionaries({"$in": st.lists(VALUES)})
+ARRAYS = st.lists(VALUES, max_size=4)
+PUSHES = st.fixed_dictionaries(
+    {"$each": st.one_of(ARRAYS, SCALARS)},
+    optional={
+        "$position": st.one_of(st.integers(-3, 3), NUMBERS),
+        "$slice": st.one_of(st.integers(-3, 3), NUMBERS),
+        "$sort": st.sampled_from([1, -1, 2, {"a": 1}, {"a.b": -1, "c": 1}]),
+    },
 )
-SMALL = st.integers(-3, 3)
+RANGES = st.dictionaries(st.sampled_from(["$gt", "$lte", "$ne"]), NUMBERS, min_size=1)
 OPERANDS: dict[str, st.SearchStrategy[Any]] = {
-    "$set": VALUES,
-    "$unset": st.just(""),
-    "$inc": NUMBERS,
-    "$mul": NUMBERS,
-    "$min": VALUES,
-    "$max": VALUES,
-    "$rename": GOOD_PATHS,
-    "$push": st.one_of(
-        VALUES,
-        st.fixed_dictionaries(
-            {"$each": st.lists(VALUES, max_size=3)},
-            optional={
-                "$position": SMALL,
-                "$slice": SMALL,
-                "$sort": st.sampled_from([1, -1, {"a": 1}, {"a.b": -1, "c": 1}]),
-            },
-        ),
-    ),
-    "$addToSet": st.one_of(VALUES, st.fixed_dictionaries({"$each": st.lists(VALUES, max_size=3)})),
-    "$pull": CONDITIONS,
-    "$pullAll": st.lists(VALUES, max_size=3),
-    "$pop": st.sampled_from([1, -1]),
-    "$currentDate": st.sampled_from([True, {"$type": "timestamp"}]),
-    "$setOnInsert": VALUES,
-    "$bit": st.dictionaries(st.sampled_from(["and", "or", "xor"]), st.integers(0, 9), min_size=1),
+    **dict.fromkeys(("$set", "$setOnInsert", "$min", "$max"), VALUES),
+    **dict.fromkeys(("$inc", "$mul"), NUMBERS),
+    "$unset": SCALARS,
+    "$rename": st.one_of(GOOD_PATHS, st.sampled_from(["a", "b", "_id"])),
+    "$push": st.one_of(VALUES, PUSHES),
+    "$addToSet": st.one_of(VALUES, ARRAYS.map(lambda items: {"$each": items})),
+    "$pull": st.one_of(VALUES, RANGES, st.fixed_dictionaries({"$in": ARRAYS})),
+    "$pullAll": ARRAYS,
+    "$pop": st.sampled_from([1, -1, 2]),
+    "$currentDate": st.sampled_from([True, {"$type": "timestamp"}, {"$type": "x"}]),
+    "$bit": st.dictionaries(st.sampled_from(["and", "or", "xor"]), st.sampled_from([1, 6, Int64(-1)]), min_size=1),
 }
 ONE_CHANGE = st.sampled_from(sorted(OPERANDS)).flatmap(
     lambda name: st.fixed_dictionaries({name: st.dictionaries(GOOD_PATHS, OPERANDS[name], min_size=1, max_size=2)})
@@ -185,6 +178,51 @@ def test_an_update_applies_or_is_refused(update: Doc, doc: Doc, query: Doc, is_i
         assert encode(apply_update_object(base, decode(encode(entry))) if entry is not None else base) == encode(after)
     elif "_id" in after:
         assert next(iter(after)) == "_id"
+
+
+PLACES = st.one_of(st.just("a"), st.sampled_from(["b", "a.b", "a.0", "a.1", "a.0.b", "a.5", "_id", "a.$[]", "a.$"]))
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.one_of(NUMBERS, ARRAYS, VALUES), st.booleans())
+def test_an_update_comes_back_through_its_oplog_entry(
+    name: str, data: st.DataObject, value: object, is_insert: bool
+) -> None:
+    """Operands and values mostly fit the operator: few updates of any form get as far as changing a document."""
+    doc: Doc = {"_id": 1, "a": value}
+    update: Doc = {name: data.draw(st.dictionaries(PLACES, OPERANDS[name], min_size=1, max_size=2))}
+    before, matcher = (encode(doc), encode(update)), compile_filter({"a": {"$ne": "nothing"}})
+    try:
+        after = compile_update(update).apply(doc, now=NOW, timestamp=TIMESTAMP, is_insert=is_insert, matcher=matcher)
+    except ReplError:
+        return
+    finally:
+        assert (encode(doc), encode(update)) == before
+    assert compare(after["_id"], 1) == 0
+    entry = update_entry_object(doc, after)
+    assert (entry is None) == (encode(after) == before[0])
+    if entry is not None:
+        wire = decode(encode(entry))
+        once = apply_update_object(doc, wire)
+        assert encode(once) == encode(after)
+        assert encode(apply_update_object(once, wire)) == encode(after)
+
+
+NAMES = st.text("0129-a", min_size=1, max_size=5).filter(lambda name: name[0] not in "129" or name.isdigit())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(NAMES, unique=True))
+def test_new_fields_come_in_the_order_of_their_names(names: list[str]) -> None:
+    update = compile_update({"$set": dict.fromkeys(names, 1)})
+    after = update.apply({"_id": 1}, now=NOW, timestamp=TIMESTAMP)
+    assert sorted(after) == sorted(["_id", *names])
+    for one, following in pairwise(list(after)[1:]):
+        if all(name.isdigit() and str(int(name)) == name for name in (one, following)):
+            assert int(one) < int(following)
+        else:
+            assert one < following
 
 
 @EXAMPLES
