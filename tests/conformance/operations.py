@@ -13,7 +13,7 @@ from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.driver_info import DriverInfo
-from pymongo.errors import BulkWriteError, ClientBulkWriteException
+from pymongo.errors import BulkWriteError
 from pymongo.operations import SearchIndexModel
 from pymongo.results import BulkWriteResult
 
@@ -36,9 +36,16 @@ _PLAIN = {
     "countDocuments", "estimatedDocumentCount", "distinct", "findOne", "findOneAndDelete", "findOneAndReplace",
     "findOneAndUpdate", "createIndex", "dropIndex", "dropIndexes", "dropSearchIndex", "updateSearchIndex", "rename",
     "listDatabaseNames", "listCollectionNames", "dropDatabase", "dropCollection", "close", "delete", "deleteByName",
-    "renameByName", "startTransaction", "commitTransaction", "abortTransaction", "endSession",
+    "renameByName", "startTransaction", "commitTransaction", "abortTransaction", "endSession", "withTransaction",
+    "iterateOnce", "iterateUntilDocumentOrError",
 }  # fmt: skip
-"""Operations that PyMongo has a method for, with the same arguments."""
+"""Operations that PyMongo has a method for, with the same arguments but for those of _ARGUMENTS."""
+_ARGUMENTS = {
+    ("dropCollection", "collection"): "name_or_collection",
+    ("dropDatabase", "database"): "name_or_database",
+    ("dropIndex", "name"): "index_or_name",
+    ("delete", "id"): "file_id",
+}
 
 
 def run_operation(entities: Entities, target: Any, name: str, raw: Mapping[str, Any]) -> Any:
@@ -58,8 +65,7 @@ def run_operation(entities: Entities, target: Any, name: str, raw: Mapping[str, 
 
 def _converted(entities: Entities, operation: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Name and convert arguments as the PyMongo method of the operation takes them."""
-    options = {"startTransaction", "withTransaction", "clientBulkWrite"}
-    raw = common_options(raw) if operation in options else raw
+    raw = common_options(raw) if operation in {"startTransaction", "withTransaction"} else raw
     converted: dict[str, Any] = {}
     keeps_names = operation in {"aggregate", "countDocuments", "estimatedDocumentCount", "distinct"}
     for name, value in raw.items():
@@ -68,6 +74,8 @@ def _converted(entities: Entities, operation: str, raw: Mapping[str, Any]) -> di
                 converted["session"] = entities[value]
             case "fieldName":
                 converted["key"] = value
+            case _ if (operation, name) in _ARGUMENTS:
+                converted[_ARGUMENTS[operation, name]] = value
             case "returnDocument":
                 converted["return_document"] = value == "After"
             case "sort" | "hint" if isinstance(value, Mapping) and (name == "hint" or operation.startswith("find")):
@@ -100,8 +108,6 @@ def _as_result(operation: str, result: Any) -> Any:
             return {"deletedCount": result.deleted_count}
         case "bulkWrite":
             return _bulk_result(result)
-        case "clientBulkWrite":
-            return _client_bulk_result(result)
     return result
 
 
@@ -109,8 +115,6 @@ def partial_result(error: BaseException) -> Any:
     """Return what a bulk write did before it failed."""
     if isinstance(error, BulkWriteError):
         return _bulk_result(BulkWriteResult(error.details, True))
-    if isinstance(error, ClientBulkWriteException):
-        return _client_bulk_result(error.partial_result) if error.partial_result else None
     raise AssertionError(f"{error!r} has no result")
 
 
@@ -119,24 +123,10 @@ def _update_result(result: Any) -> dict[str, Any]:
     return counts if result.upserted_id is None else {**counts, "upsertedId": result.upserted_id}
 
 
-def _counts(result: Any) -> dict[str, Any]:
-    kinds = ("inserted", "matched", "modified", "deleted", "upserted")
-    return {f"{kind}Count": getattr(result, f"{kind}_count") for kind in kinds}
-
-
 def _bulk_result(result: Any) -> dict[str, Any]:
-    return {**_counts(result), "upsertedIds": {str(n): key for n, key in (result.upserted_ids or {}).items()}}
-
-
-def _client_bulk_result(result: Any) -> dict[str, Any]:
-    if not result.has_verbose_results:
-        return {**_counts(result), "insertResults": {}, "updateResults": {}, "deleteResults": {}}
-    return {
-        **_counts(result),
-        "insertResults": {str(n): {"insertedId": one.inserted_id} for n, one in result.insert_results.items()},
-        "updateResults": {str(n): _update_result(one) for n, one in result.update_results.items()},
-        "deleteResults": {str(n): {"deletedCount": one.deleted_count} for n, one in result.delete_results.items()},
-    }
+    kinds = ("inserted", "matched", "modified", "deleted", "upserted")
+    counts = {f"{kind}Count": getattr(result, f"{kind}_count") for kind in kinds}
+    return {**counts, "upsertedIds": {str(n): key for n, key in (result.upserted_ids or {}).items()}}
 
 
 def _models(requests: list[Mapping[str, Any]]) -> list[Any]:
@@ -156,13 +146,16 @@ class OpenCursor:
         self._cursor = cursor
         self._first = next(cursor, None)
 
-    def advance(self) -> Any:
+    def iterate_once(self) -> Any:
         """Return the next document; None when this batch has none."""
         first, self._first = self._first, None
         return first if first is not None else next(self._cursor, None)
 
-    def is_open(self) -> bool:
-        return bool(self._cursor.alive)
+    def iterate_until_document_or_error(self) -> Any:
+        while (found := self.iterate_once()) is None:
+            if not self._cursor.alive:
+                raise AssertionError("the cursor ended without a document")
+        return found
 
     def close(self) -> None:
         self._cursor.close()
@@ -174,7 +167,7 @@ class OpenStream(OpenCursor):
     def __init__(self, stream: Any) -> None:
         self._cursor = stream
 
-    def advance(self) -> Any:
+    def iterate_once(self) -> Any:
         return self._cursor.try_next()
 
 
@@ -185,24 +178,16 @@ def _bulk_write(target: Collection[Any], requests: list[Any], **options: Any) ->
     return target.bulk_write(_models(requests), **options)
 
 
-def _client_bulk_write(target: pymongo.MongoClient[Any], models: list[Any], **options: Any) -> Any:
-    return target.bulk_write(_models(models), **options)
-
-
 def _list_index_names(target: Collection[Any]) -> list[str]:
     return [index["name"] for index in target.list_indexes()]
 
 
 def _create_search_index(target: Collection[Any], model: Mapping[str, Any]) -> str:
-    return target.create_search_index(_search_model(model))
+    return target.create_search_index(SearchIndexModel(**model))
 
 
 def _create_search_indexes(target: Collection[Any], models: list[Mapping[str, Any]]) -> list[str]:
-    return target.create_search_indexes([_search_model(model) for model in models])
-
-
-def _search_model(model: Mapping[str, Any]) -> SearchIndexModel:
-    return SearchIndexModel(**model)
+    return target.create_search_indexes([SearchIndexModel(**model) for model in models])
 
 
 def _list_search_indexes(
@@ -226,25 +211,13 @@ def _create_collection(target: Database[Any], collection: str, **options: Any) -
     target.create_collection(collection, check_exists=False, **named)
 
 
-def _drop_collection(target: Database[Any], collection: str, **options: Any) -> None:
-    target.drop_collection(collection, **options)
-
-
 def _modify_collection(target: Database[Any], collection: str, **options: Any) -> None:
     camel = {"change_stream_pre_and_post_images": "changeStreamPreAndPostImages"}
     target.command("collMod", collection, **{camel.get(name, name): value for name, value in options.items()})
 
 
-def _drop_database(target: pymongo.MongoClient[Any], database: str, **options: Any) -> None:
-    target.drop_database(database, **options)
-
-
 def _create_index(target: Collection[Any], keys: Mapping[str, Any], **options: Any) -> str:
     return target.create_index(list(keys.items()), **options)
-
-
-def _drop_index(target: Collection[Any], name: str, **options: Any) -> None:
-    target.drop_index(name, **options)
 
 
 def _append_metadata(target: pymongo.MongoClient[Any], driver_info_options: Mapping[str, Any]) -> None:
@@ -281,23 +254,8 @@ def _command_cursor(
     return cursor.batch_size(batch_size) if batch_size else cursor
 
 
-def _with_transaction(target: ClientSession, callback: Callable[[Any], Any], **options: Any) -> Any:
-    return target.with_transaction(callback, **options)
-
-
 def _get_snapshot_time(target: ClientSession) -> Any:
     raise UnsupportedError("snapshotTime of a session")
-
-
-def _iterate_once(target: OpenCursor) -> Any:
-    return target.advance()
-
-
-def _iterate_until_document_or_error(target: OpenCursor) -> Any:
-    while (found := target.advance()) is None:
-        if not target.is_open():
-            raise AssertionError("the cursor ended without a document")
-    return found
 
 
 def _download(target: GridFSBucket, id: Any) -> bytes:
@@ -313,10 +271,6 @@ def _upload(target: GridFSBucket, filename: str, source: Mapping[str, str], **op
         raise UnsupportedError("contentType of GridFS")
     options.pop("disable_md5", None)
     return target.upload_from_stream(filename, bytes.fromhex(source["$$hexBytes"]), **options)
-
-
-def _delete(target: GridFSBucket, id: Any) -> None:
-    target.delete(id)
 
 
 def _rename(target: Any, **arguments: Any) -> None:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any
 
 import pymongo
@@ -78,11 +79,6 @@ class Runner:
 
     def close(self) -> None:
         self._client.close()
-
-    def run_file(self, file: SpecFile) -> Iterator[Result]:
-        """Yield the result of each test of a file."""
-        for test in file.tests():
-            yield self.run(file, test)
 
     def run(self, file: SpecFile, test: Mapping[str, Any]) -> Result:
         """Run one test; a test that hangs is left behind in its thread."""
@@ -251,50 +247,43 @@ class TestExecution:
         found = self._recorder(client).checked_out
         _require(found == connections, f"{found} connections are checked out; expected {connections}")
 
-    def _do_assertSessionPinned(self, session: str) -> None:
-        _require(self._entities[session]._pinned_address is not None, "the session is not pinned")
+    def _do_assertSessionPinned(self, session: str, pinned: bool = True) -> None:
+        found = self._entities[session]._pinned_address is not None
+        _require(found is pinned, f"the session is{' ' if found else ' not '}pinned")
 
-    def _do_assertSessionUnpinned(self, session: str) -> None:
-        _require(self._entities[session]._pinned_address is None, "the session is pinned")
+    _do_assertSessionUnpinned = partialmethod(_do_assertSessionPinned, pinned=False)
 
-    def _do_assertSessionDirty(self, session: str) -> None:
-        _require(self._entities[session]._server_session.dirty, "the session is not dirty")
+    def _do_assertSessionDirty(self, session: str, dirty: bool = True) -> None:
+        found = self._entities[session]._server_session.dirty
+        _require(found is dirty, f"the session is{' ' if found else ' not '}dirty")
 
-    def _do_assertSessionNotDirty(self, session: str) -> None:
-        _require(not self._entities[session]._server_session.dirty, "the session is dirty")
+    _do_assertSessionNotDirty = partialmethod(_do_assertSessionDirty, dirty=False)
 
     def _do_assertSessionTransactionState(self, session: str, state: str) -> None:
         states = {value: name.lower() for name, value in vars(_TxnState).items() if not name.startswith("_")}
         found = states[self._entities[session]._transaction.state].replace("committed_empty", "committed")
         _require(found == state, f"the transaction is {found}; expected {state}")
 
-    def _do_assertSameLsidOnLastTwoCommands(self, client: str) -> None:
-        first, second = self._last_two_lsids(client)
-        _require(first == second, "the last two commands have different sessions")
-
-    def _do_assertDifferentLsidOnLastTwoCommands(self, client: str) -> None:
-        first, second = self._last_two_lsids(client)
-        _require(first != second, "the last two commands have the same session")
-
-    def _last_two_lsids(self, client: str) -> list[Any]:
+    def _do_assertSameLsidOnLastTwoCommands(self, client: str, same: bool = True) -> None:
         started = [event for name, event in self._recorder(client).events() if name == "commandStartedEvent"]
-        return [event.command["lsid"] for event in started[-2:]]
+        first, second = (event.command["lsid"] for event in started[-2:])
+        _require((first == second) is same, f"the sessions of the last two commands: {first} and {second}")
 
-    def _do_assertCollectionExists(self, databaseName: str, collectionName: str) -> None:
+    _do_assertDifferentLsidOnLastTwoCommands = partialmethod(_do_assertSameLsidOnLastTwoCommands, same=False)
+
+    def _do_assertCollectionExists(self, databaseName: str, collectionName: str, exists: bool = True) -> None:
         found = self._internal[databaseName].list_collection_names()
-        _require(collectionName in found, f"{collectionName} does not exist")
+        _require((collectionName in found) is exists, f"the collections are {found}")
 
-    def _do_assertCollectionNotExists(self, databaseName: str, collectionName: str) -> None:
-        found = self._internal[databaseName].list_collection_names()
-        _require(collectionName not in found, f"{collectionName} exists")
+    _do_assertCollectionNotExists = partialmethod(_do_assertCollectionExists, exists=False)
 
-    def _do_assertIndexExists(self, databaseName: str, collectionName: str, indexName: str) -> None:
+    def _do_assertIndexExists(
+        self, databaseName: str, collectionName: str, indexName: str, exists: bool = True
+    ) -> None:
         found = [index["name"] for index in self._internal[databaseName][collectionName].list_indexes()]
-        _require(indexName in found, f"the index {indexName} does not exist")
+        _require((indexName in found) is exists, f"the indexes are {found}")
 
-    def _do_assertIndexNotExists(self, databaseName: str, collectionName: str, indexName: str) -> None:
-        found = [index["name"] for index in self._internal[databaseName][collectionName].list_indexes()]
-        _require(indexName not in found, f"the index {indexName} exists")
+    _do_assertIndexNotExists = partialmethod(_do_assertIndexExists, exists=False)
 
     def _do_recordTopologyDescription(self, client: str, id: str) -> None:
         self._entities[id] = self._entities[client].topology_description
