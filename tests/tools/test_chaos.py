@@ -32,6 +32,10 @@ def oplog(*entries: bytes) -> list[OplogRow]:
     return chained_rows(pending, CHAIN_START)
 
 
+def document(number: int) -> Document:
+    return {"_id": number, "numbers": [number]}
+
+
 class Run:
     """A run in which everything went well, to be spoilt. Documents 1 and 3 stay, 2 was deleted, 4 was rolled back."""
 
@@ -49,9 +53,8 @@ class Run:
         self.add(7, "insert", 7, "majority", outcome="refused")
         self.add(8, "delete", 1, "journaled", time=15)
         for held in self.documents.values():
-            held += [{"_id": 1, "numbers": [1]}, {"_id": 3, "numbers": [3]}]
-        self.rolled_back.append({"op": "i", "o": {"_id": 4, "numbers": [4]}})
-        self.rolled_back.append({"op": "d", "o": {"_id": 1}})
+            held += [document(1), document(3)]
+        self.rolled_back += [{"op": "i", "o": document(4)}, {"op": "d", "o": {"_id": 1}}]
         self.read = Read("m2", 14, 20.0, 21.0, [1, 3], [1, 3])
         self.history.begin(self.read)
 
@@ -65,174 +68,102 @@ class Run:
         for held in self.documents.values():
             change(held)
 
+    def shows(self, *keys: int) -> None:
+        self.read.found, self.read.keys = list(keys), list(keys)
+
+    def no_reads(self) -> None:
+        self.history.reads.clear()
+
+    def had(self, what: Absence | Attack | Breach | Loss) -> None:
+        self.history.begin(what)
+
     def judged(self) -> list[str]:
         return check_history(self.history, End(self.documents, RolledBack.of(self.rolled_back), self.oplogs))
-
-
-def test_a_history_that_kept_the_promises_is_clean() -> None:
-    assert Run().judged() == []
 
 
 def lost_majority_write(run: Run) -> None:
     run.write(3).concern = "majority"
     run.everywhere(lambda held: held.pop(1))
-    run.read.found, run.read.keys = [1], [1]
+    run.shows(1)
     run.rolled_back.append({"op": "u", "o": {"$v": 2, "diff": {"snumbers": {"a": True, "u0": 3}}}})
-
-
-def lost_write(run: Run) -> None:
-    run.rolled_back.pop(0)
-
-
-def lost_delete(run: Run) -> None:
-    run.rolled_back.pop(1)
-
-
-def lost_majority_delete(run: Run) -> None:
-    run.everywhere(lambda held: held.insert(1, {"_id": 2, "numbers": [2]}))
-    run.history.reads.clear()
-
-
-def refused_and_applied(run: Run) -> None:
-    run.everywhere(lambda held: held.append({"_id": 7, "numbers": [7]}))
 
 
 def refused_delete_applied(run: Run) -> None:
     run.write(8).outcome = "refused"
     run.everywhere(lambda held: held.pop(0))
-    run.history.reads.clear()
+    run.no_reads()
 
 
-def applied_twice(run: Run) -> None:
-    run.everywhere(lambda held: held[1]["numbers"].append(3))
-
-
-def members_differ(run: Run) -> None:
-    run.documents["m3"][1]["numbers"] = []
-
-
-def a_member_lacks_a_document(run: Run) -> None:
-    run.documents["m2"].pop()
-
-
-def read_of_what_did_not_stay(run: Run) -> None:
-    run.read.found = [1, 3, 4]
-
-
-def read_misses_a_write(run: Run) -> None:
-    run.read.found, run.read.keys = [3], [3]
+def misses_a_write(run: Run) -> None:
+    run.shows(3)
     run.write(8).began = 30.0
 
 
-def read_shows_what_was_deleted(run: Run) -> None:
-    run.read.found, run.read.keys = [1, 2, 3], [1, 2, 3]
+LOST = "neither in the set nor in a rollback file: Write(number=4"
+LOST_BY_MAJORITY = "acknowledged by a majority, and lost: Write(number="
+SPOILED: list[tuple[str, Callable[[Run], object]]] = [
+    (f"{LOST_BY_MAJORITY}3", lost_majority_write),
+    (f"{LOST_BY_MAJORITY}3", lambda run: (lost_majority_write(run), run.had(Loss("m1", 9.0, "empty")))),
+    (f"{LOST_BY_MAJORITY}5", lambda run: (run.everywhere(lambda held: held.insert(1, document(2))), run.no_reads())),
+    (f"{LOST_BY_MAJORITY}1", refused_delete_applied),
+    (LOST, lambda run: run.rolled_back.pop(0)),
+    (LOST, lambda run: (run.rolled_back.pop(0), run.had(Loss("m2", 9.0, "empty")))),  # another disk was lost
+    (LOST, lambda run: (run.rolled_back.pop(0), run.had(Loss("m1", 3.5, "empty")))),  # it was lost before
+    ("neither in the set nor in a rollback file: Write(number=8", lambda run: run.rolled_back.pop(1)),
+    ("refused, and yet applied: Write(number=7", lambda run: run.everywhere(lambda held: held.append(document(7)))),
+    ("m1 applied a write twice: [3]", lambda run: run.everywhere(lambda held: held[1]["numbers"].append(3))),
+    ("m1 and m3 are not the same at the end: _id 3", lambda run: run.documents["m3"][1].update(numbers=[])),
+    ("m1 and m2 are not the same at the end: _id 3", lambda run: run.documents["m2"].pop()),
+    ("a majority read showed writes [4], which did not stay", lambda run: setattr(run.read, "found", [1, 3, 4])),
+    ("a majority read misses Write(number=1", misses_a_write),
+    ("a majority read shows what was deleted by Write(number=5", lambda run: run.shows(1, 2, 3)),
+    (
+        "m1 holds writes [-1], which no client of ours made",
+        lambda run: run.everywhere(lambda h: h.append(document(-1))),
+    ),
+    (
+        "acknowledged by two members while m1 ran alone: Write(number=1,",
+        lambda run: (run.had(Absence("m2", 0.0, 3.0)), run.had(Absence("m3", 0.5, 2.0))),
+    ),
+    (
+        "2 elections, at most 1 expected: Attack(what='a stranger'",
+        lambda run: run.had(Attack("a stranger", 1.0, (4, 6), most_terms=1)),
+    ),
+    (
+        "another client waited for 0.8 s of the member's CPU: Attack(what='a flood'",
+        lambda run: run.had(Attack("a flood", 1.0, (4, 4), waited_s=0.8)),
+    ),
+    (
+        "the member took 513 MB: Attack(what='a flood'",
+        lambda run: run.had(Attack("a flood", 1.0, (4, 4), memory_mb=513)),
+    ),
+    ("m1 does not answer", lambda run: run.had(Breach(1.0, "m1 does not answer"))),
+    (
+        "m2 holds a damaged entry at",
+        lambda run: run.oplogs["m2"].append(run.oplogs["m2"].pop()._replace(entry=b"rotten")),
+    ),
+    ("the oplog of m2 does not continue at", lambda run: run.oplogs["m2"].pop(1)),
+    ("m1 and m3 hold different entries at", lambda run: run.oplogs.update(m3=oplog(b"one", b"deux", b"three"))),
+]
 
 
-def what_nobody_wrote(run: Run) -> None:
-    run.everywhere(lambda held: held.append({"_id": -1, "numbers": [-1]}))
-
-
-def acknowledged_by_one(run: Run) -> None:
-    run.history.begin(Absence("m2", 0.0, 3.0))
-    run.history.begin(Absence("m3", 0.5, 2.0))
-
-
-def elections(run: Run) -> None:
-    run.history.begin(Attack("a stranger", 1.0, (4, 6), most_terms=1))
-
-
-def a_client_that_waited(run: Run) -> None:
-    run.history.begin(Attack("a flood", 1.0, (4, 4), waited_s=0.8))
-
-
-def much_memory(run: Run) -> None:
-    run.history.begin(Attack("a flood", 1.0, (4, 4), memory_mb=513))
-
-
-def a_breach(run: Run) -> None:
-    run.history.begin(Breach(1.0, "m1 does not answer"))
-
-
-def lost_though_only_another_disk_was(run: Run) -> None:
-    lost_write(run)
-    run.history.begin(Loss("m2", 9.0, "empty"))
-
-
-def lost_though_the_disk_was_lost_before(run: Run) -> None:
-    lost_write(run)
-    run.history.begin(Loss("m1", 3.5, "empty"))
-
-
-def lost_majority_write_with_a_disk(run: Run) -> None:
-    lost_majority_write(run)
-    run.history.begin(Loss("m1", 9.0, "empty"))
-
-
-def damaged_entry(run: Run) -> None:
-    run.oplogs["m2"][1] = run.oplogs["m2"][1]._replace(entry=b"rotten")
-
-
-def broken_chain(run: Run) -> None:
-    run.oplogs["m2"].pop(1)
-
-
-def different_entries(run: Run) -> None:
-    run.oplogs["m3"] = oplog(b"one", b"deux", b"three")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reported"),
-    [
-        (lost_majority_write, "acknowledged by a majority, and lost: Write(number=3"),
-        (lost_write, "neither in the set nor in a rollback file: Write(number=4"),
-        (lost_delete, "neither in the set nor in a rollback file: Write(number=8"),
-        (lost_majority_delete, "acknowledged by a majority, and lost: Write(number=5"),
-        (refused_and_applied, "refused, and yet applied: Write(number=7"),
-        (refused_delete_applied, "acknowledged by a majority, and lost: Write(number=1"),
-        (applied_twice, "m1 applied a write twice: [3]"),
-        (members_differ, "m1 and m3 are not the same at the end: _id 3"),
-        (a_member_lacks_a_document, "m1 and m2 are not the same at the end: _id 3"),
-        (read_of_what_did_not_stay, "a majority read showed writes [4], which did not stay"),
-        (read_misses_a_write, "a majority read misses Write(number=1"),
-        (read_shows_what_was_deleted, "a majority read shows what was deleted by Write(number=5"),
-        (what_nobody_wrote, "m1 holds writes [-1], which no client of ours made"),
-        (acknowledged_by_one, "acknowledged by two members while m1 ran alone: Write(number=1,"),
-        (elections, "2 elections, at most 1 expected: Attack(what='a stranger'"),
-        (a_client_that_waited, "another client waited for 0.8 s of the member's CPU: Attack(what='a flood'"),
-        (much_memory, "the member took 513 MB: Attack(what='a flood'"),
-        (a_breach, "m1 does not answer"),
-        (lost_though_only_another_disk_was, "neither in the set nor in a rollback file: Write(number=4"),
-        (lost_though_the_disk_was_lost_before, "neither in the set nor in a rollback file: Write(number=4"),
-        (lost_majority_write_with_a_disk, "acknowledged by a majority, and lost: Write(number=3"),
-        (damaged_entry, "m2 holds a damaged entry at"),
-        (broken_chain, "the oplog of m2 does not continue at"),
-        (different_entries, "m1 and m3 hold different entries at"),
-    ],
-)
-def test_each_broken_promise_is_found(spoil: Callable[[Run], None], reported: str) -> None:
+@pytest.mark.parametrize(("reported", "spoil"), SPOILED)
+def test_each_broken_promise_is_found(reported: str, spoil: Callable[[Run], object]) -> None:
     run = Run()
     spoil(run)
     assert any(reported in line for line in run.judged()), run.judged()
 
 
-def test_what_only_one_member_had_may_be_lost_with_its_disk() -> None:
-    run = Run()
-    lost_write(run)
-    run.history.begin(Loss("m1", 9.0, "empty"))
-    assert run.judged() == []
-
-
-def test_two_members_were_there_for_a_part_of_the_time() -> None:
-    run = Run()
-    run.history.begin(Absence("m2", 0.0, 3.0))
-    run.history.begin(Absence("m3", 1.2, 2.4))  # no write of a majority is wholly within both
-    assert run.judged() == []
-
-
-def test_a_stalled_machine_elects_too() -> None:
-    run = Run()
-    run.history.begin(Attack("a stranger", 1.0, (4, 6), most_terms=1, stalled_s=0.6))
-    assert run.judged() == []
+def test_what_breaks_no_promise() -> None:
+    lost = Run()
+    lost.rolled_back.pop(0)
+    lost.had(Loss("m1", 9.0, "empty"))  # what only one member had may be lost with its disk
+    absent = Run()
+    absent.had(Absence("m2", 0.0, 3.0))
+    absent.had(Absence("m3", 1.2, 2.4))  # no write of a majority is wholly within both
+    stalled = Run()
+    stalled.had(Attack("a stranger", 1.0, (4, 6), most_terms=1, stalled_s=0.6))  # a stalled machine elects too
+    assert [run.judged() for run in (Run(), lost, absent, stalled)] == [[], [], [], []]
 
 
 def test_what_a_rollback_file_holds() -> None:
@@ -269,16 +200,8 @@ def test_a_short_run_is_clean(tmp_path: Path) -> None:
     reported: list[str] = []
     ports = next_ports(3)
     names = [fault.__name__ for fault in FAULTS if fault not in ALONE | {resync}]  # the others take long
-    result = run(
-        tmp_path,
-        seconds=0,
-        at_least=6,
-        seed=7,
-        own_disks=False,
-        on_line=reported.append,
-        base_port=ports[0],
-        names=names,
-    )
+    how: dict[str, Any] = {"own_disks": False, "base_port": ports[0], "names": names}
+    result = run(tmp_path, seconds=0, at_least=6, seed=7, on_line=reported.append, **how)
     assert result.wrong == [], [*reported, *result.wrong]
     assert result.faults == 6, reported
     assert result.acknowledged > 9

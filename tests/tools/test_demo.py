@@ -24,11 +24,7 @@ def run_demo(folder: Path, prelude: str = "") -> subprocess.CompletedProcess[str
     for name in ("api", "spark"):  # a caller's PYTHONPATH may name a project that has packages of our names
         (folder / "project" / name).mkdir(parents=True)
         (folder / "project" / name / "__init__.py").write_text("raise SystemExit('imported from PYTHONPATH')")
-    environment = {
-        "PYTHONPATH": str(folder / "project"),
-        "JDK_JAVA_OPTIONS": SHORT_LIVED,
-        "TMPDIR": str(folder),
-    }
+    environment = {"PYTHONPATH": str(folder / "project"), "JDK_JAVA_OPTIONS": SHORT_LIVED, "TMPDIR": str(folder)}
     return run_to_end([sys.executable, "-c", program], environment=environment)
 
 
