@@ -238,97 +238,70 @@ def test_without_host_the_set_in_the_folder_is_asked(
     assert local_set.default_host() == "127.0.0.1:27017"
 
 
-def test_the_last_host_that_answered_is_remembered_for_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    there.mkdir()
+class Hosts:
+    """Members that answer what is asked of them. asked: who was; silent: who does not answer."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        self.silent: dict[str, BaseException] = {"gone:1": HostUnreachableError("gone:1 cannot be reached")}
+        for module in (calls, host_option):
+            patch.setattr(module, "ask", self.ask)
+
+    def ask(self, host: str, command: dict[str, object], *_: object) -> dict[str, Any]:
+        self.asked.append(host)
+        if host in self.silent:
+            raise self.silent[host]
+        found = {"hosts": ["m1:1", "m2:1"], "config": {}, "members": []}
+        return {**found, "documents": 0, "bytes": 0, "differing": [], "notCompared": []}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    """And a state of the program, and a current folder, of the test's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(here)
-    asked: list[str] = []
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return Hosts(monkeypatch)
 
-    def ask(host: str, command: dict[str, object], *_: object) -> dict[str, Any]:
-        asked.append(host)
-        if host == "gone:1":
-            raise HostUnreachableError("gone:1 cannot be reached")
-        return {"hosts": ["m1:1", "m2:1"], "config": {}}
 
-    for module in (calls, host_option):
-        monkeypatch.setattr(module, "ask", ask)
+def test_the_last_host_that_answered_is_remembered_for_the_folder(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     assert main(["conf", "--host", "m2:1"]) == 0
     assert main(["conf", "--host", "gone:1"]) == 2
     capsys.readouterr()
-    asked.clear()
+    hosts.asked.clear()
     assert main(["conf"]) == 0
-    assert asked == ["m2:1"]
+    assert hosts.asked == ["m2:1"]
     assert capsys.readouterr().err == "replset: asks m2:1, of the last --host in this folder\n"
     assert local_set.known_hosts() == ["m2:1", "m1:1"]
-    monkeypatch.chdir(there)
+    monkeypatch.chdir(tmp_path)
     assert local_set.known_hosts() == []
-    write_set(there, 0)
+    write_set(tmp_path, 0)
     assert main(["conf", "--host", "m2:1"]) == 0
     assert local_set.default_host() == "127.0.0.1:1", "the set in the folder comes first"
 
 
-def test_what_compares_or_corrects_documents_says_whose_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    remember_hosts(["m1:1", "m2:1"])
-
-    def ask(host: str, command: dict[str, object], *_: object) -> dict[str, Any]:
-        if host == "m1:1":
-            raise HostUnreachableError("m1:1 cannot be reached")
-        if "replSetGetStatus" in command:
-            return {"members": []}
-        return {"documents": 0, "bytes": 0, "differing": [], "notCompared": []}
-
-    monkeypatch.setattr(calls, "ask", ask)
+def test_what_compares_or_corrects_documents_says_whose_too(hosts: Hosts, capsys: Capture) -> None:
+    remember_hosts(["gone:1", "m2:1"])
     assert main(["check"]) == 0
     assert "replset: asks m2:1, of the last --host in this folder\n" in capsys.readouterr().err
     assert main(["check", "--host", "m2:1"]) == 0
     assert "--host" not in capsys.readouterr().err
 
 
-def test_a_folder_that_is_gone_has_no_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    for module in (calls, host_option):
-        monkeypatch.setattr(module, "ask", lambda *_: {"config": {}})
+def test_a_folder_that_is_gone_has_no_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "here").rmdir()
     assert main(["conf", "--host", "m1:1"]) == 0
     assert main(["conf"]) == 0
     assert local_set.default_host() == local_set.DEFAULT_HOST
 
 
 def test_a_command_that_is_done_is_not_undone_by_what_is_asked_to_remember_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member may not answer any more: Ctrl-C then ends the wait alone."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(calls, "ask", lambda *_: {"config": {}})
-    monkeypatch.setattr(host_option, "ask", interrupted)
+    hosts.silent["m1:1"] = KeyboardInterrupt()
     assert main(["conf", "--host", "m1:1"]) == 0
     assert local_set.known_hosts() == []
-
-
-def test_the_set_of_this_folder_and_the_variable_are_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_set(tmp_path, 0)
-    assert local_set.default_host() == "127.0.0.1:1"
-    (tmp_path / "set.json").write_text("{}")  # somebody else's file
-    assert local_set.default_host() == "127.0.0.1:27017"
-    monkeypatch.setenv("REPLSET_HOST", "127.0.0.1:2")
-    assert main(["status"]) == 2
-    assert capsys.readouterr().err.startswith("replset: 127.0.0.1:2 cannot be reached")
