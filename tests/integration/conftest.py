@@ -1,10 +1,10 @@
-"""Real processes on loopback: a set per test, in a temporary folder, ended whatever happens."""
+"""Real processes on loopback, in a temporary folder, ended whatever happens: a set per file or per test."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from replset.cli.local_set import LocalMember, free_ports, wait_until
 from replset.client import PASSWORD_VARIABLE, USER_VARIABLE
 from tests.integration.forked import ForkedSet, running_set
-from tests.integration.talk import all_counted
+from tests.integration.talk import all_counted, configuration, heal, reconfigure, run
 
 FAST: dict[str, object] = {"electionTimeoutMillis": 1500, "heartbeatIntervalMillis": 250, "heartbeatTimeoutSecs": 2}
 _blocks = itertools.count()
@@ -34,10 +34,12 @@ def leads_at_once(member: LocalMember) -> bool:
     return bool(member.command({"hello": 1}).get("isWritablePrimary"))
 
 
-def start_set(local: ForkedSet, *, members: int = 3, arbiters: int = 0, **settings: object) -> None:
+def start_set(
+    local: ForkedSet, *, members: int = 3, arbiters: int = 0, flags: Sequence[str] = (), **settings: object
+) -> None:
     """Start and initiate a set; on return every member is counted."""
     for number, port in enumerate(next_ports(members + arbiters)):
-        local.add(port, flags=["--enable-test-commands"], arbiter=number >= members)
+        local.add(port, flags=["--enable-test-commands", *flags], arbiter=number >= members)
     local.initiate({**FAST, **settings})
     wait_until(lambda: leads_at_once(local.members[0]), 60, "the first election")
     all_counted(local)
@@ -56,9 +58,32 @@ def begin_with_logins(local: ForkedSet, patch: pytest.MonkeyPatch) -> None:
     all_counted(local)
 
 
-def login_environment() -> dict[str, str]:
-    """What a program needs to log in as this process does."""
-    return {name: value for name, value in os.environ.items() if name.startswith("REPLSET_")}
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedSet]:
+    """Three members for all tests of a file, which take them as `local`."""
+    with running_set(tmp_path_factory.mktemp("shared") / "set") as made:
+        start_set(made)
+        yield made
+
+
+@pytest.fixture
+def local(shared: ForkedSet) -> Iterator[ForkedSet]:
+    """The three members of this file. What a test changes of them is put right behind it, whatever it was."""
+    config, own = configuration(shared), list(shared.members)
+    yield shared
+    for member in own:
+        if not member.is_running():
+            shared.start(member)
+        heal(member)
+    reconfigure(shared, config["settings"], config["members"])
+    for member in (member for member in shared.members if member not in own):
+        shared.kill(member)
+    shared.members[:] = own
+    all_counted(shared)
+    primary = shared.wait_for_primary()
+    for row in run(primary, {"listDatabases": 1, "nameOnly": True}, "admin")["databases"]:
+        if row["name"] not in ("admin", "config", "local"):
+            run(primary, {"dropDatabase": 1, "writeConcern": {"w": 3}}, row["name"])
 
 
 MakeSet = Callable[..., ForkedSet]

@@ -34,20 +34,31 @@ def commands(page: str) -> Iterator[tuple[str, str]]:
 
 
 class Shell:
-    """Runs a page's commands in a folder of its own, with the ports of this run. A function that is defined stays."""
+    """Runs a page's commands in a folder of its own, with the ports of this run.
 
-    def __init__(self, folder: Path, ports: list[int], environment: dict[str, str]) -> None:
+    Functions, variables and the last exit status stay. names: what else is called otherwise here than on the page.
+    """
+
+    def __init__(
+        self, folder: Path, ports: list[int], environment: dict[str, str], names: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
-        self._environment = environment
+        self.environment = dict(environment)
         self._ports = {
             str(FIRST_PORT + offset + n): str(port + offset)
             for offset in (0, HTTP_OFFSET)
             for n, port in enumerate(ports)
         }
-        self._functions = ""
+        self._names = names or {}
+        self._defined, self._status = "", 0
         self._programs = folder / ".programs"  # scripts, so that `$!` of one in the background is its own process
         self._programs.mkdir()
-        for name, arguments in {"python": "", "replset": "-m replset.cli.main "}.items():
+        for name, module in {
+            "python": "",
+            "replset": "replset.cli.main",
+            "rollback-tools": "rollback_tools.main",
+        }.items():
+            arguments = f"-m {module} " if module else ""
             script = self._programs / name
             script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments}"$@"\n', encoding="utf-8")
             script.chmod(0o755)
@@ -55,14 +66,14 @@ class Shell:
     def run(self, command: str) -> str:
         """Return what it prints, on standard output and standard error, with the page's ports."""
         here = self.here(command)
-        if re.match(r"\w+\(\) \{", here):
-            self._functions += f"{here}\n"
+        if re.match(r"\w+\(\) \{|\w+=\S+$", here):
+            self._defined += f"{here}\n"
             return ""
         done = subprocess.run(
-            ["bash", "-c", self._functions + here],
+            ["bash", "-c", f"{self._defined}(exit {self._status})\n{here}"],
             cwd=self.folder,
             env={
-                **self._environment,
+                **self.environment,
                 "PYTHONPATH": str(DOCS.parent),
                 "PATH": f"{self._programs}{os.pathsep}{os.environ['PATH']}",
             },
@@ -71,14 +82,19 @@ class Shell:
             text=True,
             check=False,
         )
+        self._status = done.returncode
         return self.as_on_the_page(done.stdout)
 
     def here(self, text: str) -> str:
         """Return what a page shows with the ports of this run."""
+        for mine, there in self._names.items():
+            text = text.replace(mine, there)
         return self._replaced(text, self._ports)
 
     def as_on_the_page(self, text: str) -> str:
         """Return what was printed with the page's ports."""
+        for mine, there in self._names.items():
+            text = text.replace(there, mine)
         return self._replaced(text, {there: mine for mine, there in self._ports.items()})
 
     def _replaced(self, text: str, names: dict[str, str]) -> str:
@@ -86,15 +102,20 @@ class Shell:
 
 
 @contextmanager
-def running_shell(folder: Path, ports: list[int]) -> Iterator[Shell]:
+def running_shell(folder: Path, ports: list[int], names: dict[str, str] | None = None) -> Iterator[Shell]:
     """A shell; whatever its commands have started and left ends with the block."""
     with all_ended() as environment:
-        yield Shell(folder, ports, environment)
+        yield Shell(folder, ports, environment, names)
+
+
+def without_widths(text: str) -> str:
+    """Make the lines of tables as short as can be: their lengths depend on names and figures."""
+    return re.sub(r"([━─])+", r"\1", text)
 
 
 def without_figures(text: str) -> str:
-    """Put `#` for each figure, and make the lines of tables as short as can be: their lengths depend on the figures."""
-    return re.sub(r"([━─])+", r"\1", FIGURE.sub("#", text))
+    """Put `#` for each figure."""
+    return without_widths(FIGURE.sub("#", text))
 
 
 def is_as_told(expected: str, found: str) -> bool:

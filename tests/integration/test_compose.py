@@ -4,17 +4,19 @@ they need.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
+import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,62 @@ from replset.client import TLS_CA_VARIABLE, WireClient
 from replset.errors import HostUnreachableError
 from replset.key_file import read_key_file
 from tests.certificates import Authority
-from tests.integration.compose import COMPOSE, MEMBERS, LocalCompose, answers, last, services, stages
 from tests.integration.conftest import next_ports
+from tests.programs import run_to_end
 from tests.spark.cluster import SHORT_LIVED
 
-ROOT = COMPOSE.parent
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "compose"
+MEMBERS = ("m1", "m2", "m3")
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+ENTRY_POINTS = {"prom/prometheus": ["prometheus"]}
+"""What images that are not ours run in front of a service's command."""
 
 
-class LocalServices(LocalCompose):
-    """The services on free ports of this machine, with their files in `folder`."""
+def services(variables: dict[str, str], *, tls: bool = False) -> dict[str, Any]:
+    """The services of the file with `${NAME:-default}` resolved, as compose does it. tls: and of tls.yaml over it."""
+
+    def resolved(value: Any) -> Any:
+        if isinstance(value, str):
+            return VARIABLE.sub(lambda match: variables.get(match[1]) or match[2], value).replace("$$", "$")
+        if isinstance(value, list):
+            return [resolved(item) for item in value]
+        if isinstance(value, dict):
+            return {name: resolved(item) for name, item in value.items()}
+        return value
+
+    document = yaml.safe_load((COMPOSE / "compose.yaml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = resolved(document)["services"]
+    over = resolved(yaml.safe_load((COMPOSE / "tls.yaml").read_text(encoding="utf-8")))["services"] if tls else {}
+    for name, service in over.items():
+        known = found[name]
+        for part in ("environment", "healthcheck"):
+            known[part] = {**known[part], **service[part]}
+        known["volumes"] = [*known["volumes"], *service["volumes"]]
+    return found
+
+
+def stages() -> dict[str, list[str]]:
+    """The lines of the Dockerfile by stage; a line that goes on is one."""
+    found: dict[str, list[str]] = {}
+    for line in (COMPOSE / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+        if line.startswith("FROM"):
+            found[line.split()[-1]] = []
+        elif line and not line.startswith("#"):
+            list(found.values())[-1].append(line)
+    return found
+
+
+def last(target: str, instruction: str) -> str:
+    """What the stage `target` says last with this instruction."""
+    return next(line for line in reversed(stages()[target]) if line.startswith(instruction)).removeprefix(instruction)
+
+
+class LocalServices:
+    """The services of the file as local processes, with the same commands, environment, health checks and order.
+
+    They have free ports of this machine, and their files in `folder`. `close` stops those that stay.
+    """
 
     def __init__(self, folder: Path, *, auth: bool = False, tls: bool = False) -> None:
         self.ports = dict(zip((*MEMBERS, "m4", "arbiter"), next_ports(5), strict=True))
@@ -64,8 +113,92 @@ class LocalServices(LocalCompose):
                 f"{prefix}_HTTP_PORT": str(port + 1000),
                 f"{prefix}_DBPATH": str(folder / name),
             }
-        local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_WEBUI_PORT": "0", "JDK_JAVA_OPTIONS": SHORT_LIVED}
-        super().__init__(folder, values, local, tls=tls)
+        self.folder, self.services = folder, services(values, tls=tls)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._done: set[str] = set()
+        bare = {name: value for name, value in os.environ.items() if not name.startswith(("REPLSET_", "SPARK_"))}
+        self._environment = bare | {
+            **{"PATH": f"{Path(sys.executable).parent}:{bare['PATH']}", "TMPDIR": str(folder)},
+            **{"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_WEBUI_PORT": "0", "JDK_JAVA_OPTIONS": SHORT_LIVED},
+        }
+
+    def up(self, name: str) -> str:
+        """Start a service, after those it depends on. One that does not restart runs to its end; what it said."""
+        service = self.services[name]
+        wanted = service.get("depends_on", {})
+        for other in wanted:
+            if other not in self.running and other not in self._done:
+                self.up(other)
+        for other, rule in wanted.items():
+            if rule["condition"] == "service_healthy":
+                self.wait_healthy(other)
+        if "restart" not in service:
+            self._done.add(name)
+            return self.run(name)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                self.command(service), stdout=log, stderr=log, env=self.environment(service), start_new_session=True
+            )
+        return ""
+
+    def run(self, name: str, *arguments: str) -> str:
+        """Run a service to its end, with other arguments where some are given."""
+        service = self.services[name]
+        command = self.command({**service, "command": list(arguments)} if arguments else service)
+        done = run_to_end(command, environment=self.environment(service), bare=True)
+        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def command(self, service: dict[str, Any]) -> list[str]:
+        """The entry point of the service, of its image's stage or of a known image, and its command."""
+        if "entrypoint" in service:
+            entry: list[str] = service["entrypoint"]
+        elif "build" in service:
+            entry = json.loads(last(service["build"]["target"], "ENTRYPOINT"))
+        else:
+            entry = ENTRY_POINTS.get(service["image"].partition(":")[0], [])
+        return [*entry, *service.get("command", [])]
+
+    def environment(self, service: dict[str, Any]) -> dict[str, str]:
+        return self._environment | {name: str(value) for name, value in service.get("environment", {}).items()}
+
+    def is_healthy(self, name: str) -> bool:
+        """Run the health check of a service once."""
+        service = self.services[name]
+        kind, *command = service["healthcheck"]["test"]
+        assert kind == "CMD", kind
+        if command[0] == "wget" and shutil.which("wget") is None:
+            return answers(command[-1])
+        done = subprocess.run(command, env=self.environment(service), capture_output=True, check=False)
+        return done.returncode == 0
+
+    def wait_healthy(self, name: str, within_s: float = 90) -> None:
+        def is_healthy() -> bool:
+            for other, process in self.running.items():
+                assert process.poll() is None, f"{other} ended: {self.log(other)[-2000:]}"
+            return self.is_healthy(name)
+
+        wait_until(is_healthy, within_s, f"{name} to be healthy", every_s=0.2)
+
+    def stop(self, name: str) -> int:
+        """Stop a service as compose does; its exit status, which is -9 when it was killed in the end."""
+        process = self.running.pop(name)
+        process.send_signal(signal.SIGTERM)
+        grace = float(str(self.services[name].get("stop_grace_period", "10s")).removesuffix("s"))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=grace)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait(timeout=20)
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+        for name in list(self.running):
+            self.stop(name)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def begin(self) -> None:
         for name in MEMBERS:
@@ -82,6 +215,15 @@ class LocalServices(LocalCompose):
     def metrics(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['m1'] + 1000}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
+
+
+def answers(url: str) -> bool:
+    """Whether a GET is answered with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
 
 
 def ask(port: int, command: dict[str, object]) -> dict[str, Any]:
@@ -106,23 +248,21 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServices]:
 
 
 def test_the_defaults_are_containers_that_know_each_other_by_name() -> None:
+    """And Prometheus asks them."""
     found = services({})
     for name in (*MEMBERS, "m4", "arbiter"):
         environment = found[name]["environment"]
-        assert environment["REPLSET_ADVERTISE"] == name
-        assert environment["REPLSET_BIND_IP"] == "0.0.0.0"
-        assert environment["REPLSET_DBPATH"] == "/data"
-        assert found[name]["volumes"] == [f"{name}:/data", "key:/key:ro"]
+        assert (environment["REPLSET_ADVERTISE"], environment["REPLSET_BIND_IP"]) == (name, "0.0.0.0")
+        assert found[name]["volumes"] == [f"{name}:{environment['REPLSET_DBPATH']}", "key:/key:ro"]
         assert environment["REPLSET_KEY_FILE"] == found["key"]["environment"]["KEY"]
-        assert found[name]["depends_on"]["key"]["condition"] == "service_completed_successfully"
         expected = environment.get("REPLSET_EXPECT_MEMBERS")
         assert expected == ("m1:27017,m2:27017,m3:27017" if name in MEMBERS else None)
-    profiles = {name: service["profiles"] for name, service in found.items() if "profiles" in service}
-    assert sorted({name for names in profiles.values() for name in names}) == ["haproxy", "monitoring", "more", "spark"]
-    assert set(found) - set(profiles) == {"key", *MEMBERS}
-    for name, service in found.items():
-        for port in service.get("ports", []):
-            assert port.startswith("127.0.0.1:"), f"{name} is open to the network"
+    assert {name for name in found if "profiles" not in found[name]} == {"key", *MEMBERS}
+    ports = [port for service in found.values() for port in service.get("ports", [])]
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == [], "open to the network"
+    config = yaml.safe_load((COMPOSE / "monitoring/prometheus.yaml").read_text(encoding="utf-8"))
+    targets = [f"{name}:{found[name]['environment']['REPLSET_HTTP_PORT']}" for name in MEMBERS]
+    assert config["scrape_configs"][0]["static_configs"] == [{"targets": targets}]
 
 
 def test_the_file_is_what_compose_understands() -> None:
@@ -133,24 +273,7 @@ def test_the_file_is_what_compose_understands() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_prometheus_asks_the_members_that_compose_starts() -> None:
-    found = services({})
-    config = yaml.safe_load((COMPOSE / "monitoring/prometheus.yaml").read_text(encoding="utf-8"))
-    environments = [found[name]["environment"] for name in MEMBERS]
-    targets = [f"{one['REPLSET_ADVERTISE']}:{one['REPLSET_HTTP_PORT']}" for one in environments]
-    assert config["scrape_configs"][0]["static_configs"] == [{"targets": targets}]
-
-
 # --- the image --------------------------------------------------------------------------------------------------------
-
-
-def test_the_images_run_as_a_user_that_owns_the_data() -> None:
-    assert list(stages()) == ["build", "member", "spark"]
-    assert json.loads(last("member", "ENTRYPOINT")) == ["replset"]
-    assert json.loads(last("spark", "ENTRYPOINT")) == ["oplog-spark"]
-    assert last("member", "USER") == last("spark", "USER") == " 1000"
-    assert "chown replset /data /key" in last("member", "RUN")
-    assert '"$(echo /wheel/*.whl)[spark]"' in last("spark", "RUN")
 
 
 def copied() -> list[tuple[Path, str]]:
@@ -258,8 +381,11 @@ def test_the_probes_of_kubernetes_are_answered(made: LocalServices) -> None:
 
 
 def test_alerts_and_dashboard_use_metrics_that_members_have(made: LocalServices) -> None:
-    known = {line.split("{")[0].split()[0] for line in made.metrics().splitlines() if not line.startswith("#")}
-    families = {line.split()[2] for line in made.metrics().splitlines() if line.startswith("# TYPE")}
+    with WireClient(f"127.0.0.1:{made.ports['m1']}") as client:
+        assert not client.command("shop", {"nonesuch": 1})["ok"], "a failure has labels of its own"
+    text = made.metrics()
+    known = {line.split("{")[0].split()[0] for line in text.splitlines() if not line.startswith("#")}
+    families = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     dashboard = json.loads((COMPOSE / "monitoring/grafana/dashboards/replset.json").read_text(encoding="utf-8"))
     sources = yaml.safe_load((COMPOSE / "monitoring/grafana/datasources/prometheus.yaml").read_text(encoding="utf-8"))
     alerts = yaml.safe_load((COMPOSE / "monitoring/alerts.yaml").read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -267,6 +393,8 @@ def test_alerts_and_dashboard_use_metrics_that_members_have(made: LocalServices)
     for panel in dashboard["panels"]:
         assert panel["datasource"]["uid"] == sources["datasources"][0]["uid"]
         queries += [target["expr"] for target in panel["targets"]]
+        legends = {label for target in panel["targets"] for label in re.findall(r"{{(\w+)}}", target["legendFormat"])}
+        assert legends <= {*re.findall(r'(\w+)="', text), "instance"}, panel["title"]
     used = {name for query in queries for name in re.findall(r"\breplset_\w+", query)}
     assert len(used) > 12
     assert used <= known | families | {"replset_certificate_expiry_timestamp_seconds"}  # only with TLS
@@ -297,7 +425,9 @@ def test_haproxy_leads_to_the_primary_and_follows_it(made: LocalServices) -> Non
     wait_until(lambda: answers(f"http://localhost:{read_http}/secondary"), 30, "the secondaries over HTTP")
     assert ask(read, {"hello": 1})["secondary"]
     assert answers(f"http://localhost:{http}/primary")
-    with suppress(HostUnreachableError):  # HAProxy ends connections to who leads no more, perhaps before the answer
+    with contextlib.suppress(
+        HostUnreachableError
+    ):  # HAProxy ends connections to who leads no more, perhaps before the answer
         ask(write, {"replSetStepDown": 60})
 
     def is_new() -> bool:
@@ -339,33 +469,6 @@ def test_prometheus_reads_all_members_and_no_alert_fires(made: LocalServices) ->
     wait_until(are_evaluated, 30, "every alert to be evaluated")
     firing = [alert["labels"]["alertname"] for alert in api("alerts")["alerts"] if alert["state"] == "firing"]
     assert firing == []
-
-    def are_answered() -> bool:
-        write_and_fail(made)  # rates need two samples with something between them
-        wrong = queries_without_an_answer(api)
-        return wrong.keys() <= {query for query in wrong if "replset_slow_operations_total" in query}
-
-    wait_until(are_answered, 30, "every query of the dashboard to have an answer", every_s=1)
-
-
-def write_and_fail(made: LocalServices) -> None:
-    primary = next(name for name in MEMBERS if made.ask(name, {"hello": 1})["isWritablePrimary"])
-    with WireClient(f"127.0.0.1:{made.ports[primary]}") as client:
-        assert client.command("shop", {"insert": "orders", "documents": [{}], "writeConcern": {"w": "majority"}})["ok"]
-        assert not client.command("shop", {"nonesuch": 1})["ok"]
-
-
-def queries_without_an_answer(api: Callable[[str], Any]) -> dict[str, object]:
-    """The dashboard's queries that Prometheus answers with nothing, no number, or without a label of the legend."""
-    dashboard = json.loads((COMPOSE / "monitoring/grafana/dashboards/replset.json").read_text(encoding="utf-8"))
-    wrong: dict[str, object] = {}
-    for target in (target for panel in dashboard["panels"] for target in panel["targets"]):
-        rows = api("query?" + urllib.parse.urlencode({"query": target["expr"]}))["result"]
-        labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-        numbers = [row["value"][1] for row in rows]
-        if set(numbers) <= {"NaN"} or any(not labels <= row["metric"].keys() for row in rows):
-            wrong[target["expr"]] = rows
-    return wrong
 
 
 @pytest.mark.night("Spark in a container of its own; tests/spark compares the oplogs of live members")

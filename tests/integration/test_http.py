@@ -1,213 +1,259 @@
-"""The HTTP API of real members: forwarding, write concerns, bad input of every kind, and generated requests."""
+"""The HTTP API of a real set: forwarding, reads, streams and consumers through failovers, keys, generated requests."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
+import os
+import signal
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from pymongo.read_preferences import Secondary
 
-from replset.bson import RawDocument, encode
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.cli.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet
-from tests.integration.talk import cut, heal
+from tests.integration.forked import ForkedSet, run_program
+from tests.integration.talk import (
+    DATABASE,
+    a_secondary,
+    all_counted,
+    connect,
+    cut,
+    insert,
+    others_of,
+    reconfigure,
+    row_of,
+    run,
+)
 from tests.programs import run_to_end
 
-JSON = {"content-type": "application/json"}
+READ_FROM = "x-replset-read-from"
+MAJORITY = {"writeConcern": {"w": "majority"}}
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
+def ask(member: LocalMember, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
+    return httpx.request(method, f"{member.http}{path}", json=body, headers=headers, timeout=60)
 
 
-OPENER = urllib.request.build_opener(NoRedirects())
-
-
-def ask(
-    member: LocalMember, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = JSON
-) -> tuple[int, Mapping[str, str], bytes]:
-    request = urllib.request.Request(member.http + path, data=body, headers=dict(headers), method=method)
-    try:
-        with OPENER.open(request, timeout=60) as response:
-            return response.status, response.headers, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.headers, error.read()
-
-
-def act(
-    member: LocalMember, name: str, query: str = "", *, key: str = "", **fields: object
-) -> tuple[int, Mapping[str, str], dict[str, Any]]:
+def act(member: LocalMember, name: str, query: str = "", *, key: str = "", **fields: object) -> httpx.Response:
     """Run an action. key: an Idempotency-Key."""
-    body = json.dumps({"database": "shop", "collection": "orders", **fields}).encode()
-    sent = {**JSON, "idempotency-key": key} if key else JSON
-    status, headers, answer = ask(member, "POST", f"/v1/action/{name}{query}", body, sent)
-    return status, headers, json.loads(answer)
+    headers = {"idempotency-key": key} if key else {}
+    body = {"database": DATABASE, "collection": "orders", **fields}
+    return ask(member, "POST", f"/v1/action/{name}{query}", body, **headers)
 
 
-def a_secondary(local: LocalSet) -> LocalMember:
-    primary = local.wait_for_primary()
-    return next(member for member in local.members if member is not primary and not member.arbiter)
-
-
-def test_a_write_to_any_member_and_a_read_of_it_anywhere(make_set: MakeSet) -> None:
-    local = make_set()
+def test_a_write_to_any_member_and_a_read_of_it_anywhere(local: ForkedSet) -> None:
     primary, secondary = local.wait_for_primary(), a_secondary(local)
-    status, headers, answer = act(secondary, "insertOne", document={"item": "pen"}, writeConcern={"w": "majority"})
-    assert (status, headers["x-replset-forwarded-to"]) == (201, primary.host)
-    concern = {"level": "majority", "afterClusterTime": answer["operationTime"]}
+    answer = act(secondary, "insertOne", document={"item": "pen"}, **MAJORITY)
+    assert (answer.status_code, answer.headers["x-replset-forwarded-to"]) == (201, primary.host)
+    concern = {"level": "majority", "afterClusterTime": answer.json()["operationTime"]}
     for member in local.members:
-        status, _, found = act(
-            member, "findOne", filter={"item": "pen"}, readConcern=concern, readPreference={"mode": "nearest"}
+        options = {"readConcern": concern, "readPreference": {"mode": "nearest"}}
+        found = act(member, "findOne", filter={"item": "pen"}, **options)
+        assert found.json()["document"]["_id"] == answer.json()["insertedId"]
+    answer = act(secondary, "insertOne", "?forward=false", document={})
+    assert (answer.status_code, answer.headers["location"]) == (307, f"{primary.http}/v1/action/insertOne")
+    answer = act(secondary, "find")
+    assert (answer.status_code, answer.headers[READ_FROM]) == (503, primary.http.removeprefix("http://"))
+    for member in others_of(local, primary):
+        local.kill(member)
+    answer = act(primary, "insertOne", document={"_id": 1}, writeConcern={"w": "majority", "wtimeout": 300})
+    assert (answer.status_code, answer.headers["x-replset-applied"], answer.json()["code"]) == (504, "true", 64)
+    progress = answer.json()["writeConcernError"]["errInfo"]["progress"]
+    assert {row["host"] for row in progress} == {member.host for member in local.members}
+
+
+def test_a_write_under_a_key_is_applied_once_by_whomever(local: ForkedSet) -> None:
+    primary, secondary = local.wait_for_primary(), a_secondary(local)
+    insert_many = {"documents": [{"n": 1}, {"n": 1}], **MAJORITY}
+    change = {"filter": {"n": {"$gt": 0}}, "update": {"$inc": {"n": 1}}, **MAJORITY}
+    rows = [{"insertOne": {"document": {"m": 1}}}, {"updateMany": {"filter": {"m": 1}, "update": {"$inc": {"m": 1}}}}]
+    bulk = {"operations": [*rows, {"insertOne": {"document": {"m": 1}}}], **MAJORITY}
+
+    def all_three(member: LocalMember) -> list[Any]:
+        answers = [act(member, "insertMany", key="a", **insert_many), act(member, "updateMany", key="b", **change)]
+        answers.append(act(member, "bulkWrite", key="c", **bulk))
+        return [(one.status_code, one.json().get("insertedIds"), one.json().get("modifiedCount")) for one in answers]
+
+    first = all_three(secondary)
+    assert [(status, modified) for status, _, modified in first] == [(201, None), (200, 2), (200, 1)]
+    assert all_three(primary) == first
+    local.kill(primary)
+    there = local.wait_for_primary(among=others_of(local, primary))
+    wait_until(lambda: all_three(there) == first, 30, "the new primary's answers")
+    assert act(there, "updateMany", key="b", **{**change, "filter": {}}).status_code == 422
+    found = act(there, "find", filter={}).json()["documents"]
+    assert [document.get("n", document.get("m")) for document in found] == [2, 2, 2, 1]
+
+
+# --- reads --------------------------------------------------------------------------------------------------------
+
+
+def test_hidden_and_stale_members_refuse_and_name_others(local: ForkedSet) -> None:
+    primary = local.wait_for_primary()
+    hidden, other = others_of(local, primary)
+    config = ask(primary, "GET", "/v1/replset/config").json()["config"]
+    next(row for row in config["members"] if row["host"] == hidden.host).update(hidden=True, priority=0)
+    changed = {"config": {**config, "version": config["version"] + 1}}
+    assert ask(primary, "POST", "/v1/replset/reconfig", changed).status_code == 200
+    wait_until(lambda: ask(hidden, "GET", "/secondary").status_code == 503, 30, "it to know that it is hidden")
+    assert ask(hidden, "GET", "/ready").json()["why"] == "it is hidden"
+    refused = act(hidden, "find", readPreference="nearest")
+    assert (refused.status_code, refused.json()["code"]) == (503, 133)
+    assert set(refused.headers[READ_FROM].split(", ")) == {one.http.removeprefix("http://") for one in (primary, other)}
+
+    def is_stale() -> bool:
+        return ask(other, "GET", "/secondary?maxLag=3").status_code == 503
+
+    assert not is_stale()
+    cut(other, [primary, hidden])
+    wait_until(is_stale, 60, "the cut-off member to count as stale")
+    assert ask(other, "GET", "/secondary?maxLag=3000").status_code == 200
+
+
+def test_reads_move_away_from_an_overloaded_member(local: ForkedSet) -> None:
+    """Its loop is late: its process is stopped for a tenth of a second again and again."""
+    reconfigure(local, {"electionTimeoutMillis": 10_000})
+    busy, other = local.wait_for_primary(), a_secondary(local)
+
+    def names_another_one() -> bool:
+        os.kill(busy.pid, signal.SIGSTOP)
+        time.sleep(0.12)
+        os.kill(busy.pid, signal.SIGCONT)
+        hint = act(busy, "findOne", readPreference="nearest").headers.get(READ_FROM, "")
+        return other.http.removeprefix("http://") in hint and row_of(busy, by=other).get("overloaded") is True
+
+    wait_until(names_another_one, 60, "the busy member to name another one, which knows why", every_s=0.01)
+    assert READ_FROM not in act(busy, "findOne", readPreference="primary").headers
+    wait_until(lambda: "overloaded" not in row_of(busy, by=other), 60, "the load to be over")
+
+
+# --- change streams and consumers ---------------------------------------------------------------------------------
+
+
+def events(
+    member: LocalMember, path: str, count: int, body: object = None, accept: str = "", last: str = ""
+) -> list[dict[str, Any]]:
+    """The first events of a stream, each with its `id`; as lines where these are asked for."""
+    headers = {name: value for name, value in {"accept": accept, "last-event-id": last}.items() if value}
+    found: list[dict[str, Any]] = []
+    block: dict[str, str] = {}
+    with httpx.stream(
+        "POST" if body else "GET", f"{member.http}{path}", json=body, headers=headers, timeout=30
+    ) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            name, _, value = line.partition(": ")
+            if accept:
+                found.append(json.loads(line))
+            elif name:
+                block[name] = value
+            elif "data" in block:
+                found.append({"id": block.get("id", ""), "event": block["event"], **json.loads(block["data"])})
+                block = {}
+            if len(found) == count:
+                break
+    return found
+
+
+def keys(found: list[dict[str, Any]]) -> list[object]:
+    return [event["documentKey"]["_id"] for event in found]
+
+
+def test_a_change_stream_through_a_failover_and_over_http(local: ForkedSet) -> None:
+    primary = local.wait_for_primary()
+    with connect(local, heartbeatFrequencyMS=500) as client:
+        items = client[DATABASE]["items"]
+        with items.watch() as stream, items.with_options(read_preference=Secondary()).watch() as other:
+            items.insert_many([{"_id": 1}, {"_id": 2}])
+            assert keys([stream.next() for _ in range(2)]) == [1, 2]
+            local.kill(primary)
+            new = local.wait_for_primary()
+            items.insert_many([{"_id": 3}, {"_id": 4}])
+            assert keys([stream.next() for _ in range(2)]) == [3, 4]
+            assert keys([other.next() for _ in range(4)]) == [1, 2, 3, 4]
+            token = stream.resume_token
+        local.start(primary)
+        all_counted(local)
+
+        # Over HTTP: the same tokens, on any member.
+        where, lines = f"/v1/watch?database={DATABASE}", "application/x-ndjson"
+        items.insert_one({"_id": 5})
+        items.update_one({"_id": 5}, {"$set": {"a": 1}})
+        path = f"{where}&collection=items"
+        five, changed = events(a_secondary(local), f"{path}&resumeAfter={token['_data']}", 2)
+        assert (five["operationType"], changed["operationType"], five["id"]) == (
+            "insert",
+            "update",
+            five["_id"]["_data"],
         )
-        assert (status, found["document"]["_id"]) == (200, answer["insertedId"])
-    status, headers, _ = act(secondary, "insertOne", "?forward=false", document={})
-    assert (status, headers["location"]) == (307, f"{primary.http}/v1/action/insertOne")
-    status, _, refused = act(secondary, "insertOne", document={"_id": 5}, writeConcern={"w": 5})
-    assert (status, refused["code"]) == (400, 100)
-    assert act(primary, "countDocuments")[2]["count"] == 1, "it was refused before anything was applied"
-    status, _, refused = act(secondary, "find")
-    assert (status, refused["code"]) == (503, 13435)
-    check_metrics(local, primary)
+        assert events(new, path, 1, last=five["id"])[0]["id"] == changed["id"]
+        assert events(new, f"{where}&resumeAfter={five['id']}", 1, accept=lines)[0]["_id"]["_data"] == changed["id"]
+        with items.watch(resume_after={"_data": five["id"]}) as stream:
+            assert stream.next()["_id"]["_data"] == changed["id"]
+        items.delete_one({"_id": 5})
+        body = {"database": DATABASE, "pipeline": [{"$match": {"operationType": "delete"}}], "resumeAfter": five["id"]}
+        assert keys(events(new, "/v1/watch", 1, body)) == [5]
+        items.drop()
+        ends = events(new, f"{path}&resumeAfter={changed['id']}", 9, accept=lines)
+        assert [event["operationType"] for event in ends] == ["delete", "drop", "invalidate"]
+        assert ask(new, "GET", "/v1/watch?resumeAfter=00").json()["code"] == 260
 
 
-def check_metrics(local: LocalSet, primary: LocalMember) -> None:
-    """What Prometheus reads of a real set is documented, and says who leads and who follows."""
-    text = ask(primary, "GET", "/metrics")[2].decode()
-    documented = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-    samples = {}
-    for family in text_string_to_metric_families(text):
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        assert f"`{name}`" in documented
-        samples |= {(sample.name, *sample.labels.values()): sample.value for sample in family.samples}
-    assert samples["replset_writable",] == 1
-    assert sum(value for key, value in samples.items() if key[0] == "replset_elections_won_total") >= 1
-    assert samples["replset_write_concern_wait_seconds_count",] >= 1
-    assert samples["replset_write_group_operations_count",] >= 1
-    assert samples["replset_sync_seconds_count",] >= 1
-    assert samples["process_resident_memory_bytes",] > 1 << 20
-    for member in local.members:
-        state = "PRIMARY" if member is primary else "SECONDARY"
-        assert samples["replset_member_state", member.host, state] == 1
-        assert samples["replset_member_lag_seconds", member.host] < 30
-    if shutil.which("promtool") is not None:
-        done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def replset(member: LocalMember, *arguments: str) -> str:
+    done = run_program("replset.cli.main", "consumers", *arguments, "--host", member.host)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_a_write_without_its_majority_is_applied_and_says_how_far_each_member_is(make_set: MakeSet) -> None:
-    local = make_set(electionTimeoutMillis=10_000)
-    primary = local.wait_for_primary()
-    others = [member for member in local.members if member is not primary]
-    for other in others:
-        local.kill(other)
-    concern = {"w": "majority", "wtimeout": 300}
-    status, headers, answer = act(primary, "insertOne", document={"_id": 1}, writeConcern=concern)
-    assert (status, headers["x-replset-applied"], answer["applied"]) == (504, "true", True)
-    assert (answer["code"], answer["insertedId"]) == (64, 1)
-    progress = {row["host"]: row for row in answer["writeConcernError"]["errInfo"]["progress"]}
-    assert set(progress) == {member.host for member in local.members}
-    assert act(primary, "countDocuments")[2]["count"] == 1
-
-
-def test_a_forwarded_write_whose_primary_falls_silent_is_told_as_unknown(make_set: MakeSet) -> None:
-    local = make_set(electionTimeoutMillis=4000)
+def test_a_consumer_over_http_on_the_command_line_and_through_a_failover(local: ForkedSet) -> None:
     primary, secondary = local.wait_for_primary(), a_secondary(local)
-    others = [member for member in local.members if member is not primary]
-    cut(primary, others)
-    status, headers, answer = act(secondary, "insertOne", document={"_id": 1}, writeConcern={"w": 1})
-    assert (status, headers["x-replset-applied"], answer["applied"]) == (504, "unknown", "unknown"), answer
-    assert headers["x-replset-forwarded-to"] == primary.host
-    wait_until(lambda: local.primary(among=others), 30, "the others to elect a primary")
-    assert act(secondary, "insertOne", document={"_id": 2}, writeConcern={"w": "majority"})[0] == 201
-    heal(primary)
 
+    # Any member takes the requests; the primary answers them.
+    made = {"name": "mailer", "ns": "shop.orders", "mode": "failover", "ackTimeoutMS": 2_000}
+    assert ask(secondary, "POST", "/v1/consumers", made).status_code == 201
+    insert(primary, 1, 2, 3)
+    mailer = "/v1/consumers/mailer"
+    found = ask(secondary, "POST", f"{mailer}/read", {"reader": "a", "maxEvents": 2, "waitMS": 5_000}).json()
+    assert keys(found["events"]) == [1, 2]
+    done = {"generation": found["generation"], "token": found["events"][0]["_id"]["_data"]}
+    assert ask(secondary, "POST", f"{mailer}/ack", done).status_code == 200
+    assert ask(primary, "POST", f"{mailer}/ack", {**done, "generation": 1}).status_code == 409
+    assert 'replset_consumer_lag_seconds{consumer="mailer"}' in ask(primary, "GET", "/metrics").text
 
-def nested(levels: int) -> str:
-    return '{"a":' * (levels - 1) + "{}" + "}" * (levels - 1)
+    # As events; a new stream goes on behind the id of the last one that was read.
+    about, *both = events(secondary, f"{mailer}/events?reader=a", 3)
+    assert (about["event"], both[0]["event"], keys(both)) == ("reader", "change", [2, 3])
+    assert keys(events(primary, f"{mailer}/events?reader=a", 2, last=both[0]["id"])[1:]) == [3]
 
+    # The primary dies. What was acknowledged does not come again, and nothing is skipped.
+    local.kill(primary)
+    new = local.wait_for_primary()
+    insert(new, 4)
+    seen: list[object] = []
+    while not seen or seen[-1] != 4:
+        found = ask(new, "POST", f"{mailer}/read", {"reader": "b", "waitMS": 4_000}).json()
+        seen += keys(found["events"])
+        if found["events"]:
+            done = {"generation": found["generation"], "token": found["next"]}
+            assert ask(new, "POST", f"{mailer}/ack", done).status_code == 200
+    assert seen == [2, 3, 4]
 
-def insert_text(document: str, database: str = "shop", collection: str = "orders") -> bytes:
-    return f'{{"database":"{database}","collection":"{collection}","document":{document}}}'.encode()
-
-
-BSON = {"content-type": "application/bson"}
-BAD: dict[str, tuple[str, str, bytes | None, Mapping[str, str], int, int]] = {
-    "no-json": ("POST", "/v1/action/insertOne", b"{", JSON, 400, 9),
-    "no-bson": ("POST", "/v1/action/insertOne", b"\5\0\0", BSON, 400, 22),
-    "201-levels": ("POST", "/v1/action/insertOne", insert_text(nested(201)), JSON, 400, 9),
-    "17-mib": ("POST", "/v1/action/insertOne", insert_text(json.dumps({"a": "x" * (17 << 20)})), JSON, 413, 10334),
-    "a-body-of-49-mb": ("POST", "/v1/action/insertOne", b" " * 49_000_000, JSON, 413, 10334),
-    "a-nul-in-a-key": ("POST", "/v1/action/insertOne", insert_text('{"a\\u0000":1}'), JSON, 400, 9),
-    "a-nul-in-a-collection": ("POST", "/v1/action/insertOne", insert_text("{}", "a", "b\\u0000c"), JSON, 400, 73),
-    "a-nul-in-a-database": ("POST", "/v1/command/a%00b", b'{"find":"c"}', JSON, 400, 73),
-    "a-space-in-a-database": ("POST", "/v1/action/insertOne", insert_text("{}", "a b"), JSON, 400, 73),
-    "the-oplog": ("POST", "/v1/action/insertOne", insert_text("{}", "local", "oplog.rs"), JSON, 400, 73),
-    "a-system-collection": ("POST", "/v1/action/insertOne", insert_text("{}", "a", "system.views"), JSON, 400, 73),
-    "an-array-as-id": ("POST", "/v1/action/insertOne", insert_text('{"_id":[1]}'), JSON, 400, 53),
-    "a-method": ("PUT", "/v1/action/insertOne", insert_text("{}"), JSON, 405, 59),
-    "a-content-type": ("POST", "/v1/action/insertOne", b"a=b", {"content-type": "text/plain"}, 415, 9),
-    "a-path": ("GET", "/v1/nothing", None, JSON, 404, 59),
-    "a-command": ("POST", "/v1/command/shop", b'{"nothing":1}', JSON, 400, 59),
-    "a-document-over-bson": (
-        "POST",
-        "/v1/action/insertOne",
-        encode({"database": "shop", "collection": "orders", "document": {"a": 1}}).replace(b"\x10a\0", b"\x66a\0"),
-        BSON,
-        400,
-        22,
-    ),
-}
-BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "an-unknown-operator": ("find", {"filter": {"a": {"$almost": 1}}}, 2),
-    "an-unknown-modifier": ("updateOne", {"filter": {}, "update": {"$almost": {"a": 1}}}, 9),
-    "inc-of-text": ("updateOne", {"filter": {"_id": 1}, "update": {"$inc": {"item": 1}}}, 14),
-    "a-change-of-the-id": ("updateOne", {"filter": {"_id": 1}, "update": {"$set": {"_id": 2}}}, 66),
-    "a-negative-limit": ("find", {"limit": -1}, 51024),
-    "nan-as-limit": ("find", {"limit": {"$numberDouble": "NaN"}}, 2),
-    "a-huge-decimal-as-limit": ("find", {"limit": {"$numberDecimal": "1E+6000"}}, 2),
-    "an-odd-write-concern": ("deleteOne", {"filter": {}, "writeConcern": {"w": {"dc": 0}}}, 9),
-    "tags-that-no-member-has": ("deleteOne", {"filter": {}, "writeConcern": {"w": {"dc": 1}}}, 100),
-    "an-infinite-wtimeout": (
-        "deleteOne",
-        {"filter": {}, "writeConcern": {"w": 1, "wtimeout": {"$numberDouble": "Infinity"}}},
-        9,
-    ),
-    "an-unknown-read-concern": ("find", {"readConcern": {"level": "hopeful"}}, 9),
-    "a-bad-sort": ("find", {"sort": {"a": "up"}}, 15974),
-    "a-bad-pattern": ("find", {"filter": {"a": {"$regex": "("}}}, 51091),
-}
-
-
-def test_bad_input_is_one_clear_error_each(make_set: MakeSet) -> None:
-    member = make_set(members=1).wait_for_primary()
-    assert act(member, "insertOne", document={"_id": 1, "item": "pen"})[0] == 201
-    wrong: list[object] = []
-    for name, (method, path, body, headers, status, code) in BAD.items():
-        got, _, text = ask(member, method, path, body, headers)
-        answer = json.loads(text)
-        if (got, answer.get("code")) != (status, code) or not answer["errmsg"] or answer["ok"] != 0:
-            wrong.append((name, got, answer))
-    for name, (action, fields, code) in BAD_FIELDS.items():
-        got, _, answer = act(member, action, **fields)
-        if (got, answer.get("code")) != (400, code) or not answer["errmsg"]:
-            wrong.append((name, got, answer))
-    assert wrong == []
-    assert act(member, "countDocuments")[2]["count"] == 1
-    status, _, answer = ask(member, "POST", "/v1/action/insertOne", insert_text(nested(200)))
-    assert status == 201, answer
-    status, _, data = ask(member, "GET", "/v1/replset/oplog", headers={"accept": "application/bson"})
-    assert status == 200
-    assert str(RawDocument(data[: int.from_bytes(data[:4], "little")]).get("optime")).startswith("1:")
+    # The command line.
+    assert "begins at" in replset(new, "create", "shop-wide", "--ns", "shop", "--mode", "shared")
+    insert(new, 5)
+    run(new, {"insert": "other", "documents": [{"_id": 6}]})
+    assert keys([json.loads(line) for line in replset(new, "read", "shop-wide").splitlines()]) == [5, 6]
+    assert replset(new, "read", "shop-wide") == ""
+    assert "goes on at" in replset(new, "reset", "shop-wide", "--to", "oldest")
+    assert {"mailer", "shop-wide"} <= set(replset(new, "list").split())
+    replset(new, "remove", "shop-wide")
+    assert ask(new, "DELETE", mailer).status_code == 200
+    assert ask(new, "GET", "/v1/consumers").json()["consumers"] == []
 
 
 @pytest.mark.night("a search for requests; what it found is in the tables of the unit tests")
@@ -229,31 +275,4 @@ def test_generated_requests_find_no_server_error(make_set: MakeSet, tmp_path: Pa
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert member.is_running()
-    assert act(member, "countDocuments")[0] == 200
-
-
-def test_a_write_under_a_key_is_applied_once_by_whomever(make_set: MakeSet) -> None:
-    local = make_set()
-    primary, secondary = local.wait_for_primary(), a_secondary(local)
-    majority = {"writeConcern": {"w": "majority"}}
-    insert = {"documents": [{"n": 1}, {"n": 1}], **majority}
-    change = {"filter": {"n": {"$gt": 0}}, "update": {"$inc": {"n": 1}}, **majority}
-    rows = [{"insertOne": {"document": {"m": 1}}}, {"updateMany": {"filter": {"m": 1}, "update": {"$inc": {"m": 1}}}}]
-    bulk = {"operations": [*rows, {"insertOne": {"document": {"m": 1}}}], **majority}
-
-    def both(member: LocalMember) -> list[Any]:
-        answers = [act(member, "insertMany", key="a", **insert), act(member, "updateMany", key="b", **change)]
-        answers.append(act(member, "bulkWrite", key="c", **bulk))
-        return [(status, answer.get("insertedIds"), answer.get("modifiedCount")) for status, _, answer in answers]
-
-    first = both(secondary)
-    assert [(status, modified) for status, _, modified in first] == [(201, None), (200, 2), (200, 1)]
-    assert both(primary) == first
-    local.kill(primary)
-    there = local.wait_for_primary(among=[member for member in local.members if member is not primary])
-    assert wait_until(lambda: both(there) == first, 30, "the new primary's answers")
-    status, _, refused = act(there, "updateMany", key="b", **{**change, "filter": {}})
-    assert (status, refused["code"]) == (422, 225)
-    _, _, found = act(there, "find", filter={})
-    assert [document.get("n", document.get("m")) for document in found["documents"]] == [2, 2, 2, 1]
+    assert act(member, "countDocuments").status_code == 200

@@ -28,7 +28,7 @@ from pymongo.errors import OperationFailure
 
 from replset.bson import Binary, Int64, Timestamp, encode
 from replset.cli.local_set import HTTP_OFFSET, LocalMember, wait_until
-from replset.client import TLS_CA_VARIABLE, WireClient
+from replset.client import PASSWORD_VARIABLE, TLS_CA_VARIABLE, USER_VARIABLE, WireClient
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, read_key_file
 from replset.wire.framing import encode_msg
@@ -86,6 +86,11 @@ class GuardedSet:
     def http(self, method: str, path: str, **options: Any) -> httpx.Response:
         url = self.primary.http.replace("http:", "https:")
         return httpx.request(method, f"{url}{path}", verify=self.context(), timeout=20, **options)
+
+
+def stranger(member: LocalMember) -> WireClient:
+    """A client that does not log in, as others here do."""
+    return WireClient(member.host, login=lambda client: None)
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +160,11 @@ def forged(local: ForkedSet, config: dict[str, Any]) -> dict[str, dict[str, obje
 def test_who_lacks_a_proof_a_login_or_a_role_is_refused_on_every_member(guarded: GuardedSet) -> None:
     config = run(guarded.primary, {"replSetGetConfig": 1}, "admin")["config"]
     for member in guarded.local.members:
-        with WireClient(member.host) as stranger:
-            assert not prove_without_key_file(stranger, guarded.local.members[1].host), "its key is no secret"
+        with stranger(member) as client:
+            assert not prove_without_key_file(client, guarded.local.members[1].host), "its key is no secret"
             for name, command in forged(guarded.local, config).items():
-                assert stranger.command("admin", command)["code"] == UNAUTHORIZED, name
-            assert stranger.command("shop", {"find": "orders"})["code"] == UNAUTHORIZED
+                assert client.command("admin", command)["code"] == UNAUTHORIZED, name
+            assert client.command("shop", {"find": "orders"})["code"] == UNAUTHORIZED
     for user, password, code in ((READER, "wrong", AUTHENTICATION_FAILED), (READER, READERS_PASSWORD, UNAUTHORIZED)):
         with guarded.client(user, password) as client, pytest.raises(OperationFailure) as refusal:
             client.shop.orders.insert_one({"_id": "forged"})
@@ -226,7 +231,7 @@ def for_another_address(one: Prover, two: Prover) -> int:
 def test_a_proof_is_of_one_connection_and_one_address(
     guarded: GuardedSet, attempt: Callable[[Prover, Prover], int]
 ) -> None:
-    with WireClient(guarded.primary.host) as first, WireClient(guarded.primary.host) as second:
+    with stranger(guarded.primary) as first, stranger(guarded.primary) as second:
         assert attempt(Prover(guarded, first), Prover(guarded, second)) == AUTHENTICATION_FAILED
         for client in (first, second):
             assert client.command("admin", {"replSetGetRBID": 1})["code"] == UNAUTHORIZED
@@ -339,6 +344,14 @@ def all_acknowledge(local: ForkedSet) -> bool:
     return reply.get("ok") == 1.0 and "writeConcernError" not in reply
 
 
+@pytest.fixture
+def plain_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients neither log in nor speak TLS."""
+    for name in (TLS_CA_VARIABLE, USER_VARIABLE, PASSWORD_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("plain_clients")
 def test_without_a_key_file_what_a_stranger_says_is_bounded(tmp_path: Path) -> None:
     """No term near the end of all terms, no position that was never written, no configuration that nobody has: a
     stranger who proves that he knows this program may cost an election, but never ends a member nor leaves the set
@@ -355,11 +368,11 @@ def test_without_a_key_file_what_a_stranger_says_is_bounded(tmp_path: Path) -> N
         primary = unkeyed.wait_for_primary()
         before, config = status(primary), run(primary, {"replSetGetConfig": 1}, "admin")["config"]
         for member in unkeyed.members:
-            with WireClient(member.host) as stranger:
-                assert stranger.command("admin", {"replSetGetRBID": 1})["code"] == UNAUTHORIZED
-                assert prove_without_key_file(stranger, unkeyed.members[1].host)
+            with WireClient(member.host) as client:
+                assert client.command("admin", {"replSetGetRBID": 1})["code"] == UNAUTHORIZED
+                assert prove_without_key_file(client, unkeyed.members[1].host)
                 for name, command in forged(unkeyed, config).items():
-                    reply = stranger.command("admin", command)
+                    reply = client.command("admin", command)
                     assert reply.get("code") not in (1, 8, UNAUTHORIZED), (name, reply)
         wait_until(lambda: all_acknowledge(unkeyed), 60, "all three to acknowledge")
         after = status(unkeyed.wait_for_primary())
@@ -368,6 +381,7 @@ def test_without_a_key_file_what_a_stranger_says_is_bounded(tmp_path: Path) -> N
         assert all(member.is_running() for member in unkeyed.members)
 
 
+@pytest.mark.usefixtures("plain_clients")
 def test_members_with_another_key_stay_strangers_until_they_have_the_sets(make_set: MakeSet) -> None:
     """Their own set of proofs is refused, and the file says what to change; with both keys they are members again."""
     local = make_set()

@@ -6,26 +6,21 @@ import base64
 import json
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pymongo
 import pytest
 from pymongo.errors import OperationFailure
 
 from replset.cli.calls import asks_for_logins
 from replset.cli.local_set import LocalMember, wait_until
-from replset.client import SETTINGS, WireClient
-from replset.ids import HostPort
-from replset.key_file import read_key_file
-from replset.recovery.live_set import LiveSet
 from tests.integration.clients.install import installed, node
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, run_program, running_set
-from tests.integration.talk import all_counted
+from tests.integration.talk import a_secondary, all_counted
 
 ROOT = {"REPLSET_USER": "root", "REPLSET_PASSWORD": "correct horse"}
 CLI = "replset.cli.main"
@@ -50,8 +45,6 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedSet]:
         primary = made.wait_for_primary()
         (folder / "password").write_text(ROOT["REPLSET_PASSWORD"] + "\n")
         password = ("--new-password-file", folder / "password")
-        refused = tool(CLI, "user", "add", "app", "--db", "shop", "--host", primary.host, *password, **NOBODY)
-        assert "requires authentication" in refused.stderr, "the first user is one of admin"
         added = tool(CLI, "user", "add", "root", "--role", "root", "--host", primary.host, *password, **NOBODY)
         assert (added.returncode, added.stderr) == (0, "")
         for name, value in ROOT.items():
@@ -63,27 +56,17 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedSet]:
         yield made
 
 
-def test_the_files_are_for_the_members_user_alone(local: ForkedSet) -> None:
-    files = [path for member in local.members for path in member.dbpath.rglob("*") if path.is_file()]
-    assert len(files) >= len(local.members)
-    assert [path for path in files if path.stat().st_mode & 0o077] == []
-
-
 def uri(local: ForkedSet, user: str = "app", password: str = "correct%20horse", source: str = "shop") -> str:
     hosts = ",".join(member.host for member in local.members if not member.arbiter)
     return f"mongodb://{user}:{password}@{hosts}/?authSource={source}&replicaSet={local.name}"
 
 
 def http(member: LocalMember, path: str, body: object = None, authorization: str = "") -> tuple[int, dict[str, Any]]:
-    headers = {"content-type": "application/json", "authorization": authorization}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{member.http}{path}", data, {k: v for k, v in headers.items() if v})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            text = answer.read()
-            return answer.status, json.loads(text) if text[:1] == b"{" else {}
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
+    headers = {"authorization": authorization} if authorization else {}
+    answer = httpx.request(
+        "GET" if body is None else "POST", member.http + path, json=body, headers=headers, timeout=30
+    )
+    return answer.status_code, answer.json() if answer.text[:1] == "{" else {}
 
 
 def basic(name: str, password: str = "correct horse") -> str:
@@ -135,42 +118,30 @@ def test_the_node_driver(local: ForkedSet) -> None:
 
 
 def test_http_on_every_member(local: ForkedSet) -> None:
-    primary = local.wait_for_primary()
-    secondary = next(member for member in local.members if member is not primary and not member.arbiter)
-    arbiter = local.members[2]
+    primary, secondary, arbiter = local.wait_for_primary(), a_secondary(local), local.members[2]
     insert = {"database": "shop", "collection": "http", "document": {"a": 1}}
     token = token_of(secondary)
     for member in local.members:
-        assert http(member, "/ready")[0] in (200, 503)
         assert http(member, "/v1/replset/status")[0] == 401
         assert http(member, "/v1/replset/status", authorization=basic("shop/app"))[0] == 200
-        assert http(member, "/v1/replset/status", authorization=token)[0] == 200, "an arbiter asks the others"
-        assert http(member, "/metrics", authorization=token)[0] == 200
+        assert http(member, "/metrics", authorization=token)[0] == 200, "an arbiter asks the others"
         assert http(member, "/v1/replset/oplog", authorization=token)[0] == 403
     assert http(secondary, "/v1/action/insertOne", insert, token)[0] == 201, "forwarded"
-    status, answer = http(secondary, "/v1/action/insertOne", {**insert, "database": "other"}, token)
-    assert (status, answer["code"]) == (403, 13)
+    assert http(secondary, "/v1/action/insertOne", {**insert, "database": "other"}, token)[0] == 403
     assert http(primary, "/v1/replset/freeze", {"seconds": 0}, token)[0] == 403
     assert http(arbiter, "/v1/login", {"user": "app", "password": "wrong", "db": "shop"})[0] == 401
 
 
 def test_the_command_lines(local: ForkedSet, tmp_path: Path) -> None:
-    for member in local.members:
-        assert tool(CLI, "status", "--host", member.host).returncode == 0
-        refused = tool(CLI, "status", "--host", member.host, **NOBODY)
-        assert (refused.returncode, "requires authentication" in refused.stderr) == (2, True)
-    assert asks_for_logins(local.members[0].host), "so that add-arbiter --start gives its process --auth"
-    (tmp_path / "wrong").write_text("wrong")
-    wrong = tool(CLI, "conf", "--password-file", tmp_path / "wrong", "--host", local.members[0].host)
-    assert (wrong.returncode, "root of admin cannot log in: Authentication failed." in wrong.stderr) == (2, True)
-    listed = tool(CLI, "user", "list", "--host", local.members[0].host)
-    assert "app of shop: clusterMonitor@admin, readWrite@shop" in listed.stdout
+    """The page logins.md has the rest."""
     addresses = [member.http for member in local.members[:2]]
-    same = tool("spark.cli", "diff", *addresses, "--engine", "local")
-    assert same.returncode == 0, same.stderr
-    assert tool("spark.cli", "diff", *addresses, "--engine", "local", **NOBODY).returncode == 2
-    assert tool("rollback_tools.main", "list", addresses[0]).returncode == 0
-    assert tool("rollback_tools.main", "list", addresses[0], **NOBODY).returncode == 2
+    assert tool(CLI, "status", "--host", local.members[2].host).returncode == 0, "an arbiter asks the others"
+    assert asks_for_logins(local.members[0].host), "so that add-arbiter --start gives its process --auth"
+    for command in (
+        ("spark.cli", "diff", *addresses, "--engine", "local"),
+        ("rollback_tools.main", "list", addresses[0]),
+    ):
+        assert [tool(*command).returncode, tool(*command, **NOBODY).returncode] == [0, 2], command
 
 
 def test_a_new_member_is_added_though_it_knows_no_user_yet(local: ForkedSet) -> None:
@@ -185,23 +156,6 @@ def test_a_new_member_is_added_though_it_knows_no_user_yet(local: ForkedSet) -> 
     finally:
         local.kill(new)
         local.members.remove(new)
-
-
-def test_a_member_shows_itself_to_another(local: ForkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does to restore a rollback over HTTP; a client does not become one by saying so."""
-    one, other = local.members[:2]
-    keys = read_key_file(local.key_file)
-    monkeypatch.setattr(SETTINGS, "login", lambda client: client.prove(keys, HostPort(one.host)))
-    with WireClient(other.host) as client:
-        assert client.command("shop", {"count": "orders"})["ok"] == 1 or other is not local.primary()
-        assert client.command("admin", {"usersInfo": 1, "showCredentials": True})["users"][0]["credentials"]
-    with LiveSet(other.host, local.name) as live:
-        assert "shop.orders" in live.collections()
-    monkeypatch.setattr(SETTINGS, "login", lambda client: None)
-    with WireClient(other.host) as client:
-        client.command("admin", {"hello": 1, "replsetMember": one.host})
-        assert client.command("admin", {"usersInfo": 1, "showCredentials": True})["code"] == 13
-        assert client.command("admin", {"replSetHeartbeat": local.name})["code"] == 13
 
 
 def test_what_ends_a_login(local: ForkedSet, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Real clients, unmodified, against four members and an arbiter, while primaries step down, die, hang and restart.
 
-PyMongo (with threads and with asyncio), the Node driver and mongosh do the same things at the same time: inserts,
+PyMongo, the Node driver and mongosh do the same things at the same time: inserts,
 updates, findAndModify, bulk writes and transactions. What they do is in `clients/workload.*`.
 """
 
@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pymongo
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.cli.local_set import LocalSet, wait_until
 from tests.integration.clients.workload import (
     DATABASE,
-    AsyncClient,
     NodeClient,
     SyncClient,
     check,
@@ -27,7 +26,7 @@ from tests.integration.clients.workload import (
     start_mongosh,
 )
 from tests.integration.conftest import MakeSet
-from tests.integration.talk import all_counted
+from tests.integration.talk import all_counted, others_of
 
 HANGS_FOR_S = 5.0
 CALM_S = 1.0
@@ -51,10 +50,6 @@ def node_uri(local: LocalSet) -> str:
     labels that lead to another try (`decorateCommandError` of the driver), whatever the server is.
     """
     return uri_of(local, serverMonitoringMode="poll", serverSelectionTimeoutMS=30_000)
-
-
-def others_of(local: LocalSet, member: LocalMember) -> list[LocalMember]:
-    return [other for other in local.members if other is not member]
 
 
 def steps_down(local: LocalSet) -> None:
@@ -95,11 +90,10 @@ FAULTS: tuple[Callable[[LocalSet], None], ...] = (steps_down, is_killed, hangs, 
 def test_no_write_is_lost_or_applied_twice(make_set: MakeSet, tmp_path: Path) -> None:
     local = make_set(members=4, arbiters=1)
     stop = tmp_path / "stop"
-    threads = [SyncClient(pymongo_uri(local), "pymongo", stop), AsyncClient(pymongo_uri(local), "asyncio", stop)]
-    for thread in threads:
-        thread.start()
-    clients: list[SyncClient | AsyncClient | NodeClient] = [
-        *threads,
+    thread = SyncClient(pymongo_uri(local), "pymongo", stop)
+    thread.start()
+    clients: list[SyncClient | NodeClient] = [
+        thread,
         start_driver(node_uri(local), "node", stop, tmp_path),
         start_mongosh(node_uri(local), "mongosh", stop, tmp_path),
     ]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
-
-import pytest
 
 from replset.bson import encode, encode_key
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
-from replset.client import TLS_CA_VARIABLE
 from replset.replication.rollback_manifest import list_manifests
-from tests.certificates import Authority, flags_of
-from tests.integration.conftest import MakeSet, begin_with_logins, login_environment, next_ports
-from tests.integration.forked import ForkedSet, run_program, running_set
-from tests.integration.talk import DATABASE, all_counted, find, insert, run, same_everywhere, status
+from tests.integration.forked import ForkedSet, run_program
+from tests.integration.talk import (
+    DATABASE,
+    all_counted,
+    find,
+    insert,
+    others_of,
+    run,
+    same_everywhere,
+    status,
+)
 
 Change = Callable[[sqlite3.Connection, str], object]
 NS = f"{DATABASE}.orders"
@@ -49,18 +52,16 @@ def lose_one(database: sqlite3.Connection, table: str) -> None:
 
 
 def replset(*arguments: object) -> tuple[int, str]:
-    done = run_program("replset.cli.main", *arguments, environment=login_environment())
+    done = run_program("replset.cli.main", *arguments)
     assert not done.stderr or done.returncode, done.stderr
     return done.returncode, done.stdout
 
 
-def test_documents_that_a_disk_changed_are_named_and_put_right(make_set: MakeSet) -> None:
-    local = make_set()
+def test_documents_that_a_disk_changed_are_named_and_put_right(local: ForkedSet) -> None:
     primary = local.wait_for_primary()
-    rotten, other = (member for member in local.members if member is not primary)
+    rotten, other = others_of(local, primary)
     insert(primary, *range(40))
-    index = {"createIndexes": "orders", "indexes": [{"key": {"n": 1}, "name": "n_1"}]}
-    run(primary, index)
+    run(primary, {"createIndexes": "orders", "indexes": [{"key": {"n": 1}, "name": "n_1"}]})
     same_everywhere(local)
     assert replset("check", NS, "--host", other.host) == (0, f"40 documents of {primary.host} compared, 0 differ\n")
     change_file(local, rotten, damage)
@@ -74,8 +75,7 @@ def test_documents_that_a_disk_changed_are_named_and_put_right(make_set: MakeSet
     assert text.rstrip().endswith(f"to put it right: replset repair {NS}")
     found = json.loads(replset("check", DATABASE, "--host", other.host, "--json")[1])
     assert [row["_id"] for row in found["differing"]] == [3, 5, 77]
-    code, text = replset("check", "no.such", "--host", other.host)
-    assert (code, text) == (2, "")
+    assert replset("check", "no.such", "--host", other.host) == (2, "")
 
     code, text = replset("repair", NS, "--host", other.host)
     assert code == 0, text
@@ -95,8 +95,6 @@ def test_documents_that_a_disk_changed_are_named_and_put_right(make_set: MakeSet
     assert kept == encode({"_id": 3, "n": 999}) + encode({"_id": 77, "n": 0})
     path = rotten.dbpath / "rollback" / f"{manifest.id}.json"
     assert run_program("rollback_tools.main", "verify", path).returncode == 0
-    shown = run_program("rollback_tools.main", "diff", path, "--host", other.host, "--json")
-    assert shown.returncode == 1, shown.stderr
     restored = run_program("rollback_tools.main", "restore", path, "--host", other.host, "--json")
     assert json.loads(restored.stdout)["counts"] == {"done": 1, "there": 0, "would": 0, "left": 1}
     assert len(same_everywhere(local)) == 41
@@ -110,36 +108,3 @@ def test_documents_that_a_disk_changed_are_named_and_put_right(make_set: MakeSet
     corrected = {row["member"]: len(row["corrected"]) for row in json.loads(text)["members"]}
     assert corrected == {member.host: int(member is primary) for member in local.members}
     assert len(same_everywhere(local)) == 41
-
-
-@pytest.fixture
-def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkedSet]:
-    """Two members and an arbiter with TLS and logins; clients are root."""
-    ca = Authority(tmp_path)
-    monkeypatch.setenv(TLS_CA_VARIABLE, str(ca.ca))
-    with running_set(tmp_path / "set") as local:
-        for number, port in enumerate(next_ports(3)):
-            local.add(port, flags=[*flags_of(ca.issue()), "--auth"], arbiter=number == 2)
-        begin_with_logins(local, monkeypatch)
-        yield local
-
-
-def test_two_copies_have_no_majority(secured: ForkedSet) -> None:
-    local = secured
-    primary = local.wait_for_primary()
-    rotten = next(member for member in local.members if member is not primary and not member.arbiter)
-    insert(primary, *range(40))
-    same_everywhere(local)
-    change_file(local, rotten, damage)
-    code, text = replset("repair", NS, "--host", rotten.host)
-    assert code == 1, text
-    assert text.count("no majority for") == 6, "three documents, on each of the two"
-    assert len(find(rotten)) == 40, "nothing is changed: 5 is gone, 77 is there"
-    assert {"_id": 3, "n": 999} in find(rotten)
-    assert not list_manifests(rotten.dbpath)
-    code, text = replset("repair", NS, "--host", rotten.host, "--from", primary.host)
-    assert code == 0, text
-    assert f"{rotten.host}: 3 documents of {NS} corrected" in text
-    assert len(same_everywhere(local)) == 40
-    code, text = replset("repair", NS, "--host", rotten.host, "--term", "3")
-    assert (code, text) == (2, "")

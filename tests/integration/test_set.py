@@ -1,232 +1,173 @@
-"""A real set: failover, rejoin with rollback, initial sync under writes, restarts. Processes, sockets, disks."""
+"""A real set: failovers, kill -9 of all, and write concerns while members are away."""
 
 from __future__ import annotations
 
-import json
-import threading
-from pathlib import Path
+import os
+import signal
+from typing import Any
 
-from replset.bson import decode
 from replset.cli.local_set import LocalMember, wait_until
-from replset.replication.rollback_manifest import FileKind, list_manifests
-from tests.integration.conftest import MakeSet, next_ports
-from tests.integration.forked import run_program
+from tests.integration.conftest import MakeSet
+from tests.integration.forked import ForkedSet
 from tests.integration.talk import (
+    a_secondary,
     all_counted,
-    cut,
-    find,
-    heal,
     ids,
     insert,
+    others_of,
+    reconfigure,
+    row_of,
     run,
     same_everywhere,
-    state,
     status,
 )
 
-
-def documents_in(path: Path) -> list[dict[str, object]]:
-    """All documents of a BSON file."""
-    data, found = path.read_bytes(), []
-    while data:
-        size = int.from_bytes(data[:4], "little")
-        found.append(decode(data[:size]))
-        data = data[size:]
-    return found
+DEFAULT = {"electionTimeoutMillis": 10_000, "heartbeatIntervalMillis": 2_000, "heartbeatTimeoutSecs": 10}
+"""MongoDB's."""
 
 
-def lost_entries(member: LocalMember) -> list[dict[str, object]]:
-    """The oplog entries in the oplog files of all finished rollbacks of a member."""
-    found: list[dict[str, object]] = []
-    for manifest in list_manifests(member.dbpath):
-        if manifest.state.value in ("finished", "exported"):
-            for file in manifest.files:
-                if file.kind is FileKind.OPLOG:
-                    found += documents_in(member.dbpath / "rollback" / file.name)
-    return found
+def insert_one(member: LocalMember, number: int, concern: dict[str, object]) -> dict[str, Any]:
+    command = {"insert": "orders", "documents": [{"_id": number}], "writeConcern": concern}
+    reply: dict[str, Any] = member.command(command, "shop", timeout_s=30)
+    return reply
 
 
-def test_a_majority_write_survives_kill_minus_nine_of_the_primary(make_set: MakeSet) -> None:
-    local = make_set()
+def test_a_killed_primary_is_replaced_before_the_election_timeout(local: ForkedSet) -> None:
+    reconfigure(local, DEFAULT)
     old = local.wait_for_primary()
     insert(old, *range(100))
     local.kill(old)
     new = local.wait_for_primary()
-    assert new is not old
-    assert ids(new) == list(range(100))
     insert(new, *range(100, 110))
+    assert status(new)["electionCandidateMetrics"]["lastElectionReason"] == "fastFailover"
+    lines = new.log.read_text().splitlines()
+    became = f" INFO replset.member this member is PRIMARY in term {status(new)['term']}, it was SECONDARY"
+    assert any(line.endswith(became) for line in lines)
+    assert any(" WARNING " in line and f"member: {old.host} is not reachable" in line for line in lines)
     local.start(old)
     all_counted(local)
-    assert len(same_everywhere(local)) == 110
+    assert [row["_id"] for row in same_everywhere(local)] == list(range(110))
 
 
-def test_initial_sync_of_an_empty_member_while_writes_go_on(make_set: MakeSet) -> None:
-    local = make_set()
+def test_a_paused_primary_is_left_to_the_election_timeout(local: ForkedSet) -> None:
+    """It refuses no connect, and may go on at any moment."""
+    reconfigure(local, {"electionTimeoutMillis": 600_000, "heartbeatTimeoutSecs": 1})
     primary = local.wait_for_primary()
-    insert(primary, *range(2_000))
-    stop, written = threading.Event(), list[int]()
-
-    def keep_writing() -> None:
-        number = 10_000
-        while not stop.is_set():
-            insert(primary, number)
-            written.append(number)
-            number += 1
-
-    writer = threading.Thread(target=keep_writing)
-    writer.start()
+    term = status(primary)["term"]
+    others = others_of(local, primary)
+    os.kill(primary.pid, signal.SIGSTOP)
     try:
-        member = local.add(next_ports(1)[0], flags=["--enable-test-commands"])
-        run(primary, {"replSetAddMember": {"host": member.host}}, "admin")
-        all_counted(local)
+        for member in others:
+            wait_until(lambda m=member: row_of(primary, by=m)["health"] == 0.0, 60, "the pause to be noticed")
+        assert local.primary(among=others) is None
     finally:
-        stop.set()
-        writer.join()
-    assert written
-    assert len(same_everywhere(local)) == 2_000 + len(written)
+        os.kill(primary.pid, signal.SIGCONT)
+    wait_until(lambda: local.primary() is primary, 10, "the primary to go on")
+    assert status(primary)["term"] == term
 
 
-def test_a_whole_set_is_stopped_and_started_again(make_set: MakeSet) -> None:
-    local = make_set()
-    insert(local.wait_for_primary(), *range(50))
-    term = status(local.wait_for_primary())["term"]
-    local.stop_all()
-    for member in local.members:
-        local.start(member)
-    primary = local.wait_for_primary()
-    assert status(primary)["term"] > term
-    insert(primary, 50)
-    assert len(same_everywhere(local)) == 51
-
-
-def test_a_whole_set_survives_kill_minus_nine_of_all(make_set: MakeSet) -> None:
-    local = make_set()
+def test_a_whole_set_survives_kill_minus_nine_of_all(local: ForkedSet) -> None:
     insert(local.wait_for_primary(), *range(50))
     for member in local.members:
         local.kill(member)
     for member in local.members:
         local.start(member)
-    primary = local.wait_for_primary()
-    insert(primary, 50)
+    insert(local.wait_for_primary(), 50)
     assert len(same_everywhere(local)) == 51
 
 
-def test_sigterm_hands_the_primary_over(make_set: MakeSet) -> None:
-    local = make_set(electionTimeoutMillis=20_000)  # nobody would stand so soon by itself
-    old = local.wait_for_primary()
-    insert(old, 1, w=1)
-    local.stop(old)
-    new = local.wait_for_primary(within_s=10)
-    assert ids(new) == [1]
+# --- write concerns -----------------------------------------------------------------------------------------------
 
 
-def test_a_second_process_on_the_same_dbpath_is_refused(make_set: MakeSet) -> None:
-    local = make_set(members=1)
-    member = local.members[0]
-    port = next_ports(1)[0]
-    done = run_program("replset.cli.main", "start", "--replSet", "rs0", "--dbpath", member.dbpath, "--port", port)
-    assert done.returncode == 2
-    assert str(member.dbpath) in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    insert(member, 1)
-
-
-def test_an_arbiter_votes_holds_nothing_and_refuses_reads(make_set: MakeSet) -> None:
-    local = make_set(members=2)
+def test_in_sync_goes_on_without_a_frozen_member_and_waits_for_it_when_it_is_back(local: ForkedSet) -> None:
+    reconfigure(local, {"inSyncLagSecs": 2, "minInSync": 2, "electionTimeoutMillis": 20_000})
     primary = local.wait_for_primary()
-    insert(primary, 1)
-    arbiter = local.add(next_ports(1)[0], flags=["--enable-test-commands"], arbiter=True)
-    reply = run(primary, {"replSetAddMember": {"host": arbiter.host, "arbiterOnly": True}}, "admin")
-    assert "majority" in reply["info"], "the default write concern is stored in the same step, and said"
-    all_counted(local)
-    default = run(primary, {"getDefaultRWConcern": 1}, "admin")
-    assert default["defaultWriteConcern"]["w"] == "majority"
-    refused = arbiter.command({"find": "orders", "$readPreference": {"mode": "nearest"}}, "shop")
-    assert refused["code"] in (13435, 13436)
-    secondary = next(member for member in local.members if member not in (primary, arbiter))
-    local.kill(primary)
-    assert local.wait_for_primary() is secondary, "one data-bearing member and the arbiter's vote are a majority"
-
-
-def test_every_acknowledged_write_is_in_the_set_or_in_a_rollback_file(make_set: MakeSet) -> None:
-    local = make_set()
-    old = local.wait_for_primary()
-    insert(old, *range(10))
-    rest = [member for member in local.members if member is not old]
-    cut(old, rest)
-    insert(old, *range(100, 120), w=1)  # acknowledged, and nobody else has it
-    run(
-        old,
-        {"update": "orders", "updates": [{"q": {"_id": 1}, "u": {"$set": {"lost": True}}}], "writeConcern": {"w": 1}},
-    )
-    run(old, {"delete": "orders", "deletes": [{"q": {"_id": 2}, "limit": 1}], "writeConcern": {"w": 1}})
-    new = local.wait_for_primary(among=rest)
-    insert(new, *range(200, 210))
-    heal(old)
-    wait_until(lambda: lost_entries(old), 40, "the rollback to be finished")
-    wait_until(lambda: state(old) == "SECONDARY", 40, "the old primary to be SECONDARY")
-    kept = same_everywhere(local)
-    assert [row["_id"] for row in kept] == [*range(10), *range(200, 210)]
-    entries = [entry for entry in lost_entries(old) if entry["op"] in ("i", "u", "d")]
-    assert [entry["o"]["_id"] for entry in entries if entry["op"] == "i"] == list(range(100, 120))  # type: ignore[index]
-    assert [entry["op"] for entry in entries[20:]] == ["u", "d"]
-    (manifest,) = list_manifests(old.dbpath)
-    files = {file.kind: file for file in manifest.files}
-    written = documents_in(old.dbpath / "rollback" / files[FileKind.DOCUMENTS].name)
-    assert {row["_id"] for row in written} == {*range(100, 120), 1}
-    before = documents_in(old.dbpath / "rollback" / files[FileKind.BEFORE].name)
-    assert before == [{"_id": 1, "n": 1}], "the deleted document is back, so it is not lost"
-
-
-def test_write_concern_errors(make_set: MakeSet) -> None:
-    local = make_set()
+    frozen, other = others_of(local, primary)
+    insert(primary, 1, w="inSync")
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        insert(primary, 2, w="inSync")  # once the frozen member has left those in sync
+        assert frozen.host not in status(primary)["inSync"]
+        local.kill(other)
+        wait_until(lambda: insert_one(primary, 4, {"w": "inSync", "wtimeout": 100})["ok"] == 0, 20, "a refusal")
+        count = run(primary, {"count": "orders"})["n"]
+        for w in ("inSync", "majority", 2):
+            refused = insert_one(primary, 5, {"w": w})
+            assert (refused["code"], refused["errorLabels"]) == (9_900_001, ["NoWritesPerformed"])
+            assert frozen.host in refused["errmsg"]
+        assert run(primary, {"count": "orders"})["n"] == count
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
     primary = local.wait_for_primary()
-    documents: dict[str, object] = {"insert": "orders", "documents": [{"_id": 1}]}
-    reply = run(primary, {**documents, "writeConcern": {"w": 5}})
-    assert reply["writeConcernError"]["code"] == 100
-    for member in local.members:
-        if member is not primary:
-            local.kill(member)
-    reply = run(primary, {"insert": "orders", "documents": [{"_id": 2}], "writeConcern": {"w": 2, "wtimeout": 200}})
-    assert reply["n"] == 1
-    assert reply["writeConcernError"]["code"] == 64
-    assert reply["writeConcernError"]["errInfo"]["wtimeout"] is True
+    wait_until(lambda: insert_one(primary, 7, {"w": "inSync", "wtimeout": 5_000}).get("n") == 1, 30, "a write in sync")
+    assert 7 in ids(frozen)
 
 
-def test_a_read_after_a_majority_write_sees_it_on_a_secondary(make_set: MakeSet) -> None:
-    local = make_set()
+def test_a_write_concern_by_tags_names_the_frozen_member(local: ForkedSet) -> None:
     primary = local.wait_for_primary()
-    secondary = next(member for member in local.members if member is not primary)
-    for number in range(20):
-        written = insert(primary, number)
-        concern = {"level": "majority", "afterClusterTime": written["operationTime"]}
-        assert find(secondary, {"_id": number}, readConcern=concern) == [{"_id": number, "n": number}]
-
-
-def test_a_member_whose_disk_was_emptied_is_not_counted_before_it_caught_up(make_set: MakeSet) -> None:
-    local = make_set()
-    primary = local.wait_for_primary()
-    insert(primary, *range(100))
-    victim = next(member for member in local.members if member is not primary)
-    local.kill(victim)
-    for path in sorted(victim.dbpath.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    local.start(victim)
-    all_counted(local)
-    assert len(same_everywhere(local)) == 100
     config = run(primary, {"replSetGetConfig": 1}, "admin")["config"]
-    assert config["version"] > 1, "the primary took the vote away and gave it back"
+    frozen = a_secondary(local)
+    tagged = [{**row, "tags": {"dc": "west" if row["host"] == frozen.host else "east"}} for row in config["members"]]
+    reconfigure(local, {"getLastErrorModes": {"both": {"dc": 2}, "three": {"dc": 3}}}, tagged)
+    insert(primary, 1, w="both")
+    insert(primary, 2, w={"dc": 2})
+    assert insert_one(primary, 3, {"w": "three"})["writeConcernError"]["code"] == 100
+    run(primary, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": {"dc": 2}}}, "admin")
+    refused = primary.command({"replSetReconfig": {**config, "version": config["version"] + 2}}, timeout_s=30)
+    assert (refused["code"], "setDefaultRWConcern first" in str(refused["errmsg"])) == (103, True)
+    run(primary, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": "majority"}}, "admin")
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        failure = insert_one(primary, 5, {"w": {"dc": 2}, "wtimeout": 300})["writeConcernError"]
+        assert (failure["code"], [row["host"] for row in failure["errInfo"]["waitingFor"]]) == (64, [frozen.host])
+        assert f"not yet on {frozen.host} (" in failure["errmsg"]
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+    insert(primary, 6, w={"dc": 2})
 
 
-def test_offline_tools_read_the_files(make_set: MakeSet) -> None:
-    local = make_set(members=1)
-    member = local.members[0]
-    insert(member, 1, 2, 3)
-    live = run_program("replset.cli.main", "oplog", "tail", "--json", member.dbpath)
-    assert live.returncode == 0, live.stderr
-    inserted = [json.loads(line)["o"]["_id"] for line in live.stdout.splitlines() if '"op":"i"' in line]
-    assert inserted[-3:] == [1, 2, 3]
-    local.stop(member)
-    info = run_program("replset.cli.main", "oplog", "info", "--json", member.dbpath)
-    assert info.returncode == 0, info.stderr
-    assert json.loads(info.stdout)["entries"] >= 5
+def test_writers_are_slowed_while_the_majority_is_too_far_behind(local: ForkedSet) -> None:
+    """Map X1, D10: who is waited for is said in the status, in serverStatus and in the log."""
+    reconfigure(local, {"flowControlTargetLagSecs": 1})
+    primary = local.wait_for_primary()
+    secondaries = others_of(local, primary)
+
+    def write() -> dict[str, Any]:
+        documents = [{"t": "x" * 4096} for _ in range(20)]
+        run(primary, {"insert": "much", "documents": documents, "writeConcern": {"w": 1}})
+        flow: dict[str, Any] = run(primary, {"serverStatus": 1}, "admin")["flowControl"]
+        return flow
+
+    def stop_fetching(mode: str) -> None:
+        for member in secondaries:
+            run(member, {"configureFailPoint": "stopReplProducer", "mode": mode}, "admin")
+
+    assert not write()["isLagged"]
+    stop_fetching("alwaysOn")
+    wait_until(lambda: write()["timeAcquiringMicros"] > 500_000, 30, "writers to be slowed")
+    flow = write()
+    assert (flow["isLagged"], sorted(flow["waitsFor"])) == (True, sorted(member.host for member in secondaries))
+    assert any("writers are slowed" in remark["why"] for remark in status(primary)["remarks"])
+    log = primary.log.read_text()
+    assert secondaries[0].host in log[log.index("slow operation: insert shop.much took") :]
+    stop_fetching("off")
+    wait_until(lambda: not write()["isLagged"], 60, "writers to be let go")
+
+
+def test_a_durability_level_falls_while_the_data_secondary_is_down_and_rises_again(make_set: MakeSet) -> None:
+    level = {"level": 2, "atLeast": 1, "degradeLagSecs": 2, "restoreLagSecs": 1}
+    local = make_set(members=2, arbiters=1, durabilityLevels={"shop.orders": level})
+    primary, secondary = local.wait_for_primary(), a_secondary(local)
+
+    def write(number: int) -> None:
+        assert "writeConcernError" not in run(primary, {"insert": "orders", "documents": [{"_id": number}]})
+
+    write(1)
+    local.kill(secondary)
+    write(2)  # once the level has fallen
+    assert status(primary)["loweredDurabilityLevels"] == {"shop.orders": 1}
+    assert insert_one(primary, 3, {"w": "majority", "wtimeout": 200})["writeConcernError"]["code"] == 64
+    local.start(secondary)
+    wait_until(lambda: "loweredDurabilityLevels" not in status(primary), 30, "the level to rise")
+    write(4)
+    assert ids(secondary) == [1, 2, 3, 4]

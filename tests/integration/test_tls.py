@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import socket
 import ssl
 from collections.abc import Iterator
-from pathlib import Path
+from typing import NamedTuple
 
+import httpx
 import pymongo
 import pytest
 
 from replset.bson import encode
-from replset.cli.local_set import LocalMember, wait_until
+from replset.cli.local_set import HTTP_OFFSET, LocalMember, wait_until
 from replset.client import SETTINGS, TLS_CA_VARIABLE, WireClient
 from replset.errors import HostUnreachableError
 from replset.runtime.net.tls import TlsFiles
@@ -23,15 +22,16 @@ from replset.wire.framing import MORE_TO_COME, encode_msg
 from tests.certificates import MEMBERS, Authority, flags_of
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, run_program, running_set
-from tests.integration.talk import all_counted, insert, run, state, status
+from tests.integration.talk import a_secondary, all_counted, insert, others_of, row_of, run, state, status
 from tools.chaos.hostile import prove_without_key_file
 
 
-class TlsSet:
+class TlsSet(NamedTuple):
     """A set, the CA of its certificates, and the files of each member."""
 
-    def __init__(self, local: ForkedSet, ca: Authority, files: TlsFiles) -> None:
-        self.local, self.ca, self.files = local, ca, files
+    local: ForkedSet
+    ca: Authority
+    files: TlsFiles
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsSet]:
 
 def restart_in_turn(local: ForkedSet, flags: list[str]) -> None:
     """Give the members other options, as an operator does: the primary is the last, and majority writes go on."""
-    for member in sorted(
-        local.members, key=lambda member: bool(run(member, {"hello": 1}, "admin")["isWritablePrimary"])
-    ):
-        others = [other for other in local.members if other is not member]
+    primary = local.wait_for_primary()
+    for member in sorted(local.members, key=lambda member: member is primary):
         member.flags = flags
         local.stop(member)
-        insert(local.wait_for_primary(among=others), f"{member.name} {flags[-1]}")
+        insert(local.wait_for_primary(among=others_of(local, member)), f"{member.name} {flags[-1]}")
         local.start(member)
         all_counted(local)
     assert all(state(member) in ("PRIMARY", "SECONDARY") for member in local.members)
@@ -76,32 +74,24 @@ def serial_of(member: LocalMember) -> str:
         return str((secured.getpeercert() or {})["serialNumber"])
 
 
-def test_drivers_tools_and_http_reach_a_set_that_speaks_tls_alone(tls: TlsSet, tmp_path: Path) -> None:
+def test_drivers_tools_and_http_reach_a_set_that_speaks_tls_alone(tls: TlsSet) -> None:
     primary = tls.local.wait_for_primary()
     insert(primary, 1, w=3)
     uri = f"mongodb://{primary.host}/?replicaSet=rs0&serverSelectionTimeoutMS=20000&tls=true&tlsCAFile={tls.ca.ca}"
     with pymongo.MongoClient(uri) as client:
         client.shop.orders.insert_one({"_id": 2})
         assert client.shop.orders.count_documents({"_id": {"$in": [1, 2]}}) == 2
-    context = ssl.create_default_context(cafile=str(tls.ca.ca))
-    connection = http.client.HTTPSConnection("127.0.0.1", primary.port + 1000, timeout=20, context=context)
-    connection.request("GET", "/primary")
-    assert connection.getresponse().status == 200
-    connection.close()
-
-    shown = run_program("replset.cli.main", "status", "--host", primary.host, "--json", "--tls-ca", tls.ca.ca)
-    assert json.loads(shown.stdout)["set"] == "rs0", shown.stderr
+    url = f"https://127.0.0.1:{primary.port + HTTP_OFFSET}"
+    assert httpx.get(f"{url}/primary", verify=ssl.create_default_context(cafile=str(tls.ca.ca))).status_code == 200
     environment = {TLS_CA_VARIABLE: str(tls.ca.ca)}
-    listed = run_program(
-        "rollback_tools.main", "list", f"https://127.0.0.1:{primary.port + 1000}", environment=environment
-    )
-    assert listed.returncode == 0, listed.stderr
-    summary = run_program(
-        "spark.cli", "summary", f"https://127.0.0.1:{primary.port + 1000}", "--engine", "local", environment=environment
-    )
-    assert "shop.orders" in summary.stdout, summary.stderr
-    tail = run_program("replset.cli.main", "oplog", "tail", "--host", primary.host, environment=environment)
-    assert "shop.orders" in tail.stdout, tail.stderr
+    for command, printed in (
+        (("replset.cli.main", "status", "--host", primary.host, "--tls-ca", tls.ca.ca), primary.host),
+        (("replset.cli.main", "oplog", "tail", "--host", primary.host), "shop.orders"),
+        (("rollback_tools.main", "list", url), "no rollbacks"),
+        (("spark.cli", "summary", url, "--engine", "local"), "shop.orders"),
+    ):
+        done = run_program(*command, environment=environment)
+        assert printed in done.stdout, done.stderr
 
 
 def test_without_tls_a_client_is_told_what_it_lacks(tls: TlsSet) -> None:
@@ -166,10 +156,6 @@ def test_certificates_are_changed_without_a_connection_lost(tls: TlsSet) -> None
             assert serial_of(member) != old
         assert before.command("admin", {"ping": 1})["ok"] == 1.0
         insert(primary, 10, w=3)
-    secondary = next(member for member in local.members if member is not primary)
-    local.stop(secondary)
-    local.start(secondary)
-    insert(primary, 11, w=3)
     assert status(primary)["term"] == term
 
 
@@ -177,7 +163,7 @@ def test_a_member_whose_ca_is_not_the_sets_stays_out(tls: TlsSet) -> None:
     """Neither end believes the other, and the set goes on without it."""
     local = tls.local
     primary = local.wait_for_primary()
-    secondary = next(member for member in local.members if member is not primary)
+    secondary = a_secondary(local)
     folder = tls.ca.ca.parent / "elsewhere"
     folder.mkdir()
     other = Authority(folder)
@@ -186,12 +172,10 @@ def test_a_member_whose_ca_is_not_the_sets_stays_out(tls: TlsSet) -> None:
     secondary.flags = flags_of(other.issue())
     local.begin(secondary)
 
-    def reason() -> str | None:
-        row = next(row for row in status(primary)["members"] if row["name"] == secondary.host)
-        message = str(row.get("lastHeartbeatMessage"))
-        return message if "certificate verify failed" in message else None
+    def is_explained() -> bool:
+        return "certificate verify failed" in str(row_of(secondary, by=primary).get("lastHeartbeatMessage"))
 
-    assert wait_until(reason, 30, "the primary to say why it does not hear the member")
+    wait_until(is_explained, 30, "the primary to say why it does not hear the member")
     with pytest.raises(HostUnreachableError):
         WireClient(secondary.host).close()
     local.kill(secondary)

@@ -1,4 +1,4 @@
-"""What the MongoDB tools send, as recorded from mongodump, mongorestore and mongoimport: nothing may fail.
+"""What the MongoDB tools send, as recorded from mongodump and mongorestore: nothing may fail.
 
 A restore with --drop has dropped the data before it fails. The tools themselves are run by hand.
 """
@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bson import Binary, Int64, Timestamp
-from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import PyMongoError
-from pymongo.write_concern import WriteConcern
 
 from tests.integration.conftest import MakeSet
-from tests.integration.test_drivers import Client, connect
+from tests.integration.talk import Client, connect
 
 Document = dict[str, Any]
 MAJORITY = {"w": "majority"}
@@ -198,20 +196,3 @@ def test_a_whole_set_goes_out_and_in_again(make_set: MakeSet) -> None:
         restore(there, dump, keep_uuid=False)
         assert everything(there) == expected, "also into the set that it was made of"
         assert there.admin.command("getDefaultRWConcern")["defaultWriteConcern"]["w"] == "majority"
-
-
-def test_the_modes_of_an_import(make_set: MakeSet) -> None:
-    local = make_set(1)
-    with connect(local) as client:
-        numbers = client.imported.get_collection("numbers", write_concern=WriteConcern("majority"))
-        insert = {"insert": "numbers", "ordered": False, "bypassDocumentValidation": True, "writeConcern": MAJORITY}
-        documents = [{"_id": 1, "a": 1}, {"_id": 2, "a": 2}, {"_id": 1}]
-        reply = run(client, "imported", {**insert, "bypassEmptyTsReplacement": False, "documents": documents})
-        assert (reply["n"], reply["writeErrors"][0]["code"]) == (2, 11000)
-        numbers.bulk_write(
-            [ReplaceOne({"_id": 1}, {"a": 10}, upsert=True), ReplaceOne({"_id": 4}, {"a": 4}, upsert=True)]
-        )
-        numbers.bulk_write([UpdateOne({"_id": 1}, {"$set": {"new": True}}, upsert=True)])
-        numbers.delete_one({"_id": 2})
-        exported = list(numbers.find({}, sort=[("_id", 1)], no_cursor_timeout=True, allow_disk_use=True))
-        assert exported == [{"_id": 1, "a": 10, "new": True}, {"_id": 4, "a": 4}]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pymongo
-from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
 from tests.integration.clients.install import installed, node
@@ -83,58 +81,6 @@ class SyncClient(threading.Thread):
     def _step(self, what: str, action: Callable[[], object]) -> bool:
         try:
             action()
-        except Exception as error:
-            self.tally.note(what, error)
-            return False
-        self.tally.counts[what] += 1
-        return True
-
-
-class AsyncClient(threading.Thread):
-    """PyMongo's asyncio client, on an event loop in a thread."""
-
-    def __init__(self, uri: str, name: str, stop_file: Path) -> None:
-        super().__init__(name=name, daemon=True)
-        self.tally = Tally(name)
-        self._uri, self._stop_file = uri, stop_file
-
-    def run(self) -> None:
-        asyncio.run(self._run())
-
-    def finish(self, within_s: float) -> Tally:
-        self.join(within_s)
-        assert not self.is_alive(), f"{self.name} hangs in round {self.tally.rounds}"
-        return self.tally
-
-    async def _run(self) -> None:
-        async with pymongo.AsyncMongoClient[dict[str, Any]](self._uri, w="majority") as client:
-            while not self._stop_file.exists():
-                await self._round(client)
-                self.tally.rounds += 1
-
-    async def _round(self, client: pymongo.AsyncMongoClient[dict[str, Any]]) -> None:
-        data, name, id = client[DATABASE], self.name, f"{self.name}-{self.tally.rounds}"
-        if await self._step("insert", lambda: data.documents.insert_one({"_id": id})):
-            self.tally.inserted.append(id)
-        await self._step("update", lambda: data.counters.update_one({"_id": name}, _add("update"), upsert=True))
-        await self._step("find", lambda: data.counters.find_one_and_update({"_id": name}, _add("find")))
-        await self._step("bulk", lambda: data.counters.bulk_write([pymongo.UpdateOne({"_id": name}, _add("bulk"))]))
-        if await self._step(
-            "bulkInsert", lambda: data.documents.bulk_write([pymongo.InsertOne({"_id": f"{id}-bulk"})])
-        ):
-            self.tally.inserted.append(f"{id}-bulk")
-
-        async def move(session: AsyncClientSession) -> None:
-            await data.accounts.update_one({"_id": f"{name}-from"}, _sum(-1), upsert=True, session=session)
-            await data.accounts.update_one({"_id": f"{name}-to"}, _sum(1), upsert=True, session=session)
-            await data.moves.insert_one({"_id": id}, session=session)
-
-        async with client.start_session() as session:
-            self.tally.moved += await self._step("transaction", lambda: session.with_transaction(move))
-
-    async def _step(self, what: str, action: Callable[[], Awaitable[object]]) -> bool:
-        try:
-            await action()
         except Exception as error:
             self.tally.note(what, error)
             return False
