@@ -24,13 +24,13 @@ def behind_ms(member: MemberPort, at: OpTime) -> int:
         row = None if at.term else member.store.row_at_or_before(at)
     except ReplError:  # the data is being replaced
         return 0
-    lag_ms, is_whole = member.node.measured_lag_ms(at if row is None else row.optime)
+    lag_ms, is_whole = member.node.measured_lag_ms(at if row is None else row.optime, member.clock.now())
     return lag_ms if is_whole else max(lag_ms, _since_written(member, at.ts + 1))
 
 
 def age_ms(member: MemberPort, optime: OpTime) -> int:
     """Return for how long the set has had the entry at `optime`."""
-    at_least, at_most = member.node.measured_age_ms(optime)
+    at_least, at_most = member.node.measured_age_ms(optime, member.clock.now())
     return max(at_least, _since_written(member, optime.ts)) if at_most is None else at_most
 
 

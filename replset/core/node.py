@@ -412,17 +412,17 @@ class Node:
         """The newest timestamp of which this member knows that some member has or had an entry with it."""
         return self._state.newest_ts
 
-    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+    def measured_lag_ms(self, optime: OpTime, now: Millis) -> tuple[int, bool]:
         """For how long a member whose newest entry is at `optime` has lacked one of the set, as measured here.
 
         False: it may be longer, since this member has not listened for so long.
         """
-        state = self._state
-        return state.ages.lag_ms(optime, state.now), state.ages.covers(optime)
+        ages = self._state.ages
+        return ages.lag_ms(optime, now), ages.covers(optime)
 
-    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
+    def measured_age_ms(self, optime: OpTime, now: Millis) -> tuple[int, int | None]:
         """For how long the set has had the entry at `optime`; see `OptimeAges.age_ms`."""
-        return self._state.ages.age_ms(optime, self._state.now)
+        return self._state.ages.age_ms(optime, now)
 
     def flow_control_target_ms(self) -> int:
         """The lag of the majority from which on writers are slowed; 0: never."""

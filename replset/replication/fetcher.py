@@ -449,7 +449,7 @@ class Fetcher:
         says it more exactly, or where this member was not running then; but one written by a clock that was ahead
         would hold back everything behind it until the time gets there.
         """
-        at_least, at_most = self._node.measured_age_ms(entry.optime)
+        at_least, at_most = self._node.measured_age_ms(entry.optime, self._context.clock.now())
         is_old = entry.wall_ms <= self._context.clock.wall_ms() - delay_ms
         return at_least >= delay_ms or (is_old and (at_most is None or at_most >= delay_ms))
 

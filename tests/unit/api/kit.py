@@ -119,11 +119,11 @@ class FakeNode:
     def lag_ms(self) -> int | None:
         return self.lag
 
-    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+    def measured_lag_ms(self, optime: OpTime, _now: Millis) -> tuple[int, bool]:
         return 0, True
 
-    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
-        return 0, 0
+    def measured_age_ms(self, optime: OpTime, _now: Millis) -> tuple[int, int | None]:
+        return 0, 1_500
 
     def status(self, now: Millis) -> Status | None:
         return self.status_value

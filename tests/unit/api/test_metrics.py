@@ -101,7 +101,7 @@ def test_what_they_say(text: str) -> None:
         ("replset_elections_total", "electionTimeout"): 2,
         ("replset_elections_won_total", "electionTimeout"): 1,
         ("replset_elections_won_total", "priorityTakeover"): 0,
-        ("replset_commit_point_age_seconds",): 0,
+        ("replset_commit_point_age_seconds",): 1.5,
         ("replset_write_concern_wait_seconds_bucket", "0.25"): 1,
         ("replset_write_concern_wait_seconds_bucket", "0.1"): 0,
         ("replset_write_concern_wait_seconds_count",): 1,

@@ -127,10 +127,10 @@ class FakeNode:
     now: Millis = START
     newest_ts: int = 0
 
-    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+    def measured_lag_ms(self, optime: OpTime, _now: Millis) -> tuple[int, bool]:
         return self.ages.lag_ms(optime, self.now), self.ages.covers(optime)
 
-    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
+    def measured_age_ms(self, optime: OpTime, _now: Millis) -> tuple[int, int | None]:
         return self.ages.age_ms(optime, self.now)
 
     def follower_bytes_per_second(self) -> int:

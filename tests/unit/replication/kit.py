@@ -114,10 +114,10 @@ class FakeNode:
     def secondary_delay_ms(self) -> int:
         return self.delay_ms
 
-    def measured_age_ms(self, optime: OpTime) -> tuple[int, int | None]:
+    def measured_age_ms(self, optime: OpTime, _now: Millis) -> tuple[int, int | None]:
         return self.ages.age_ms(optime, self.now)
 
-    def measured_lag_ms(self, optime: OpTime) -> tuple[int, bool]:
+    def measured_lag_ms(self, optime: OpTime, _now: Millis) -> tuple[int, bool]:
         return self.ages.lag_ms(optime, self.now), self.ages.covers(optime)
 
 

@@ -6,6 +6,8 @@ import asyncio
 import random
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from replset.query.change_tokens import behind
 from replset.replication.applier import apply_batch
 from replset.replication.followed import (
     FollowMode,
+    FollowProgress,
     FollowState,
     came_from,
     is_followed,
@@ -147,6 +150,14 @@ def test_where_it_is_follows_from_its_own_oplog(store: Store) -> None:
     later = follows(at(20))
     group_of(store, lambda group: save_state(group, later))
     assert place(store, later) == at(20)
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000, 3650 * 86_400_000])
+def test_how_far_it_is_behind_is_measured_where_the_source_s_clock_is_ahead(ahead_ms: int) -> None:
+    clock: Any = SimpleNamespace(wall_ms=lambda: WALL + 9_000, now=lambda: 7_000)
+    progress = FollowProgress("site1", at(5), newest_wall_ms=WALL + ahead_ms, came_at=0)
+    assert progress.lag_s(clock) == (7 if ahead_ms else 9)
+    assert progress.document(clock)["lagSecs"] == progress.lag_s(clock)
 
 
 @pytest.mark.parametrize(("mode", "refuses"), [("following", True), ("closed", True), ("stopped", False)])
