@@ -115,9 +115,9 @@ class _Later:
     first_ms: int = 0
     lowest_ms: int | None = None
 
-    def add(self, ts: int, written_ms: int) -> None:
-        self.count += 1
-        if self.count == 1:
+    def add(self, ts: int, written_ms: int, count: int) -> None:
+        self.count += count
+        if self.count == count:
             self.first_ts, self.first_ms = ts, written_ms
         else:
             self.lowest_ms = written_ms if self.lowest_ms is None else min(self.lowest_ms, written_ms)
@@ -136,11 +136,11 @@ def _by_wall_time(store: Store, archive: Archive | None, point: PointInTime, wal
     """
     newest_ms, end_ts, ahead, ahead_from, behind = 0, point.end_ts, 0, 0, 0
     later = _Later()
-    for ts, written_ms in _walls_from(store, archive, point.end_ts, wall_ms):
+    for ts, written_ms, count in _walls_from(store, archive, point.end_ts, wall_ms):
         if ts < point.end_ts:
             newest_ms = written_ms
         elif written_ms >= wall_ms:
-            later.add(ts, written_ms)
+            later.add(ts, written_ms, count)
         elif written_ms >= newest_ms:
             newest_ms, end_ts = written_ms, ts + 1
             ahead, ahead_from = ahead + later.count, ahead_from or later.first_ts
@@ -166,18 +166,20 @@ def _by_wall_time(store: Store, archive: Archive | None, point: PointInTime, wal
     return replace(point, end_ts=end_ts), "\n".join(notes)
 
 
-def _walls_from(store: Store, archive: Archive | None, end_ts: int, wall_ms: int) -> Iterator[tuple[int, int]]:
-    """The ts and the wall time of the last entry below end_ts and of all behind it, in the database and the archive.
+def _walls_from(store: Store, archive: Archive | None, end_ts: int, wall_ms: int) -> Iterator[tuple[int, int, int]]:
+    """The ts and the wall time of the last entry below end_ts and of all behind it, in the database and the archive,
+    and how many entries that stands for.
 
-    Segments whose entries were all written later are passed over.
+    Segments whose entries were all written later stand together, behind one entry that was too, and are not read.
     """
     before = store.query(lambda connection: oplog.row_at_or_before(connection, end_ts - 1))
     if before is not None:
-        yield before.ts, before.wall_ms
-    done = end_ts - 1
+        yield before.ts, before.wall_ms, 1
+    done, is_later = end_ts - 1, False
     while page := store.query(partial(oplog.walls_behind, ts=done)):
-        yield from page
-        done = page[-1][0]
+        for done, written_ms in page:
+            is_later = written_ms >= wall_ms
+            yield done, written_ms, 1
     if archive is None:
         return
     done = store.last_applied.ts
@@ -185,12 +187,15 @@ def _walls_from(store: Store, archive: Archive | None, end_ts: int, wall_ms: int
     first = max((number for number, name in enumerate(names) if name.first_ts < end_ts), default=0)
     for name in names[first:]:
         segment = archive.segment(name)
-        if name.first_ts >= end_ts and segment.lowest_wall_ms is not None and segment.lowest_wall_ms >= wall_ms:
+        lowest_ms = segment.lowest_wall_ms
+        if is_later and name.first_ts > done and lowest_ms is not None and lowest_ms >= wall_ms:
+            done = name.last_ts
+            yield name.first_ts, lowest_ms, segment.rows
             continue
         for row in archive.rows(segment):
             if row.ts > done:
-                done = row.ts
-                yield row.ts, row.wall_ms
+                done, is_later = row.ts, row.wall_ms >= wall_ms
+                yield row.ts, row.wall_ms, 1
 
 
 def _go_back(store: Store, point: PointInTime) -> None:

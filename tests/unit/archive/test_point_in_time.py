@@ -62,10 +62,11 @@ class Source(Driver):
         txn.append(entry, optime, op="u", ns=ns, key=key, wall_ms=self.wall_ms)
         self.state[ns][key] = doc
 
-    def _archive(self) -> Archive:
+    def _archive(self, segment_bytes: int = 20_000) -> Archive:
         files, after, archive_id = FolderFiles(str(self.copies / "archive")), None, ""
         while True:
-            job = WriteJob("", "rs0", "f" * 24, archive_id, "a1", after, self.store.commit_point, 20_000, "m:1", "")
+            most = self.store.commit_point, segment_bytes
+            job = WriteJob("", "rs0", "f" * 24, archive_id, "a1", after, *most, "m:1", "")
             written = self.store.query(lambda connection, job=job: write_segment(files, connection, job))
             if written.segment is None:
                 return Archive.open("it", files)
@@ -117,7 +118,8 @@ DAY = 86_400
 class Jumps(Source):
     """One write a day for ten days; the clock of day 2 is wrong by so many days. The backup is of day 1 or of day 5."""
 
-    def __init__(self, folder: Path, wrong_days: int, backup_day: int) -> None:
+    def __init__(self, folder: Path, wrong_days: int, backup_day: int, segment_bytes: int = 1) -> None:
+        """segment_bytes: 1 for each entry in a segment of its own."""
         Driver.__init__(self, folder / "data", StoreOptions(min_free_bytes=0, snapshot_history_s=1 << 40))
         self.copies = folder
         self.apply(("create", "db.c"))
@@ -127,7 +129,7 @@ class Jumps(Source):
             if day == backup_day:
                 self.store.copy_to(str(folder / "copy.db"))
         self.store.set_commit_point(self.store.last_applied)
-        self.archive = self._archive()
+        self.archive = self._archive(segment_bytes)
 
 
 @pytest.mark.parametrize("backup_day", [1, 5])
@@ -140,12 +142,23 @@ def test_a_time_after_a_clock_was_wrong_once(tmp_path: Path, wrong_days: int, ba
     assert ("a clock was ahead" in jumps.note) is (wrong_days > 0), "it is said"
 
 
-def test_a_time_before_a_clock_was_wrong_once(tmp_path: Path) -> None:
-    jumps = Jumps(tmp_path, -30, 1)
+def test_what_was_written_later_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    rows = Archive.rows
+    monkeypatch.setattr(Archive, "rows", lambda self, segment: read.append(segment.name.last_ts) or rows(self, segment))
+    jumps = Jumps(tmp_path, 30, 1)
+    jumps.restored(_iso(SECOND + 4 * DAY - DAY // 2))
+    assert "1 of the restored entries have a later wall time" in jumps.note
+    assert max(read) == jumps.history[6][0].ts, "the first one of those"
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 450, 20_000])
+def test_a_time_before_a_clock_was_wrong_once(tmp_path: Path, segment_bytes: int) -> None:
+    jumps = Jumps(tmp_path, -30, 1, segment_bytes)
     assert jumps.restored(_iso(SECOND + DAY))[1] == jumps.history[2][0]
     assert "a clock was behind" in jumps.note
     (tmp_path / "ahead").mkdir()
-    ahead = Jumps(tmp_path / "ahead", 30, 1)
+    ahead = Jumps(tmp_path / "ahead", 30, 1, segment_bytes)
     for half_days in (3, 5):
         assert ahead.restored(_iso(SECOND + half_days * DAY // 2))[1] == ahead.history[3][0]
         assert "may be older than their wall time says" in ahead.note
