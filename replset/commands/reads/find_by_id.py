@@ -49,7 +49,10 @@ def find_by_id(ctx: CommandContext) -> bytes | None:
     coll = member.store.collection(ns)
     if coll is not None and coll.view_on is not None:
         return None
-    return encode_only_batch(None if coll is None else member.store.get(coll, key), ns, now)
+    found = None if coll is None else member.store.get(coll, key)
+    if found is not None and int.from_bytes(found[:4], "little") != len(found):
+        return None  # a disk has changed it; no client could read a reply with it
+    return encode_only_batch(found, ns, now)
 
 
 def _is_count(body: RawDocument, name: str) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, DateTime, Decimal128, Int64, ObjectId, RawDocument, decode, encode
+from replset.bson import Binary, DateTime, Decimal128, Int64, ObjectId, RawDocument, decode, encode, encode_key
 from replset.commands.ports import CommandRequest
+from replset.runtime.member import RunningMember
 from tests.rig import Client
 
 OID = ObjectId("0123456789abcdef01234567")
@@ -135,3 +136,15 @@ def test_a_secondary_answers_only_who_allows_it(filled: Client) -> None:
     assert filled.dispatcher.answer_now(request_of(filled, command)) is None
     assert filled.code(command) == 13435
     assert filled.dispatcher.answer_now(request_of(filled, {**command, "$readPreference": {"mode": "nearest"}}))
+
+
+@pytest.mark.parametrize("damage", ["x'00'", "doc || x'00'", "substr(doc, 1, length(doc) - 1)"])
+def test_what_is_no_document_any_more_is_an_error_and_no_reply_that_nobody_can_read(
+    client: Client, member: RunningMember, damage: str
+) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1, "x": "a"}, {"_id": 2}]})
+    table = member.store.collection("test.c").table
+    member.store._connection.execute(f"UPDATE {table} SET doc = {damage} WHERE key = ?", (encode_key(1),))
+    for query in ({"_id": 1}, {}, {"x": "a"}):
+        assert client.code({"find": "c", "filter": query}) == 22
+    assert client.ok({"find": "c", "filter": {"_id": 2}})["cursor"]["firstBatch"] == [{"_id": 2}]
