@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 from typer.core import TyperGroup
 
+from api.login import PUBLIC
 from replset import terminal
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
 from replset.errors import ErrorCode
 from replset.runtime.options import MemberOptions, flag_of, variable_of
+from replset.storage.store import StoreOptions
 from rollback_tools.app import app as tools_app
 from rollback_tools.dump import build_parser as dump_parser
 from spark.cli import app as spark_app
+from tests.unit.api.kit import Api
 from tests.unit.cli.commands import commands_of, parameters_of
 
 ROOT = Path(__file__).parents[3]
@@ -346,3 +349,28 @@ def test_every_name_in_the_last_column_of_the_behaviour_page_is_in_the_product()
     }
     assert len(named) > 100
     assert named - words == set()
+
+
+# --- what pages say of the product ----------------------------------------------------------------------------------
+
+
+def test_what_comes_without_a_login_is_what_the_page_says() -> None:
+    (sentence,) = re.findall(r"Without `Authorization` come (.*)\.", page("security.md"))
+    named = set(re.findall(r"`(?:POST )?(/[^`]*)`", sentence))
+    assert named | {"/", "/favicon.ico"} == PUBLIC, "and the files of the page"
+    api = Api()
+    for path in sorted(named - {"/v1/login"}):
+        assert api.get(path).status_code != 404, path
+
+
+def test_what_stays_in_memory_after_load_is_what_the_page_says() -> None:
+    (sizes,) = re.findall(r"What stays after load.*cache \((\d+) MiB\).*entries \((\d+) MiB\)", page("security.md"))
+    options = StoreOptions()
+    assert [int(size) << 20 for size in sizes] == [options.cache_bytes, options.tail_bytes]
+
+
+def test_nobody_is_told_to_install_the_product_by_its_name() -> None:
+    """No package index has it."""
+    texts = [*DOCS.glob("*.md"), ROOT / "README.md", *(path for path in source_files() if path != Path(__file__))]
+    by_name = re.compile(r"""pip install ['"]?replset\b""")
+    assert [path.name for path in texts if by_name.search(path.read_text("utf-8"))] == []
