@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from api import connection, exchange, limits
+from api.lines import BATCH_BYTES
 from api.serve import HttpServer
+from replset.bson import Int64, RawDocument, encode
 from replset.cli.local_set import free_ports
 from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
@@ -573,6 +575,33 @@ async def test_closed_connections_take_no_descriptors_of_later_ones(api: Api) ->
         served.slots.spare = 1
         for _ in range(10):
             assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
+
+
+async def test_an_export_that_nobody_reads_counts_and_ends_with_its_cursor(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "STALLED_S", 0.5)
+    batch = [RawDocument(encode({"_id": number, "x": "x" * 2_000})) for number in range(30)]
+    found = {"id": Int64(77), "ns": "a.b", "firstBatch": batch, "nextBatch": batch}
+    api.dispatcher.answers |= {name: {"ok": 1.0, "cursor": found} for name in ("find", "getMore")}
+    body = b'{"database": "a", "collection": "b"}'
+    head = POST + b"accept: application/x-ndjson\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with serving(api) as served, asyncio.timeout(25):
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", served.port))
+        _, writer = await asyncio.open_connection(sock=raw, limit=1024)
+        writer.write(head + body)
+        await until(lambda: len(api.command_names()) > 1)
+        most = 0
+        while len(served.slots):
+            await asyncio.sleep(0.01)
+            most = max(most, api.member.admission.in_use)
+        assert 2 * BATCH_BYTES <= most <= 8 * BATCH_BYTES, "one batch, its lines, and what waits to be sent"
+        await until(lambda: api.command_names()[-1] == "killCursors")
+        assert api.member.admission.in_use == 0
+        writer.close()
 
 
 async def test_a_client_cannot_claim_another_address(api: Api) -> None:

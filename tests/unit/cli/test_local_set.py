@@ -133,6 +133,39 @@ def test_a_member_that_was_started_by_hand_is_taken_over_where_it_answers(
     lock.release()
 
 
+def test_what_was_started_by_hand_is_taken_over_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def fail(_: LocalSet, *_more: object) -> None:
+        raise LocalSetError("enough")
+
+    monkeypatch.setattr(LocalSet, "take_over", lambda *_: 4711)
+    monkeypatch.setattr(LocalSet, "launch", fail)
+    with pytest.raises(LocalSetError, match="enough"):
+        cluster.bring_up(write_set(tmp_path, 0))
+    assert "m1 runs already, started by hand as process 4711" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("hello", "state", "word"),
+    [
+        ({"isWritablePrimary": True}, 1, "primary"),
+        ({"secondary": True}, 2, "secondary"),
+        ({"arbiterOnly": True}, 7, "arbiter"),
+        ({}, 5, "starting"),
+        ({}, 10, "removed"),
+    ],
+)
+def test_the_state_of_a_member_in_one_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hello: dict[str, Any], state: int, word: str
+) -> None:
+    answers = {"hello": {"ok": 1.0, **hello}, "replSetGetStatus": {"ok": 1.0, "myState": state}}
+    monkeypatch.setattr(LocalMember, "answering_pid", lambda member: member.pid)
+    monkeypatch.setattr(LocalMember, "is_running", lambda _: True)
+    monkeypatch.setattr(LocalMember, "command", lambda _, command: answers[next(iter(command))])
+    assert cluster.state_of(write_set(tmp_path, 7).members[0]) == word
+
+
 @pytest.mark.parametrize(
     ("members", "arbiters", "witnesses", "without_vote"),
     [(3, 0, 0, 0), (7, 0, 0, 0), (8, 0, 0, 1), (50, 0, 0, 43), (6, 2, 1, 2), (1, 6, 0, 0)],

@@ -499,6 +499,29 @@ def test_no_copy_on_a_disk_without_room(source: Member, mine: Member) -> None:
     assert left_at_source(source) == []
 
 
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_copy_leaves_as_much_of_a_small_disk_as_writes_must(
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch, spare: int
+) -> None:
+    """And no more: a new set is made on a disk of some ten MB."""
+    least = 10 << 20
+    source.store.options = replace(source.store.options, min_free_bytes=least)
+    free = source.store.data_bytes() + least + spare
+    monkeypatch.setattr(source.disk, "free_bytes", lambda _: free)
+    monkeypatch.setattr(source.store, "has_disk_space", lambda **_: True)
+    ended = sync(mine)
+    assert ended.ok is (spare == 0), ended.detail
+
+
+def test_a_copy_stops_when_the_disk_fills_meanwhile(
+    source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source.store, "has_disk_space", lambda **_: False)
+    ended = sync(mine)
+    assert (ended.ok, "nearly full" in ended.detail) == (False, True)
+    assert left_at_source(source) == []
+
+
 async def test_the_set_s_limit_for_a_follower_is_kept_if_it_is_lower(source: Member) -> None:
     offer = await ready(source)
     source.node.bytes_per_s = 10_000

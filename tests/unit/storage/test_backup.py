@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from replset.runtime.disk.files import open_files
 from replset.runtime.options import MemberOptions
 from replset.storage.backup import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.storage.disk import Disk, RealDisk
-from replset.storage.file_names import DATABASE_FILE, RESTORE_FILE
+from replset.storage.file_names import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 from tests.simulation.kit.disk import SimDisk
@@ -124,6 +125,42 @@ def test_a_damaged_backup_leaves_the_folder_empty(
     with pytest.raises(error, match=text):
         restore_backup(RealDisk(), str(folder), str(target), None, ignore)
     assert not target.exists() or os.listdir(target) == []
+
+
+@pytest.mark.parametrize("new_set", [None, NEW_SET])
+def test_a_point_that_cannot_be_reached_leaves_the_folder_as_it_was(
+    folder: Path, tmp_path: Path, new_set: NewSet | None
+) -> None:
+    """The database is whole by then: a time in the future, or before the oplog begins."""
+    target = tmp_path / "data"
+
+    def bring_to_point() -> None:
+        assert (target / DATABASE_FILE).exists()
+        raise BadValueError("the oplog does not reach that time")
+
+    for before in ([], ["lost+found"]):
+        for name in before:
+            (target / name).mkdir(parents=True)
+        with pytest.raises(BadValueError, match="does not reach"):
+            restore_backup(RealDisk(), str(folder), str(target), new_set, ignore, bring_to_point)
+        assert os.listdir(target) == before
+
+
+def test_a_lock_file_that_was_removed_meanwhile_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore that is refused removes it. Who opened it before must not hold what nobody else can see."""
+    flock, removed = fcntl.flock, []
+
+    def remove_first(handle: int, how: int) -> None:
+        flock(handle, how)
+        if not removed:
+            removed.append(handle)
+            (tmp_path / LOCK_FILE).unlink()
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    lock = lock_dbpath(RealDisk(), tmp_path)
+    with pytest.raises(DbPathLockedError):
+        lock_dbpath(RealDisk(), tmp_path)
+    lock.release()
 
 
 def test_a_folder_that_holds_something_and_a_disk_without_room_are_refused(

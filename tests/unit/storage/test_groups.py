@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import apsw
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from replset.bson import InvalidBSONError, RawDocument
 from replset.errors import (
     DamagedEntryError,
     DataMismatchError,
@@ -384,6 +386,45 @@ def test_a_column_of_another_type_stops_no_read_and_no_start(driver: Driver, col
     assert len(rows) == (4 if damage else 7)
     assert bool(damage) == (column in ("hash", "chain")), "the bytes of the others are there"
     assert all(isinstance(row.entry, bytes) and isinstance(row.ns, str) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "kind"),
+    [("catalog", "ns", "BLOB"), ("catalog", "options", "TEXT"), ("undo", "before", "TEXT"), ("undo", "place", "REAL")],
+)
+def test_names_and_older_documents_of_another_type_are_read(driver: Driver, table: str, column: str, kind: str) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number % 3, f"x{number}") for number in range(6)))
+    driver.apply(("delete", "db.c", 1))
+    driver.store._connection.execute(f"UPDATE {table} SET {column} = CAST({column} AS {kind})")
+    driver.reopen()
+    assert driver.documents() == driver.state
+    point, before = driver.history[4]
+    with driver.store.read() as snapshot:
+        coll = driver.coll("db.c")
+        assert {key: snapshot.get(coll, key, point) for key in before["db.c"]} == before["db.c"]
+    driver.undo_to(point)
+    assert driver.documents() == before
+
+
+def test_a_document_that_its_row_says_is_nothing_is_not_passed_over(driver: Driver) -> None:
+    """One bit makes NULL of some sizes, and the table says that there is none."""
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "x"), ("put", "db.c", 2, "x"))
+    table, path = driver.coll("db.c").table, driver.store.path
+    driver.store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'doc BLOB NOT NULL', 'doc BLOB')")
+        connection.commit()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE {table} SET doc = NULL WHERE key = ?", (key_of(1),))
+        connection.commit()
+    driver.reopen()
+    with driver.store.read() as snapshot:
+        coll = driver.coll("db.c")
+        assert snapshot.mistyped(coll, b"", b"\xff") == {key_of(1)}
+        assert all(doc for _, doc in snapshot.scan(coll)), "who reads takes nothing for a document that is gone"
+        with pytest.raises(InvalidBSONError):
+            RawDocument(dict(snapshot.scan(coll))[key_of(1)])
 
 
 def test_the_memory_of_the_newest_entries_is_bounded(make_driver: Callable[..., Driver]) -> None:

@@ -90,6 +90,18 @@ def test_info_shows_window_size_and_terms(closed: Driver) -> None:
     )
 
 
+def test_the_window_is_of_wall_times(make_driver: Callable[..., Driver]) -> None:
+    """The optimes stay ahead by ten years after a clock that was ahead once."""
+    driver = make_driver()
+    for wall_ms in (0, 3650 * 86_400_000, 29_000):
+        driver.wall_ms = WALL + wall_ms
+        driver.apply(("create", f"db.c{wall_ms}"))
+    assert driver.store.window_s() == 29
+    driver.store.close()
+    with open_oplog(driver.folder) as oplog:
+        assert oplog.info().window_s == 29
+
+
 def test_a_place_that_was_trimmed_away_is_lost(closed: Driver) -> None:
     store = closed.reopen()
     closed.commit()
