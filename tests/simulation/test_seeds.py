@@ -12,16 +12,16 @@ import pytest
 
 from tests.simulation.kit.follow import run_follow
 from tests.simulation.kit.runs import (
-    archive_plan,
     changes_plan,
     classic_plan,
     concerns_plan,
-    consumers_plan,
     draw_plan,
     rollback_plan,
+    run_archive,
+    run_consumers,
     run_seed,
+    run_streams,
     stale_plan,
-    streams_plan,
 )
 
 QUICK = range(3)
@@ -81,19 +81,19 @@ def test_members_are_too_stale_all_the_time(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", CONSUMERS)
 def test_named_consumers_are_given_all_and_nothing_twice(seed: int) -> None:
-    outcome = run_seed(seed, consumers_plan(seed))
+    outcome = run_consumers(seed)
     assert outcome.error is None, outcome.report()
 
 
 @pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in ARCHIVE)])
 def test_the_archive_holds_the_committed_history(seed: int) -> None:
-    outcome = run_seed(seed, archive_plan(seed))
+    outcome = run_archive(seed)
     assert outcome.error is None, outcome.report()
     assert outcome.counts["segments"] > 3
 
 
 def test_change_streams_have_no_gap_and_no_repeat() -> None:
-    outcome = run_seed(1, streams_plan(1))
+    outcome = run_streams(1)
     assert outcome.error is None, outcome.report()
     assert outcome.counts["events of streams"] > 100
 

@@ -57,7 +57,7 @@ def manifest_first(patch: pytest.MonkeyPatch) -> None:
 TESTS = "tests/unit/archive/test_archive.py"
 
 ARCHIVE_MUTANTS = (
-    Mutant(uncommitted_is_archived, (3,), "invariant 20", ARCHIVE_RUNS),
-    Mutant(trimmed_before_archived, (5, 0), "invariant 20", ARCHIVE_RUNS),
+    Mutant(uncommitted_is_archived, (4,), "invariant 20", ARCHIVE_RUNS),
+    Mutant(trimmed_before_archived, (5,), "invariant 20", ARCHIVE_RUNS),
     Mutant(manifest_first, test=f"{TESTS}::test_a_crash_at_each_write_leaves_an_archive_that_goes_on"),
 )

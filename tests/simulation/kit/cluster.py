@@ -33,7 +33,7 @@ from replset.runtime.member import RunningMember
 from replset.runtime.net.credentials import Credentials
 from replset.runtime.options import MemberOptions
 from replset.runtime.ports import MemberPorts
-from replset.storage import member_file, store
+from replset.storage import differences, member_file, store
 from tests.simulation.kit import archives
 from tests.simulation.kit.archives import SimArchive
 from tests.simulation.kit.clock import SimClock
@@ -102,6 +102,8 @@ class SimCluster:
         self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, environment.undo_step
         self._statements_before, insert.GROUP_STATEMENTS = insert.GROUP_STATEMENTS, environment.group_statements
         search_batch.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = environment.group_statements
+        self._answers_before = differences.SPANS_MAX, differences.ROWS_BYTES
+        differences.SPANS_MAX, differences.ROWS_BYTES = environment.answer_spans, environment.answer_bytes
         for module in GUARDED:
             module.threading = SIM_THREADING  # type: ignore[attr-defined]
         self._is_loopback_before, member_options.is_loopback = member_options.is_loopback, _is_loopback
@@ -576,6 +578,7 @@ class SimCluster:
         archive_lease.LEASE_MS = archiver.LEASE_MS = self._lease_before  # type: ignore[misc]
         insert.GROUP_STATEMENTS = search_batch.GROUP_STATEMENTS = self._statements_before
         write_batch.GROUP_STATEMENTS = self._statements_before
+        differences.SPANS_MAX, differences.ROWS_BYTES = self._answers_before
         for module in GUARDED:
             module.threading = threading  # type: ignore[attr-defined]
         member_options.is_loopback = self._is_loopback_before

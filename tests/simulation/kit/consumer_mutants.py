@@ -110,7 +110,7 @@ TESTS = "tests/unit/commands/test_consumers.py"
 WINDOWS = "tests/unit/consumers/test_consumer.py"
 CONSUMER_MUTANTS = (
     Mutant(consumers_not_kept_for, test=f"{TESTS}::test_the_oplog_is_kept_for_a_consumer_up_to_a_limit"),
-    Mutant(acknowledged_by_one, (1,), "invariant 18", CONSUMER_RUNS),
+    Mutant(acknowledged_by_one, (2, 8), "invariant 18", CONSUMER_RUNS),
     Mutant(uncommitted_events_shown, test=f"{TESTS}::test_events_that_are_not_committed_are_not_shown"),
     Mutant(
         shared_position_too_far, test=f"{WINDOWS}::test_the_position_is_before_the_first_event_that_is_not_acknowledged"

@@ -9,6 +9,7 @@ from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import FetchOptions
 from replset.replication.index_builder import IndexBuildOptions
 from replset.runtime.ports import StepSizes
+from replset.storage import differences
 from replset.storage.store import StoreOptions
 
 
@@ -23,6 +24,7 @@ class Environment:
     WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
     group_statements: of one command in one group. overlap: how much of the work in threads overlaps with the loop.
+    answer_spans, answer_bytes: of one answer to a stale member that compares its documents.
     archives: members have an archive, which fails now and then.
     keyed: members prove to each other who they are, on every new connection.
     """
@@ -40,6 +42,8 @@ class Environment:
     group_statements: int = 500
     overlap: float = 0.0
     keyed: bool = False
+    answer_spans: int = differences.SPANS_MAX
+    answer_bytes: int = differences.ROWS_BYTES
     archives: bool = False
 
 

@@ -145,6 +145,21 @@ class FinalChecks:
                     self._seen.fail("13", f"acknowledged, and not applied: {write}")
                 if write.is_certain and write.value is not None and found != [write.value]:
                     self._seen.fail("13", f"answered {write.value}, and applied as {found}: {write}")
+        self._numbers_only_grow(primary)
+
+    def _numbers_only_grow(self, primary: str) -> None:
+        """Invariant 13: in a history a session, until it is forgotten, uses no number behind a later one."""
+        newest: dict[str, int] = {}
+        for entry in self._seen.mirrors[primary].entries:
+            body = entry.body
+            if body["op"] == "n" and body["o"].get("msg") == "sessions expired":
+                for lsid in body["o"]["sessions"]:
+                    newest.pop(repr(lsid), None)
+            if "txnNumber" in body:
+                number, lsid = int(body["txnNumber"]), repr(body["lsid"])
+                if number < newest.get(lsid, 0):
+                    self._seen.fail("13", f"number {number} of a session came behind {newest[lsid]}: {body}")
+                newest[lsid] = number
 
     def transactions_are_whole(self, primary: str) -> None:
         """Invariant 14: a transaction is there as a whole or not at all, none overlapped with another that wrote the

@@ -390,7 +390,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(equal_source_accepted, (13,), "invariant 9", CORE_ALONE, (scenarios.no_loop_of_sources, "invariant 9")),
     Mutant(misfitting_batch_applied, (1,), kind=ROLLBACK_RUNS),
-    Mutant(manifest_without_entries, (0, 2), "invariant 4"),
+    Mutant(manifest_without_entries, (15,), "invariant 4"),
     Mutant(commands_not_in_the_files, (0,), "invariant 4", ROLLBACK_RUNS),
     Mutant(rollback_files_not_synced, scenario=(scenarios.dark_after_a_rollback, "invariant 4")),
     Mutant(oplog_trimmed_too_far, (19, 2)),

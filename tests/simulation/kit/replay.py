@@ -156,8 +156,8 @@ def counted(entries: list[Entry]) -> dict[str, list[int]]:
     """Of each token of a retried write, the `n` of the document that each of its entries made."""
     documents: dict[str, dict[str, Any]] = {}
     found: dict[str, list[int]] = {}
-    for entry in entries:
-        body, o = entry.body, entry.body["o"]
+    for _, body in operations_of(entries):
+        o = body["o"]
         if body["ns"] != COUNTERS_NS or body["op"] not in ("i", "u"):
             continue
         key = repr(body["o2"]["_id"] if body["op"] == "u" else o["_id"])

@@ -25,15 +25,20 @@ COUNTER_KEYS = 3
 RETRIES_FOR_MS = 15_000
 """A client gives up then: its session may be forgotten some time after it."""
 WRITES_OF_A_SESSION = 12
-HISTORY_GONE = 217
+HISTORY_GONE, NO_SUCH_TRANSACTION = 217, 251
+TRANSACTION = "transaction"
 
 
 @dataclass(frozen=True, slots=True)
 class RetryMix:
-    """How many clients, and how long one waits between two writes."""
+    """How many clients, and how long one waits between two writes.
+
+    late: how often a client sends an earlier write of its session once more. Above 0 some writes are transactions.
+    """
 
     clients: int = 2
     pause_ms: tuple[int, int] = (60, 700)
+    late: float = 0.0
 
 
 @dataclass(slots=True)
@@ -56,9 +61,16 @@ class RetriedWrite:
 
 @dataclass(slots=True)
 class _Session:
+    """sent: each write with its commands."""
+
     lsid: dict[str, object]
     number: int = 0
     writes: int = field(default=0)
+    sent: list[tuple[RetriedWrite, list[_Command]]] = field(default_factory=list)
+
+
+_Command = tuple[str, dict[str, object]]
+"""The database, and the command."""
 
 
 class RetryingClients(Clients):
@@ -66,12 +78,12 @@ class RetryingClients(Clients):
 
     def __init__(self, site: ClientSite, mix: RetryMix) -> None:
         super().__init__(site, mix.pause_ms)
-        self._number = mix.clients
+        self._mix = mix
         self._numbers = itertools.count(1)
         self.history: list[RetriedWrite] = []
 
     def start(self) -> None:
-        for _ in range(self._number):
+        for _ in range(self._mix.clients):
             self._launch(self._client)
 
     async def _client(self, rng: random.Random) -> None:
@@ -83,11 +95,44 @@ class RetryingClients(Clients):
                 session = _new_session(rng)
             session.writes += 1
             session.number += rng.choice((1, 1, 1, 5))
-            write, command = self._draw(rng)
+            if self._mix.late and rng.random() < 0.3:
+                write, commands = self._draw_transaction(session)
+            else:
+                write, command = self._draw(rng)
+                numbered = {**command, "lsid": session.lsid, "txnNumber": Int64(session.number)}
+                commands = [(DATABASE, {**numbered, "writeConcern": CONCERNS[write.concern]})]
             self.history.append(write)
-            numbered = {**command, "lsid": session.lsid, "txnNumber": Int64(session.number)}
-            await self._send(client, write, {**numbered, "writeConcern": CONCERNS[write.concern]}, rng)
+            session.sent.append((write, commands))
+            if len(commands) == 1 or (await self._ask(client, commands[0], rng)).get("ok") == 1:
+                await self._send(client, write, commands[-1], rng)
+            if self._mix.late and rng.random() < self._mix.late:
+                await self._send_late(client, session, rng)
         client.close()
+
+    async def _send_late(self, client: SimClient, session: _Session, rng: random.Random) -> None:
+        """An earlier write of the session comes once more. A primary that knows of a later one refuses it."""
+        write, commands = rng.choice(session.sent)
+        reply: Mapping[str, Any] = {}
+        for command in commands:
+            reply = await self._ask(client, command, rng)
+            if reply.get("ok") != 1:
+                return
+        _judge(write, reply)
+
+    async def _ask(self, client: SimClient, command: _Command, rng: random.Random) -> Mapping[str, Any]:
+        """The answer to a command that is sent once; {}: there is none."""
+        try:
+            return await client.call(self.primary or rng.choice(self._hosts), *command, timeout_s=2.0)
+        except NoAnswerError:
+            return {}
+
+    def _draw_transaction(self, session: _Session) -> tuple[RetriedWrite, list[_Command]]:
+        """One that inserts a document."""
+        write = RetriedWrite(TRANSACTION, "majority", (f"once-{next(self._numbers)}-0-",))
+        inside = {"lsid": session.lsid, "txnNumber": Int64(session.number), "autocommit": False}
+        insert = {"insert": COUNTERS, "documents": [{"_id": write.tokens[0]}], **inside, "startTransaction": True}
+        commit = {"commitTransaction": 1, **inside, "writeConcern": CONCERNS[write.concern]}
+        return write, [(DATABASE, insert), ("admin", commit)]
 
     def _draw(self, rng: random.Random) -> tuple[RetriedWrite, dict[str, object]]:
         kind = rng.choice(("update", "update", "several", "modify", "insert"))
@@ -106,16 +151,14 @@ class RetryingClients(Clients):
         ]
         return write, {"update": COUNTERS, "updates": statements}
 
-    async def _send(
-        self, client: SimClient, write: RetriedWrite, command: Mapping[str, object], rng: random.Random
-    ) -> None:
+    async def _send(self, client: SimClient, write: RetriedWrite, command: _Command, rng: random.Random) -> None:
         """Send it again and again, to the primary or to somebody else, until the answer says what became of it."""
         until = self._loop.now_ms + RETRIES_FOR_MS
         while self._loop.now_ms < until:
             target = self.primary or rng.choice(self._hosts)
             write.attempts += 1
             try:
-                reply = await client.call(target, DATABASE, command, timeout_s=rng.choice((0.5, 2.0, 8.0)))
+                reply = await client.call(target, *command, timeout_s=rng.choice((0.5, 2.0, 8.0)))
             except NoAnswerError:
                 self.primary = None
             else:
@@ -144,7 +187,7 @@ def _judge(write: RetriedWrite, reply: Mapping[str, Any]) -> bool:
         write.value = int(reply["value"]["n"]) if reply.get("value") else None
         if write.value is None:
             write.wrong = f"no value: {reply}"
-    elif reply["n"] != len(write.tokens):
+    elif write.kind != TRANSACTION and reply["n"] != len(write.tokens):
         write.wrong = f"n: {reply['n']}"
     if reply.get("writeConcernError"):
         return False  # applied; the next attempt waits for the concern again
@@ -158,4 +201,4 @@ def _judge_failure(write: RetriedWrite, reply: Mapping[str, Any]) -> bool:
         write.wrong = f"no label: {reply}"
     if code == 225:
         write.wrong = f"refused for a newer number: {reply}"
-    return code == HISTORY_GONE or bool(write.wrong)
+    return code in (HISTORY_GONE, NO_SUCH_TRANSACTION) or bool(write.wrong)

@@ -49,6 +49,8 @@ STALE = "--stale"
 CONSUMERS = "--consumers"
 STREAMS = "--streams"
 ARCHIVE = "--archive"
+LATE = "late writes"
+MORE_CLIENTS = (CONSUMERS, STREAMS, ARCHIVE, LATE)
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
     "strike_at_change": 6,
@@ -138,6 +140,8 @@ def draw_environment(seed: int) -> Environment:
         keyed=rng.random() < 0.25,
         oplog_lagging_bytes=rng.choice((0, 0, 24 << 10)),
     )
+    answer = random.Random(f"{seed} answers").choice(((1, 300), (3, 3_000), (4096, 8 << 20)))
+    environment = replace(environment, answer_spans=answer[0], answer_bytes=answer[1])
     if environment.worker_ms >= 40 and environment.oplog_bytes == 8 << 10:
         # A copy over such a disk takes so long that this oplog has moved on at its end, and the member copies for ever.
         return replace(environment, oplog_lagging_bytes=256 << 10)
@@ -149,8 +153,43 @@ def far_clocks(seed: int, mix: FaultMix) -> FaultMix:
     return mix if seed < RECORDED else with_far_clocks(random.Random(f"{seed} far clocks"), mix)
 
 
-def draw_plan(seed: int) -> Plan:
-    """Everything about a run that its number decides before it begins."""
+def draw_plan(seed: int, always: str = "") -> Plan:
+    """Everything about a run that its number decides before it begins. always: the option of who takes part anyway."""
+    return with_more_clients(seed, draw_set(seed), always)
+
+
+def with_more_clients(seed: int, plan: Plan, always: str) -> Plan:
+    """The plan with readers of named consumers, readers of change streams, an archive, and clients that send writes
+    late, each in a quarter of the runs.
+
+    An archive, and most consumers, are promised all entries: small oplogs grow for them, and no disk gets full, since
+    its oplog would be trimmed all the same.
+    """
+    rng = random.Random(f"{seed} client")
+    drawn = {name for name in MORE_CLIENTS if rng.random() < 0.25} | {always}
+    is_kept, ack_timeout_ms, oplog_bytes = (
+        rng.random() < 0.75,
+        rng.choice((500, 2_000)),
+        rng.choice((8 << 10, 32 << 10)),
+    )
+    has_archive = ARCHIVE in drawn
+    if CONSUMERS in drawn:
+        plan = replace(plan, consumers=ConsumerMix(is_kept=is_kept or has_archive, ack_timeout_ms=ack_timeout_ms))
+    if STREAMS in drawn:
+        plan = replace(plan, streams=StreamMix())
+    if plan.consumers or plan.streams:
+        plan = replace(plan, transfers=plan.transfers or TransferMix(2, 1))
+    if has_archive or (plan.consumers and plan.consumers.is_kept):
+        environment = replace(plan.environment, oplog_bytes=oplog_bytes, oplog_lagging_bytes=1 << 30)
+        plan = replace(plan, environment=replace(environment, archives=has_archive))
+        plan = replace(plan, faults=replace(plan.faults, disk_full=0, out_of_space=0))
+    if LATE in drawn and plan.retries:
+        plan = replace(plan, retries=replace(plan.retries, late=0.3))
+    return replace(plan, option=always)
+
+
+def draw_set(seed: int) -> Plan:
+    """The members, the faults, and the clients that most runs have."""
     rng = random.Random(f"{seed} plan")
     members, arbiters = SHAPES[seed % len(SHAPES)]
     faults = far_clocks(seed, draw_rare(random.Random(f"{seed} rare"), draw_mix(rng)))
@@ -265,7 +304,7 @@ def changes_plan(seed: int) -> Plan:
 def concerns_plan(seed: int) -> Plan:
     """Majority writes ask for all in sync; the set is small or large, few may be too few, and writers are slowed."""
     rng = random.Random(f"{seed} concerns")
-    plan = draw_plan(seed)
+    plan = draw_set(seed)
     settings = {
         "inSyncLagSecs": rng.choice((1, 3)),
         "minInSync": rng.choice((1, 2)) if plan.members > 2 else 1,
@@ -277,7 +316,7 @@ def concerns_plan(seed: int) -> Plan:
 def stale_plan(seed: int) -> Plan:
     """Members are away again and again while the others write more than their small oplogs keep."""
     rng = random.Random(f"{seed} stale")
-    plan = draw_plan(seed)
+    plan = draw_set(seed)
     beside = ("kill", "kill_primary", "power_loss", "isolate_primary", "step_down", "disk_full", "bad_links", "resync")
     faults = replace(NO_FAULTS, make_too_stale=8, **{name: rng.choice((0, 0, 1, 2)) for name in beside})
     faults = replace(faults, strike_at_copy=random.Random(f"{seed} full copies").choice((0, 0, 6)))
@@ -296,79 +335,19 @@ def run_stale(seed: int) -> Outcome:
     return run_seed(seed, stale_plan(seed))
 
 
-def consumers_plan(seed: int) -> Plan:
-    """Readers of named consumers die, and so do primaries; in a third of the runs the oplog is too small for them."""
-    rng = random.Random(f"{seed} consumers")
-    members, arbiters = SHAPES[seed % len(SHAPES)]
-    oplog_bytes, lagging_bytes, is_kept = rng.choice(
-        ((1 << 30, 0, True), (8 << 10, 64 << 20, True), (32 << 10, 64 << 20, True), (8 << 10, 24 << 10, False))
-    )
-    environment = replace(
-        draw_environment(seed),
-        oplog_bytes=oplog_bytes,
-        oplog_lagging_bytes=lagging_bytes,
-        worker_ms=rng.choice((2.0, 4.0, 10.0, 40.0)),
-    )
-    faults = replace(draw_mix(rng), disk_full=0, out_of_space=0, failing_disk=0, make_too_stale=0)
-    faults = replace(faults, kill_primary=faults.kill_primary + 3, isolate_primary=faults.isolate_primary + 1)
-    faults = far_clocks(seed, faults)
-    return Plan(
-        members,
-        arbiters,
-        environment=environment,
-        faults=faults,
-        load=Mix(2, 1, pause_ms=(100, 700)),
-        transfers=TransferMix(2, 1),
-        consumers=ConsumerMix(is_kept=is_kept, ack_timeout_ms=rng.choice((500, 2_000))),
-        faults_s=30.0,
-        option=CONSUMERS,
-    )
-
-
-def streams_plan(seed: int) -> Plan:
-    """Readers of change streams go on behind their tokens, through all faults; the oplog is small in some runs."""
-    return replace(consumers_plan(seed), consumers=None, streams=StreamMix(), option=STREAMS)
+def run_consumers(seed: int) -> Outcome:
+    """The run of this seed with named consumers."""
+    return run_seed(seed, draw_plan(seed, CONSUMERS))
 
 
 def run_streams(seed: int) -> Outcome:
     """The run of this seed with readers of change streams."""
-    return run_seed(seed, streams_plan(seed))
-
-
-def run_consumers(seed: int) -> Outcome:
-    """The run of this seed with named consumers."""
-    return run_seed(seed, consumers_plan(seed))
-
-
-def archive_plan(seed: int) -> Plan:
-    """Small oplogs, and an archive that fails; who writes it dies, is cut off and is slow."""
-    rng = random.Random(f"{seed} archive")
-    environment = replace(
-        draw_environment(seed),
-        oplog_bytes=8 << 10,
-        oplog_lagging_bytes=1 << 30,
-        worker_ms=rng.choice((2.0, 4.0, 10.0, 40.0)),
-        archives=True,
-    )
-    faults = replace(draw_mix(rng), disk_full=0, out_of_space=0, failing_disk=0, make_too_stale=0)
-    faults = replace(faults, kill_primary=faults.kill_primary + 2, isolate_primary=faults.isolate_primary + 3)
-    faults = far_clocks(seed, faults)
-    members, arbiters = SHAPES[seed % len(SHAPES)]
-    return Plan(
-        members,
-        arbiters,
-        environment=environment,
-        faults=faults,
-        load=Mix(2, 1, pause_ms=(50, 350)),
-        transfers=TransferMix(2, 1),
-        faults_s=30.0,
-        option=ARCHIVE,
-    )
+    return run_seed(seed, draw_plan(seed, STREAMS))
 
 
 def run_archive(seed: int) -> Outcome:
     """The run of this seed with an archive."""
-    return run_seed(seed, archive_plan(seed))
+    return run_seed(seed, draw_plan(seed, ARCHIVE))
 
 
 def run_concerns(seed: int) -> Outcome:

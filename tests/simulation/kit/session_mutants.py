@@ -7,10 +7,13 @@ from typing import Any
 import apsw
 import pytest
 
+from replset.commands.sessions.transactions import TransactionTable
 from replset.commands.writes.retryable import RetryableWrite
-from replset.ids import Millis
+from replset.errors import ErrorCode, ReplError
+from replset.ids import OPTIME_NULL, Millis
 from replset.replication import applier
 from replset.replication.session_write import SessionWrite
+from replset.replication.write_ops import WriteGroup
 from replset.runtime.jobs.session_expiry import SessionExpiry
 from replset.storage import copies, txn, undo
 from replset.storage.schema import SESSIONS_UUID, collection_table
@@ -76,6 +79,38 @@ def image_not_recorded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SessionWrite, "record", record)
 
 
+def older_number_taken(patch: pytest.MonkeyPatch) -> None:
+    """A write comes late, when its session has used a greater number, and is applied."""
+    real = RetryableWrite.begin
+
+    def begin(self: RetryableWrite, group: WriteGroup) -> bool:
+        try:
+            return real(self, group)
+        except ReplError as error:
+            if error.code != ErrorCode.TRANSACTION_TOO_OLD:
+                raise
+        self.write.previous = OPTIME_NULL
+        group.session_write = self.write
+        return True
+
+    patch.setattr(RetryableWrite, "begin", begin)
+
+
+def older_transaction_begins(patch: pytest.MonkeyPatch) -> None:
+    """A transaction begins under a number behind what its session's record has."""
+    patch.setattr(TransactionTable, "newest_number", lambda self, key: -1)
+
+
+def untried_though_trimmed(patch: pytest.MonkeyPatch) -> None:
+    """Many inserts are done again if all of their first attempt's entries are trimmed away."""
+    real = RetryableWrite.untried
+
+    def untried(self: RetryableWrite, start: int, stop: int) -> Any:
+        return real(self, start, stop) or (() if self._executed else self.ids[start:stop])
+
+    patch.setattr(RetryableWrite, "untried", untried)
+
+
 WRITES = "tests/unit/commands/test_retryable_writes.py"
 SESSION_MUTANTS = (
     Mutant(session_record_not_undone, (11, 2), "invariant", ROLLBACK_RUNS),
@@ -84,4 +119,9 @@ SESSION_MUTANTS = (
     Mutant(sessions_forgotten_early, (0, 1), "invariant 13"),
     Mutant(trimmed_history_is_none, test=f"{WRITES}::test_history_that_is_trimmed_away_is_an_error"),
     Mutant(image_not_recorded, (0, 1), "invariant"),
+    Mutant(older_number_taken, (1,), "invariant 13"),
+    Mutant(older_transaction_begins, test="tests/unit/commands/test_transactions.py::test_numbers_of_one_session"),
+    Mutant(
+        untried_though_trimmed, test=f"{WRITES}::test_inserts_whose_whole_history_is_trimmed_away_are_not_done_again"
+    ),
 )

@@ -59,9 +59,9 @@ def trimmed_history_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 TESTS = "tests/unit/commands/test_change_stream.py"
 STREAM_MUTANTS = (
-    Mutant(streams_show_uncommitted, (1,), "invariant 19", STREAM_RUNS),
-    Mutant(token_ahead_of_the_batch, (4, 1), "invariant 19", STREAM_RUNS),
-    Mutant(rest_of_transaction_skipped, (4, 1), "invariant 19", STREAM_RUNS),
+    Mutant(streams_show_uncommitted, (4, 9), "invariant 19", STREAM_RUNS),
+    Mutant(token_ahead_of_the_batch, (4,), "invariant 19", STREAM_RUNS),
+    Mutant(rest_of_transaction_skipped, (4,), "invariant 19", STREAM_RUNS),
     Mutant(waiting_passes_entries, (0,), "invariant 19", STREAM_RUNS),
     Mutant(trimmed_history_not_noticed, test=f"{TESTS}::test_history_that_is_gone_is_said_with_the_oldest_token"),
 )
