@@ -230,6 +230,21 @@ async def test_a_write_survives_a_stepdown_if_its_entry_is_still_here_and_commit
     assert found == [expected, expected]
 
 
+async def test_a_write_survives_once_what_is_committed_behind_it_has_been_fetched(clock: SimClock) -> None:
+    rows, changes = [NEXT], Notifier()
+    node: Any = SimpleNamespace(commit_point=THIRD, state=MemberState.SECONDARY, config=None)
+    store: Any = SimpleNamespace(last_applied=NEXT, oplog_row_at=lambda at: at if at in rows else None)
+    member: Any = SimpleNamespace(
+        node=node, clock=clock, shutting_down=False, wait_for_change=changes.wait, store=store
+    )
+    task = asyncio.ensure_future(survives(member, NEXT, WriteConcern("majority"), None))
+    await settle()
+    rows.append(THIRD)
+    store.last_applied = THIRD
+    changes.notify()
+    assert await task
+
+
 async def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands(rig: Rig) -> None:
     """It may have been rolled back before this member led again."""
     assert rig.node.term > 1
