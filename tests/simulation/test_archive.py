@@ -53,6 +53,26 @@ def test_a_member_that_cannot_write_leaves_the_lease_to_another() -> None:
         scenario.heal_all_and_judge()
 
 
+@pytest.mark.parametrize("wrong_days", [-1, 1])
+def test_a_holder_whose_wall_clock_is_wrong_goes_on(wrong_days: int) -> None:
+    """It renews its lease in time, and the last entries need not wait until its clock gets there."""
+    with scenario_run(environment=replace(ARCHIVES, oplog_lagging_bytes=1 << 30)) as scenario:
+        archive, primary = reliable(scenario), member(scenario, scenario.primary)
+        scenario.write(scenario.primary)
+        wait_archived(scenario, archive)
+        holder = record_of(primary).holder
+        machine = scenario.cluster.machines[scenario.cluster.name_of(holder)]
+        machine.clock.jump(wrong_days * 86_400_000)
+        for _ in range(20):
+            scenario.cluster.run_for(0.5)
+            scenario.write(scenario.primary)
+            assert record_of(primary).holder == holder
+        wait_archived(scenario, archive)
+        assert record_of(primary).holder == holder
+        machine.clock.jump(-wrong_days * 86_400_000)
+        scenario.heal_all_and_judge()
+
+
 def test_a_stale_member_goes_on_from_segments() -> None:
     with scenario_run(environment=replace(ARCHIVES, oplog_lagging_bytes=LAGGING_BYTES)) as scenario:
         archive, one = reliable(scenario), scenario.others[0]

@@ -15,6 +15,7 @@ from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
+from replset.runtime.disk.files import place_note
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MEMBER_FILE, JournalLine, MemberFile, OplogLimits
 from replset.storage.store import Store, StoreOptions
@@ -336,4 +337,6 @@ def test_another_file_at_the_same_address_is_told_once_and_keeps_its_incarnation
     os.replace(tmp_path / "copy", tmp_path / MEMBER_FILE)
     file = start_at(AT_A)
     assert (file.incarnation, file.moved_from, file.is_other_file) == ("i1", "", True)
-    assert not start_at(AT_A).is_other_file
+    assert "remove member.db" in place_note(file)
+    file = start_at(AT_A)
+    assert (file.is_other_file, place_note(file)) == (False, "")
