@@ -14,7 +14,6 @@ from replset.consumers.consumer import Consumer
 from replset.consumers.leases import Claim, Leases
 from replset.consumers.shared_window import SharedWindow
 from replset.ids import OpTime
-from tests.simulation.kit.kinds import CONSUMER_RUNS
 from tests.simulation.kit.mutant import Mutant
 
 
@@ -110,7 +109,7 @@ TESTS = "tests/unit/commands/test_consumers.py"
 WINDOWS = "tests/unit/consumers/test_consumer.py"
 CONSUMER_MUTANTS = (
     Mutant(consumers_not_kept_for, test=f"{TESTS}::test_the_oplog_is_kept_for_a_consumer_up_to_a_limit"),
-    Mutant(acknowledged_by_one, (2, 8), "invariant 18", CONSUMER_RUNS),
+    Mutant(acknowledged_by_one, (0,), "invariant 18"),
     Mutant(uncommitted_events_shown, test=f"{TESTS}::test_events_that_are_not_committed_are_not_shown"),
     Mutant(
         shared_position_too_far, test=f"{WINDOWS}::test_the_position_is_before_the_first_event_that_is_not_acknowledged"

@@ -118,7 +118,7 @@ SESSION_MUTANTS = (
     Mutant(session_record_not_derived, (0, 1), "invariant"),
     Mutant(sessions_forgotten_early, (0, 1), "invariant 13"),
     Mutant(trimmed_history_is_none, test=f"{WRITES}::test_history_that_is_trimmed_away_is_an_error"),
-    Mutant(image_not_recorded, (0, 1), "invariant"),
+    Mutant(image_not_recorded, (1,), "invariant"),
     Mutant(older_number_taken, (1,), "invariant 13"),
     Mutant(older_transaction_begins, test="tests/unit/commands/test_transactions.py::test_numbers_of_one_session"),
     Mutant(

@@ -11,7 +11,6 @@ from replset.commands.streams.history import History
 from replset.ids import OpTime
 from replset.oplog_row import OplogRow
 from replset.query.change_tokens import Token
-from tests.simulation.kit.kinds import STREAM_RUNS
 from tests.simulation.kit.mutant import Mutant
 
 
@@ -59,9 +58,9 @@ def trimmed_history_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 TESTS = "tests/unit/commands/test_change_stream.py"
 STREAM_MUTANTS = (
-    Mutant(streams_show_uncommitted, (4, 9), "invariant 19", STREAM_RUNS),
-    Mutant(token_ahead_of_the_batch, (4,), "invariant 19", STREAM_RUNS),
-    Mutant(rest_of_transaction_skipped, (4,), "invariant 19", STREAM_RUNS),
-    Mutant(waiting_passes_entries, (0,), "invariant 19", STREAM_RUNS),
+    Mutant(streams_show_uncommitted, (5,), "invariant 19"),
+    Mutant(token_ahead_of_the_batch, (5,), "invariant 19"),
+    Mutant(rest_of_transaction_skipped, (5,), "invariant 19"),
+    Mutant(waiting_passes_entries, (5,), "invariant 19"),
     Mutant(trimmed_history_not_noticed, test=f"{TESTS}::test_history_that_is_gone_is_said_with_the_oldest_token"),
 )
