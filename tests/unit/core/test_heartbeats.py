@@ -347,6 +347,18 @@ def test_the_term_after_a_restart() -> None:
     assert single_node(config=replace(CONFIG, term=9)).term == 9
 
 
+def test_the_newest_time_that_anybody_said_to_have_is_remembered() -> None:
+    """Also of entries that are undone since: a session that read them may name their time."""
+    node = leading_three()
+    for later, number in ((2_000, 9), (4_000, 2)):
+        node.tick(Millis(NOW + later))
+        node.receive_heartbeat(1, now=NOW + later, config_term=2, position=place(at(1, number)))
+        assert node.newest_ts == at(1, 9).ts
+    for number in (20, 4):
+        node.receive(LocalPosition(place(at(2, number), at(2, 3))), Millis(NOW + 4_000))
+        assert node.newest_ts == at(2, 20).ts
+
+
 # --- commit point on others ------------------------------------------------------------------------------------------
 
 
