@@ -81,8 +81,8 @@ def test_a_stepdown_within_an_out(client: Client, rig: Rig) -> None:
     anywhere = {"listCollections": 1, "$readPreference": {"mode": "nearest"}}
     left = [row["name"] for row in client.ok(anywhere)["cursor"]["firstBatch"]]
     assert sum(name.startswith("tmp.agg_out.") for name in left) == 1
-    rig.until(lambda: rig.member().node.writable, 700)
-    rig.wait(1)
+    rig.lead()
+    rig.until(lambda: not any("tmp.agg_out." in coll.ns for coll in rig.member().store.collections()))
     assert names(client) == ["c"]
 
 

@@ -35,6 +35,7 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.optime import timestamp
 from replset.replication.followed import FollowProgress
 from replset.replication.ports import SetMemberClient
+from replset.replication.protocol import FetchRequest
 from replset.runtime.member import RunningMember
 from tests.rig import Client, Rig, a_set, note_waits
 
@@ -547,11 +548,10 @@ def test_requests_of_members_go_to_the_core(client: Client, rig: Rig) -> None:
 
 
 PROBE: dict[str, object] = {"replSetOplogProbe": 1, "optimes": []}
+FETCH = decode(FetchRequest(OPTIME_NULL, 0, 1 << 20, 0, 1, OPTIME_NULL, -1).document().raw)
 
 
-@pytest.mark.parametrize(
-    "command", [PROBE, {"replSetOplogFetch": 1, "after": {}}, {"replSetSnapshot": 1, "step": "begin"}]
-)
+@pytest.mark.parametrize("command", [PROBE, FETCH, {"replSetSnapshot": 1, "step": "begin"}])
 def test_another_set_of_the_same_name_gets_no_oplog(
     client: Client, member: RunningMember, command: dict[str, object]
 ) -> None:
