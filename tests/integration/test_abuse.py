@@ -87,6 +87,32 @@ def test_heads_without_end_and_requests_sent_ahead_hold_little(member: LocalMemb
         assert held_mb(member) < MOST_MB // 2
 
 
+def open_files(member: LocalMember) -> int:
+    return len(list(Path(f"/proc/{member.pid}/fd").iterdir()))
+
+
+def test_exports_that_nobody_reads_hold_little_and_end(member: LocalMember) -> None:
+    body = b'{"database": "shop", "collection": "orders"}'
+    head = (
+        b"POST /v1/action/find HTTP/1.1\r\nhost: localhost\r\naccept: application/x-ndjson\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    )
+    before = open_files(member)
+    with contextlib.ExitStack() as opened:
+        for _ in range(100):
+            reader = opened.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(("127.0.0.1", member.port + HTTP_OFFSET))
+            reader.sendall(head + body)
+        wait_until(lambda: open_files(member) > before + 50, 60, "the exports to begin")
+
+        def all_ended() -> bool:
+            assert held_mb(member) < MOST_MB // 2
+            return open_files(member) <= before + 50
+
+        wait_until(all_ended, 180, "the exports to end")
+
+
 def test_sorted_cursors_left_open_hold_a_bounded_part_of_the_memory(member: LocalMember) -> None:
     sort = {"find": "orders", "sort": {"x": 1, "_id": -1}, "batchSize": 1}
     with contextlib.ExitStack() as opened:

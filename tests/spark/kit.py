@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,10 +17,8 @@ from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, UnchainedRow, chained_rows
 from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, statements_of
-from spark.oplog import ALL, Bounds, EntryFilter, Oplog, Span
+from spark.oplog import ALL, Bounds, EntryFilter, Span
 from spark.readers.rows import Row, batch_of, batched, chosen
-from spark.readers.sqlite import SqliteOplog
-from spark.reports.diff.classify import Diff
 
 T0 = 1_760_000_000
 UUID = b"u" * 16
@@ -134,52 +131,3 @@ class ListOplog:
         rows = (Row(*row) for row in self.rows if span.first_ts <= row.ts < span.end_ts)
         for some in batched(chosen(rows, only), self.batch_rows):
             yield batch_of(some, columns)
-
-
-class LaterTrimmed:
-    """A member whose capped oplog gives up its oldest entries while it is read.
-
-    The entries up to `through` go when its bounds are asked for after it was pinned; at_once: as soon as it was.
-    """
-
-    def __init__(self, oplog: SqliteOplog, through: int, at_once: bool = False) -> None:
-        self.oplog, self._through, self._at_once = oplog, through, at_once
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.oplog, name)
-
-    def pin(self) -> Oplog:
-        pinned = self.oplog.pin()
-        if self._at_once:
-            self._trim()
-        return pinned
-
-    def bounds(self) -> Bounds:
-        self._trim()
-        return self.oplog.bounds()
-
-    def _trim(self) -> None:
-        trim(Path(self.oplog.path).parent, self._through)
-
-
-DIFF_TABLES = ("members", "pairs", "entries", "by_namespace", "by_document")
-
-
-def all_rows(found: Diff[Any]) -> dict[str, Any]:
-    """Rows in their order, by table, and the facts about the whole."""
-    return {
-        **{name: rows(getattr(found, name)) for name in DIFF_TABLES},
-        "verdicts": [str(verdict) for verdict in found.verdicts],
-        "trimmed": found.trimmed,
-        "same": found.same,
-    }
-
-
-def rows(table: Any) -> list[dict[str, Any]]:
-    """Of a DataFrame or an Arrow table."""
-    if isinstance(table, pa.Table):
-        return table.to_pylist()
-    return [
-        {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.asDict(True).items()}
-        for row in table.collect()
-    ]

@@ -227,8 +227,8 @@ class Archiver:
 
     async def _write_segment(self, record: ArchiveRecord) -> ArchiveRecord | None:
         """Write the next segment and note it; None: there is nothing more to do, or another member does it."""
-        store, self._looked_behind = self._context.store, self.needed().ts
-        written = await self._archive.write(self._job(store, record))
+        written = await self._archive.write(self._job(self._context.store, record))
+        self._looked_behind = self.needed().ts
         segment = written.segment
         if segment is None:
             return None
