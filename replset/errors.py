@@ -600,6 +600,10 @@ class StorageError(ReplError):
     code = ErrorCode.INTERNAL_ERROR
 
 
+class SyncFailedError(StorageError):
+    """SQLite could not sync a file: what the disk holds of it is unknown, so the member must stop (1)."""
+
+
 class CorruptDataError(StorageError):
     """A file of this member is damaged; the message has its name and the reason (1)."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from replset.errors import CorruptDataError, DataMismatchError, OutOfDiskSpaceError, StorageError
+from replset.errors import CorruptDataError, DataMismatchError, OutOfDiskSpaceError, StorageError, SyncFailedError
 
 MIN_SQLITE = (3, 51, 3)
 """Before it, two connections could reset one WAL twice and lose commits."""
@@ -37,6 +37,8 @@ def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceE
         return CorruptDataError(f"{path} is damaged: {error}")
     if isinstance(error, apsw.ConstraintError | apsw.MismatchError | apsw.SQLError):  # a row or a table too many or few
         return DataMismatchError(f"{path}: {type(error).__name__}: {error}")
+    if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC:
+        return SyncFailedError(f"{path}: could not be synced: {error}")
     return StorageError(f"{path}: {type(error).__name__}: {error}")
 
 

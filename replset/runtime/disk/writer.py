@@ -26,6 +26,7 @@ from replset.errors import (
     ShutdownInProgressError,
     StorageError,
     StoreBusyError,
+    SyncFailedError,
 )
 from replset.oplog_entry import noop_entry
 from replset.replication.context import MemberContext
@@ -170,7 +171,7 @@ class Writer:
         except StoreBusyError:  # no operation ran: the write queue calls again
             self._operations = queue + self._operations
             raise
-        except InvariantError as broken:
+        except (InvariantError, SyncFailedError) as broken:
             self._fail(queue, broken)
             self._context.on_broken(broken)
         except ReplError as error:

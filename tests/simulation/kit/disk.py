@@ -549,7 +549,9 @@ class _RecordingFile(apsw.VFSFile):
         step()
         if self._disk.fails("sync", self._path):
             self._node.forget(changes)
-            raise apsw.IOError("input/output error")
+            error = apsw.IOError("input/output error")
+            error.extendedresult = apsw.SQLITE_IOERR_FSYNC
+            raise error
         self._node.sync(changes)
         if self._folder_to_sync:
             self._disk.sync_names_beside(self._path)

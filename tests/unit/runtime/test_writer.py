@@ -20,6 +20,7 @@ from replset.errors import (
     ReplError,
     ShutdownInProgressError,
     StorageError,
+    SyncFailedError,
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.held_keys import HeldKeys
@@ -233,6 +234,27 @@ async def test_a_commit_that_fails_fails_the_group_and_the_next_one_goes_on(
     assert await rig.writer.write(rig.insert(3)) is not None
     assert rig.numbers() == [3]
     assert rig.logged() == ["c", "i"]
+
+
+async def test_a_commit_whose_sync_fails_ends_the_member(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite syncs the header of a WAL that starts anew inside COMMIT. After EIO nobody knows what the disk holds."""
+    real, error = rig.store._connection, apsw.IOError("disk I/O error")
+    error.extendedresult = apsw.SQLITE_IOERR_FSYNC
+
+    class FailingSync:
+        def execute(self, sql: str, *values: object) -> object:
+            if sql == "COMMIT":
+                raise error
+            return real.execute(sql, *values)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+    monkeypatch.setattr(rig.store, "_connection", FailingSync())
+    results = await asyncio.gather(*rig.submit(rig.insert(1), rig.insert(2)), return_exceptions=True)
+    assert [type(result) for result in results] == [SyncFailedError, SyncFailedError]
+    assert rig.commits == 0
+    assert [type(broken) for broken in rig.broken] == [SyncFailedError]
 
 
 @pytest.mark.parametrize("error", [apsw.IOError("disk I/O error"), apsw.FullError("full"), MemoryError(), OSError(5)])
