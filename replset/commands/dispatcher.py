@@ -43,6 +43,7 @@ from replset.commands.table import COMMANDS
 from replset.commands.unbuilt import unknown_command
 from replset.commands.users.audit_trail import without_secrets
 from replset.commands.users.authorization import authorize
+from replset.commands.writes.prepared import INSERT, PreparedInserts
 from replset.errors import (
     CommandNotFoundError,
     ErrorCode,
@@ -76,6 +77,7 @@ class Dispatcher:
         self.sessions.on_end.append(member.transactions.abort_sessions)
         self.sessions.on_end.append(self.cursors.end_sessions)
         self.operations = OperationTable(member.clock, member.flow_control)
+        self.prepared = PreparedInserts(self)
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
         self._commands: dict[str, Command] = {}
@@ -94,34 +96,48 @@ class Dispatcher:
             member.audit.command(ctx, 0)
             if isinstance(reply, bytes):
                 return reply
-            if "writeConcernError" in reply and ctx.is_retryable:
-                label_concern_error(reply)
-        except ReplError as error:
-            if ctx is not None and ctx.is_retryable:
-                add_retry_labels(error, has_written=ctx.has_written or ctx.command.ends_transaction)
-            if ctx is not None:
-                add_resumable_label(ctx, error)
-            self.failures[error.code] = self.failures.get(error.code, 0) + 1
-            if error.code == ErrorCode.UNAUTHORIZED:
-                member.audit.refused(request)
-            elif ctx is not None:
-                member.audit.command(ctx, error.code)
-            reply = error_reply(error, member)
         except InvariantError:
             raise
         except Exception as error:
-            log.exception("command failed: %r", without_secrets(request.body))
-            self.failures[1] = self.failures.get(1, 0) + 1
-            reply = error_reply(ReplError(f"internal error: {type(error).__name__}: {error}"), member)
-        failure = reply.get("writeConcernError")
-        if isinstance(failure, dict):
-            add_topology_version(reply, failure.get("code"), member)
-        if request.error_labels is not None:
-            replace_labels(reply, request.error_labels)
-        whole = finish(reply, member.store.last_applied.ts)
+            reply = self._failed(request, ctx, error)
+        whole = self.complete(request, ctx, reply)
         if not isinstance(reply, LargeReply):
             return whole
         return await member.evaluations.run(lambda: encode(whole))  # whatever is left of maxTimeMS: the work is done
+
+    def _failed(self, request: CommandRequest, ctx: CommandContext | None, error: BaseException) -> dict[str, object]:
+        """Return the reply of a command that failed, without the fields that every reply ends with."""
+        if not isinstance(error, ReplError):
+            log.error("command failed: %r", without_secrets(request.body), exc_info=error)
+            self.failures[1] = self.failures.get(1, 0) + 1
+            return error_reply(ReplError(f"internal error: {type(error).__name__}: {error}"), self.member)
+        if ctx is not None and ctx.is_retryable:
+            add_retry_labels(error, has_written=ctx.has_written or ctx.command.ends_transaction)
+        if ctx is not None:
+            add_resumable_label(ctx, error)
+        self.failures[error.code] = self.failures.get(error.code, 0) + 1
+        if error.code == ErrorCode.UNAUTHORIZED:
+            self.member.audit.refused(request)
+        elif ctx is not None:
+            self.member.audit.command(ctx, error.code)
+        return error_reply(error, self.member)
+
+    def complete(
+        self, request: CommandRequest, ctx: CommandContext | None, reply: dict[str, object]
+    ) -> dict[str, object]:
+        """Add what every reply ends with, and the labels of a write concern that is not met."""
+        failure = reply.get("writeConcernError")
+        if isinstance(failure, dict):
+            if ctx is not None and ctx.is_retryable and reply.get("ok") != 0.0:
+                label_concern_error(reply)
+            add_topology_version(reply, failure.get("code"), self.member)
+        if request.error_labels is not None:
+            replace_labels(reply, request.error_labels)
+        return finish(reply, self.member.store.last_applied.ts)
+
+    def refuse(self, ctx: CommandContext, error: BaseException) -> dict[str, object]:
+        """Return the whole reply of a prepared insert that failed."""
+        return self.complete(ctx.request, ctx, self._failed(ctx.request, ctx, error))
 
     def answer_now(self, request: CommandRequest) -> bytes | None:
         """Answer a find by `_id` at once (find_by_id.py), without a task and an entry in currentOp.
@@ -192,6 +208,10 @@ class Dispatcher:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
         return self._context_of(request, command, name, deadline, session)
+
+    def context_of_insert(self, request: CommandRequest, session: SessionRequest | None) -> CommandContext:
+        """Return what `run` would have made of a prepared insert."""
+        return self._context_of(request, INSERT, INSERT.name, None, session)
 
     def _context_of(
         self,

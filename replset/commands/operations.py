@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
@@ -25,6 +25,9 @@ from replset.commands.users.authorization import authorize
 from replset.ids import Millis
 from replset.query.match import compile_filter
 from replset.replication.ports import Clock
+
+if TYPE_CHECKING:
+    from replset.commands.writes.prepared import PreparedInsert
 
 KINDS = {
     "find": "queries",
@@ -61,6 +64,12 @@ class Operation:
     held_before: int
     is_killed: bool = False
 
+    def kill(self) -> None:
+        """End it, unless it is the caller's own."""
+        if self.task is not asyncio.current_task():
+            self.is_killed = True
+            self.task.cancel()
+
 
 class OperationTable:
     """The running commands of clients, by their id; and count and milliseconds by (database, collection, command).
@@ -78,7 +87,7 @@ class OperationTable:
         self.took_ms: dict[str, int] = {}
         self.write_concern_waits = Histogram(SECONDS)
         self.write_concern_failures: Counter[int] = Counter()
-        self.running: dict[int, Operation] = {}
+        self.running: dict[int, Operation | PreparedInsert] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
         self.index_uses: Counter[tuple[bytes, str]] = Counter()
         """How many commands used an index, by the collection's UUID and the index's name."""
@@ -88,6 +97,21 @@ class OperationTable:
         operation = Operation(next(self._ids), ctx, self._now(), task, self._flow_control.held_ms)
         self.running[operation.id] = operation
         return operation
+
+    def begin_prepared(self, insert: PreparedInsert) -> None:
+        """As `begin`, of an insert that runs in no task; `end_prepared` must follow."""
+        insert.id, insert.began, insert.held_before = next(self._ids), self._now(), self._flow_control.held_ms
+        self.running[insert.id] = insert
+
+    def end_prepared(self, insert: PreparedInsert, *, counts: bool) -> None:
+        """As `end`. counts: False if the insert goes the usual way, where it begins anew."""
+        del self.running[insert.id]
+        if counts:
+            took_ms = self._now() - insert.began
+            self._count(insert.shape.use, took_ms)
+            self.took_ms["insert"] = self.took_ms.get("insert", 0) + took_ms
+            if took_ms >= SLOW_MS:
+                self._add_slow(insert, took_ms)
 
     def end(self, operation: Operation) -> None:
         """Forget the command, and add what it took."""
@@ -102,7 +126,7 @@ class OperationTable:
         if took_ms - operation.ctx.work.idle_ms >= SLOW_MS and name not in PATIENT:
             self._add_slow(operation, took_ms - operation.ctx.work.idle_ms)
 
-    def _add_slow(self, operation: Operation, took_ms: int) -> None:
+    def _add_slow(self, operation: Operation | PreparedInsert, took_ms: int) -> None:
         ctx, flow, work = operation.ctx, self._flow_control, operation.ctx.work
         held_ms = flow.held_ms - operation.held_before if ctx.command.name in WRITES else 0
         if held_ms:
@@ -130,7 +154,9 @@ class OperationTable:
         collection = ctx.collection or ctx.body.get_string("collection" if name == "getMore" else ctx.name)
         if collection is None:
             return
-        key = (ctx.request.database, collection, name)
+        self._count((ctx.request.database, collection, name), took_ms)
+
+    def _count(self, key: tuple[str, str, str], took_ms: int) -> None:
         used = self.used.get(key)
         if used is None:
             if len(self.used) >= MAX_USED:
@@ -142,12 +168,11 @@ class OperationTable:
     def kill(self, operation_id: int) -> None:
         """End a command. An unknown id, and the caller's own command, are passed over."""
         operation = self.running.get(operation_id)
-        if operation is not None and not operation.is_killed and operation.task is not asyncio.current_task():
-            operation.is_killed = True
-            operation.task.cancel()
+        if operation is not None and not operation.is_killed:
+            operation.kill()
 
 
-def describe(operation: Operation, now: Millis) -> dict[str, object]:
+def describe(operation: Operation | PreparedInsert, now: Millis) -> dict[str, object]:
     """A row of currentOp."""
     ctx = operation.ctx
     connection, body, name = ctx.connection, ctx.body, ctx.command.name
@@ -233,7 +258,7 @@ async def current_operations(
     return await run_in_thread(ctx.member, work)
 
 
-def is_of_caller(operation: Operation, ctx: CommandContext) -> bool:
+def is_of_caller(operation: Operation | PreparedInsert, ctx: CommandContext) -> bool:
     """Whether the operation is of the caller's user; without logins, of the same client."""
     mine, theirs = ctx.sender, operation.ctx.sender
     if mine.login is None:

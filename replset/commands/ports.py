@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from replset.auth.login import Login
 from replset.auth.users import SaslConversation
@@ -16,7 +16,7 @@ from replset.commands.fail_points import FailPoints
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.topology import Topology
-from replset.commands.waiters import WaiterList
+from replset.commands.waiters import Completion, WaiterList
 from replset.core.messages import ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import Node
 from replset.ids import HostPort, Millis, OpTime
@@ -375,6 +375,13 @@ class MemberPort(Protocol):
 
         Raises what the operation raises (then it left nothing), NotWritablePrimaryError, OutOfDiskSpaceError,
         ShutdownInProgressError, StorageError.
+        """
+        ...
+
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
+        """As `write`: `completion` gets the result or the error, in the turn in which the group ends.
+
+        It raises only NotWritablePrimaryError and ShutdownInProgressError, at once.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Lists of waiting clients: `WaiterList` for write concerns, `Notifier` for everything else that a member waits for.
 
-Every wait is a future on the event loop. A condition of a write concern becomes true for older optimes first, so each
+A condition of a write concern becomes true for older optimes first, so each
 condition has a heap of its waiters, and a check costs nothing while the oldest one still waits.
 """
 
@@ -10,26 +10,40 @@ import asyncio
 import heapq
 from collections.abc import Callable, Hashable
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 from replset.errors import ReplError
-from replset.ids import OpTime
+from replset.ids import OPTIME_NULL, OpTime
 
 _SWEEP_FROM = 64
+
+
+class Completion(Protocol):
+    """Whoever waits for something: a future, or an object that goes on at once, in the turn in which it is told."""
+
+    def done(self) -> bool:
+        """Whether it waits no more: it is passed over."""
+        ...
+
+    def set_result(self, result: Any) -> None: ...
+
+    def set_exception(self, error: Any, /) -> None: ...
 
 
 class _Heap:
     """The waiters of one key, oldest optime first. Waiters that timed out stay in `rows` until a sweep removes them."""
 
-    __slots__ = ("is_satisfied", "rows", "sweep_at")
+    __slots__ = ("is_satisfied", "newest", "rows", "sweep_at")
 
     def __init__(self, is_satisfied: Callable[[OpTime], bool]) -> None:
         self.is_satisfied = is_satisfied
-        self.rows: list[tuple[OpTime, int, asyncio.Future[None]]] = []
+        self.rows: list[tuple[OpTime, int, Completion]] = []
+        self.newest = OPTIME_NULL  # of all that waited since it was empty
         self.sweep_at = _SWEEP_FROM
 
-    def push(self, row: tuple[OpTime, int, asyncio.Future[None]]) -> None:
+    def push(self, row: tuple[OpTime, int, Completion]) -> None:
         heapq.heappush(self.rows, row)
+        self.newest = max(self.newest, row[0])
         if len(self.rows) >= self.sweep_at:
             self.rows = sorted(row for row in self.rows if not row[2].done())
             self.sweep_at = max(_SWEEP_FROM, 2 * len(self.rows))
@@ -42,28 +56,29 @@ class WaiterList:
         self._heaps: dict[Hashable, _Heap] = {}
         self._numbers = count()
 
-    def add(self, key: Hashable, optime: OpTime, is_satisfied: Callable[[OpTime], bool]) -> asyncio.Future[None]:
-        """Return a future that is done once `is_satisfied(optime)`. One key always means one condition."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def add(
+        self, key: Hashable, optime: OpTime, is_satisfied: Callable[[OpTime], bool], completion: Completion
+    ) -> None:
+        """End the wait once `is_satisfied(optime)`, maybe at once. One key always means one condition."""
         if is_satisfied(optime):
-            future.set_result(None)
-            return future
+            completion.set_result(None)
+            return
         heap = self._heaps.get(key)
         if heap is None:
             heap = self._heaps[key] = _Heap(is_satisfied)
-        heap.push((optime, next(self._numbers), future))
-        return future
+        heap.push((optime, next(self._numbers), completion))
 
     def release(self) -> None:
         """End every wait whose condition is true now. The member calls it when a position or the commit point moved."""
         for key, heap in list(self._heaps.items()):
-            rows = heap.rows
+            rows, all_end = heap.rows, False
             while rows:
-                optime, _, future = rows[0]
-                if not future.done():
-                    if not heap.is_satisfied(optime):
+                optime, _, waiter = rows[0]
+                if not waiter.done():
+                    if not all_end and not heap.is_satisfied(optime):
                         break
-                    future.set_result(None)
+                    all_end = all_end or heap.is_satisfied(heap.newest)  # as those of one group mostly do
+                    waiter.set_result(None)
                 heapq.heappop(rows)
             if not rows:
                 del self._heaps[key]
@@ -73,20 +88,20 @@ class WaiterList:
         heaps = list(self._heaps.values())
         self._heaps.clear()
         for heap in heaps:
-            for _, _, future in heap.rows:
-                if not future.done():
-                    future.set_exception(error())
+            for _, _, waiter in heap.rows:
+                if not waiter.done():
+                    waiter.set_exception(error())
 
     def fail_where(self, error: Callable[[Hashable], Callable[[], ReplError] | None]) -> None:
         """End the waits of each key that has an error."""
         for key in list(self._heaps):
             failure = error(key)
-            for _, _, future in () if failure is None else self._heaps.pop(key).rows:
-                if failure is not None and not future.done():
-                    future.set_exception(failure())
+            for _, _, waiter in () if failure is None else self._heaps.pop(key).rows:
+                if failure is not None and not waiter.done():
+                    waiter.set_exception(failure())
 
     def __len__(self) -> int:
-        return sum(1 for heap in self._heaps.values() for _, _, future in heap.rows if not future.done())
+        return sum(1 for heap in self._heaps.values() for _, _, waiter in heap.rows if not waiter.done())
 
     @property
     def kept(self) -> int:

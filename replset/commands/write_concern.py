@@ -6,11 +6,12 @@ getDefaultRWConcern and setDefaultRWConcern too: the default is a replicated doc
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, TypeVar
 
 from replset.auth.roles import Action
@@ -21,7 +22,7 @@ from replset.commands.fail_command import replaced_write_concern_error
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import write_times
 from replset.commands.slow_operations import SlowReason
-from replset.commands.waiters import done_within
+from replset.commands.waiters import Completion, done_within
 from replset.config import ReplSetConfig, TagCounts, parse_tag_counts
 from replset.core.member_state import MemberState
 from replset.core.waiting import WaitedFor
@@ -210,26 +211,14 @@ async def wait_until_met(
     The wait ends with the concern's wtimeout or at `deadline` (maxTimeMS, on the member's clock), whichever is first.
     Without either it ends once it is in vain: MongoDB would wait for ever, and say nothing (map D9).
     """
-    node = member.node
-    refusal = None if node.config is None else unsatisfiable(node.config, concern)
-    if refusal is not None:
-        return WriteConcernFailure(refusal.code, refusal.reason)
-    # This member may have lost the primary's place since the write, and won it again. Then the entry may have been
-    # rolled back, and the set may hold another one at the same timestamp. To count who has reached that timestamp would
-    # acknowledge a write that is lost.
-    if optime.term < node.term or node.state is not MemberState.PRIMARY:
-        return _stepped_down(member)
     left_ms = None if deadline is None else max(0, deadline - member.clock.now())
     wtimeout_ms = concern.wtimeout_ms or None
     by_deadline = left_ms is not None and (wtimeout_ms is None or left_ms < wtimeout_ms)
     limit_ms = left_ms if by_deadline else wtimeout_ms
-    if not isinstance(concern.w, int) or concern.w > 1:
-        member.on_awaited("durable" if concern.j or concern.w in (MAJORITY, IN_SYNC) else "applied")
-    endless = limit_ms is None and not concern.level_of  # while a level may be lowered, no wait is in vain
-    key = WaiterKey(concern.w, bool(concern.j), endless, concern.level_of)
-    future = member.write_waiters.add(key, optime, lambda reached: node.is_satisfied(concern, reached))
-    if endless and not future.done() and (vain := node.in_vain(concern)) is not None:
-        future.set_exception(WaitInVainError(vain.reason, code=vain.code))
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    failure = begin_wait(member, optime, concern, future, endless=limit_ms is None)
+    if failure is not None:
+        return failure
     try:
         if await done_within(future, limit_ms):
             return None
@@ -242,6 +231,32 @@ async def wait_until_met(
     return _failure(member, concern, optime, ErrorCode.WRITE_CONCERN_TIMEOUT, "waiting for replication timed out")
 
 
+def begin_wait(
+    member: MemberPort, optime: OpTime, concern: WriteConcern, waiter: Completion, *, endless: bool
+) -> WriteConcernFailure | None:
+    """Let `waiter` wait until the entry at `optime` meets `concern`, maybe not at all; return why it cannot begin to.
+
+    endless: no limit ends the wait; then WaitInVainError does. PrimarySteppedDownError: this member leads no more.
+    """
+    node = member.node
+    refusal = None if node.config is None else unsatisfiable(node.config, concern)
+    if refusal is not None:
+        return WriteConcernFailure(refusal.code, refusal.reason)
+    # This member may have lost the primary's place since the write, and won it again. Then the entry may have been
+    # rolled back, and the set may hold another one at the same timestamp. To count who has reached that timestamp would
+    # acknowledge a write that is lost.
+    if optime.term < node.term or node.state is not MemberState.PRIMARY:
+        return _stepped_down(member)
+    if not isinstance(concern.w, int) or concern.w > 1:
+        member.on_awaited("durable" if concern.j or concern.w in (MAJORITY, IN_SYNC) else "applied")
+    endless = endless and not concern.level_of  # while a level may be lowered, no wait is in vain
+    key = _waiter_key(concern, endless)
+    member.write_waiters.add(key, optime, partial(node.is_satisfied, concern), waiter)
+    if endless and not waiter.done() and (vain := node.in_vain(concern)) is not None:
+        waiter.set_exception(WaitInVainError(vain.reason, code=vain.code))
+    return None
+
+
 class WaiterKey(NamedTuple):
     """Which waiters have one condition. endless: they wait without a limit."""
 
@@ -249,6 +264,11 @@ class WaiterKey(NamedTuple):
     j: bool
     endless: bool
     level_of: str
+
+
+@lru_cache(maxsize=64)
+def _waiter_key(concern: WriteConcern, endless: bool) -> WaiterKey:
+    return WaiterKey(concern.w, bool(concern.j), endless, concern.level_of)
 
 
 class WaitInVainError(ReplError):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from replset.archive.ports import ArchivePort
 from replset.bson import ObjectId, ObjectIds
@@ -29,7 +29,7 @@ from replset.commands.streams.history import History
 from replset.commands.topology import Topology
 from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.users.user_directory import UserDirectory
-from replset.commands.waiters import Notifier, WaiterList
+from replset.commands.waiters import Completion, Notifier, WaiterList
 from replset.commands.write_concern import end_waits_in_vain, has_stored_default
 from replset.core.effects import NO_VOTE
 from replset.core.member_state import MemberState
@@ -612,6 +612,9 @@ class RunningMember:
 
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         return self._writer.write(operation)
+
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
+        self._writer.submit(operation, completion)
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:
         if not self._is_started:  # it listens already, but the core does not know yet what it found on disk

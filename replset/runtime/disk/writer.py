@@ -16,6 +16,7 @@ import apsw
 
 from replset.bson import Timestamp
 from replset.commands.histogram import SIZES, Histogram
+from replset.commands.waiters import Completion
 from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.errors import (
@@ -69,7 +70,7 @@ class Writer:
         self._on_committed = on_committed
         self._term: int | None = None
         self._closed = False
-        self._operations: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]] = []
+        self._operations: list[tuple[Callable[[WriteGroup], Any], Completion]] = []
         self._scheduled = False
         self.group_sizes = Histogram(SIZES)
         """Operations of each group."""
@@ -95,12 +96,16 @@ class Writer:
 
     def write(self, operation: Callable[[WriteGroup], T]) -> asyncio.Future[T]:
         """Run `operation` in the next group; its result once that is committed. See MemberPort.write."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.submit(operation, future)
+        return future
+
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
+        """As `write`; `completion` gets the result or the error. It raises only if clients' writes are refused."""
         if self._term is None or self._closed:
             raise self._refusal()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._operations.append((operation, future))
+        self._operations.append((operation, completion))
         self._schedule()
-        return future
 
     def append_noop(self, term: int, message: str) -> None:
         """Write a no-op entry of the core now, in a group of its own. Work for the write queue.
@@ -163,8 +168,8 @@ class Writer:
             return
         term = self._term
         if term is None or self._closed:
-            for _, future in queue:
-                future.set_exception(self._refusal())
+            for _, completion in queue:
+                completion.set_exception(self._refusal())
             return
         try:
             outcomes, wrote = self._run_group(term, queue)
@@ -184,16 +189,16 @@ class Writer:
             self._schedule()
             if wrote:
                 self._on_committed()
-            for (_, future), (result, failure) in zip(queue, outcomes, strict=False):
-                if future.done():
+            for (_, completion), (result, failure) in zip(queue, outcomes, strict=False):
+                if completion.done():
                     continue
                 if failure is None:
-                    future.set_result(result)
+                    completion.set_result(result)
                 else:
-                    future.set_exception(failure)
+                    completion.set_exception(failure)
 
     def _run_group(
-        self, term: int, queue: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]]
+        self, term: int, queue: list[tuple[Callable[[WriteGroup], Any], Completion]]
     ) -> tuple[list[tuple[Any, Exception | None]], bool]:
         """Run the first operations, as many as fit, in one transaction.
 
@@ -224,7 +229,7 @@ class Writer:
         return outcomes, wrote
 
     @staticmethod
-    def _fail(queue: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]], error: Exception) -> None:
-        for _, future in queue:
-            if not future.done():
-                future.set_exception(error)
+    def _fail(queue: list[tuple[Callable[[WriteGroup], Any], Completion]], error: Exception) -> None:
+        for _, completion in queue:
+            if not completion.done():
+                completion.set_exception(error)

@@ -1,6 +1,7 @@
 """One connection of the wire port: its task runs the commands of a client or a member in order.
 
-No task is made per command. A find by `_id` on an idle connection is answered as it arrives. One message waits behind
+No task is made per command. On an idle connection a find by `_id` is answered as it arrives, and an insert of a shape
+that it has sent before joins the group at once (commands/writes/prepared.py). One message waits behind
 the command that runs; what a client sends beyond it is not looked at, and nothing more is read. The commands of all
 clients share each turn of the event loop (turns.py). If a connection closes, the command that it waits for is
 cancelled. Commands that need no answer (moreToCome: w: 0) and had arrived completely before the client closed are still
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
+from replset.commands.writes.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedInsert, Shape
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -25,7 +27,7 @@ from replset.errors import (
     code_name,
 )
 from replset.runtime.net.admission import SMALL_BYTES, STALLED_S
-from replset.wire.framing import FrameReader, WireMessage, encode_reply
+from replset.wire.framing import LARGE_BYTES, FrameReader, WireMessage, encode_msg, encode_reply
 
 if TYPE_CHECKING:
     from replset.runtime.net.server import WireServer
@@ -37,7 +39,7 @@ TURN = 16
 STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
 _IN_ADMIN = encode({"$db": "admin"})[4:]
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
-_FIND = b"find\0"
+_FIND, _INSERT = b"find\0", b"insert\0"
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """Commands that an overloaded member still answers: they need little memory and show what is wrong."""
 
@@ -61,6 +63,10 @@ class WireConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._context = ConnectionContext(next(server.connection_ids))
+        self._shapes: list[Shape] = []  # of its last inserts, the newest first
+        self._shapes_in_vain = 0
+        self._insert: PreparedInsert | None = None  # that is under way, outside of the task
+        self._insert_message = b""
 
     # --- called by the transport ------------------------------------------------------------------------------------
 
@@ -82,7 +88,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._transport = None
         self._server.slots.give_back_descriptor()
         self._writable.set()
-        if exc is None and self._task is not None and first is not None and first.more_to_come:
+        if exc is None and self._task is not None and first is not None and first.more_to_come and self._insert is None:
             self._is_closed_by_client = True
         else:
             self.end()
@@ -99,6 +105,9 @@ class WireConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         self._release(self._admitted_bytes)
+        insert, self._insert = self._insert, None
+        if insert is not None:
+            insert.leave()
         if self.owner is not None:
             self._server.client_left(self.owner)
         task, self._task = self._task, None
@@ -136,7 +145,8 @@ class WireConnection(asyncio.BufferedProtocol):
 
     @property
     def _is_at_work(self) -> bool:
-        return self._current is not None or self._next is not None or not self._writable.is_set()
+        is_running = self._current is not None or self._next is not None or self._insert is not None
+        return is_running or not self._writable.is_set()
 
     def close_idle(self) -> None:
         self.end()
@@ -158,19 +168,25 @@ class WireConnection(asyncio.BufferedProtocol):
         self._received_at = self._loop.time()
         self._server.traffic.bytes_in += len(data)
         was_idle = self._next is None
+        if was_idle and self._shapes and self._take_insert(data):
+            return
         if not self._read_next(data) or self._next is None:
             return
         if was_idle and self._next.body.raw.startswith(_FIND, 5) and self._answer_now(self._next):
             self._next = None
             if not self._reader.has_more or not self._read_next(b"") or self._next is None:
                 return
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the task run the next message."""
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
 
     def _read_next(self, data: bytes) -> bool:
         """Add the bytes, and find the next message unless one waits. False: the connection is closed."""
         try:
-            for message in self._reader.feed(data, int(self._next is None)):
+            for message in self._reader.feed(data, int(self._next is None and self._insert is None)):
                 self._next = message
         except RemoteProtocolError as error:
             self._end_for(error)
@@ -188,14 +204,10 @@ class WireConnection(asyncio.BufferedProtocol):
 
         False: the message has to be queued.
         """
-        arrived, server, context = self._arrived, self._server, self._context
-        if arrived is None or arrived.done() or not self._writable.is_set() or context.member is not None:
-            return False
+        server = self._server
         if message.exhaust_allowed or message.more_to_come or message.legacy_query or message.unverified:
             return False
-        if message.admitted or message.uncut or server.admission.is_full or server.slots.is_reserved(self):
-            return False
-        if not server.turns.has_room():
+        if message.admitted or message.uncut or not self._is_free():
             return False
         request = self._request_of(message)
         reply = None if isinstance(request, bytes) else server.dispatcher.answer_now(request)
@@ -204,6 +216,48 @@ class WireConnection(asyncio.BufferedProtocol):
         server.turns.count(message.size)
         self._send(message, reply)
         return True
+
+    def _is_free(self) -> bool:
+        """Whether a command may run here in this turn, outside of the task: none runs, and there is room for it."""
+        arrived, server = self._arrived, self._server
+        if arrived is None or arrived.done() or self._insert is not None or not self._writable.is_set():
+            return False
+        if self._context.member is not None or server.admission.is_full or server.slots.is_reserved(self):
+            return False
+        return server.turns.has_room()
+
+    def _take_insert(self, data: bytes) -> bool:
+        """Put the insert into the next group, if `data` is one message of a shape that is known. False: it is not."""
+        if self._reader.pending or not self._is_free():
+            return False
+        for shape in self._shapes:
+            insert = self._server.dispatcher.prepared.take(shape, data, self._context, self._finish_insert)
+            if insert is not None:
+                self._server.turns.count(len(data))
+                self._insert, self._insert_message = insert, data
+                self._shapes_in_vain = 0
+                return True
+        return False
+
+    def _finish_insert(self, reply: bytes | None) -> None:
+        """Send the reply of the insert that was under way. None: it has to go the usual way, before what came since."""
+        self._insert, message = None, self._insert_message
+        if reply is None:
+            (self._next,) = FrameReader().feed(message)
+        else:
+            frame = encode_msg(next(self._server.reply_ids), int.from_bytes(message[4:8], "little"), reply)
+            self._server.send(self, frame)
+            self._server.traffic.bytes_out += len(frame)
+        if self._next is None and (not self._reader.has_more or not self._read_next(b"") or self._next is None):
+            return
+        self._wake()
+
+    def _remember_shape(self, request: CommandRequest) -> None:
+        """Remember the shape of an insert that was answered without an error."""
+        shape = self._server.dispatcher.prepared.shape_of(request)
+        if shape is not None:
+            self._shapes_in_vain += 1
+            self._shapes = [shape, *self._shapes[: MOST_SHAPES - 1]]
 
     def _end_for(self, error: RemoteProtocolError) -> None:
         self._server.repeated.warn("bytes", f"connection {self._context.id} from {self.peer}: {error.message}")
@@ -333,7 +387,14 @@ class WireConnection(asyncio.BufferedProtocol):
             self.end()
             return
         request = self._request_of(message)
-        reply = request if isinstance(request, bytes) else _encoded(await self._server.dispatcher.run(request))
+        if isinstance(request, bytes):
+            reply = request
+        else:
+            answer = await self._server.dispatcher.run(request)
+            reply = _encoded(answer)
+            is_insert = message.body.raw.startswith(_INSERT, 5) and message.size <= LARGE_BYTES
+            if is_insert and isinstance(answer, bytes) and member is None and self._shapes_in_vain < MOST_IN_VAIN:
+                self._remember_shape(request)
         if self._context.is_to_close:
             self.end()
         elif message.exhaust_allowed and not message.more_to_come:

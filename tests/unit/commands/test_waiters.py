@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -29,6 +30,14 @@ class Point:
         return optime.ts <= self.ts
 
 
+def wait(
+    waiters: WaiterList, key: object, optime: OpTime, is_satisfied: Callable[[OpTime], bool]
+) -> asyncio.Future[None]:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiters.add(key, optime, is_satisfied, future)
+    return future
+
+
 @pytest.fixture
 def point() -> Point:
     return Point()
@@ -41,14 +50,14 @@ def waiters() -> WaiterList:
 
 async def test_a_condition_that_is_met_is_not_waited_for(waiters: WaiterList, point: Point) -> None:
     point.ts = 5
-    assert waiters.add("majority", at(5), point.reached).done()
+    assert wait(waiters, "majority", at(5), point.reached).done()
     assert len(waiters) == 0
 
 
 async def test_older_optimes_are_released_first_whatever_came_first(waiters: WaiterList, point: Point) -> None:
     woken: list[int] = []
     for ts in (7, 3, 5, 3):
-        future = waiters.add("majority", at(ts), point.reached)
+        future = wait(waiters, "majority", at(ts), point.reached)
         future.add_done_callback(lambda _future, ts=ts: woken.append(ts))
     waiters.release()
     assert len(waiters) == 4
@@ -66,14 +75,14 @@ async def test_older_optimes_are_released_first_whatever_came_first(waiters: Wai
 
 async def test_a_release_checks_one_waiter_while_the_oldest_still_waits(waiters: WaiterList, point: Point) -> None:
     for ts in range(1, 101):
-        waiters.add("majority", at(ts), point.reached)
+        wait(waiters, "majority", at(ts), point.reached)
     point.looks = 0
     waiters.release()
     assert point.looks == 1
 
 
 async def test_leaving_primary_fails_every_waiter_with_an_error_of_its_own(waiters: WaiterList, point: Point) -> None:
-    futures = [waiters.add(key, at(ts), point.reached) for key, ts in (("majority", 3), (2, 4), ("majority", 9))]
+    futures = [wait(waiters, key, at(ts), point.reached) for key, ts in (("majority", 3), (2, 4), ("majority", 9))]
     waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
     errors = [future.exception() for future in futures]
     assert [type(error) for error in errors] == [PrimarySteppedDownError] * 3
@@ -84,8 +93,8 @@ async def test_leaving_primary_fails_every_waiter_with_an_error_of_its_own(waite
 
 
 async def test_a_client_that_is_gone_is_skipped(waiters: WaiterList, point: Point) -> None:
-    gone = waiters.add("majority", at(1), point.reached)
-    stays = waiters.add("majority", at(2), point.reached)
+    gone = wait(waiters, "majority", at(1), point.reached)
+    stays = wait(waiters, "majority", at(2), point.reached)
     gone.cancel()
     assert len(waiters) == 1
     point.ts = 2
@@ -98,9 +107,9 @@ async def test_a_client_that_is_gone_is_skipped(waiters: WaiterList, point: Poin
 async def test_waits_that_timed_out_behind_one_that_still_waits_do_not_pile_up(
     waiters: WaiterList, point: Point
 ) -> None:
-    oldest = waiters.add(3, at(1), point.reached)
+    oldest = wait(waiters, 3, at(1), point.reached)
     for ts in range(2, 5000):
-        assert not await done_within(waiters.add(3, at(ts), point.reached), 1)
+        assert not await done_within(wait(waiters, 3, at(ts), point.reached), 1)
     assert waiters.kept < 200
     assert not oldest.done()
     point.ts = 1
@@ -110,12 +119,12 @@ async def test_waits_that_timed_out_behind_one_that_still_waits_do_not_pile_up(
 
 
 async def test_done_within_is_true_when_the_wait_ended_in_time(waiters: WaiterList, point: Point) -> None:
-    future = waiters.add("majority", at(1), point.reached)
+    future = wait(waiters, "majority", at(1), point.reached)
     point.ts = 1
     asyncio.get_running_loop().call_later(0.02, waiters.release)
     assert await done_within(future, 30)
     assert await done_within(future, 0), "what is done needs no time"
-    forever = waiters.add("majority", at(2), point.reached)
+    forever = wait(waiters, "majority", at(2), point.reached)
     point.ts = 2
     asyncio.get_running_loop().call_later(3600, waiters.release)
     assert await done_within(forever, None)
