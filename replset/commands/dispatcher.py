@@ -43,6 +43,7 @@ from replset.commands.table import COMMANDS
 from replset.commands.unbuilt import unknown_command
 from replset.commands.users.audit_trail import without_secrets
 from replset.commands.users.authorization import authorize
+from replset.commands.waiters import Completion
 from replset.commands.writes.prepared import INSERT, PreparedInserts
 from replset.errors import (
     CommandNotFoundError,
@@ -59,6 +60,7 @@ log = logging.getLogger("replset.commands")
 LARGEST_FIELD = 256 << 10
 LARGEST_GENERIC = 16 << 10
 """Bytes of a field that is read on the event loop, and of one that every command takes."""
+FETCH = "replSetOplogFetch"
 ANY_SIZE = frozenset(
     {"documents", "updates", "deletes", "filter", "query", "projection", "sort", "update", "fields", "pipeline"}
     | {"applyOps", "comment", "endSessions", "refreshSessions", "killSessions", "killAllSessions"}
@@ -135,9 +137,9 @@ class Dispatcher:
             replace_labels(reply, request.error_labels)
         return finish(reply, self.member.store.last_applied.ts)
 
-    def refuse(self, ctx: CommandContext, error: BaseException) -> dict[str, object]:
-        """Return the whole reply of a prepared insert that failed."""
-        return self.complete(ctx.request, ctx, self._failed(ctx.request, ctx, error))
+    def refuse(self, request: CommandRequest, ctx: CommandContext | None, error: BaseException) -> dict[str, object]:
+        """Return the whole reply of a command that ran in no task, and failed."""
+        return self.complete(request, ctx, self._failed(request, ctx, error))
 
     def answer_now(self, request: CommandRequest) -> bytes | None:
         """Answer a find by `_id` at once (find_by_id.py), without a task and an entry in currentOp.
@@ -158,6 +160,23 @@ class Dispatcher:
         else:
             self.operations.count(ctx, 0)
         return reply
+
+    def begin_fetch(self, request: CommandRequest, waiter: Completion) -> bool:
+        """Begin another member's replSetOplogFetch without a task: `waiter` gets the page or the error, maybe at once.
+
+        False: `run` has to answer it, which meets whatever is unusual again.
+        """
+        body, member = request.body, self.member
+        if member.fail_points.active or not request.connection.is_member or len(body.raw) > LARGEST_GENERIC:
+            return False
+        counted = self.counts.get(FETCH, 0)
+        try:
+            self._begin(request)
+            member.fetches.begin(body, waiter)
+        except Exception:
+            self.counts[FETCH] = counted
+            return False
+        return True
 
     def _begin(self, request: CommandRequest) -> CommandContext:
         """Check what every command is checked for. ReplError: it is refused."""

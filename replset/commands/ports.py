@@ -36,6 +36,7 @@ from replset.storage.store import Store
 
 if TYPE_CHECKING:
     from replset.commands.members.archive_lease import ArchiveLease, ArchiveStatus
+    from replset.commands.members.oplog_fetch import OplogFetches
     from replset.commands.sessions.transactions import TransactionTable
     from replset.commands.streams.consumer_directory import ConsumerDirectory
     from replset.commands.streams.history import History
@@ -315,6 +316,11 @@ class MemberPort(Protocol):
 
     @property
     def archive_lease(self) -> ArchiveLease: ...
+
+    @property
+    def fetches(self) -> OplogFetches:
+        """The open fetches of other members."""
+        ...
 
     @property
     def byte_rates(self) -> dict[int, ByteRate]:

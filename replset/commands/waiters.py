@@ -70,6 +70,8 @@ class WaiterList:
 
     def release(self) -> None:
         """End every wait whose condition is true now. The member calls it when a position or the commit point moved."""
+        if not self._heaps:
+            return
         for key, heap in list(self._heaps.items()):
             rows, all_end = heap.rows, False
             while rows:

@@ -247,14 +247,22 @@ def begin_wait(
     # acknowledge a write that is lost.
     if optime.term < node.term or node.state is not MemberState.PRIMARY:
         return _stepped_down(member)
-    if not isinstance(concern.w, int) or concern.w > 1:
-        member.on_awaited("durable" if concern.j or concern.w in (MAJORITY, IN_SYNC) else "applied")
+    note_awaited(member, concern)
     endless = endless and not concern.level_of  # while a level may be lowered, no wait is in vain
     key = _waiter_key(concern, endless)
     member.write_waiters.add(key, optime, partial(node.is_satisfied, concern), waiter)
     if endless and not waiter.done() and (vain := node.in_vain(concern)) is not None:
         waiter.set_exception(WaitInVainError(vain.reason, code=vain.code))
     return None
+
+
+def note_awaited(member: MemberPort, concern: WriteConcern) -> None:
+    """Note that a write waits for other members' positions, or is about to.
+
+    Noted before its group, it goes with the page that the group makes: the others then tell their positions at once.
+    """
+    if not isinstance(concern.w, int) or concern.w > 1:
+        member.on_awaited("durable" if concern.j or concern.w in (MAJORITY, IN_SYNC) else "applied")
 
 
 class WaiterKey(NamedTuple):

@@ -21,6 +21,7 @@ from replset.commands.fail_points import FailPoints
 from replset.commands.histogram import Histogram
 from replset.commands.members.archive_lease import ArchiveLease
 from replset.commands.members.byte_rate import ByteRate
+from replset.commands.members.oplog_fetch import OplogFetches
 from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.ports import RecentLog
 from replset.commands.sessions.transactions import TransactionTable
@@ -157,7 +158,8 @@ class RunningMember:
         self._is_started = False
         self._is_stopping = False
         self._rolling_back = data.rolling_back
-        self._changes = Notifier(lambda: self.history.on_change())
+        self.fetches = OplogFetches(self)
+        self._changes = Notifier(self._on_change)
         self.write_waiters = WaiterList()
         self._tasks = BackgroundTasks(self._break)
         self._open_storage(data, ports)
@@ -529,6 +531,11 @@ class RunningMember:
         self._on_moved()
         self._changes.notify()
         self._set_follower.on_change()
+
+    def _on_change(self) -> None:
+        """Let the history and the other members' fetches look, before everybody else who waits for a change."""
+        self.history.on_change()
+        self.fetches.on_change()
 
     def _on_moved(self) -> None:
         """Report that last_applied or last_durable changed."""

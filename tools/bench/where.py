@@ -20,7 +20,7 @@ from tools.bench.subjects import running_replset
 from tools.bench.throughput import Bench, Point
 
 SAMPLER = Path(__file__).parent / "sampler"
-SHOWN = 30
+SHOWN = 15
 """So many functions."""
 BAR = 50
 """Marks of the longest bar."""

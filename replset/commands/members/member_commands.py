@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from replset.auth.roles import Action
-from replset.bson import Binary, ObjectId, append_fields
+from replset.bson import Binary, ObjectId, RawDocument, append_fields
 from replset.commands import fields
 from replset.commands.command import PROVE, Command, CommandContext
 from replset.commands.members.messages import parse_request, reply_document
-from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe, refuse_other_set
-from replset.commands.ports import Reply
+from replset.commands.members.oplog_fetch import oplog_probe, refuse_other_set
+from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import encode_times
 from replset.core.messages import Refused
 from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError
@@ -38,8 +39,14 @@ def refuse_foreign_member(ctx: CommandContext) -> None:
 
 async def fetch_oplog(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
-    page = await oplog_fetch(ctx.member, ctx.body)
-    return append_fields(page, encode_times(ctx.member.store.last_applied.ts))
+    waiter: asyncio.Future[RawDocument] = asyncio.get_running_loop().create_future()
+    ctx.member.fetches.begin(ctx.body, waiter)
+    return whole_page(ctx.member, await waiter)
+
+
+def whole_page(member: MemberPort, page: RawDocument) -> bytes:
+    """Return the reply with what every reply ends with."""
+    return append_fields(page, encode_times(member.store.last_applied.ts))
 
 
 async def probe_oplog(ctx: CommandContext) -> Reply:

@@ -1,6 +1,6 @@
 """Serves the oplog to other members: replSetOplogFetch and replSetOplogProbe.
 
-The server keeps no state for a member that tails it: each fetch names the entry behind which it wants to go on.
+The server keeps no state for a member that tails it but its open fetch, which names the entry behind which it goes on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from replset.bson import ObjectId, RawDocument
 from replset.commands.lag import behind_ms
@@ -18,6 +18,7 @@ from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.messages import parse_progress
 from replset.commands.members.snapshot_server import check_serves_oplog
 from replset.commands.ports import MemberPort
+from replset.commands.waiters import Completion
 from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
 from replset.errors import BadValueError, DamagedEntryError, ErrorCode, ReplError
@@ -40,36 +41,126 @@ BEHIND_MS = 1_000
 """How long a secondary waits for the entry that another one wants to go on from: it may be a moment behind it."""
 
 
-async def oplog_fetch(member: MemberPort, body: RawDocument) -> RawDocument:
-    """Answer replSetOplogFetch: the entries behind `after`, as soon as there are some.
+class OplogFetches:
+    """The fetches of other members: each is answered in the turn in which there is something for it.
 
-    The position that came with the request is counted first. A commit point alone is answered after
-    COMMIT_POINT_DELAY_MS: under load it goes with the entries that follow, and costs no message.
+    A commit point alone is answered after COMMIT_POINT_DELAY_MS: under load it goes with the entries that follow, and
+    costs no message.
     """
-    request = FetchRequest.parse(body)
-    refuse_other_set(member, request.set_id)
-    if request.progress is not None:
-        member.on_fetch_progress(parse_progress(request.progress))
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    deadline = began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
-    if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
-        member.on_awaited("commit point")
-    if request.after == member.store.last_applied and request.chain != member.store.chain:
-        member.on_chain_mismatch(request.after)
-    while True:
+
+    def __init__(self, member: MemberPort) -> None:
+        self._member = member
+        self._waiting: dict[_Fetch, None] = {}
+        self._is_scheduled = False
+        self._slow: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
+
+    def begin(self, body: RawDocument, waiter: Completion) -> None:
+        """Answer replSetOplogFetch: `waiter` gets the page, a document, at once or later. ReplError.
+
+        The position that came with the request is counted first.
+        """
+        member, request = self._member, FetchRequest.parse(body)
+        refuse_other_set(member, request.set_id)
+        if request.progress is not None:
+            member.on_fetch_progress(parse_progress(request.progress))
+        if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
+            member.on_awaited("commit point")
+        if request.after == member.store.last_applied and request.chain != member.store.chain:
+            member.on_chain_mismatch(request.after)
+        began = asyncio.get_running_loop().time()
+        fetch = _Fetch(request, waiter, began, began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000)
+        self._waiting[fetch] = None
+        self._look_at(fetch)
+
+    def on_change(self) -> None:
+        """Something has changed: an entry, the commit point or a state. One look at the end of this turn is for all."""
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_scheduled = False
+        for fetch in list(self._waiting):
+            self._look_at(fetch)
+
+    def _look_at(self, fetch: _Fetch) -> None:
+        """Answer the fetch if there is something for it, or its time is over."""
+        if fetch.waiter.done():
+            self._waiting.pop(fetch, None)
+            return
+        try:
+            due = self._due_of(fetch)
+            if due:
+                self._look_again_at(due)
+                return
+            self._waiting.pop(fetch, None)
+            page = self._page_of_now(fetch.request)
+        except Exception as error:
+            self._waiting.pop(fetch, None)
+            fetch.waiter.set_exception(error)
+            return
+        if page is not None:
+            fetch.waiter.set_result(page.document())
+            return
+        task = asyncio.get_running_loop().create_task(self._answer_slowly(fetch))
+        self._slow.add(task)
+        task.add_done_callback(self._slow.discard)
+
+    def _due_of(self, fetch: _Fetch) -> float:
+        """When the fetch has to be answered at last, on the loop's clock; 0: now. ReplError: it is refused."""
+        member, request = self._member, fetch.request
         check_serves_oplog(member.node)
-        until = deadline
+        now = asyncio.get_running_loop().time()
+        if _may_come(member, request) and now < (until := fetch.began + BEHIND_MS / 1000):
+            return until
+        if has_news(member, request):
+            return 0
+        until = fetch.deadline
         if min(member.node.commit_point, member.store.last_applied) > request.known_commit_point:
             delay_ms = 0 if request.awaits_commit_point else COMMIT_POINT_DELAY_MS
-            until = min(until, began + delay_ms / 1000)
-        if _may_come(member, request) and (behind_ms := math.ceil((began - loop.time()) * 1000) + BEHIND_MS) > 0:
-            await member.wait_for_change(behind_ms)
-            continue
-        left_ms = math.ceil((until - loop.time()) * 1000)
-        if left_ms <= 0 or has_news(member, request):
-            return (await _page(member, request)).document()
-        await member.wait_for_change(left_ms)
+            until = min(until, fetch.began + delay_ms / 1000)
+        return until if until > now else 0
+
+    def _look_again_at(self, due: float) -> None:
+        """Look at those that wait at `due` too. One timer serves all: an early look does no harm."""
+        if due < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due, self._timer = due, asyncio.get_running_loop().call_at(due, self._on_time)
+
+    def _on_time(self) -> None:
+        self._due, self._timer = math.inf, None
+        self._look()
+
+    def _page_of_now(self, request: FetchRequest) -> FetchReply | None:
+        """The answer of this moment; None: it needs a wait, or a look into the archive."""
+        member = self._member
+        if member.node.follower_bytes_per_second() and behind_ms(member, request.after) >= FAR_BEHIND_MS:
+            return None
+        page = fetch_now(member, request)
+        return page if page.matched or member.history.older is None else None
+
+    async def _answer_slowly(self, fetch: _Fetch) -> None:
+        try:
+            page = await _page(self._member, fetch.request)
+        except Exception as error:
+            if not fetch.waiter.done():
+                fetch.waiter.set_exception(error)
+            return
+        if not fetch.waiter.done():
+            fetch.waiter.set_result(page.document())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fetch:
+    """One that waits. began, deadline: on the loop's clock."""
+
+    request: FetchRequest
+    waiter: Completion
+    began: float
+    deadline: float
 
 
 def refuse_other_set(member: MemberPort, theirs: ObjectId | None) -> None:

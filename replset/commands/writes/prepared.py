@@ -30,6 +30,7 @@ from replset.commands.users.authorization import authorize
 from replset.commands.write_concern import (
     begin_wait,
     default_concern,
+    note_awaited,
     parse_write_concern,
     wait_for_write_concern,
 )
@@ -265,6 +266,7 @@ class PreparedInserts:
         except ReplError:
             insert.check_in()
             return None
+        note_awaited(member, concern)
         dispatcher.operations.begin_prepared(insert)
         dispatcher.counts["insert"] += 1
         return insert
@@ -417,7 +419,7 @@ class PreparedInsert:
         self._finish(encode_write_reply((("n", 1),), self._optime, self._term))
 
     def _refuse(self, error: BaseException) -> None:
-        reply = self._lane.dispatcher.refuse(self.ctx, error)
+        reply = self._lane.dispatcher.refuse(self.ctx.request, self.ctx, error)
         self._leave_table(failed=True)
         self._finish(encode(reply))
 

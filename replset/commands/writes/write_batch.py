@@ -21,7 +21,7 @@ from replset.commands.pipelines.views import refuse_view
 from replset.commands.ports import Reply
 from replset.commands.reads.scan import pause
 from replset.commands.replies import SHUTDOWN_CODES, LargeReply, encode_write_reply, write_times
-from replset.commands.write_concern import wait_for_write_concern, write_concern_of
+from replset.commands.write_concern import note_awaited, wait_for_write_concern, write_concern_of
 from replset.commands.writes.retryable import Executed, RetryableWrite
 from replset.commands.writes.validators import Validator, validator_of
 from replset.errors import BadValueError, ErrorCode, NotWritablePrimaryError, PrimarySteppedDownError, ReplError
@@ -245,6 +245,8 @@ async def run_batch(batch: Batch) -> Reply:
     """
     ctx = batch.ctx
     concern = write_concern_of(ctx)
+    if ctx.transaction is None:
+        note_awaited(ctx.member, concern)
     try:
         await run_groups(batch)
     except ReplError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
+from replset.commands.members.member_commands import whole_page
 from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
 from replset.commands.writes.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedInsert, Shape
 from replset.errors import (
@@ -30,6 +31,7 @@ from replset.runtime.net.admission import SMALL_BYTES, STALLED_S
 from replset.wire.framing import LARGE_BYTES, FrameReader, WireMessage, encode_msg, encode_reply
 
 if TYPE_CHECKING:
+    from replset.commands.dispatcher import Dispatcher
     from replset.runtime.net.server import WireServer
 
 
@@ -39,7 +41,7 @@ TURN = 16
 STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
 _IN_ADMIN = encode({"$db": "admin"})[4:]
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
-_FIND, _INSERT = b"find\0", b"insert\0"
+_FIND, _INSERT, _FETCH = b"find\0", b"insert\0", b"replSetOplogFetch\0"
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """Commands that an overloaded member still answers: they need little memory and show what is wrong."""
 
@@ -65,7 +67,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._context = ConnectionContext(next(server.connection_ids))
         self._shapes: list[Shape] = []  # of its last inserts, the newest first
         self._shapes_in_vain = 0
-        self._insert: PreparedInsert | None = None  # that is under way, outside of the task
+        self._open: PreparedInsert | _OpenFetch | None = None  # what is under way here outside of the task
         self._insert_message = b""
 
     # --- called by the transport ------------------------------------------------------------------------------------
@@ -88,7 +90,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._transport = None
         self._server.slots.give_back_descriptor()
         self._writable.set()
-        if exc is None and self._task is not None and first is not None and first.more_to_come and self._insert is None:
+        if exc is None and self._task is not None and first is not None and first.more_to_come and self._open is None:
             self._is_closed_by_client = True
         else:
             self.end()
@@ -105,9 +107,9 @@ class WireConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         self._release(self._admitted_bytes)
-        insert, self._insert = self._insert, None
-        if insert is not None:
-            insert.leave()
+        under_way, self._open = self._open, None
+        if under_way is not None:
+            under_way.leave()
         if self.owner is not None:
             self._server.client_left(self.owner)
         task, self._task = self._task, None
@@ -115,6 +117,10 @@ class WireConnection(asyncio.BufferedProtocol):
         if task is not None:
             task.cancel()
         return task
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self._server.dispatcher
 
     @property
     def peer(self) -> str:
@@ -145,7 +151,7 @@ class WireConnection(asyncio.BufferedProtocol):
 
     @property
     def _is_at_work(self) -> bool:
-        is_running = self._current is not None or self._next is not None or self._insert is not None
+        is_running = self._current is not None or self._next is not None or self._open is not None
         return is_running or not self._writable.is_set()
 
     def close_idle(self) -> None:
@@ -172,10 +178,8 @@ class WireConnection(asyncio.BufferedProtocol):
             return
         if not self._read_next(data) or self._next is None:
             return
-        if was_idle and self._next.body.raw.startswith(_FIND, 5) and self._answer_now(self._next):
-            self._next = None
-            if not self._reader.has_more or not self._read_next(b"") or self._next is None:
-                return
+        if was_idle and self._run_at_once(self._next):
+            return
         self._wake()
 
     def _wake(self) -> None:
@@ -186,7 +190,7 @@ class WireConnection(asyncio.BufferedProtocol):
     def _read_next(self, data: bytes) -> bool:
         """Add the bytes, and find the next message unless one waits. False: the connection is closed."""
         try:
-            for message in self._reader.feed(data, int(self._next is None and self._insert is None)):
+            for message in self._reader.feed(data, int(self._next is None and self._open is None)):
                 self._next = message
         except RemoteProtocolError as error:
             self._end_for(error)
@@ -199,15 +203,43 @@ class WireConnection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
         return True
 
-    def _answer_now(self, message: WireMessage) -> bool:
-        """Answer a find that needs no wait, if this connection is idle: the turn of its task costs 4 microseconds.
-
-        False: the message has to be queued.
-        """
-        server = self._server
+    def _run_at_once(self, message: WireMessage) -> bool:
+        """Run a find that needs no wait, or another member's fetch, in this turn. False: it has to be queued."""
+        raw = message.body.raw
+        is_find = raw.startswith(_FIND, 5)
+        if not is_find and (self._context.member is None or not raw.startswith(_FETCH, 5)):
+            return False
         if message.exhaust_allowed or message.more_to_come or message.legacy_query or message.unverified:
             return False
-        if message.admitted or message.uncut or not self._is_free():
+        if message.admitted or message.uncut:
+            return False
+        return self._answer_now(message) if is_find else self._begin_fetch(message)
+
+    def _begin_fetch(self, message: WireMessage) -> bool:
+        """Begin another member's fetch: the page leaves in the turn in which there is one."""
+        member = self._context.member
+        if self._is_busy or member is None or self._server.drops_inbound(member):
+            return False
+        request = self._request_of(message)
+        if isinstance(request, bytes):
+            return False
+        fetch = self._open = _OpenFetch(self, message, request)
+        self._next = None  # before the answer, which may come at once
+        if self._server.dispatcher.begin_fetch(request, fetch):
+            return True
+        self._open, self._next = None, message
+        return False
+
+    def finish_fetch(self, message: WireMessage, reply: bytes) -> None:
+        """Send the reply of the fetch that was under way."""
+        self._open = None
+        self._reply(message, reply)
+        self._go_on()
+
+    def _answer_now(self, message: WireMessage) -> bool:
+        """Answer a find that needs no wait, if this connection is idle: the turn of its task costs 4 microseconds."""
+        server = self._server
+        if not self._is_free():
             return False
         request = self._request_of(message)
         reply = None if isinstance(request, bytes) else server.dispatcher.answer_now(request)
@@ -215,12 +247,20 @@ class WireConnection(asyncio.BufferedProtocol):
             return False
         server.turns.count(message.size)
         self._send(message, reply)
+        self._next = None
+        self._go_on()
         return True
 
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a command runs here, or an answer waits to be sent."""
+        arrived = self._arrived
+        return arrived is None or arrived.done() or self._open is not None or not self._writable.is_set()
+
     def _is_free(self) -> bool:
-        """Whether a command may run here in this turn, outside of the task: none runs, and there is room for it."""
-        arrived, server = self._arrived, self._server
-        if arrived is None or arrived.done() or self._insert is not None or not self._writable.is_set():
+        """Whether a client's command may run here in this turn, outside of the task."""
+        server = self._server
+        if self._is_busy:
             return False
         if self._context.member is not None or server.admission.is_full or server.slots.is_reserved(self):
             return False
@@ -234,20 +274,24 @@ class WireConnection(asyncio.BufferedProtocol):
             insert = self._server.dispatcher.prepared.take(shape, data, self._context, self._finish_insert)
             if insert is not None:
                 self._server.turns.count(len(data))
-                self._insert, self._insert_message = insert, data
+                self._open, self._insert_message = insert, data
                 self._shapes_in_vain = 0
                 return True
         return False
 
     def _finish_insert(self, reply: bytes | None) -> None:
         """Send the reply of the insert that was under way. None: it has to go the usual way, before what came since."""
-        self._insert, message = None, self._insert_message
+        self._open, message = None, self._insert_message
         if reply is None:
             (self._next,) = FrameReader().feed(message)
         else:
             frame = encode_msg(next(self._server.reply_ids), int.from_bytes(message[4:8], "little"), reply)
             self._server.send(self, frame)
             self._server.traffic.bytes_out += len(frame)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the task run what came while a command was under way."""
         if self._next is None and (not self._reader.has_more or not self._read_next(b"") or self._next is None):
             return
         self._wake()
@@ -468,6 +512,34 @@ class WireConnection(asyncio.BufferedProtocol):
             request = self._request_of(message)
             reply = request if isinstance(request, bytes) else _encoded(await self._server.dispatcher.run(request))
         self.end()
+
+
+class _OpenFetch:
+    """Another member's fetch that waits for a page, as a `Completion`."""
+
+    __slots__ = ("_connection", "_is_over", "_message", "_request")
+
+    def __init__(self, connection: WireConnection, message: WireMessage, request: CommandRequest) -> None:
+        self._connection = connection
+        self._message = message
+        self._request = request
+        self._is_over = False
+
+    def done(self) -> bool:
+        return self._is_over
+
+    def leave(self) -> None:
+        """Wait no more: the connection is closed."""
+        self._is_over = True
+
+    def set_result(self, page: RawDocument) -> None:
+        self._is_over = True
+        self._connection.finish_fetch(self._message, whole_page(self._connection.dispatcher.member, page))
+
+    def set_exception(self, error: BaseException) -> None:
+        self._is_over = True
+        dispatcher = self._connection.dispatcher
+        self._connection.finish_fetch(self._message, encode(dispatcher.refuse(self._request, None, error)))
 
 
 def _next_of_stream(body: RawDocument, reply: RawDocument) -> RawDocument | None:

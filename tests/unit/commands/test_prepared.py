@@ -21,14 +21,14 @@ CLUSTER = {"clusterTime": Timestamp(5, 1), "signature": {"hash": Binary(bytes(20
 MAJORITY = {"writeConcern": {"w": "majority"}}
 
 
-def inline(command: Mapping[str, object], number: int = 1) -> bytes:
-    return encode_request(number, command, "test")
+def inline(command: Mapping[str, object], number: int = 1, db: str = "test") -> bytes:
+    return encode_request(number, command, db)
 
 
-def sequence(command: Mapping[str, object], number: int = 1) -> bytes:
+def sequence(command: Mapping[str, object], number: int = 1, db: str = "test") -> bytes:
     documents = [encode(doc) for doc in command["documents"]]  # type: ignore[attr-defined]
     rest = {name: value for name, value in command.items() if name != "documents"}
-    return encode_request(number, rest, "test", ("documents", documents))
+    return encode_request(number, rest, db, ("documents", documents))
 
 
 # --- shapes: bytes alone ------------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
 
-    def write(self, *commands: Mapping[str, object], form: Callable[..., bytes] = inline) -> None:
+    def write(self, *commands: Mapping[str, object], form: Callable[..., bytes] = inline, db: str = "test") -> None:
         """Send the messages in one piece."""
-        self.transport.write(b"".join(form(command, self._next_number()) for command in commands))
+        self.transport.write(b"".join(form(command, self._next_number(), db) for command in commands))
 
     def _next_number(self) -> int:
         self.numbers += 1
@@ -188,10 +188,7 @@ class Wire(asyncio.Protocol):
     ) -> dict[str, Any]:
         """Return the reply."""
         count = len(self.replies)
-        if db != "test":
-            self.transport.write(encode_request(self._next_number(), command, db))
-        else:
-            self.write(command, form=form)
+        self.write(command, form=form, db=db)
         self.rig.until(lambda: len(self.replies) > count or self.is_lost)
         return self.replies[count]
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from replset.bson import Binary, Int64, RawDocument, RawDocuments, decode, documents_of, encode, encode_key
 from replset.commands.members.byte_rate import ByteRate
-from replset.commands.members.oplog_fetch import oplog_fetch, oplog_probe
+from replset.commands.members.oplog_fetch import OplogFetches, oplog_probe
 from replset.commands.members.snapshot_server import SnapshotServer
 from replset.core.ages import OptimeAges
 from replset.core.member_state import MemberState
@@ -185,7 +185,7 @@ class Member:
         self.history: Any = SimpleNamespace(older=None)
         self.claimed: list[OpTime] = []
         self.claims_as = ""
-        self._news = asyncio.Event()
+        self.fetches = OplogFetches(self)
         self.context = MemberContext(
             disk=self.disk,
             dbpath=self.dbpath,
@@ -232,7 +232,7 @@ class Member:
     async def serve(self, body: RawDocument) -> dict[str, object]:
         match body.first_key:
             case "replSetOplogFetch":
-                page = await oplog_fetch(self, body)
+                page = await self.fetch(body)
                 return {**page.decode(), "batch": RawDocuments(documents_of(page.get_raw("batch") or b""))}
             case "replSetOplogProbe":
                 return await oplog_probe(self, body)
@@ -242,12 +242,10 @@ class Member:
                 return (await read_own(self.context, RangeRequest.parse(body))).document()
         raise AssertionError(body.first_key)
 
-    async def wait_for_change(self, timeout_ms: int) -> bool:
-        try:
-            await asyncio.wait_for(self._news.wait(), timeout_ms / 1000)
-        except TimeoutError:
-            return False
-        return True
+    async def fetch(self, body: RawDocument) -> RawDocument:
+        waiter: asyncio.Future[RawDocument] = asyncio.get_running_loop().create_future()
+        self.fetches.begin(body, waiter)
+        return await waiter
 
     def on_damage(self, detail: str) -> None:
         self.damage.append(detail)
@@ -261,8 +259,7 @@ class Member:
     def moved(self) -> None:
         self.moves += 1
         self.fetcher.on_moved()
-        self._news.set()
-        self._news = asyncio.Event()
+        self.fetches.on_change()
 
     async def set_marker(self, _required: RequiredEntries) -> InitialSyncMarker:
         if not self.marker:

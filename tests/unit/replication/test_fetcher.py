@@ -13,7 +13,7 @@ import pytest
 from replset.bson import Int64, RawDocument, Timestamp, encode, encode_key
 from replset.commands.members import oplog_fetch as oplog_fetch_module
 from replset.commands.members.messages import request_document
-from replset.commands.members.oplog_fetch import fetch_now, has_news, oplog_fetch, oplog_probe
+from replset.commands.members.oplog_fetch import fetch_now, has_news, oplog_probe
 from replset.core.member_state import MemberState
 from replset.core.messages import MemberProgress, Position, ProgressRequest, SourceBatch, SourceFailed, SourceProblem
 from replset.errors import (
@@ -174,7 +174,7 @@ async def test_a_commit_point_alone_waits_for_entries_unless_somebody_waits_for_
 ) -> None:
     monkeypatch.setattr(oplog_fetch_module, "COMMIT_POINT_DELAY_MS", 60_000)
     asked = replace(request(source.store.last_applied, 50_000), awaits_commit_point=is_awaited)
-    poll = asyncio.get_running_loop().create_task(oplog_fetch(source, RawDocument(encode(asked.document()))))
+    poll = asyncio.get_running_loop().create_task(source.fetch(RawDocument(encode(asked.document()))))
     await asyncio.sleep(1)
     source.node.commit_point = source.store.last_applied
     source.moved()
@@ -526,7 +526,7 @@ def test_private_documents_round_trip(source: Member) -> None:
 def test_a_malformed_request_is_the_askers_fault(source: Member, field: str, value: object) -> None:
     body = RawDocument(encode({**request(source.store.oldest).document().decode(), field: value}))
     with pytest.raises(RemoteProtocolError):
-        asyncio.run(oplog_fetch(source, body))
+        asyncio.run(source.fetch(body))
 
 
 def test_an_unknown_place_is_answered_at_once(source: Member) -> None:
@@ -560,7 +560,7 @@ async def test_a_poll_ends_when_its_time_is_over(source: Member) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     body = RawDocument(encode(request(source.store.last_applied, 50).document()))
-    reply = await oplog_fetch(source, body)
+    reply = await source.fetch(body)
     assert reply.get("batch") == []
     assert 0.03 < loop.time() - began < 5
 
@@ -569,7 +569,7 @@ async def test_a_poll_ends_when_its_time_is_over(source: Member) -> None:
 async def test_a_poll_ends_when_the_member_stops_serving(source: Member, is_noted: bool) -> None:
     """The time may be over before the change of state has reached those who wait for it."""
     body = RawDocument(encode(request(source.store.last_applied, 10_000 if is_noted else 30).document()))
-    poll = asyncio.get_running_loop().create_task(oplog_fetch(source, body))
+    poll = asyncio.get_running_loop().create_task(source.fetch(body))
     await asyncio.sleep(0.01)
     source.node.state = MemberState.ROLLBACK
     if is_noted:
@@ -601,7 +601,7 @@ async def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(source: Mem
 
     async def fetch(after: OpTime, chain: int) -> FetchReply:
         body = RawDocument(encode(request(after, chain=chain).document()))
-        return FetchReply.parse(RawDocument(encode(await oplog_fetch(source, body))))
+        return FetchReply.parse(RawDocument(encode(await source.fetch(body))))
 
     loop = asyncio.get_running_loop()
     began = loop.time()
