@@ -18,6 +18,7 @@ import json
 import logging
 import urllib.parse
 from collections.abc import Coroutine, MutableMapping
+from functools import partial
 from typing import Any, Final
 
 import httptools
@@ -30,8 +31,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from api.errors import error_body
-from api.exchange import DRAIN_BYTES
+from api.exchange import DRAIN_BYTES, HttpAnswer
+from api.prepared import INSERT_ONE, PATH, Head, PreparedActions, head_of
 from replset.bson import MAX_MESSAGE_SIZE
+from replset.commands.writes.prepared import PreparedInsert
 from replset.errors import ErrorCode
 from replset.runtime.net.admission import STALLED_S, Admission
 from replset.runtime.net.connections import ConnectionSlots
@@ -103,6 +106,8 @@ class Exchange(RequestResponseCycle):
     """One request and its response."""
 
     turns: Turns
+    status = 0
+    """Of the response, if it was sent in one write."""
     _start: MutableMapping[str, Any] | None = None
     """The start of a response that waits for the first part of the body."""
 
@@ -149,6 +154,7 @@ class Exchange(RequestResponseCycle):
                 return False
             parts += (name, b": ", value, b"\r\n")
         self.response_started = self.response_complete = True
+        self.status = start["status"]
         self.message_event.set()
         self.transport.write(b"".join((*parts, b"\r\n", body)))
         self.on_response()
@@ -156,12 +162,14 @@ class Exchange(RequestResponseCycle):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """HttpServer makes a subclass of this that has the `slots`, the `admission` and the `turns` of its member."""
+    """HttpServer makes a subclass of this that has the `slots`, `admission`, `turns` and `actions` of its member."""
 
     slots: ConnectionSlots
     admission: Admission
     turns: Turns
+    actions: PreparedActions | None = None
     flow: Flow
+    cycle: Exchange
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -178,6 +186,10 @@ class HttpConnection(HttpToolsProtocol):
         self._waits_for_turn = False
         self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
+        self._head: Head | None = None  # of the last insert, see prepared.py
+        self._request = b""  # the request that is being answered, if it came whole and alone
+        self._insert: PreparedInsert | None = None  # that is under way outside of uvicorn
+        self._closes = False
         self._unsent = 0
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -186,7 +198,7 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def idle_since(self) -> float | None:
         """Return since when no request of this connection is being answered; None while one is."""
-        return None if self._is_answering or self._ahead else self._last_received
+        return None if self._is_answering or self._ahead or self._insert is not None else self._last_received
 
     @property
     def _is_answering(self) -> bool:
@@ -195,7 +207,7 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def _is_busy(self) -> bool:
         """Whether the next request has to wait: the one before it has come to its end and is not answered yet."""
-        return self._is_answering and not self._in_request
+        return self._insert is not None or (self._is_answering and not self._in_request)
 
     def close_idle(self) -> None:
         if self.transport is not None:
@@ -217,6 +229,9 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_waiting()
         self._count_head(0)
         self._drop_ahead()
+        insert, self._insert = self._insert, None
+        if insert is not None:
+            insert.leave()
         super()._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -256,15 +271,62 @@ class HttpConnection(HttpToolsProtocol):
     # --- what comes ----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused or self.parser is None or (self._is_busy and not self.cycle.keep_alive):
+        if self._is_refused or self.parser is None:
+            return
+        if self._insert is None and self._is_busy and not self.cycle.keep_alive:
             return
         self._last_received = self.loop.time()
         is_first = not self._ahead
+        is_alone = is_first and not self._in_request and not self._is_busy
+        if is_alone and self._head is not None and self._take_insert(self._head, data):
+            return
+        self._request = data if is_alone and len(data) <= SMALL_AHEAD_BYTES else b""
         self._ahead, self._ahead_at = self._ahead[self._ahead_at :] + data, 0
         if is_first and not self._is_busy and self.turns.has_room():
             self.turns.count(len(data))
             self._parse()
         self._keep_rest()
+
+    def _take_insert(self, head: Head, data: bytes) -> bool:
+        """Put the insert into the next group, if `data` is one whole request with a head that is known."""
+        actions = self.actions
+        if actions is None or self.flow.write_paused or self.slots.is_reserved(self) or not self.turns.has_room():
+            return False
+        body = head.body_in(data)
+        if body is None:
+            return False
+        client = "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
+        insert = actions.begin(head, body, client, partial(self._finish_insert, head, data))
+        if insert is None:
+            return False
+        self.turns.count(len(data))
+        self._insert = insert
+        return True
+
+    def _finish_insert(self, head: Head, data: bytes, answer: HttpAnswer | None) -> None:
+        """Send the answer of the insert that was under way. None: it goes the usual way, before what came since."""
+        self._insert = None
+        if answer is None or self.actions is None:
+            self._head = None
+            self._ahead, self._ahead_at = data + self._ahead[self._ahead_at :], 0
+            self._go_on_later()
+            self._keep_rest()
+            return
+        body, headers = self.actions.encode(head.form, answer)
+        parts = [STATUS_LINE[answer.status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            parts += (name, b": ", value, b"\r\n")
+        self.transport.write(b"".join((*parts, b"\r\n", body)))
+        self.on_response_complete()
+        if self._closes:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """Close the connection, after the answer to an insert that is under way."""
+        if self._insert is None:
+            super().shutdown()
+        else:
+            self._closes = True
 
     def _parse(self) -> None:
         """Parse up to the end of a request, or a few steps of it."""
@@ -414,6 +476,11 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin with the next request, or wait for it."""
         self.server_state.total_requests += 1
+        request, self._request = self._request, b""
+        # Only a head that was let through: the guard refuses those of other sites' pages.
+        if request and self.scope["path"] == PATH and self.cycle.status == INSERT_ONE.status:
+            is_plain = not self.scope["query_string"] and self.cycle.keep_alive and not self._in_request
+            self._head = head_of(request, self.headers) if is_plain else None
         if self.transport.is_closing():
             return
         if self._ahead:

@@ -265,25 +265,35 @@ async def read_options(
 
 async def _encode_answer(member: RunningMember, form: Form, answer: HttpAnswer) -> bytes:
     """Return the bytes of the answer. A document that has no such form, for example a too deep one, becomes a 400."""
+    if answer.is_heavy or is_large(answer.document):
+        return await member.workers.run(lambda: encode_answer(member, form, answer))
+    return encode_answer(member, form, answer)
+
+
+def encode_answer(member: RunningMember, form: Form, answer: HttpAnswer) -> bytes:
+    """As `_encode_answer`, at once."""
     times = answer.times
     if not times.operation:
         newest = member.store.last_applied.ts
         times = Times(newest, newest)
     try:
-        if answer.is_heavy or is_large(answer.document):
-            return await member.workers.run(lambda: encode_body(form, answer.document, times))
         return encode_body(form, answer.document, times)
     except InvalidBSONError as error:
         answer.status = 400
         return encode_body(form, error_body(error.code, f"the answer cannot be written: {error.message}"), times)
 
 
+def answer_headers(form: Form, answer: HttpAnswer, body: bytes) -> list[tuple[bytes, bytes]]:
+    headers = [(b"content-type", form.value.encode()), (b"content-length", b"%d" % len(body))]
+    if answer.headers:
+        headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    return headers
+
+
 async def send_answer(member: RunningMember, request: HttpRequest, answer: HttpAnswer, send: Send) -> None:
     """Send the answer to the client."""
     body = await _encode_answer(member, request.form, answer)
-    headers = [(b"content-type", request.form.value.encode()), (b"content-length", b"%d" % len(body))]
-    if answer.headers:
-        headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    headers = answer_headers(request.form, answer, body)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

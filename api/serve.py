@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from api.connection import HttpConnection
+from api.prepared import PreparedActions
 from replset.ids import HostPort
 from replset.runtime.net.admission import Admission
 from replset.runtime.net.connections import ConnectionSlots
@@ -84,16 +85,18 @@ class HttpServer:
         turns: Turns,
         backlog: int,
         tls: MemberTls | None = None,
+        actions: PreparedActions | None = None,
     ) -> None:
         """Make a server. slots: limits its connections. admission: counts the memory that their requests use.
 
-        turns: in which they are answered.
+        turns: in which they are answered. actions: answers inserts before `app`, where it can.
         """
 
         class Connection(HttpConnection):
             pass
 
         Connection.slots, Connection.admission, Connection.turns = slots, admission, turns
+        Connection.actions = actions
         self._address = address
         config = uvicorn.Config(
             app,

@@ -22,6 +22,7 @@ from typing import NoReturn
 import uvloop
 
 from api.app import create_app
+from api.prepared import PreparedActions
 from api.serve import HttpServer
 from replset.archive.ports import ArchivePort
 from replset.client import SETTINGS
@@ -277,7 +278,16 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     SETTINGS.user = lambda: None
     SETTINGS.login = lambda client: client.prove(member.keys.on(certified=True), member.host)
     app = create_app(member, options.allowed_hosts)
-    http = HttpServer(app, options.http_listen, http_slots, member.admission, member.turns, backlog, credentials.tls)
+    http = HttpServer(
+        app,
+        options.http_listen,
+        http_slots,
+        member.admission,
+        member.turns,
+        backlog,
+        credentials.tls,
+        PreparedActions(member),
+    )
     try:
         await http.start()
     except OSError as error:

@@ -108,7 +108,7 @@ class OperationTable:
         del self.running[insert.id]
         if counts:
             took_ms = self._now() - insert.began
-            self._count(insert.shape.use, took_ms)
+            self._count(insert.target.use, took_ms)
             self.took_ms["insert"] = self.took_ms.get("insert", 0) + took_ms
             if took_ms >= SLOW_MS:
                 self._add_slow(insert, took_ms)

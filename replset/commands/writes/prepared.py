@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from replset.bson import RawDocument, encode, walk
 from replset.commands.evaluation import SMALL_STATEMENT
-from replset.commands.namespaces import namespace
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.replies import encode_write_reply, write_times
 from replset.commands.sessions.session_request import (
@@ -35,7 +35,6 @@ from replset.commands.write_concern import (
     wait_for_write_concern,
 )
 from replset.commands.writes.insert import COMMANDS, prepare
-from replset.config import ReplSetConfig
 from replset.core.write_concern import WriteConcern
 from replset.errors import ErrorCode, InvariantError, OutOfDiskSpaceError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime
@@ -67,6 +66,17 @@ _CONSTANT: Final = frozenset({"insert", "ordered", "writeConcern", "comment", "$
 """Fields that the usual way has checked, and whose meaning depends on nothing that changes."""
 
 
+class Target:
+    """The collection that an insert names, as its namespace and as `top` counts its use."""
+
+    __slots__ = ("database", "ns", "use")
+
+    def __init__(self, database: str, collection: str) -> None:
+        self.database = database
+        self.ns = f"{database}.{collection}"
+        self.use = (database, collection, "insert")
+
+
 class Place(NamedTuple):
     """Bytes of a message. is_behind: they stand behind the document, so that its size moves them."""
 
@@ -78,8 +88,7 @@ class Place(NamedTuple):
 class Shape:
     """What inserts of one document have in common. It is bytes alone and knows no member.
 
-    database, ns, concern: of its commands; concern None: they name none, the set's default counts. use: the key of what
-    `top` counts.
+    target, concern: of its commands; concern None: they name none, the set's default counts.
     """
 
     __slots__ = (
@@ -90,12 +99,10 @@ class Shape:
         "_sizes",
         "cluster_time",
         "concern",
-        "database",
         "lsid",
-        "ns",
         "number",
+        "target",
         "template_size",
-        "use",
     )
 
     def __init__(self, message: bytes, document: Place, sizes: list[int], slots: dict[str, Place]) -> None:
@@ -105,8 +112,7 @@ class Shape:
         self._document_at = document.at
         self._sizes = [(at, int.from_bytes(message[at : at + 4], "little") - document.size) for at in sizes]
         self.lsid, self.number, self.cluster_time = (slots.get(name) for name in ("lsid", "txnNumber", "$clusterTime"))
-        self.database, self.ns = "", ""
-        self.use = ("", "", "insert")
+        self.target = Target("", "")
         self.concern: WriteConcern | None = None
         free = [(4, 12), (document.at, document.at + document.size), *((at, at + 4) for at in sizes)]
         free += [(place.at, place.at + place.size) for place in slots.values()]
@@ -204,9 +210,7 @@ class PreparedInserts:
         config = self.member.node.config
         if shape is None or config is None:
             return None
-        collection = str(body.get("insert"))
-        shape.database, shape.ns = request.database, namespace(request.database, collection)
-        shape.use = (request.database, collection, "insert")
+        shape.target = Target(request.database, str(body.get("insert")))
         raw = body.get_raw("writeConcern")
         if raw is not None:
             shape.concern = parse_write_concern(raw, lambda: default_concern(self.member.store, config).w)
@@ -223,23 +227,17 @@ class PreparedInserts:
 
         finish: called with the reply once there is one; with None if the insert has to go the usual way after all.
         """
-        member, dispatcher = self.member, self.dispatcher
+        member = self.member
         document = shape.document_in(message)
-        if document is None or len(document) > SMALL_STATEMENT or member.fail_points.active:
-            return None
-        config = member.node.config
-        if config is None or not member.node.writable or not _is_plain(config):
+        if document is None or len(document) > SMALL_STATEMENT or not self.may_take():
             return None
         session: SessionRequest | None = None
         try:
-            concern = shape.concern or default_concern(member.store, config)
-            if concern.wtimeout_ms:
-                return None
             uid = NOBODY
             if member.users.required:
                 if connection.login is None or not member.users.knows(connection.login):
                     return None
-                authorize(member, connection, INSERT.needs, shape.database, "insert")
+                authorize(member, connection, INSERT.needs, shape.target.database, "insert")
                 uid = connection.login.uid
             if shape.cluster_time is not None:
                 check_cluster_time(shape.read(shape.cluster_time, message), member)
@@ -251,21 +249,49 @@ class PreparedInserts:
                 session = SessionRequest(key, lsid, number)
             elif shape.number is not None:
                 return None
-            key, document = prepare(document, member)
-            if session is not None:
-                dispatcher.sessions.note_use(session.key, member.clock.now())
-                if session.txn_number is not None:
-                    member.transactions.check_retryable_write(session.key, session.txn_number)
-                    if not dispatcher.sessions.check_out_now(session.key):
-                        return None
+            request = partial(_request_of, shape.target.database, message, document, connection)
+            return self.begin(shape.target, document, shape.concern, session, request, finish)
         except ReplError:
             return None
-        insert = PreparedInsert(self, shape, message, connection, finish, key, document, concern, session)
+
+    def may_take(self) -> bool:
+        """Whether the member, as it is now, asks for no look that an insert of this kind does without."""
+        config = self.member.node.config
+        if config is None or not self.member.node.writable or self.member.fail_points.active:
+            return False
+        return config.settings.min_in_sync <= 1 and not config.settings.durability_levels
+
+    def begin(
+        self,
+        target: Target,
+        document: bytes,
+        concern: WriteConcern | None,
+        session: SessionRequest | None,
+        request: Callable[[], CommandRequest],
+        finish: Callable[[bytes | None], None],
+    ) -> PreparedInsert | None:
+        """Put a document into the next group. `may_take` and the sender's rights are asked for before.
+
+        concern: None for the set's default. request: makes the request, for those who look at it. ReplError: it has to
+        go the usual way, as for None.
+        """
+        member, dispatcher = self.member, self.dispatcher
+        concern = concern or default_concern(member.store, member.node.config)
+        if concern.wtimeout_ms:
+            return None
+        key, document = prepare(document, member)
+        if session is not None:
+            dispatcher.sessions.note_use(session.key, member.clock.now())
+            if session.txn_number is not None:
+                member.transactions.check_retryable_write(session.key, session.txn_number)
+                if not dispatcher.sessions.check_out_now(session.key):
+                    return None
+        insert = PreparedInsert(self, target, request, finish, key, document, concern, session)
         try:
             member.submit(insert.run, insert)
         except ReplError:
             insert.check_in()
-            return None
+            raise
         note_awaited(member, concern)
         dispatcher.operations.begin_prepared(insert)
         dispatcher.counts["insert"] += 1
@@ -275,9 +301,12 @@ class PreparedInserts:
 _LSID_HEAD: Final = _LSID_BYTES.to_bytes(4, "little") + b"\x05id\0\x10\0\0\0\x04"
 
 
-def _is_plain(config: ReplSetConfig) -> bool:
-    """Whether no setting asks for a look at each write concern."""
-    return config.settings.min_in_sync <= 1 and not config.settings.durability_levels
+def _request_of(database: str, message: bytes, document: bytes, connection: ConnectionContext) -> CommandRequest:
+    """Return the request that the usual way would have made of a message that has a shape."""
+    size = int.from_bytes(message[BODY_AT : BODY_AT + 4], "little")
+    body = RawDocument(message[BODY_AT : BODY_AT + size])
+    sequences = {} if _DOCUMENTS in body else {_DOCUMENTS: [RawDocument(document)]}
+    return CommandRequest(database, body, sequences, connection)
 
 
 class PreparedInsert:
@@ -288,7 +317,6 @@ class PreparedInsert:
 
     __slots__ = (
         "_concern",
-        "_connection",
         "_ctx",
         "_document",
         "_finish",
@@ -297,8 +325,8 @@ class PreparedInsert:
         "_is_unusual",
         "_key",
         "_lane",
-        "_message",
         "_optime",
+        "_request",
         "_session",
         "_slow_wait",
         "_term",
@@ -307,15 +335,14 @@ class PreparedInsert:
         "held_before",
         "id",
         "is_killed",
-        "shape",
+        "target",
     )
 
     def __init__(
         self,
         lane: PreparedInserts,
-        shape: Shape,
-        message: bytes,
-        connection: ConnectionContext,
+        target: Target,
+        request: Callable[[], CommandRequest],
         finish: Callable[[bytes | None], None],
         key: bytes,
         document: bytes,
@@ -325,10 +352,9 @@ class PreparedInsert:
         self.id = self.held_before = 0
         self.began = self._written = Millis(0)
         self.is_killed = False
-        self.shape = shape
+        self.target = target
         self._lane = lane
-        self._message = message
-        self._connection = connection
+        self._request = request
         self._finish = finish
         self._key = key
         self._document = document
@@ -346,7 +372,7 @@ class PreparedInsert:
     def run(self, group: WriteGroup) -> OpTime:
         """Insert the document. Whatever it raises, it then goes the usual way."""
         try:
-            coll, session = group.txn.catalog.by_ns.get(self.shape.ns), self._session
+            coll, session = group.txn.catalog.by_ns.get(self.target.ns), self._session
             if coll is None or coll.has_validator or coll.view_on is not None:
                 raise _UnusualError
             if session is not None and session.txn_number is not None:
@@ -476,12 +502,7 @@ class PreparedInsert:
     def ctx(self) -> CommandContext:
         """The context that the usual way would have made; only made where somebody looks."""
         if self._ctx is None:
-            message = self._message
-            size = int.from_bytes(message[BODY_AT : BODY_AT + 4], "little")
-            body = RawDocument(message[BODY_AT : BODY_AT + size])
-            sequences = {} if _DOCUMENTS in body else {_DOCUMENTS: [RawDocument(self._document)]}
-            request = CommandRequest(self.shape.database, body, sequences, self._connection)
-            self._ctx = self._lane.dispatcher.context_of_insert(request, self._session)
+            self._ctx = self._lane.dispatcher.context_of_insert(self._request(), self._session)
             self._ctx.has_written = self._session is not None and self._session.txn_number is not None
         if self._written:
             self._ctx.work.waits = {

@@ -1,0 +1,159 @@
+"""Answers an `insertOne` whose head its connection has sent before, without uvicorn's and the web framework's work.
+
+A head is remembered once a request with it went the whole way: what the limits, the guard and the routes say of it
+depends on its bytes alone, except for what `PreparedActions.begin` looks at. The body is read by the functions that the
+usual way uses, and the insert joins the next group as one of the wire port does (commands/writes/prepared.py). Whatever
+is not foreseen goes the usual way with the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
+
+from api.action_table import ACTIONS
+from api.actions import ActionCommand, action_answer, build_command
+from api.commands import check_reply
+from api.content import Form, form_of, parse_fields
+from api.errors import HttpError
+from api.exchange import IDEMPOTENCY_KEY, HttpAnswer, answer_headers, encode_answer, error_answer
+from replset.bson import RawDocument, encode
+from replset.commands.evaluation import SMALL_STATEMENT
+from replset.commands.namespaces import writable_namespace
+from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.replies import decode_write_reply
+from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
+from replset.commands.writes.prepared import PreparedInsert, Target
+from replset.core.write_concern import MAJORITY
+from replset.errors import ErrorCode, ReplError
+from replset.runtime.member import RunningMember
+
+INSERT_ONE: Final = ACTIONS["insertOne"]
+PATH: Final = f"/v1/action/{INSERT_ONE.name}"
+_LENGTH: Final = b"content-length:"
+_REFUSED_HEADERS: Final = frozenset({b"authorization", b"expect", b"transfer-encoding", b"upgrade", IDEMPOTENCY_KEY})
+_FIELDS: Final = frozenset({"insert", "documents", "writeConcern"})
+
+
+class Head(NamedTuple):
+    """A request's head. before, after: its bytes around the digits of the body's length. form: of the answer."""
+
+    before: bytes
+    after: bytes
+    content_type: str
+    form: Form
+
+    def body_in(self, request: bytes) -> bytes | None:
+        """Return the body of a whole request with this head; None: it is another one."""
+        if not request.startswith(self.before):
+            return None
+        start = len(self.before)
+        end = request.find(b"\r", start, start + 8)
+        if end < 0 or not request.startswith(self.after, end):
+            return None
+        digits = request[start:end]
+        body = request[end + len(self.after) :]
+        return body if digits.isdigit() and int(digits) == len(body) else None
+
+
+def head_of(request: bytes, headers: list[tuple[bytes, bytes]]) -> Head | None:
+    """Return the head of a request that was answered; None: it has something that is not foreseen.
+
+    headers: of the request, with names in lower case.
+    """
+    names = [name for name, _ in headers]
+    at = request.lower().find(b"\r\n" + _LENGTH)
+    if names.count(b"content-length") != 1 or at < 0 or not _REFUSED_HEADERS.isdisjoint(names):
+        return None
+    start = at + 2 + len(_LENGTH)
+    while request[start : start + 1] == b" ":
+        start += 1
+    end = request.find(b"\r", start)
+    head_end = request.find(b"\r\n\r\n") + 4
+    if not request[start:end].isdigit() or not end < head_end:
+        return None
+    fields = dict(headers)
+    accept, content_type = (fields.get(name, b"").decode("latin-1") for name in (b"accept", b"content-type"))
+    return Head(request[:start], request[end:head_end], content_type, form_of(accept))
+
+
+@lru_cache(maxsize=256)
+def _target(database: str, collection: str) -> Target:
+    """Return where an insert goes. ReplError: clients may not write there."""
+    writable_namespace(database, collection)
+    return Target(database, collection)
+
+
+class PreparedActions:
+    """Takes requests with a known head, on one member."""
+
+    def __init__(self, member: RunningMember) -> None:
+        self._member = member
+
+    def encode(self, form: Form, answer: HttpAnswer) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """Return the body and the headers of an answer."""
+        body = encode_answer(self._member, form, answer)
+        return body, answer_headers(form, answer, body)
+
+    def begin(
+        self, head: Head, body: bytes, client: str, finish: Callable[[HttpAnswer | None], None]
+    ) -> PreparedInsert | None:
+        """Put the insert of a body into the next group; None: it has to go the usual way.
+
+        finish: called with the answer once there is one; with None if the request has to go the usual way after all.
+        """
+        member = self._member
+        prepared = member.dispatcher.prepared
+        if len(body) > SMALL_STATEMENT or member.users.required or member.admission.is_full:
+            return None
+        if not prepared.may_take():
+            return None
+        try:
+            command = build_command(INSERT_ONE, parse_fields(head.content_type, body), member.new_id)
+            fields = command.body
+            if not fields.keys() <= _FIELDS or command.is_unacknowledged:
+                return None
+            concern = None
+            if "writeConcern" in fields:
+                raw: RawDocument = fields["writeConcern"]
+                if "w" not in raw:
+                    return None
+                concern = parse_write_concern(raw.raw, lambda: MAJORITY)
+                refuse_unsatisfiable(member.node.config, concern)
+            target = _target(command.database, fields["insert"])
+            document: RawDocument = fields["documents"][0]
+            return prepared.begin(
+                target,
+                document.raw,
+                concern,
+                None,
+                partial(_request_of, command, client),
+                partial(_finish, finish, command),
+            )
+        except (HttpError, ReplError):
+            return None
+
+
+def _request_of(command: ActionCommand, client: str) -> CommandRequest:
+    """Return the request that the usual way would have made."""
+    rest = {**command.body}
+    documents = rest.pop("documents")
+    body = RawDocument(encode(rest))
+    return CommandRequest(command.database, body, {"documents": documents}, ConnectionContext(peer=client), "http")
+
+
+def _finish(finish: Callable[[HttpAnswer | None], None], command: ActionCommand, reply: bytes | None) -> None:
+    """Make the answer of the reply. A member that leads no more forwards the write, which is the usual way's."""
+    if reply is None:
+        finish(None)
+        return
+    found = decode_write_reply(reply) or RawDocument(reply)
+    if found.get("ok") != 1 and found.get("code") == ErrorCode.NOT_WRITABLE_PRIMARY:
+        finish(None)
+        return
+    try:
+        answer = action_answer(INSERT_ONE, check_reply(found, is_write=True), command)
+    except HttpError as error:
+        answer = error_answer(error)
+    finish(answer)

@@ -1,0 +1,265 @@
+"""An insertOne whose head was sent before is answered, byte for byte, as the usual way answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from api.app import create_app
+from api.prepared import PreparedActions
+from api.serve import HttpServer
+from replset.bson import encode
+from replset.ids import HostPort
+from replset.runtime.net.connections import ConnectionSlots
+from tests.rig import Rig, a_set
+from tests.unit.commands.test_prepared import Prepared, without_times
+
+HOST = "host: a:80"
+JSON = "content-type: application/json"
+
+
+class Transport(asyncio.Transport):
+    """Keeps what the member writes."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 80)})
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Http:
+    """One connection to a member's HTTP port."""
+
+    def __init__(self, rig: Rig, *, is_prepared: bool = True) -> None:
+        self.rig = rig
+        self.transport = Transport()
+        rig.do(self._connect(is_prepared))
+
+    async def _connect(self, is_prepared: bool) -> None:
+        member = self.rig.member()
+        actions = PreparedActions(member) if is_prepared else None
+        slots, app = ConnectionSlots(9, "HTTP"), create_app(member, ["a"])
+        server = HttpServer(app, HostPort("a:80"), slots, member.admission, member.turns, 9, None, actions)._server
+        server.config.load()
+        self.protocol: Any = server.config.http_protocol_class(
+            config=server.config, server_state=server.server_state, app_state={}
+        )
+        self.protocol.connection_made(self.transport)
+
+    def receive(self, *pieces: bytes) -> None:
+        async def work() -> None:
+            for piece in pieces:
+                self.protocol.data_received(piece)
+                await asyncio.sleep(0)
+
+        self.rig.do(work())
+
+    def answers(self, count: int) -> list[tuple[int, dict[str, str], Any]]:
+        """Wait for so many answers: status, headers and body of each."""
+        self.rig.until(lambda: self.transport.closed or len(self._split()) >= count)
+        return self._split()
+
+    def _split(self) -> list[tuple[int, dict[str, str], Any]]:
+        rest, found = self.transport.written, []
+        while b"\r\n\r\n" in rest:
+            head, _, rest = rest.partition(b"\r\n\r\n")
+            status, *lines = head.decode().split("\r\n")
+            headers = dict(line.split(": ", 1) for line in lines)
+            size = int(headers["content-length"])
+            if len(rest) < size:
+                break
+            body, rest = rest[:size], rest[size:]
+            is_json = "json" in headers["content-type"]
+            found.append((int(status.split()[1]), headers, json.loads(body) if is_json else body))
+        return found
+
+    def leave(self) -> None:
+        async def work() -> None:
+            self.protocol.connection_lost(None)
+
+        self.rig.do(work())
+
+
+def post(body: object, *headers: str, path: str = "/v1/action/insertOne") -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", *(headers or (HOST, JSON)), f"Content-Length: {len(data)}"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def doc(document: object, **more: object) -> dict[str, object]:
+    return {"database": "test", "collection": "c", "document": document, **more}
+
+
+MAJORITY = {"writeConcern": {"w": "majority"}}
+CASES: dict[str, list[bytes]] = {
+    "plain": [post(doc({"_id": n, "a": "x" * n})) for n in range(4)],
+    "majority": [post(doc({"_id": n}, **MAJORITY)) for n in range(4)],
+    "without _id": [post(doc({"n": n})) for n in range(3)],
+    "extended": [post(doc({"_id": {"$oid": "0123456789abcdef0123456" + str(n)}, "d": {"$numberDecimal": "1.5"}}))
+                 for n in range(3)],
+    "an _id that is there": [post(doc({"_id": n % 2})) for n in range(5)],
+    "an _id that cannot be": [post(doc({"_id": value})) for value in (1, [1], 2)],
+    "w: 0": [post(doc({"_id": n}, writeConcern={"w": 0})) for n in range(3)],
+    "w: 1 and j": [post(doc({"_id": n}, writeConcern={"w": 1, "j": True})) for n in range(3)],
+    "a limit": [post(doc({"_id": n}, writeConcern={"w": "majority", "wtimeout": 9})) for n in range(3)],
+    "never to be met": [post(doc({"_id": n}, writeConcern={"w": w})) for n, w in enumerate((1, 3, "none", 1))],
+    "maxTimeMS": [post(doc({"_id": n}, maxTimeMS=1000)) for n in range(3)],
+    "malformed bodies": [
+        *[post(doc({"_id": n})) for n in range(2)],
+        *[post(body) for body in (b"{", b"", b"[]", b'{"database": "test", "database": "x"}', doc(5), doc({"$x": 1}),
+                                  {"collection": "c", "document": {}}, doc({"_id": 7}, more=1), doc({"_id": 8}))],
+    ],
+    "a system collection": [post({**doc({"_id": n}), "collection": c})
+                            for n, c in enumerate(("c", "system.x", "", "c"))],
+    "in canonical form": [post(doc({"_id": n}), HOST, JSON, "accept: application/ejson; canonical=true")
+                          for n in (1, 2, 3)],
+    "in BSON": [post(encode(doc({"_id": n})), HOST, "content-type: application/bson", "accept: application/bson")
+                for n in (1, 2, 3)],
+    "a key": [post(doc({"_id": n}), HOST, JSON, "Idempotency-Key: k") for n in (1, 1, 2)],
+    "another host": [post(doc({"_id": n}), host, JSON) for n, host in enumerate((HOST, HOST, "host: evil", HOST))],
+    "another site's page": [post(doc({"_id": n}), HOST, JSON, origin)
+                            for n, origin in enumerate(("x: 1", "x: 1", "origin: http://evil", "x: 1"))],
+    "another type": [post(doc({"_id": n}), HOST, kind)
+                     for n, kind in enumerate((JSON, JSON, "content-type: text/plain"))],
+    "with a query": [post(doc({"_id": n}), path=f"/v1/action/insertOne{query}")
+                     for n, query in enumerate(("?forward=false", "?forward=false", "?forward=no", ""))],
+    "other actions": [post({"database": "test", "collection": "c", "documents": [{}]}, path="/v1/action/insertMany")
+                      for _ in range(2)],
+    "by fields of other kinds": [post({**doc({"_id": n}), "collection": c}) for n, c in enumerate(("c", "c", 5, None))],
+    "too large for the event loop": [post(doc({"_id": n, "x": "y" * size}))
+                                     for n, size in enumerate((1, 1, 40_000, 1))],
+}  # fmt: skip
+
+
+def run(requests: list[bytes], *, is_prepared: bool) -> tuple[list[Any], list[Any], int]:
+    """Send the requests one after the other; the answers, the entries, and how many were taken by their head."""
+    with a_set() as rig:
+        prepared, http, client = Prepared(rig), Http(rig, is_prepared=is_prepared), rig.client()
+        for count, request in enumerate(requests, 1):
+            http.receive(request)
+            http.answers(count)
+        answers = [
+            (status, {**headers, "date": ""}, plain(body)) for status, headers, body in http.answers(len(requests))
+        ]
+        used = {key: row[0] for key, row in rig.member().dispatcher.operations.used.items()}
+        counts = rig.member().dispatcher.counts.get("insert")
+        return answers, [*without_times(client.entries()), used, counts], prepared.count
+
+
+def plain(body: Any) -> Any:
+    """The body without what depends on the time and on drawn numbers."""
+    if isinstance(body, bytes):
+        return len(body)
+    text = re.sub(r'"[0-9a-f]{24}"', '"id"', json.dumps(body))
+    return re.sub(r'"t": [0-9]+, "i": [0-9]+', '"t": 0', re.sub(r"\d+:\d+:\d+", "optime", text))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_and_entries_are_those_of_the_usual_way(name: str) -> None:
+    answers, entries, taken = run(CASES[name], is_prepared=True)
+    usual_answers, usual_entries, none = run(CASES[name], is_prepared=False)
+    assert answers == usual_answers
+    assert entries == usual_entries
+    assert none == 0
+    assert taken >= 2 or name not in ("plain", "majority", "without _id", "extended", "in BSON", "w: 1 and j")
+
+
+def test_requests_ahead_are_answered_in_order() -> None:
+    with a_set() as rig:
+        prepared, http = Prepared(rig), Http(rig)
+        http.receive(post(doc({"_id": 1})))
+        http.answers(1)
+        find = post({"database": "test", "collection": "c"}, path="/v1/action/find")
+        http.receive(post(doc({"_id": 2})), find + post(doc({"_id": 3})), find)
+        answers = http.answers(5)
+        assert prepared.count >= 1
+        assert [status for status, _, _ in answers] == [201, 201, 200, 201, 200]
+        assert [len(body["documents"]) for _, _, body in answers if "documents" in body] == [2, 3]
+
+
+def test_a_request_in_pieces_or_with_more_goes_the_usual_way() -> None:
+    with a_set() as rig:
+        prepared, http = Prepared(rig), Http(rig)
+        http.receive(post(doc({"_id": 1})))
+        http.answers(1)
+        request = post(doc({"_id": 2}))
+        http.receive(request[:30], request[30:-5], request[-5:])
+        http.answers(2)
+        http.receive(post(doc({"_id": 3})) + post(doc({"_id": 4})))
+        assert [status for status, _, _ in http.answers(4)] == [201] * 4
+        assert prepared.count == 0
+
+
+def test_a_client_that_leaves_and_a_server_that_ends() -> None:
+    with a_set() as rig:
+        http, other = Http(rig), Http(rig)
+        for one, key in ((http, 1), (other, 2)):
+            one.receive(post(doc({"_id": key}, **MAJORITY)))
+            one.answers(1)
+        rig.stop_disk()
+        http.receive(post(doc({"_id": 3}, **MAJORITY)))
+        other.receive(post(doc({"_id": 4}, **MAJORITY)))
+        rig.wait(0.1)
+        assert len(rig.member().dispatcher.operations.running) == 2
+        http.leave()
+
+        async def shutdown() -> None:
+            other.protocol.shutdown()
+
+        rig.do(shutdown())
+        assert len(rig.member().dispatcher.operations.running) == 1
+        assert not other.transport.closed
+        rig.start_disk()
+        assert [status for status, _, _ in other.answers(2)] == [201, 201]
+        rig.until(lambda: other.transport.closed)
+
+
+def test_an_insert_is_shown_with_its_client_and_ended_by_killop() -> None:
+    with a_set() as rig:
+        http, client = Http(rig), rig.client()
+        http.receive(post(doc({"_id": 1}, **MAJORITY)))
+        http.answers(1)
+        rig.stop_disk()
+        http.receive(post(doc({"_id": 2}, **MAJORITY)))
+        rig.wait(0.1)
+        (row,) = [row for row in client.ok({"currentOp": 1}, "admin")["inprog"] if row["op"] == "insert"]
+        assert (row["ns"], row["client"]) == ("test.c", "127.0.0.1:5")
+        client.ok({"killOp": 1, "op": row["opid"]}, "admin")
+        status, _, body = http.answers(2)[1]
+        assert (status, body["code"]) == (504, 11601)
+        rig.start_disk()
+
+
+def test_a_member_that_leads_no_more_answers_as_the_usual_way() -> None:
+    with a_set() as rig:
+        http = Http(rig)
+        http.receive(post(doc({"_id": 1})))
+        http.answers(1)
+        rig.step_down(1)
+        http.receive(post(doc({"_id": 2})))
+        assert http.answers(2)[1][0] == 503
+        rig.lead()
+        http.receive(post(doc({"_id": 2})))
+        assert http.answers(3)[2][0] == 201
