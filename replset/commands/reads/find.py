@@ -19,7 +19,7 @@ from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, rea
 from replset.commands.let import let_of, variables_of
 from replset.commands.namespaces import OPLOG, collection_of, namespace
 from replset.commands.ports import MemberPort, Reply
-from replset.commands.read_concern import ReadConcern, read_concern_of, refuse_linearizable
+from replset.commands.read_concern import ReadConcern, read_concern_of, read_point, refuse_linearizable
 from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.reads.find_by_id import find_by_id
 from replset.commands.reads.get_more import first_batch
@@ -364,7 +364,10 @@ async def open_cursor(
         if query.sort is not None and not query.sort.natural:
             raise NotBuiltError("sorting the oplog other than by $natural is not built yet")
         backwards = natural_direction(query.sort, query.hint) < 0
-        return OplogCursor(ctx.member, query.filter, _wanted(query), backwards=backwards), None
+        point = await read_point(ctx, concern)
+        return OplogCursor(
+            ctx.member, query.filter, _wanted(query), backwards=backwards, is_majority=point is not None
+        ), None
     if ns in MADE_UP:
         return DocumentsCursor(ns, await _made_up(ctx, ns, query)), None
     if query.tailable and (ctx.transaction is not None or concern.level not in ("local", "majority")):

@@ -34,11 +34,17 @@ class OplogCursor(TailingCursor):
     """
 
     def __init__(
-        self, member: MemberPort, query: dict[str, object], wanted: Wanted, *, backwards: bool, counts: bool = False
+        self,
+        member: MemberPort,
+        query: dict[str, object],
+        wanted: Wanted,
+        *,
+        backwards: bool,
+        is_majority: bool = False,
+        counts: bool = False,
     ) -> None:
-        """backwards: newest first, as {$natural: -1} asks; then it cannot tail.
-
-        counts: the documents only count, so that they may be empty.
+        """backwards: newest first, as {$natural: -1} asks; then it cannot tail. is_majority: only what is committed is
+        seen. counts: the documents only count, so that they may be empty.
         """
         if backwards and wanted.tailable:
             raise BadValueError("cannot tail the oplog backwards")
@@ -57,6 +63,7 @@ class OplogCursor(TailingCursor):
             self._heads = None
         self._heads_weight = wanted.weight
         self._backwards = backwards
+        self._is_majority = is_majority
         self._counts = counts and found.is_whole
         self._after, self._until = found.after, found.until
         self.heads_examined = self.entries_examined = 0
@@ -71,11 +78,12 @@ class OplogCursor(TailingCursor):
             if self._began:
                 raise CappedPositionLostError("the cursor's place in the oplog was trimmed away")
             self._after = 0  # a first read begins at the oldest entry there is
-        if self._after >= self._until:
+        until = min(self._until, self._member.node.commit_point.ts) if self._is_majority else self._until
+        if self._after >= until:
             return False
         if self._heads is not None:
-            return await self._read_by_heads(self._heads)
-        rows = self._rows_back() if self._backwards else self._rows()
+            return await self._read_by_heads(self._heads, until)
+        rows = self._rows_back(until) if self._backwards else self._rows(until)
         if rows:
             self._advance(rows[await self._keep_rows(rows) - 1].ts)
         return bool(rows)
@@ -87,13 +95,14 @@ class OplogCursor(TailingCursor):
         else:
             self._after = ts
 
-    def _rows(self) -> list[OplogRow]:
+    def _rows(self, until: int) -> list[OplogRow]:
         after = OpTime(0, self._after) if self._after else OPTIME_NULL
-        return self._member.store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES)
+        rows = self._member.store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES)
+        return [row for row in rows if row.ts <= until]
 
-    def _rows_back(self) -> list[OplogRow]:
+    def _rows_back(self, until: int) -> list[OplogRow]:
         rows: list[OplogRow] = []
-        before = self._until
+        before = until
         while len(rows) < PAGE_BACK:
             row = self._member.store.row_at_or_before(OpTime(0, before))
             if row is None or row.ts <= self._after:
@@ -102,10 +111,10 @@ class OplogCursor(TailingCursor):
             before = row.ts - 1
         return rows
 
-    async def _read_by_heads(self, matcher: Matcher) -> bool:
+    async def _read_by_heads(self, matcher: Matcher, until: int) -> bool:
         """As `_read_page`: look at the columns of the next rows, and read the entries that they do not leave out."""
         store = self._member.store
-        heads = store.oplog_heads(self._after, self._until, limit=PAGE_HEADS, backwards=self._backwards)
+        heads = store.oplog_heads(self._after, until, limit=PAGE_HEADS, backwards=self._backwards)
         if not heads:
             return False
 

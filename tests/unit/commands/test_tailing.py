@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Int64
+from replset.bson import Int64, Timestamp
 from tests.rig import Client, Rig
 
 TAIL: dict[str, Any] = {"tailable": True}
@@ -99,6 +99,29 @@ def test_a_majority_tail_sees_only_what_is_committed(capped: Client, rig: Rig) -
     assert more(capped, cursor_id) == []
     rig.start_disk()
     assert more(capped, cursor_id) == [2]
+
+
+@pytest.mark.parametrize("query", [{}, {"ts": {"$gt": Timestamp(1, 1)}}, {"op": "i"}, {"o.even": False}])
+def test_the_oplog_is_shown_to_a_majority_read_as_far_as_it_is_committed(
+    capped: Client, rig: Rig, query: dict[str, Any]
+) -> None:
+    """Also with conditions on columns and on the entries, in either direction, and to who tails it."""
+    rig.stop_disk()
+    capped.ok({"insert": "log", "documents": [{"_id": 1, "even": False}], "writeConcern": {"w": 1}})
+
+    def found(level: str, **more: Any) -> list[Any]:
+        command = {"find": "oplog.rs", "filter": query, "readConcern": {"level": level}, **more}
+        return [entry["o"].get("_id") for entry in capped.ok(command, "local")["cursor"]["firstBatch"]]
+
+    for backwards in ({}, {"sort": {"$natural": -1}}):
+        local, committed = found("local", **backwards), found("majority", **backwards)
+        assert (1 in local, committed) == (True, [one for one in local if one != 1])
+    command = {"find": "oplog.rs", "filter": query, "readConcern": {"level": "majority"}, **TAIL}
+    cursor_id = capped.ok(command, "local")["cursor"]["id"]
+    get_more = {"getMore": Int64(cursor_id), "collection": "oplog.rs"}
+    assert capped.ok(get_more, "local")["cursor"]["nextBatch"] == []
+    rig.start_disk()
+    assert [entry["o"]["_id"] for entry in capped.ok(get_more, "local")["cursor"]["nextBatch"]] == [1]
 
 
 @pytest.mark.parametrize(
