@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,15 +15,17 @@ from replset.archive.files import FolderFiles
 from replset.archive.ports import ArchivePort
 from replset.archive.segments import ArchiveInfo, Position, Segment
 from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, ArchiveStatus
+from replset.commands.streams import history
 from replset.errors import ChangeStreamHistoryLostError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
-from replset.query.change_events import Scope
+from replset.query.change_events import EntryEvents, Scope
 from replset.replication.write_ops import do_noop
 from replset.runtime.jobs.archiver import ArchivedEntries
 from replset.runtime.member import RunningMember
 from replset.storage.txn import write_meta
 from tests.rig import Client, Rig
+from tests.unit.commands.test_event_reader import inserted, transaction
 
 LONG_MS = 60_000
 ITEMS, OTHERS, DATABASE, DEPLOYMENT = Scope("test", "items"), Scope("test", "others"), Scope("test"), Scope()
@@ -178,8 +181,65 @@ def test_who_waited_in_vain_learns_how_far_nothing_concerns_him(client: Client, 
     assert waiting.result() == history.committed == rig.newest()
 
 
-def test_the_events_of_an_entry_are_made_once(client: Client, member: RunningMember) -> None:
-    insert(client, "items", 1)
-    row = read(client, OPTIME_NULL)[-1]
-    first, again = (client.rig.do(member.history.events_of(row)) for _ in range(2))
-    assert first is again
+@pytest.mark.parametrize(("entries", "expected"), [(4, {"others", "database", "deployment"}), (5, None)])
+def test_with_many_new_entries_all_are_woken(
+    client: Client,
+    rig: Rig,
+    woken: Callable[..., set[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    entries: int,
+    expected: Any,
+) -> None:
+    """Each reads for itself then. With fewer than the limit, those whom they concern."""
+    monkeypatch.setattr(history, "LOOK_ENTRIES", 5)
+    insert(client, "others", 0)
+    rig.stop_disk()
+    for number in range(entries):
+        insert(client, "others", number + 1, **FAST)
+    assert woken(rig.start_disk) == (expected or {"items", "others", "database", "deployment"})
+
+
+def test_a_command_wakes_its_database_and_a_transaction_what_it_writes(
+    client: Client, woken: Callable[..., set[str]]
+) -> None:
+    every = {"items", "others", "database", "deployment"}
+    for command in ({"create": "items"}, {"create": "others"}, {"drop": "others"}):
+        assert woken(partial(client.ok, command)) == every
+    assert woken(lambda: client.ok({"create": "items"}, "second")) == {"deployment"}
+    transaction(client, 1, inserted(1, coll="others"), inserted(2, coll="others"))
+    assert woken(lambda: transaction(client, 2, inserted(3), inserted(4))) == {"items", "database", "deployment"}
+    assert woken(lambda: transaction(client, 3, inserted(5, coll="others"), inserted(6))) == every
+
+
+def test_a_wait_behind_which_something_is_ends_at_once(client: Client, rig: Rig) -> None:
+    insert(client, "items", 1, 2)
+    committed, before = rig.newest(), rig.cluster.loop.now_ms
+    waits = rig.member().history
+    for position in (OpTime(committed.term, committed.ts - 1), OPTIME_NULL):
+        assert rig.do(waits.wait(position, ITEMS, LONG_MS)) == position
+    assert rig.cluster.loop.now_ms == before
+    assert rig.do(waits.wait(committed, ITEMS, 100)) == committed
+    assert rig.cluster.loop.now_ms == before + 100
+
+
+@pytest.mark.parametrize(("kept", "kept_bytes", "expected"), [(3, 1 << 20, 3), (100, 300, 2), (100, 1, 1)])
+def test_the_events_of_an_entry_are_made_once_while_there_is_room(
+    client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch, kept: int, kept_bytes: int, expected: int
+) -> None:
+    """The newest of them stay; one entry does, however large. What another term wrote at that time is made anew."""
+    monkeypatch.setattr(history, "KEPT_EVENTS", kept)
+    monkeypatch.setattr(history, "KEPT_BYTES", kept_bytes)
+    insert(client, "items", *range(9))
+    rows = read(client, OPTIME_NULL)[-9:]
+    assert 100 < min(len(row.entry) for row in rows) <= max(len(row.entry) for row in rows) <= 150
+
+    def events_of(row: OplogRow) -> EntryEvents:
+        return client.rig.do(member.history.events_of(row))
+
+    for _ in range(3):
+        made = [events_of(row) for row in rows]
+        assert [row.optime for row in rows] == [one.optime for one in made]
+        assert len(member.history._events) == expected
+        assert all(events_of(row) is one for row, one in zip(rows[-expected:], made[-expected:], strict=True))
+    other = rows[-1]._replace(term=rows[-1].term + 1)
+    assert events_of(other) is not made[-1]
