@@ -34,7 +34,7 @@ from replset.replication.write_ops import WriteGroup
 MOST_EVENTS, USUAL_EVENTS = 1_000, 100
 MOST_WAIT_MS = 30_000
 MOST_BYTES = 1 << 20
-"""Of the events in one reply. One event may be larger, and then comes alone."""
+"""Of the events in one reply. The last one may go beyond it; of a shared consumer only one that comes alone."""
 LEAST_LOOK_MS = 1_000
 """So long a read looks for events that its filter wants, also one that does not wait."""
 GATHER_MS = 30

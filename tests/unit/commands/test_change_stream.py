@@ -319,18 +319,19 @@ def test_stages_fill_no_more_than_a_batch(items: Client, monkeypatch: pytest.Mon
     assert found == list(range(100, 164))
 
 
-def test_images_that_are_gone(items: Client, member: RunningMember) -> None:
-    streams = {
-        how: Stream(items, fullDocumentBeforeChange=how, fullDocument=how) for how in ("whenAvailable", "required")
-    }
+@pytest.mark.parametrize(
+    ("option", "image"), [("fullDocument", "post-image"), ("fullDocumentBeforeChange", "pre-image")]
+)
+def test_images_that_are_gone(items: Client, member: RunningMember, option: str, image: str) -> None:
+    available, required = (Stream(items, **{option: how}) for how in ("whenAvailable", "required"))
     update(items, {"$set": {"a": 2}})
     with member.store.maintenance() as txn:
         txn.connection.execute("DELETE FROM undo")
         write_meta(txn.connection, "pruned_through", member.store.last_applied.ts)
-    (event,) = streams["whenAvailable"].more()
-    assert event["fullDocumentBeforeChange"] is None
-    assert event["fullDocument"] is None
-    assert streams["required"].fails()["code"] == 47
+    (event,) = available.more()
+    assert event[option] is None
+    refused = required.fails()
+    assert (refused["code"], image in refused["errmsg"]) == (47, True)
 
 
 # --- stages -----------------------------------------------------------------------------------------------------

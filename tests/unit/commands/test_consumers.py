@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from replset.bson import DateTime, Int64, Timestamp
+from replset.bson import DateTime, Int64, Timestamp, encode
 from replset.commands.read_concern import append_at_least
-from replset.commands.streams import consumer_reads
+from replset.commands.streams import consumer_commands, consumer_reads
+from replset.commands.streams.consumer_commands import LARGEST_FILTER
 from replset.commands.streams.consumer_directory import CommittedFloor
 from replset.commands.write_concern import WriteConcernFailure
 from replset.consumers.consumer import MOST_OUTSTANDING
@@ -107,17 +108,37 @@ def test_a_filter_and_a_namespace_choose_events(client: Client) -> None:
     assert read(client)["next"] > found["next"]
 
 
-def test_a_large_event_comes_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_reads, "MOST_BYTES", 10_000)
-    create(client)
-    insert(client, 1)
-    client.ok({"insert": "orders", "documents": [{"_id": 2, "x": "x" * 20_000}]}, "shop")
-    insert(client, 3)
-    first = read(client)
-    ack(client, first, token=first["next"])
-    second = read(client)
-    ack(client, second, token=second["next"])
-    assert [*ids(first), *ids(second), *ids(read(client))] == [1, 2, 3]
+@pytest.mark.parametrize(
+    ("mode", "most", "most_bytes", "expected"),
+    [
+        *(("exclusive", 100, 10_000, [[1, 2], [3, 4, 5]]), ("shared", 100, 10_000, [[1], [2], [3, 4], [5]])),
+        *((mode, 100, 1, [[1], [2], [3], [4], [5]]) for mode in ("failover", "shared")),
+        *((mode, 2, 1 << 20, [[1, 2], [3, 4], [5]]) for mode in ("exclusive", "failover", "shared")),
+        *((mode, 5, 1 << 20, [[1, 2, 3, 4, 5]]) for mode in ("exclusive", "shared")),
+    ],
+)
+def test_replies_of_limited_size_give_each_event_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, mode: str, most: int, most_bytes: int, expected: list[list[int]]
+) -> None:
+    """What a reply has no room for comes with the next one, at once."""
+    create(client, mode=mode)
+    for number, size in enumerate((100, 20_000, 4_000, 4_000, 4_000), 1):
+        client.ok({"insert": "orders", "documents": [{"_id": number, "x": "x" * size}]}, "shop")
+    first = read(client, maxEvents=1)
+    acks = {"tokens": tokens(first)} if mode == "shared" else {"token": first["next"]}
+    ack(client, first, **acks)
+    monkeypatch.setattr(consumer_reads, "MOST_BYTES", most_bytes)
+    admin(client, "Seek", to="oldest")
+    found: list[list[object]] = []
+    while (reply := read(client, maxEvents=most))["events"]:
+        if events := [event for event in reply["events"] if event["operationType"] == "insert"]:
+            found.append(ids({"events": events}))
+        if mode == "shared":
+            assert reply["outstanding"] == len(reply["events"])
+            ack(client, reply, tokens=tokens(reply))
+        else:
+            ack(client, reply, token=reply["next"])
+    assert found == expected
 
 
 def test_what_a_filter_leaves_out_moves_the_position_now_and_then(client: Client, member: RunningMember) -> None:
@@ -334,6 +355,78 @@ def test_refusals(client: Client, command: str, more: dict[str, Any], code: int)
     name = given.pop("name", "c")
     given = {"ns": "shop.orders", "ackTimeoutMS": TIMEOUT_MS} | given if command == "Create" else given
     assert refused(client, command, name, **given) == code
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "least", "most"),
+    [
+        ("Create", "ackTimeoutMS", 100, 24 * 3_600_000),
+        ("Read", "maxEvents", 1, 1_000),
+        ("Read", "waitMS", 0, 30_000),
+        ("Nack", "delayMS", 0, 24 * 3_600_000),
+    ],
+)
+def test_numbers_have_limits(client: Client, command: str, field: str, least: int, most: int) -> None:
+    create(client)
+    insert(client, 1)
+    more = {"Create": {"ns": "shop"}, "Read": {"reader": "a"}, "Nack": {"generation": read(client)["generation"]}}[
+        command
+    ]
+    for number, value in enumerate((least, most)):
+        name = f"new{number}" if command == "Create" else "c"
+        admin(client, command, name, **more, **{field: value})
+    for value in (least - 1, most + 1):
+        assert refused(client, command, "c", **more, **{field: value}) == ErrorCode.NUMBER_OUT_OF_RANGE
+
+
+def test_texts_have_limits(client: Client) -> None:
+    create(client)
+    longest, rest = "n" * 128, "x" * (LARGEST_FILTER - len(encode({"a": ""})))
+    for name in (longest, "A-1_b.C"):
+        admin(client, "Create", name, ns="shop")
+    for name in (longest + "n", "", "a/b", "a b"):
+        assert refused(client, "Create", name, ns="shop") == ErrorCode.BAD_VALUE
+    admin(client, "Create", "filtered", ns="shop", filter={"a": rest})
+    assert refused(client, "Create", "larger", ns="shop", filter={"a": rest + "x"}) == ErrorCode.BAD_VALUE
+    assert read(client, "r" * 128)["events"] == []
+    assert refused(client, "Read", reader="r" * 129) == ErrorCode.BAD_VALUE
+    for ns, database, collection in (("", "", ""), ("shop", "shop", ""), ("shop.a.b", "shop", "a.b")):
+        admin(client, "Create", f"of-{ns}", ns=ns)
+        found = client.member.consumers.find(f"of-{ns}")
+        assert (found.database, found.collection) == (database, collection)
+    for ns in (".orders", "shop.", "sh$op", "admin", "config", "local", "shop.system.views"):
+        assert refused(client, "Create", "odd", ns=ns) == ErrorCode.INVALID_NAMESPACE, ns
+
+
+def test_a_set_has_so_many_consumers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were removed count no more."""
+    monkeypatch.setattr(consumer_commands, "MOST_CONSUMERS", 2)
+    for name in ("a", "b"):
+        admin(client, "Create", name, ns="shop")
+    for _ in range(2):
+        assert refused(client, "Create", "c", ns="shop") == ErrorCode.OVERLOADED
+        admin(client, "Create", "b", ns="shop")
+        admin(client, "Remove", "b")
+        admin(client, "Create", "b", ns="shop")
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+@pytest.mark.parametrize(("wait_ms", "limit", "ends_ms"), [(0, None, 0), (700, None, 700), (9_000, 1_000, 500)])
+def test_a_read_waits_as_long_as_it_may(
+    client: Client, mode: str, wait_ms: int, limit: int | None, ends_ms: int
+) -> None:
+    """By half of what the whole command may take, so that the answer comes. An event ends the wait."""
+    create(client, mode=mode)
+    read(client)
+    loop, more = client.rig.cluster.loop, {} if limit is None else {"maxTimeMS": limit}
+    before = loop.now_ms
+    assert read(client, waitMS=wait_ms, **more)["events"] == []
+    assert ends_ms <= loop.now_ms - before <= ends_ms + 50
+    waiting = client.begin({"replSetConsumerRead": "c", "reader": "a", "waitMS": 20_000}, "admin")
+    client.rig.wait(12)
+    insert(client, 1)
+    assert ids(client.decoded(waiting)) == [1]
+    assert loop.now_ms - before < ends_ms + 13_000
 
 
 def test_a_consumer_is_made_once_and_removed(client: Client) -> None:
