@@ -288,6 +288,36 @@ def test_images_within_one_transaction(items: Client) -> None:
     assert [event["fullDocument"]["a"] for event in events] == [2, 3]
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 700, 1 << 20])
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("stages", [(), ({"$match": {"operationType": {"$ne": "delete"}}},)])
+def test_what_is_kept_between_two_batches_is_counted_and_limited(
+    items: Client, monkeypatch: pytest.MonkeyPatch, kept_bytes: int, has_room: bool, stages: tuple[dict[str, Any], ...]
+) -> None:
+    """What is not kept is read again: no event is left out or comes twice, to the end of the collection."""
+    monkeypatch.setattr(change_stream, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(items.dispatcher.cursors, "has_room", lambda _cursor, size: has_room or not size)
+    stream = Stream(items, "items", *stages)
+    insert(items, *range(1, 12))
+    items.ok({"drop": "items"})
+    (cursor,) = items.dispatcher.cursors._open.values()
+    assert isinstance(cursor, change_stream.ChangeStreamCursor)
+    found: list[dict[str, Any]] = []
+    sizes: list[int] = []
+    while stream.cursor["id"]:
+        assert cursor.memory_bytes == cursor._reader.kept_bytes + sum(len(raw) for _, raw in cursor._waiting)
+        (event,) = stream.more(batchSize=1)
+        assert stream.token == event["_id"]
+        found.append(event)
+        sizes.append(cursor.memory_bytes)
+    assert kinds(found) == ["insert"] * 11 + ["drop", "invalidate"]
+    assert [event["documentKey"]["_id"] for event in found[:11]] == list(range(1, 12))
+    if not has_room or not kept_bytes:
+        assert max(sizes) == 0
+    else:
+        assert 0 < max(sizes) <= kept_bytes
+
+
 def test_images_are_kept_a_few_at_a_time(items: Client, member: RunningMember) -> None:
     text, page_bytes = "x" * (3 << 10), 4 << 10
     items.ok({"insert": "items", "documents": [{"_id": 9, "text": text}]})
