@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from replset.config import ReplSetConfig
+from replset.config import ReplSetConfig, Settings
 from replset.core.reconfig_plan import is_same, plan_reconfig
 from replset.core.reconfig_rules import reconfig_refusal
 from replset.errors import InvalidReplicaSetConfigError
@@ -65,6 +66,18 @@ WITHOUT_VOTE = {"_id": 2, "host": "b:1", "votes": 0, "priority": 0}
         ),
         pytest.param(
             config("a", "b"), config("a", {"host": "b:1", "tags": {"dc": "x"}}), ["set b:1: tags"], id="other-fields"
+        ),
+        pytest.param(
+            config("a", "b"),
+            replace(config("a", {"host": "b:1", "hidden": True, "priority": 0}), settings=Settings(min_in_sync=2)),
+            ["set b:1: hidden True, priority 0; settings: minInSync"],
+            id="several-fields-and-settings",
+        ),
+        pytest.param(
+            config("a"),
+            replace(config("a"), settings=Settings(chaining_allowed=False)),
+            ["set settings: chaining"],
+            id="settings",
         ),
     ],
 )

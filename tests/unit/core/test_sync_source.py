@@ -313,13 +313,14 @@ def test_sync_from_takes_a_member_that_is_no_closer_and_stays_there() -> None:
     assert node.sync_source == host(1)
 
 
-def test_sync_from_warns_of_a_member_that_is_behind() -> None:
+@pytest.mark.parametrize(("behind_ms", "warns"), [(10_000, False), (10_001, True)])
+def test_sync_from_warns_of_a_member_that_is_behind(behind_ms: int, warns: bool) -> None:
     newer = OpTime(2, MINE.ts + 1)
     node = far_from_the_primary(position=place(newer))
     node._state.ages.restart(MINE, Millis(NOW - 60_000))
-    node._state.ages.note(newer, Millis(NOW - 10_001))
+    node._state.ages.note(newer, Millis(NOW - behind_ms))
     beat(node, 2, 1, position=place(MINE), sync_source=host(1))
-    assert "more than 10 seconds behind" in asked(node, SyncFromRequest(host(2))).info
+    assert ("more than 10 seconds behind" in asked(node, SyncFromRequest(host(2))).info) == warns
 
 
 @pytest.mark.parametrize(
