@@ -161,7 +161,6 @@ class Follower:
             self._leader.advance_commit_point(min(batch.commit_point, node.position.last_applied), term)
         if node.state is MemberState.RECOVERING and not node.quarantine and not node.maintenance:
             node.become(MemberState.SECONDARY)
-        self._leader.advance_catch_up()
 
     def on_source_failed(self, failed: SourceFailed) -> None:
         node = self.node

@@ -151,8 +151,6 @@ class Heartbeats:
             peer.state_since = node.now
             node.journal("member", f"{peer.host} is {peer.state.name}")
         self._leader.on_progress_changed()
-        self._leader.advance_catch_up()
-        self._leader.advance_role_wait()
         self._reconfigs.advance()
 
     def _update_primary(self, peer: Peer, reply: HeartbeatReply) -> None:
@@ -220,7 +218,6 @@ class Heartbeats:
         peer.heartbeat_due = Millis(node.now + self.interval_ms())
         if node.primary_id == peer.id:
             node.set_primary(None)
-        self._leader.advance_catch_up()
         self._reconfigs.advance()
 
     # --- heartbeats of other members -----------------------------------------------------------------------------

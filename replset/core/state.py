@@ -384,11 +384,10 @@ class NodeState:
             return False
         holders = 0
         for voter in self.config.voters:
+            peer = self.peers.get(voter.host)
             if voter.host == self.host:
                 holders += 1
-                continue
-            peer = self.peers.get(voter.host)
-            if peer is not None and (peer.config_version, peer.config_term) == self.config.version_and_term:
+            elif peer is not None and (peer.config_version, peer.config_term) == self.config.version_and_term:
                 holders += self.peer_incarnation_matches(peer)
         return holders >= self.config.majority_vote_count
 

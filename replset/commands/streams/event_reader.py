@@ -150,7 +150,7 @@ class EventReader:
     async def wait(self, at: Token, timeout_ms: int) -> Token:
         """Wait for an event behind `at`; see History.wait. Returns where to read on."""
         reached = await self._member.history.wait(at.read_after, self._options.scope, timeout_ms)
-        return behind(reached) if reached.ts > at.read_after.ts and reached.ts >= at.ts else at
+        return behind(reached) if reached.ts > at.read_after.ts else at
 
     async def knows(self, token: Token) -> bool:
         """Whether the event of the token is in the history, and one that is told here. 286: it is gone."""
