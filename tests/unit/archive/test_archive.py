@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import json
 import os
+import queue
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from replset.archive import worker
 from replset.archive.archive import Archive
 from replset.archive.files import ArchiveError, Files, FolderFiles, open_files
+from replset.archive.messages import Failure, OldestJob, ReadJob, frame
 from replset.archive.ports import WriteJob, Written
 from replset.archive.segments import ArchiveInfo, Position, Segment, SegmentName
 from replset.archive.write_segment import write_segment
@@ -409,3 +413,30 @@ def test_a_file_is_whole_on_disk_before_it_has_its_name(tmp_path: Path, monkeypa
     files.write("segments/one", b"afterwards")
     assert synced == [("file", len(b"afterwards")), ("folder", True)]
     assert files.read("segments/one") == b"afterwards"
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_takes_requests_until_its_pipe_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: queue.Queue[object] = queue.Queue()
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    worker._read_jobs(io.BytesIO(b"".join(map(frame, ("one", "x" * 1_000, 3)))), jobs)
+    assert ([jobs.get_nowait() for _ in range(jobs.qsize())], ended) == (["one", "x" * 1_000, 3], [0])
+
+
+def test_a_worker_answers_with_what_it_did_or_why_not(driver: Driver, tmp_path: Path) -> None:
+    own = worker.Worker(str(tmp_path / "archive"))
+    written = own.answer(job(driver))
+    assert isinstance(written, Written)
+    rows = own.answer(ReadJob(OPTIME_NULL, 1_000, 1 << 20))
+    assert isinstance(rows, list)
+    live = driver.store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 20)
+    assert rows == live[: len(rows)]
+    assert len(own.answer(ReadJob(rows[0].optime, 2, 1 << 20))) == 2  # type: ignore[arg-type]
+    oldest = own.answer(OldestJob())
+    assert isinstance(oldest, Segment)
+    failed = own.answer(replace(job(driver), dbpath=str(tmp_path / "nowhere")))
+    assert isinstance(failed, Failure)
+    assert (failed.code, failed.message.startswith("archive: ")) == (96, True)

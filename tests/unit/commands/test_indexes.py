@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, DateTime, Decimal128, RawDocument, encode_key
+from replset.bson import Binary, DateTime, Decimal128, RawDocument, encode, encode_key
 from replset.runtime.member import RunningMember
 from replset.storage import indexes
+from replset.storage.corrections import correct
 from replset.storage.index_build import IndexCheck
 from replset.storage.snapshot import Snapshot
 from tests.rig import Client, Rig
@@ -354,3 +355,24 @@ def test_a_document_with_many_keys_is_read_once_in_a_slice(client: Client, monke
         reply = client.ok({"find": "c", "filter": {"a": {"$gte": 10}}, "hint": "a_1", "sort": order})
         assert [doc["_id"] for doc in reply["cursor"]["firstBatch"]] == [1]
     assert len(read) == 2
+
+
+def test_a_document_that_is_corrected_is_found_by_each_of_its_keys(client: Client, member: RunningMember) -> None:
+    """Also where the index had no document with several keys: its bounds are no more those of one value."""
+    create(client, A)
+    insert(client, {"_id": 1, "a": 5}, {"_id": 2, "a": 6})
+
+    def found(query: object) -> list[object]:
+        command = {"find": "c", "filter": {"a": query}, "hint": "a_1", "sort": {"_id": 1}}
+        return [document["_id"] for document in client.ok(command)["cursor"]["firstBatch"]]
+
+    for before, after in (({"a": 5}, {"a": [7, 9]}), ({"a": [7, 9]}, {"a": 6}), ({"a": 6}, None), (None, {"a": 5})):
+        coll = member.store.collection("test.c")
+        assert coll is not None
+        old, new = (None if fields is None else encode({"_id": 1, **fields}) for fields in (before, after))
+        with member.store.maintenance() as txn:
+            correct(txn, coll, encode_key(1), old, new)
+        is_array = after == {"a": [7, 9]}
+        assert [found(7), found(9), found({"$gt": 8, "$lt": 8})] == [[1]] * 3 if is_array else [[]] * 3
+        assert found({"$in": [5, 6]}) == ([2] if after is None or is_array else [1, 2])
+        assert is_sound(member)

@@ -340,7 +340,9 @@ def test_a_large_update_that_waits_in_its_midst_changes_each_document_once(fille
 def test_a_plain_write_waits_no_longer_than_max_time_ms(filled: Client) -> None:
     session = Session(filled)
     session.ok(update({"_id": 1}, {"$set": {"n": 7}}))
+    before = filled.rig.cluster.loop.now_ms
     assert filled.code({**update({"_id": 1}, {"$set": {"n": 8}}), "maxTimeMS": 20}) == 50
+    assert 20 <= filled.rig.cluster.loop.now_ms - before < 30
     reply = filled.ok({**insert({"_id": 7}), "maxTimeMS": 20})
     assert reply["n"] == 1
     session.commit()

@@ -91,14 +91,24 @@ def test_a_primary_that_caught_up_meanwhile_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("priority", "reason"),
+    ("priorities", "of_primary", "reason"),
     [
-        pytest.param(5.0, "priorityTakeover", id="highest-priority"),
-        pytest.param(1.0, "catchupTakeover", id="same-priority"),
+        pytest.param((5.0, 1.0, 1.0), BEHIND, "priorityTakeover", id="highest-and-ahead"),
+        pytest.param((5.0, 1.0, 5.0), BEHIND, "priorityTakeover", id="shares-the-highest-and-ahead"),
+        pytest.param((5.0, 1.0, 7.0), BEHIND, "catchupTakeover", id="second-and-ahead"),
+        pytest.param((1.0, 1.0, 1.0), BEHIND, "catchupTakeover", id="same-and-ahead"),
+        pytest.param((5.0, 1.0, 1.0), AHEAD, "priorityTakeover", id="highest"),
+        pytest.param((5.0, 1.0, 7.0), AHEAD, "priorityTakeover", id="second"),
+        pytest.param((1.0, 1.0, 1.0), AHEAD, "", id="same"),
     ],
 )
-def test_the_highest_priority_comes_before_catching_up(priority: float, reason: str) -> None:
-    assert until_it_asks(follower(priority=priority, **AHEAD), 60_000, **BEHIND)[1] == reason
+def test_the_highest_priority_comes_before_catching_up(
+    priorities: tuple[float, ...], of_primary: Any, reason: str
+) -> None:
+    rows = [replace(row, priority=priority) for row, priority in zip(members_of(3), priorities, strict=True)]
+    node = single_node(config=named(*rows, term=2), **AHEAD)
+    hear(node, NOW)
+    assert until_it_asks(node, 60_000, **of_primary)[1] == reason
 
 
 def test_a_member_far_behind_waits_with_its_priority() -> None:

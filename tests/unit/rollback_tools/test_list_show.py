@@ -111,6 +111,7 @@ NOT_MANIFESTS: dict[str, tuple[bytes, str]] = {
     "bytes": (b"PAR1\xff\xfe\x00\x1b[2J" * 100, "is not a rollback manifest: it is not JSON"),
     "list.json": (b"[1]", "is not a rollback manifest: it is JSON of another form"),
     "other.json": (b'{"a": 1}', "is not a rollback manifest: it has no field 'version'"),
+    "later.json": (b'{"version": 9}', "is not a rollback manifest: version 9 is not known here"),
     "shop.orders.bson": (encode({"_id": b"\xff"}), "holds documents: give the rollback-*.json file beside it"),
 }
 
