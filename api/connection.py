@@ -34,7 +34,7 @@ from api.errors import error_body
 from api.exchange import DRAIN_BYTES, HttpAnswer
 from api.prepared import INSERT_ONE, PATH, Head, PreparedActions, head_of
 from replset.bson import MAX_MESSAGE_SIZE
-from replset.commands.writes.prepared import PreparedInsert
+from replset.commands.writes.prepared import PreparedWrite
 from replset.errors import ErrorCode
 from replset.runtime.net.admission import STALLED_S, Admission
 from replset.runtime.net.connections import ConnectionSlots
@@ -188,7 +188,7 @@ class HttpConnection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._head: Head | None = None  # of the last insert, see prepared.py
         self._request = b""  # the request that is being answered, if it came whole and alone
-        self._insert: PreparedInsert | None = None  # that is under way outside of uvicorn
+        self._insert: PreparedWrite | None = None  # that is under way outside of uvicorn
         self._closes = False
         self._unsent = 0
         self._write_timer: asyncio.TimerHandle | None = None

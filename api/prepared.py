@@ -24,7 +24,8 @@ from replset.commands.namespaces import writable_namespace
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.replies import decode_write_reply
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
-from replset.commands.writes.prepared import PreparedInsert, Target
+from replset.commands.writes.prepared import PreparedWrite, insert_work
+from replset.commands.writes.shapes import Target
 from replset.core.write_concern import MAJORITY
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
@@ -82,7 +83,7 @@ def head_of(request: bytes, headers: list[tuple[bytes, bytes]]) -> Head | None:
 def _target(database: str, collection: str) -> Target:
     """Return where an insert goes. ReplError: clients may not write there."""
     writable_namespace(database, collection)
-    return Target(database, collection)
+    return Target("insert", database, collection)
 
 
 class PreparedActions:
@@ -98,7 +99,7 @@ class PreparedActions:
 
     def begin(
         self, head: Head, body: bytes, client: str, finish: Callable[[HttpAnswer | None], None]
-    ) -> PreparedInsert | None:
+    ) -> PreparedWrite | None:
         """Put the insert of a body into the next group; None: it has to go the usual way.
 
         finish: called with the answer once there is one; with None if the request has to go the usual way after all.
@@ -125,7 +126,7 @@ class PreparedActions:
             document: RawDocument = fields["documents"][0]
             return prepared.begin(
                 target,
-                document.raw,
+                insert_work(document.raw, member),
                 concern,
                 None,
                 partial(_request_of, command, client),

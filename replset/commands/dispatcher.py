@@ -44,7 +44,7 @@ from replset.commands.unbuilt import unknown_command
 from replset.commands.users.audit_trail import without_secrets
 from replset.commands.users.authorization import authorize
 from replset.commands.waiters import Completion
-from replset.commands.writes.prepared import INSERT, PreparedInserts
+from replset.commands.writes.prepared import PreparedWrites
 from replset.errors import (
     CommandNotFoundError,
     ErrorCode,
@@ -79,7 +79,7 @@ class Dispatcher:
         self.sessions.on_end.append(member.transactions.abort_sessions)
         self.sessions.on_end.append(self.cursors.end_sessions)
         self.operations = OperationTable(member.clock, member.flow_control)
-        self.prepared = PreparedInserts(self)
+        self.prepared = PreparedWrites(self)
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
         self._commands: dict[str, Command] = {}
@@ -228,9 +228,9 @@ class Dispatcher:
                 raise fields.unknown_field(command.name, sequence)
         return self._context_of(request, command, name, deadline, session)
 
-    def context_of_insert(self, request: CommandRequest, session: SessionRequest | None) -> CommandContext:
-        """Return what `run` would have made of a prepared insert."""
-        return self._context_of(request, INSERT, INSERT.name, None, session)
+    def context_of(self, request: CommandRequest, command: Command, session: SessionRequest | None) -> CommandContext:
+        """Return what `run` would have made of a prepared write."""
+        return self._context_of(request, command, command.name, None, session)
 
     def _context_of(
         self,

@@ -27,7 +27,7 @@ from replset.query.match import compile_filter
 from replset.replication.ports import Clock
 
 if TYPE_CHECKING:
-    from replset.commands.writes.prepared import PreparedInsert
+    from replset.commands.writes.prepared import PreparedWrite
 
 KINDS = {
     "find": "queries",
@@ -87,7 +87,7 @@ class OperationTable:
         self.took_ms: dict[str, int] = {}
         self.write_concern_waits = Histogram(SECONDS)
         self.write_concern_failures: Counter[int] = Counter()
-        self.running: dict[int, Operation | PreparedInsert] = {}
+        self.running: dict[int, Operation | PreparedWrite] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
         self.index_uses: Counter[tuple[bytes, str]] = Counter()
         """How many commands used an index, by the collection's UUID and the index's name."""
@@ -98,20 +98,22 @@ class OperationTable:
         self.running[operation.id] = operation
         return operation
 
-    def begin_prepared(self, insert: PreparedInsert) -> None:
-        """As `begin`, of an insert that runs in no task; `end_prepared` must follow."""
-        insert.id, insert.began, insert.held_before = next(self._ids), self._now(), self._flow_control.held_ms
-        self.running[insert.id] = insert
+    def begin_prepared(self, write: PreparedWrite) -> None:
+        """As `begin`, of a write that runs in no task; `end_prepared` must follow."""
+        write.id, write.began, write.held_before = next(self._ids), self._now(), self._flow_control.held_ms
+        self.running[write.id] = write
 
-    def end_prepared(self, insert: PreparedInsert, *, counts: bool) -> None:
-        """As `end`. counts: False if the insert goes the usual way, where it begins anew."""
-        del self.running[insert.id]
+    def end_prepared(self, write: PreparedWrite, *, counts: bool) -> None:
+        """As `end`. counts: False if the write goes the usual way, where it begins anew."""
+        del self.running[write.id]
         if counts:
-            took_ms = self._now() - insert.began
-            self._count(insert.target.use, took_ms)
-            self.took_ms["insert"] = self.took_ms.get("insert", 0) + took_ms
+            took_ms, name = self._now() - write.began, write.target.name
+            self._count(write.target.use, took_ms)
+            self.took_ms[name] = self.took_ms.get(name, 0) + took_ms
+            if write.index is not None:
+                self._count_index(write.index)
             if took_ms >= SLOW_MS:
-                self._add_slow(insert, took_ms)
+                self._add_slow(write, took_ms)
 
     def end(self, operation: Operation) -> None:
         """Forget the command, and add what it took."""
@@ -119,14 +121,17 @@ class OperationTable:
         took_ms = self._now() - operation.began
         self.count(operation.ctx, took_ms)
         for index in operation.ctx.work.indexes:
-            if index in self.index_uses or len(self.index_uses) < MAX_USED:
-                self.index_uses[index] += 1
+            self._count_index(index)
         name = operation.ctx.command.name
         self.took_ms[name] = self.took_ms.get(name, 0) + took_ms
         if took_ms - operation.ctx.work.idle_ms >= SLOW_MS and name not in PATIENT:
             self._add_slow(operation, took_ms - operation.ctx.work.idle_ms)
 
-    def _add_slow(self, operation: Operation | PreparedInsert, took_ms: int) -> None:
+    def _count_index(self, index: tuple[bytes, str]) -> None:
+        if index in self.index_uses or len(self.index_uses) < MAX_USED:
+            self.index_uses[index] += 1
+
+    def _add_slow(self, operation: Operation | PreparedWrite, took_ms: int) -> None:
         ctx, flow, work = operation.ctx, self._flow_control, operation.ctx.work
         held_ms = flow.held_ms - operation.held_before if ctx.command.name in WRITES else 0
         if held_ms:
@@ -172,7 +177,7 @@ class OperationTable:
             operation.kill()
 
 
-def describe(operation: Operation | PreparedInsert, now: Millis) -> dict[str, object]:
+def describe(operation: Operation | PreparedWrite, now: Millis) -> dict[str, object]:
     """A row of currentOp."""
     ctx = operation.ctx
     connection, body, name = ctx.connection, ctx.body, ctx.command.name
@@ -258,7 +263,7 @@ async def current_operations(
     return await run_in_thread(ctx.member, work)
 
 
-def is_of_caller(operation: Operation | PreparedInsert, ctx: CommandContext) -> bool:
+def is_of_caller(operation: Operation | PreparedWrite, ctx: CommandContext) -> bool:
     """Whether the operation is of the caller's user; without logins, of the same client."""
     mine, theirs = ctx.sender, operation.ctx.sender
     if mine.login is None:

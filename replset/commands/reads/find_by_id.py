@@ -41,7 +41,7 @@ def find_by_id(ctx: CommandContext) -> bytes | None:
     if not (_is_count(body, "limit") and _is_count(body, "batchSize") and body.type_of("singleBatch") in (None, _BOOL)):
         return None
     raw = body.get_raw("filter") if body.type_of("filter") == _OBJECT else None
-    key = None if raw is None else _only_key(raw)
+    key = None if raw is None else only_key(raw)
     now = member.store.last_applied.ts
     if key is None or now == 0:
         return None
@@ -61,8 +61,10 @@ def _is_count(body: RawDocument, name: str) -> bool:
     return kind is None or (kind == _INT32 and cast("int", body.get(name)) > 0)
 
 
-def _only_key(raw: bytes) -> bytes | None:
+def only_key(raw: bytes) -> bytes | None:
     """Return the key of the documents that the filter {_id: value} finds; None for another filter or type of value."""
+    if len(raw) < 9:
+        return None
     kind, last = raw[4], len(raw) - 1
     if kind not in _SIMPLE_IDS or raw[5:9] != _ID or len(raw) > _LONGEST:
         return None

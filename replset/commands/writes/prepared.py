@@ -1,10 +1,10 @@
-"""Takes an insert of one document from the bytes of its message into the next group, without a task and a context.
+"""Takes a write of one document from the bytes of its message into the next group, without a task and a context.
 
-A connection remembers the shapes of its last inserts (`Shape`): which bytes of the message are the same each time, and
-where the document and the session stand. A shape is made only of a message that went the whole way with all its checks.
-A later message that differs from it in nothing else needs none of them again, except those that depend on the moment:
-`PreparedInserts.take` has them all. Whatever is not foreseen there, and whatever a document or the group refuses, goes
-the usual way with the same bytes, which gives every error.
+A write is an insert, or an update or a delete of a document that its statement names by `_id`. A connection remembers
+the shapes of its last writes (shapes.py): which bytes of the message are the same each time. A shape is made only of a
+message that went the whole way with all its checks. A later message that differs from it in nothing else needs none of
+them again, except those that depend on the moment: `PreparedWrites.take` has them all. Whatever is not foreseen there,
+and whatever a document or the group refuses, goes the usual way with the same bytes, which gives every error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from replset.bson import RawDocument, encode, walk
-from replset.commands.evaluation import SMALL_STATEMENT
-from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.bson import DateTime, RawDocument, decode, encode
+from replset.bson.repeated import with_repeated_names
+from replset.commands.evaluation import SMALL_STATEMENT, is_small, weight_of
+from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort
+from replset.commands.reads.find_by_id import only_key
+from replset.commands.reads.plan import ID_INDEX
 from replset.commands.replies import encode_write_reply, write_times
 from replset.commands.sessions.session_request import (
     NOBODY,
@@ -34,14 +37,17 @@ from replset.commands.write_concern import (
     parse_write_concern,
     wait_for_write_concern,
 )
-from replset.commands.writes.insert import COMMANDS, prepare
+from replset.commands.writes import delete, insert, update
+from replset.commands.writes.shapes import ARRAYS, BODY_AT, Shape, Target, lsid_of, shape_of
 from replset.core.write_concern import WriteConcern
 from replset.errors import ErrorCode, InvariantError, OutOfDiskSpaceError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.optime import timestamp
+from replset.query.update import compile_update
 from replset.replication.session_write import SessionWrite
-from replset.replication.write_ops import WriteGroup, do_insert
+from replset.replication.write_ops import WriteGroup, do_delete, do_insert, do_update, update_object
+from replset.storage.catalog import Collection
 from replset.storage.sessions import read_record
-from replset.wire.framing import OP_MSG
 
 if TYPE_CHECKING:
     from replset.commands.command import CommandContext
@@ -49,149 +55,113 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("replset.commands")
 
-(INSERT,) = COMMANDS
-BODY_AT: Final = 21
-"""Where the body begins in an OP_MSG whose first section it is."""
 MOST_SHAPES: Final = 4
 """That a connection remembers: a driver sends one or two on each."""
 MOST_IN_VAIN: Final = 16
 """So many shapes are made for a connection without one that is used again; then no more are."""
-_DOCUMENTS: Final = "documents"
-_SEQUENCE: Final = b"documents\0"
-_LSID_BYTES: Final = 30
-"""Of {id: UUID}."""
-_UUID_AT: Final = 13
-"""Where the 16 bytes of the UUID begin in it."""
-_CONSTANT: Final = frozenset({"insert", "ordered", "writeConcern", "comment", "$db", "$readPreference"})
-"""Fields that the usual way has checked, and whose meaning depends on nothing that changes."""
+COMMANDS: Final = {
+    command.name: command for rows in (insert.COMMANDS, update.COMMANDS, delete.COMMANDS) for command in rows
+}
+Counters: TypeAlias = tuple[tuple[str, int], ...]
+Work: TypeAlias = Callable[[WriteGroup, Collection], Counters]
+"""Does a write inside a group, and gives the reply's counters. UnusualError, and every ReplError: the usual way."""
 
 
-class Target:
-    """The collection that an insert names, as its namespace and as `top` counts its use."""
-
-    __slots__ = ("database", "ns", "use")
-
-    def __init__(self, database: str, collection: str) -> None:
-        self.database = database
-        self.ns = f"{database}.{collection}"
-        self.use = (database, collection, "insert")
-
-
-class Place(NamedTuple):
-    """Bytes of a message. is_behind: they stand behind the document, so that its size moves them."""
-
-    at: int
-    size: int
-    is_behind: bool
-
-
-class Shape:
-    """What inserts of one document have in common. It is bytes alone and knows no member.
-
-    target, concern: of its commands; concern None: they name none, the set's default counts.
-    """
-
-    __slots__ = (
-        "_back",
-        "_document_at",
-        "_front",
-        "_rest",
-        "_sizes",
-        "cluster_time",
-        "concern",
-        "lsid",
-        "number",
-        "target",
-        "template_size",
-    )
-
-    def __init__(self, message: bytes, document: Place, sizes: list[int], slots: dict[str, Place]) -> None:
-        """message: one such. sizes: where the lengths stand that grow with the document, its own included."""
-        self.template_size = len(message)
-        self._rest = len(message) - document.size
-        self._document_at = document.at
-        self._sizes = [(at, int.from_bytes(message[at : at + 4], "little") - document.size) for at in sizes]
-        self.lsid, self.number, self.cluster_time = (slots.get(name) for name in ("lsid", "txnNumber", "$clusterTime"))
-        self.target = Target("", "")
-        self.concern: WriteConcern | None = None
-        free = [(4, 12), (document.at, document.at + document.size), *((at, at + 4) for at in sizes)]
-        free += [(place.at, place.at + place.size) for place in slots.values()]
-        self._front: list[tuple[int, bytes]] = []
-        self._back: list[tuple[int, bytes]] = []
-        at = 0
-        for start, end in (*sorted(free), (len(message), len(message))):
-            if at < start:
-                (self._front if at < document.at else self._back).append((at, message[at:start]))
-            at = max(at, end)
-
-    def document_in(self, message: bytes) -> bytes | None:
-        """Return the document of a message of this shape; None: it is of another one. The document is not validated."""
-        size = len(message) - self._rest
-        for at, constant in self._front:
-            if not message.startswith(constant, at):
-                return None
-        for at, more in self._sizes:
-            if int.from_bytes(message[at : at + 4], "little") != size + more:
-                return None
-        if self._back:
-            moved = len(message) - self.template_size
-            for at, constant in self._back:
-                if not message.startswith(constant, at + moved):
-                    return None
-        return message[self._document_at : self._document_at + size]
-
-    def read(self, place: Place, message: bytes) -> bytes:
-        """Return the bytes of one of the places in a message of this shape."""
-        at = place.at + len(message) - self.template_size if place.is_behind else place.at
-        return message[at : at + place.size]
-
-
-def shape_of(body: bytes, document: bytes | None) -> Shape | None:
-    """Return the shape of an insert that was carried out; None: it has fields that are not foreseen.
-
-    body: of its message. document: the only one of the message's sequence; None: it is in the body.
-    """
-    slots: dict[str, Place] = {}
-    sizes = [0]
-    place: Place | None = None
-    names: set[str] = set()
-    for name, kind, start, end in walk(body):
-        if name in names:
-            return None
-        names.add(name)
-        at, size = BODY_AT + start, end - start
-        if name == "lsid" and kind == 0x03 and size == _LSID_BYTES:
-            slots[name] = Place(at + _UUID_AT, 16, place is not None)
-        elif name == "txnNumber" and kind == 0x12:
-            slots[name] = Place(at, 8, place is not None)
-        elif name == "$clusterTime" and kind == 0x03:
-            slots[name] = Place(at, size, place is not None)
-        elif name == _DOCUMENTS and kind == 0x04 and document is None:
-            elements = walk(body[start:end])
-            if len(elements) != 1 or elements[0][:2] != ("0", 0x03):
-                return None
-            _, _, first, last = elements[0]
-            place = Place(at + first, last - first, False)
-            sizes += [BODY_AT, at, at + first]
-        elif name not in _CONSTANT:
-            return None
-    message = bytes(12) + OP_MSG.to_bytes(4, "little") + bytes(5) + body
-    if document is not None:
-        sequence_at = len(message) + 1
-        head = message + b"\x01" + (4 + len(_SEQUENCE) + len(document)).to_bytes(4, "little") + _SEQUENCE
-        place = Place(len(head), len(document), False)
-        sizes += [sequence_at, len(head)]
-        message = head + document
-    if place is None:
-        return None
-    return Shape(len(message).to_bytes(4, "little") + message[4:], place, sizes, slots)
-
-
-class _UnusualError(Exception):
+class UnusualError(Exception):
     """The insert has to go the usual way; nothing of it is left in the group."""
 
 
-class PreparedInserts:
+# --- the work of each command ---------------------------------------------------------------------------------------
+
+
+def insert_work(document: bytes, member: MemberPort) -> Work:
+    """Return the insert of a document. ReplError: it cannot be stored."""
+    key, document = insert.prepare(document, member)
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        if do_insert(group, coll, key, document) is None:
+            raise UnusualError  # the key is there already
+        return _ONE
+
+    return work
+
+
+def _update_work(statement: bytes, _member: MemberPort) -> Work | None:
+    """Return an update of one document that is found by its `_id`; None: it is another kind of statement."""
+    fields = RawDocument(statement)
+    if not fields.has_only(_UPDATE_FIELDS) or not (_is_false(fields, "upsert") and _is_false(fields, "multi")):
+        return None
+    key, change = only_key(fields.get_raw("q") or b""), fields.get("u")
+    if key is None or fields.type_of("u") != 0x03 or update.may_grow(change):
+        return None
+    weight, changed = weight_of(len(statement), change), compile_update(change, fills_timestamps=True)
+    if changed.needs_position:
+        return None
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        raw = group.txn.get(coll, key)
+        if raw is None or not is_small(weight, len(raw)):
+            raise UnusualError
+        if group.held:
+            group.held.check(coll.uuid, key)  # also for what it does not change
+        before = with_repeated_names(decode(raw), raw)
+        now, stamp = DateTime(group.wall_ms), timestamp(group.next_optime().ts)
+        after = changed.apply(before, now=now, timestamp=stamp)
+        if after is before:
+            return _NOT_MODIFIED
+        after_raw = update.encode_result(after)
+        o = update_object(before, after, after_raw, is_replacement=changed.is_replacement, targets=changed.targets)
+        if o is None:
+            return _NOT_MODIFIED
+        do_update(group, coll, key, raw, after_raw, o)
+        return _MODIFIED
+
+    return work
+
+
+def _delete_work(statement: bytes, _member: MemberPort) -> Work | None:
+    """Return the delete of one document that is found by its `_id`; None: it is another kind of statement."""
+    fields = RawDocument(statement)
+    key = only_key(fields.get_raw("q") or b"")
+    if key is None or not fields.has_only(_DELETE_FIELDS) or fields.type_of("limit") not in _WHOLE:
+        return None
+    if fields.get("limit") != 1:
+        return None
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        raw = group.txn.get(coll, key)
+        if raw is None:
+            raise UnusualError
+        RawDocument(raw)  # InvalidBSONError: a disk has changed it
+        do_delete(group, coll, key, raw)
+        return _ONE
+
+    return work
+
+
+def _is_false(fields: RawDocument, name: str) -> bool:
+    """Whether the field is absent or false."""
+    kind = fields.type_of(name)
+    return kind is None or (kind == 0x08 and not fields.get(name))
+
+
+_WHOLE: Final = (0x10, 0x12)
+_ONE: Final = (("n", 1),)
+_MODIFIED: Final = (("n", 1), ("nModified", 1))
+_NOT_MODIFIED: Final = (("n", 1), ("nModified", 0))
+_UPDATE_FIELDS: Final = frozenset({b"q", b"u", b"upsert", b"multi"})
+_DELETE_FIELDS: Final = frozenset({b"q", b"limit"})
+_WORK: Final[dict[str, Callable[[bytes, MemberPort], Work | None]]] = {
+    "insert": insert_work,
+    "update": _update_work,
+    "delete": _delete_work,
+}
+
+
+# --- taking them ------------------------------------------------------------------------------------------------
+
+
+class PreparedWrites:
     """Makes shapes of commands, and takes messages of these shapes, on one member."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -199,18 +169,20 @@ class PreparedInserts:
         self.member = dispatcher.member
 
     def shape_of(self, request: CommandRequest) -> Shape | None:
-        """Return the shape of an insert that was answered without an error; None: of a kind that is not foreseen."""
+        """Return the shape of a write that was answered without an error; None: of a kind that is not foreseen."""
         body, sequences = request.body, request.sequences
-        documents = sequences.get(_DOCUMENTS)
-        if body.first_key != "insert" or len(body.raw) > SMALL_STATEMENT or request.acting is not None:
+        name = body.first_key or ""
+        array = ARRAYS.get(name)
+        if array is None or len(body.raw) > SMALL_STATEMENT or request.acting is not None:
             return None
+        documents = sequences.get(array)
         if sequences and (len(sequences) != 1 or documents is None or len(documents) != 1):
             return None
-        shape = shape_of(body.raw, documents[0].raw if documents else None)
+        shape = shape_of(body.raw, array, documents[0].raw if documents else None)
         config = self.member.node.config
         if shape is None or config is None:
             return None
-        shape.target = Target(request.database, str(body.get("insert")))
+        shape.target = Target(name, request.database, str(body.get(name)))
         raw = body.get_raw("writeConcern")
         if raw is not None:
             shape.concern = parse_write_concern(raw, lambda: default_concern(self.member.store, config).w)
@@ -222,7 +194,7 @@ class PreparedInserts:
 
     def take(
         self, shape: Shape, message: bytes, connection: ConnectionContext, finish: Callable[[bytes | None], None]
-    ) -> PreparedInsert | None:
+    ) -> PreparedWrite | None:
         """Put the insert of a message of this shape into the next group; None: it has to go the usual way.
 
         finish: called with the reply once there is one; with None if the insert has to go the usual way after all.
@@ -237,7 +209,8 @@ class PreparedInserts:
             if member.users.required:
                 if connection.login is None or not member.users.knows(connection.login):
                     return None
-                authorize(member, connection, INSERT.needs, shape.target.database, "insert")
+                name, database = shape.target.name, shape.target.database
+                authorize(member, connection, COMMANDS[name].needs, database, name)
                 uid = connection.login.uid
             if shape.cluster_time is not None:
                 check_cluster_time(shape.read(shape.cluster_time, message), member)
@@ -245,12 +218,15 @@ class PreparedInserts:
                 number = shape.number and int.from_bytes(shape.read(shape.number, message), "little", signed=True)
                 if number is not None and number < 0:
                     return None
-                key, lsid = parse_lsid(_LSID_HEAD + shape.read(shape.lsid, message) + b"\0", uid)
+                key, lsid = parse_lsid(lsid_of(shape.read(shape.lsid, message)), uid)
                 session = SessionRequest(key, lsid, number)
             elif shape.number is not None:
                 return None
-            request = partial(_request_of, shape.target.database, message, document, connection)
-            return self.begin(shape.target, document, shape.concern, session, request, finish)
+            work = _WORK[shape.target.name](document, member)
+            if work is None:
+                return None
+            request = partial(_request_of, shape.target, message, document, connection)
+            return self.begin(shape.target, work, shape.concern, session, request, finish)
         except ReplError:
             return None
 
@@ -264,13 +240,13 @@ class PreparedInserts:
     def begin(
         self,
         target: Target,
-        document: bytes,
+        work: Work,
         concern: WriteConcern | None,
         session: SessionRequest | None,
         request: Callable[[], CommandRequest],
         finish: Callable[[bytes | None], None],
-    ) -> PreparedInsert | None:
-        """Put a document into the next group. `may_take` and the sender's rights are asked for before.
+    ) -> PreparedWrite | None:
+        """Put a write into the next group. `may_take` and the sender's rights are asked for before.
 
         concern: None for the set's default. request: makes the request, for those who look at it. ReplError: it has to
         go the usual way, as for None.
@@ -279,85 +255,83 @@ class PreparedInserts:
         concern = concern or default_concern(member.store, member.node.config)
         if concern.wtimeout_ms:
             return None
-        key, document = prepare(document, member)
         if session is not None:
             dispatcher.sessions.note_use(session.key, member.clock.now())
             if session.txn_number is not None:
                 member.transactions.check_retryable_write(session.key, session.txn_number)
                 if not dispatcher.sessions.check_out_now(session.key):
                     return None
-        insert = PreparedInsert(self, target, request, finish, key, document, concern, session)
+        write = PreparedWrite(self, target, request, finish, work, concern, session)
         try:
-            member.submit(insert.run, insert)
+            member.submit(write.run, write)
         except ReplError:
-            insert.check_in()
+            write.check_in()
             raise
         note_awaited(member, concern)
-        dispatcher.operations.begin_prepared(insert)
-        dispatcher.counts["insert"] += 1
-        return insert
+        dispatcher.operations.begin_prepared(write)
+        dispatcher.counts[target.name] += 1
+        return write
 
 
-_LSID_HEAD: Final = _LSID_BYTES.to_bytes(4, "little") + b"\x05id\0\x10\0\0\0\x04"
-
-
-def _request_of(database: str, message: bytes, document: bytes, connection: ConnectionContext) -> CommandRequest:
+def _request_of(target: Target, message: bytes, document: bytes, connection: ConnectionContext) -> CommandRequest:
     """Return the request that the usual way would have made of a message that has a shape."""
     size = int.from_bytes(message[BODY_AT : BODY_AT + 4], "little")
     body = RawDocument(message[BODY_AT : BODY_AT + size])
-    sequences = {} if _DOCUMENTS in body else {_DOCUMENTS: [RawDocument(document)]}
-    return CommandRequest(database, body, sequences, connection)
+    array = ARRAYS[target.name]
+    sequences = {} if array in body else {array: [RawDocument(document)]}
+    return CommandRequest(target.database, body, sequences, connection)
 
 
-class PreparedInsert:
-    """One insert on its way: first it waits for its group, then for its write concern. It is a `Completion` of both.
+class PreparedWrite:
+    """One write on its way: first it waits for its group, then for its write concern. It is a `Completion` of both.
 
-    id, began, is_killed: as in `Operation`.
+    id, began, is_killed: as in `Operation`. index: that it used, with the collection's UUID.
     """
 
     __slots__ = (
         "_concern",
+        "_counters",
         "_ctx",
-        "_document",
         "_finish",
         "_is_checked_out",
         "_is_over",
         "_is_unusual",
-        "_key",
         "_lane",
         "_optime",
         "_request",
         "_session",
         "_slow_wait",
         "_term",
+        "_work",
         "_written",
         "began",
         "held_before",
         "id",
+        "index",
         "is_killed",
         "target",
     )
 
     def __init__(
         self,
-        lane: PreparedInserts,
+        lane: PreparedWrites,
         target: Target,
         request: Callable[[], CommandRequest],
         finish: Callable[[bytes | None], None],
-        key: bytes,
-        document: bytes,
+        work: Work,
         concern: WriteConcern,
         session: SessionRequest | None,
     ) -> None:
         self.id = self.held_before = 0
         self.began = self._written = Millis(0)
         self.is_killed = False
+        self.index: tuple[bytes, str] | None = None
         self.target = target
         self._lane = lane
         self._request = request
         self._finish = finish
-        self._key = key
-        self._document = document
+        self._work = work
+        self._counters: Counters = ()
         self._concern = concern
         self._session = session
         self._is_checked_out = session is not None and session.txn_number is not None
@@ -370,19 +344,20 @@ class PreparedInsert:
     # --- in the group -----------------------------------------------------------------------------------------------
 
     def run(self, group: WriteGroup) -> OpTime:
-        """Insert the document. Whatever it raises, it then goes the usual way."""
+        """Do the write. Whatever it raises, it then goes the usual way."""
         try:
             coll, session = group.txn.catalog.by_ns.get(self.target.ns), self._session
             if coll is None or coll.has_validator or coll.view_on is not None:
-                raise _UnusualError
+                raise UnusualError
             if session is not None and session.txn_number is not None:
                 record = group.txn.session(session.key)
                 if record is not None and read_record(record).txn_number >= session.txn_number:
-                    raise _UnusualError  # a retry, or one that is too late
+                    raise UnusualError  # a retry, or one that is too late
                 group.session_write = SessionWrite(session.key, session.lsid.raw, session.txn_number)
-            if do_insert(group, coll, self._key, self._document) is None:
-                raise _UnusualError  # the key is there already
-        except (ReplError, _UnusualError) as error:
+            self._counters = self._work(group, coll)
+            if self.target.name != "insert":
+                self.index = (coll.uuid, ID_INDEX)
+        except (ReplError, UnusualError) as error:
             self._is_unusual = not isinstance(error, StorageError | OutOfDiskSpaceError)
             raise
         finally:
@@ -402,7 +377,7 @@ class PreparedInsert:
         except InvariantError:
             raise
         except Exception as error:  # those that end with it must not wait for ever
-            log.exception("a prepared insert failed")
+            log.exception("a prepared write failed")
             self._refuse(error)
 
     def _go_on(self, result: OpTime | None) -> None:
@@ -427,7 +402,7 @@ class PreparedInsert:
         self.check_in()
         if self._is_unusual:
             self._leave_table(counts=False)
-            self._lane.dispatcher.counts["insert"] -= 1
+            self._lane.dispatcher.counts[self.target.name] -= 1
             self._finish(None)
         else:
             self._refuse(error)
@@ -442,7 +417,7 @@ class PreparedInsert:
 
     def _reply(self) -> None:
         self._leave_table()
-        self._finish(encode_write_reply((("n", 1),), self._optime, self._term))
+        self._finish(encode_write_reply(self._counters, self._optime, self._term))
 
     def _refuse(self, error: BaseException) -> None:
         reply = self._lane.dispatcher.refuse(self.ctx.request, self.ctx, error)
@@ -462,7 +437,7 @@ class PreparedInsert:
         if failure is None:
             self._reply()
             return
-        reply = {"n": 1, "writeConcernError": failure, **write_times(self._optime, self._term)}
+        reply = {**dict(self._counters), "writeConcernError": failure, **write_times(self._optime, self._term)}
         reply = self._lane.dispatcher.complete(self.ctx.request, self.ctx, reply)
         self._leave_table()
         self._finish(encode(reply))
@@ -502,8 +477,10 @@ class PreparedInsert:
     def ctx(self) -> CommandContext:
         """The context that the usual way would have made; only made where somebody looks."""
         if self._ctx is None:
-            self._ctx = self._lane.dispatcher.context_of_insert(self._request(), self._session)
+            self._ctx = self._lane.dispatcher.context_of(self._request(), COMMANDS[self.target.name], self._session)
             self._ctx.has_written = self._session is not None and self._session.txn_number is not None
+        if self.index is not None:
+            self._ctx.work.documents = 1
         if self._written:
             self._ctx.work.waits = {
                 SlowReason.WRITE_QUEUE: self._written - self.began,

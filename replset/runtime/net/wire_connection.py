@@ -1,6 +1,6 @@
 """One connection of the wire port: its task runs the commands of a client or a member in order.
 
-No task is made per command. On an idle connection a find by `_id` is answered as it arrives, and an insert of a shape
+No task is made per command. On an idle connection a find by `_id` is answered as it arrives, and a write of a shape
 that it has sent before joins the group at once (commands/writes/prepared.py). One message waits behind
 the command that runs; what a client sends beyond it is not looked at, and nothing more is read. The commands of all
 clients share each turn of the event loop (turns.py). If a connection closes, the command that it waits for is
@@ -17,7 +17,8 @@ from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
 from replset.commands.members.member_commands import whole_page
 from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
-from replset.commands.writes.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedInsert, Shape
+from replset.commands.writes.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedWrite
+from replset.commands.writes.shapes import ARRAYS, Shape
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -41,7 +42,8 @@ TURN = 16
 STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
 _IN_ADMIN = encode({"$db": "admin"})[4:]
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
-_FIND, _INSERT, _FETCH = b"find\0", b"insert\0", b"replSetOplogFetch\0"
+_FIND, _FETCH = b"find\0", b"replSetOplogFetch\0"
+_WRITES = tuple(name.encode() + b"\0" for name in ARRAYS)
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """Commands that an overloaded member still answers: they need little memory and show what is wrong."""
 
@@ -65,10 +67,10 @@ class WireConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._context = ConnectionContext(next(server.connection_ids))
-        self._shapes: list[Shape] = []  # of its last inserts, the newest first
+        self._shapes: list[Shape] = []  # of its last writes, the newest first
         self._shapes_in_vain = 0
-        self._open: PreparedInsert | _OpenFetch | None = None  # what is under way here outside of the task
-        self._insert_message = b""
+        self._open: PreparedWrite | _OpenFetch | None = None  # what is under way here outside of the task
+        self._write_message = b""
 
     # --- called by the transport ------------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._received_at = self._loop.time()
         self._server.traffic.bytes_in += len(data)
         was_idle = self._next is None
-        if was_idle and self._shapes and self._take_insert(data):
+        if was_idle and self._shapes and self._take_write(data):
             return
         if not self._read_next(data) or self._next is None:
             return
@@ -266,22 +268,22 @@ class WireConnection(asyncio.BufferedProtocol):
             return False
         return server.turns.has_room()
 
-    def _take_insert(self, data: bytes) -> bool:
-        """Put the insert into the next group, if `data` is one message of a shape that is known. False: it is not."""
+    def _take_write(self, data: bytes) -> bool:
+        """Put the write into the next group, if `data` is one message of a shape that is known. False: it is not."""
         if self._reader.pending or not self._is_free():
             return False
         for shape in self._shapes:
-            insert = self._server.dispatcher.prepared.take(shape, data, self._context, self._finish_insert)
-            if insert is not None:
+            write = self._server.dispatcher.prepared.take(shape, data, self._context, self._finish_write)
+            if write is not None:
                 self._server.turns.count(len(data))
-                self._open, self._insert_message = insert, data
+                self._open, self._write_message = write, data
                 self._shapes_in_vain = 0
                 return True
         return False
 
-    def _finish_insert(self, reply: bytes | None) -> None:
-        """Send the reply of the insert that was under way. None: it has to go the usual way, before what came since."""
-        self._open, message = None, self._insert_message
+    def _finish_write(self, reply: bytes | None) -> None:
+        """Send the reply of the write that was under way. None: it has to go the usual way, before what came since."""
+        self._open, message = None, self._write_message
         if reply is None:
             (self._next,) = FrameReader().feed(message)
         else:
@@ -297,7 +299,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._wake()
 
     def _remember_shape(self, request: CommandRequest) -> None:
-        """Remember the shape of an insert that was answered without an error."""
+        """Remember the shape of a write that was answered without an error."""
         shape = self._server.dispatcher.prepared.shape_of(request)
         if shape is not None:
             self._shapes_in_vain += 1
@@ -436,8 +438,8 @@ class WireConnection(asyncio.BufferedProtocol):
         else:
             answer = await self._server.dispatcher.run(request)
             reply = _encoded(answer)
-            is_insert = message.body.raw.startswith(_INSERT, 5) and message.size <= LARGE_BYTES
-            if is_insert and isinstance(answer, bytes) and member is None and self._shapes_in_vain < MOST_IN_VAIN:
+            is_write = message.body.raw.startswith(_WRITES, 5) and message.size <= LARGE_BYTES
+            if is_write and isinstance(answer, bytes) and member is None and self._shapes_in_vain < MOST_IN_VAIN:
                 self._remember_shape(request)
         if self._context.is_to_close:
             self.end()

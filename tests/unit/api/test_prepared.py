@@ -104,7 +104,10 @@ class Http:
 
 def post(body: object, *headers: str, path: str = "/v1/action/insertOne") -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", *(headers or (HOST, JSON)), f"Content-Length: {len(data)}"]
+    length = f"Content-Length: {len(data)}"
+    lines = [f"POST {path} HTTP/1.1", *(headers or (HOST, JSON))]
+    lines = [length if line.startswith("Content-Length") else line for line in lines]
+    lines += [] if length in lines else [length]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 
@@ -141,6 +144,10 @@ CASES: dict[str, list[bytes]] = {
     "another host": [post(doc({"_id": n}), host, JSON) for n, host in enumerate((HOST, HOST, "host: evil", HOST))],
     "another site's page": [post(doc({"_id": n}), HOST, JSON, origin)
                             for n, origin in enumerate(("x: 1", "x: 1", "origin: http://evil", "x: 1"))],
+    "another host behind the length": [
+        post(doc({"_id": n}), "Content-Length: 0", host, JSON)
+        for n, host in enumerate((HOST, HOST, "host: evil", HOST))
+    ],
     "another type": [post(doc({"_id": n}), HOST, kind)
                      for n, kind in enumerate((JSON, JSON, "content-type: text/plain"))],
     "with a query": [post(doc({"_id": n}), path=f"/v1/action/insertOne{query}")
@@ -183,6 +190,7 @@ def test_answers_and_entries_are_those_of_the_usual_way(name: str) -> None:
     assert answers == usual_answers
     assert entries == usual_entries
     assert none == 0
+    assert not taken or name not in ("w: 0", "a limit", "maxTimeMS", "a key", "with a query", "other actions")
     assert taken >= 2 or name not in ("plain", "majority", "without _id", "extended", "in BSON", "w: 1 and j")
 
 

@@ -20,6 +20,7 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.members.archive_lease import ArchiveLease, ArchiveStatus
 from replset.commands.members.byte_rate import ByteRate
+from replset.commands.members.oplog_fetch import OplogFetches
 from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
 from replset.commands.sessions.transactions import TransactionTable
@@ -227,6 +228,7 @@ class FakeMember:
     scrub: ScrubStatus = field(default_factory=ScrubStatus)
 
     def __post_init__(self) -> None:
+        self.fetches = OplogFetches(self)
         self.topology = FakeTopology(ObjectId("0123456789abcdef01234567"), self.clock)
         self.archive_lease = ArchiveLease(self.clock.now)
         self.transactions = TransactionTable(self)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, InvalidBSONError, ObjectId, Timestamp, decode, encode
-from replset.commands.writes.prepared import Shape, shape_of
+from replset.commands.writes.shapes import ARRAYS, Shape, shape_of
+from replset.config import ReplSetConfig
 from replset.errors import RemoteProtocolError
 from replset.runtime.net import wire_connection
 from replset.wire.framing import FrameReader, encode_request
@@ -26,9 +27,12 @@ def inline(command: Mapping[str, object], number: int = 1, db: str = "test") -> 
 
 
 def sequence(command: Mapping[str, object], number: int = 1, db: str = "test") -> bytes:
-    documents = [encode(doc) for doc in command["documents"]]  # type: ignore[attr-defined]
-    rest = {name: value for name, value in command.items() if name != "documents"}
-    return encode_request(number, rest, db, ("documents", documents))
+    array = ARRAYS.get(next(iter(command)), "")
+    if array not in command:
+        return inline(command, number, db)
+    rows = [encode(row) for row in command[array]]  # type: ignore[attr-defined]
+    rest = {name: value for name, value in command.items() if name != array}
+    return encode_request(number, rest, db, (array, rows))
 
 
 # --- shapes: bytes alone ------------------------------------------------------------------------------------------
@@ -49,7 +53,7 @@ FORMS = [inline, sequence]
 def made_of(message: bytes) -> Shape | None:
     (parsed,) = FrameReader().feed(message)
     documents = parsed.sequences.get("documents")
-    return shape_of(parsed.body.raw, documents[0].raw if documents else None)
+    return shape_of(parsed.body.raw, "documents", documents[0].raw if documents else None)
 
 
 def read(message: bytes) -> tuple[dict[str, Any], bytes] | None:
@@ -146,9 +150,9 @@ def test_fields_that_are_not_foreseen_have_no_shape(more: dict[str, Any]) -> Non
 
 def test_several_documents_have_no_shape() -> None:
     assert made_of(inline({"insert": "c", "documents": [{"a": 1}, {"a": 2}]})) is None
-    assert shape_of(encode({"insert": "c", "$db": "test"}), None) is None
+    assert shape_of(encode({"insert": "c", "$db": "test"}), "documents", None) is None
     double = encode({"insert": "c", "comment": 1, "$db": "test", "commend": 1}).replace(b"commend", b"comment")
-    assert shape_of(double, encode({"a": 1})) is None
+    assert shape_of(double, "documents", encode({"a": 1})) is None
 
 
 # --- on a member: the same answers and entries as the usual way -----------------------------------------------------
@@ -228,7 +232,66 @@ def on_test(*commands: dict[str, object]) -> list[Step]:
     return [(command, "test") for command in commands]
 
 
+def update(key: object, change: object, **more: object) -> dict[str, object]:
+    return {"update": "c", "updates": [{"q": {"_id": key}, "u": change, **more}]}
+
+
+def delete(key: object, limit: object = 1, **more: object) -> dict[str, object]:
+    return {"delete": "c", "deletes": [{"q": {"_id": key}, "limit": limit}], **more}
+
+
+FILLED = [insert({"_id": n, "a": 1, "items": [{"k": 1}, {"k": 2}]}) for n in range(6)]
+OF_A_SESSION = [{"lsid": LSID, "txnNumber": Int64(n)} for n in (1, 2, 3, 3, 2, 5)]
+IN_A_TRANSACTION = {"lsid": LSID, "txnNumber": Int64(1), "autocommit": False, "startTransaction": True}
+REFUSED: list[dict[str, object]] = [
+    {"$set": {"a": 2}},
+    {"$set": {"_id": 9}},
+    {"$inc": {"items": 1}},
+    {"$set": {"a": 1, "a.b": 2}},
+    {"$no": 1},
+    {"_id": 8},
+]
 CASES: dict[str, list[Step]] = {
+    "updates": on_test(*FILLED, *[update(n, {"$inc": {"a": n}, "$set": {"b": "x" * n}}) for n in range(5)]),
+    "updates that change nothing": on_test(*FILLED, *[update(n, {"$set": {"a": 1}}) for n in range(4)]),
+    "replacements": on_test(*FILLED, *[update(n, {"x": n, "t": Timestamp(0, 0)}) for n in range(4)]),
+    "updates of what is not there": on_test(*FILLED, *[update(n, {"$set": {"a": 2}}) for n in (1, 2, 77, 3)]),
+    "updates of the time": on_test(
+        *FILLED, *[update(n, {"$currentDate": {"d": {"$type": "timestamp"}}, "$set": {"z": n}}) for n in range(4)]
+    ),
+    "updates that are refused": on_test(*FILLED, *[update(n, change) for n, change in enumerate(REFUSED)]),
+    "updates of other kinds": on_test(
+        *FILLED, update(1, {"$set": {"a": 5}}), update(1, {"$set": {"a": 6}}),
+        update(1, [{"$set": {"a": 7}}]), update(1, {"$set": {"items.1500": 1}}), update(1, {"$set": {"items.$.k": 3}}),
+        update(7, {"$set": {"a": 8}}, upsert=True), update(1, {"$set": {"a": 9}}, upsert=False, multi=False),
+        update(1, {"$set": {"a": 10}}, multi=True), update({"$gt": 3}, {"$set": {"a": 11}}), update(1, 5),
+        update(1, {}),
+        update(1, {"$set": {"a": 12}}, upsert=0), update(1, {"$set": {"a": 13}}, hint="_id_"),
+    ),
+    "retryable updates": on_test(
+        *FILLED, *[{**update(1, {"$inc": {"a": 1}}), **session} for session in OF_A_SESSION],
+        {"count": "c", "query": {"a": 5}},
+    ),
+    "deletes": on_test(*FILLED, *[delete(n, **MAJORITY) for n in (0, 1, 2, 77, 3)]),
+    "deletes of other kinds": on_test(
+        *FILLED, delete(0), *[delete(1, limit) for limit in (0, 1.0, True, 5, Int64(1))], delete({"$in": [2]}),
+        delete([3]),
+    ),
+    "retryable deletes": on_test(
+        *FILLED, *[{**delete(n), **session} for n, session in enumerate(OF_A_SESSION)], {"count": "c"}
+    ),
+    "updates under a unique index and a validator": on_test(
+        *FILLED[:2], *[update(n, {"$set": {"u": n}}) for n in range(2)],
+        {"createIndexes": "c", "indexes": [{"key": {"u": 1}, "name": "u", "unique": True}]},
+        update(0, {"$set": {"u": 1}}), update(0, {"$set": {"u": 5}}),
+        {"collMod": "c", "validator": {"a": {"$lt": 3}}}, update(0, {"$set": {"a": 9}}), update(0, {"$set": {"a": 2}}),
+        delete(0),
+    ),
+    "a document that a transaction holds": on_test(
+        *FILLED, update(1, {"$set": {"a": 4}}), update(2, {"$set": {"a": 4}}), delete(5),
+        {**update(1, {"$set": {"a": 7}}), **IN_A_TRANSACTION}, {**update(1, {"$set": {"a": 4}}), "maxTimeMS": 30},
+        update(3, {"$set": {"a": 4}}), {**delete(1), "maxTimeMS": 30}, delete(4),
+    ),
     "plain": on_test(*[insert({"_id": n, "a": "x" * n}) for n in range(5)]),
     "without _id, or as the last field": on_test(*[insert({"a": n}) for n in range(3)], insert({"a": 9, "_id": 7})),
     "empty timestamps": on_test(*[insert({"_id": n, "t": Timestamp(0, 0)}) for n in range(3)]),
@@ -280,7 +343,8 @@ CASES: dict[str, list[Step]] = {
     "a fail point": [*on_test(insert({"_id": 1}), insert({"_id": 2})), (FAIL, "admin"),
                      *on_test(insert({"_id": 3}), insert({"_id": 3}))],
 }  # fmt: skip
-MOSTLY_TAKEN = {"plain", "empty timestamps", "majority", "w: 1, and on its disk", "a session without a number"}
+MOSTLY_TAKEN = {"updates", "updates that change nothing", "replacements", "updates of the time", "deletes", "plain"}
+MOSTLY_TAKEN |= {"empty timestamps", "majority", "w: 1, and on its disk", "a session without a number"}
 
 
 def without_times(value: Any) -> Any:
@@ -297,12 +361,13 @@ def run(steps: list[Step], form: Callable[..., bytes]) -> tuple[list[Any], list[
     """Run the commands on a new member; the replies, its entries, and how many inserts were taken by their shape."""
     with a_set() as rig:
         prepared, wire, entries = Prepared(rig), Wire(rig), rig.client()
-        replies = [wire.send(command, db, form if "documents" in command else inline) for command, db in steps]
+        replies = [wire.send(command, db, form) for command, db in steps]
         operations = rig.member().dispatcher.operations
         used = {key: row[0] for key, row in operations.used.items()}
-        counts = {name: count for name, count in rig.member().dispatcher.counts.items() if name == "insert"}
+        counts = {name: count for name, count in rig.member().dispatcher.counts.items() if name in ARRAYS}
         assert not operations.running
-        found = [*entries.entries(), used, counts, operations.failed, rig.member().dispatcher.failures]
+        index_uses = [count for _, count in sorted(operations.index_uses.items())]
+        found = [*entries.entries(), used, index_uses, counts, operations.failed, rig.member().dispatcher.failures]
         return without_times(replies), without_times(found), prepared.count
 
 
@@ -467,6 +532,41 @@ def test_a_connection_whose_inserts_never_repeat_makes_no_more_shapes(rig: Rig, 
     for n in range(30):
         wire.send(insert({"_id": n}, comment=f"trace {n}"))
     assert made < wire_connection.MOST_IN_VAIN
+
+
+@pytest.mark.parametrize("asks", [{"minInSync": 2}, {"durabilityLevels": {"test.c": {"level": 0}}}, None])
+def test_nothing_is_taken_where_each_write_is_looked_at(rig: Rig, wire: Wire, asks: dict[str, Any] | None) -> None:
+    """By a setting, or by a fail point, which another connection sets."""
+    prepared = Prepared(rig)
+    if asks is None:
+        rig.client().ok(FAIL, "admin")
+    else:
+        state = rig.member().node._state
+        assert state.config is not None
+        document = {**state.config.document(), "settings": {**state.config.document()["settings"], **asks}}
+        state.config = ReplSetConfig.parse(document)
+    reply = wire.send(insert({"_id": 1}))
+    assert prepared.count == 0
+    assert (asks is None) == (reply.get("code") == 91)
+
+
+def test_what_a_majority_write_waits_for_is_noted_before_its_page_leaves(rig: Rig, wire: Wire) -> None:
+    rig.wait(5)
+    assert rig.member().awaited == ""
+    rig.member().context.write_queue.pause()
+    wire.write(insert({"_id": 1}, **MAJORITY))
+    rig.wait(0.1)
+    assert rig.member().awaited == "durable"
+
+    async def resume() -> None:
+        rig.member().context.write_queue.resume()
+
+    rig.do(resume())
+    waits = rig.member().dispatcher.operations.write_concern_waits
+    before = waits.buckets()[-1][1]
+    rig.until(lambda: len(wire.replies) == 3)
+    assert waits.buckets()[-1][1] == before + 1
+    assert waits.total < 60
 
 
 def test_rights_are_asked_for_each_time(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,8 @@ class Member:
     def moved(self) -> None:
         self.moves += 1
         self.fetcher.on_moved()
-        self.fetches.on_change()
+        with contextlib.suppress(RuntimeError):  # between two loops nobody waits
+            self.fetches.on_change()
 
     async def set_marker(self, _required: RequiredEntries) -> InitialSyncMarker:
         if not self.marker:
