@@ -52,7 +52,10 @@ def of_set(request_: FetchRequest, set_id: ObjectId | None) -> RawDocument:
 @given(REQUESTS, SET_IDS)
 def test_a_request_for_entries(request_: FetchRequest, set_id: ObjectId | None) -> None:
     body = with_fields(of_set(request_, set_id), {"$db": "admin"})
-    assert FetchRequest.parse(body) == FetchRequest.parse(reordered(body)) == replace(request_, set_id=set_id)
+    expected = replace(request_, set_id=set_id)
+    assert FetchRequest.parse(body) == FetchRequest.parse(reordered(body)) == expected
+    for sent in (body, of_set(request_, set_id)):
+        assert FetchRequest._parse_layout(sent.raw) == expected, "what a member sends is read without decoding it"
     assert RawDocument(encode(body.decode())) == body
 
 
@@ -60,6 +63,7 @@ def test_a_request_for_entries(request_: FetchRequest, set_id: ObjectId | None) 
 def test_a_page_of_entries(reply: FetchReply, ts: int) -> None:
     body = RawDocument(encode(finish({**reply.document().decode()}, ts)))
     assert FetchReply.parse(reply.document()) == FetchReply.parse(body) == FetchReply.parse(reordered(body)) == reply
+    assert FetchReply._parse_layout(body.raw) == reply, "what a member sends is read without decoding it"
     assert body.raw[-1 - len(encode_times(ts)) : -1] == encode_times(ts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ from replset.config import ReplSetConfig, Settings
 from replset.core.ages import MOST_SPANS, PRECISION, SPAN_MS, OptimeAges
 from replset.core.effects import Effect, ProgressChanged, RecordElectionEvent
 from replset.core.member_state import MemberState
-from replset.core.messages import LocalPosition
+from replset.core.messages import FetchProgress, LocalPosition, MemberProgress, ProgressRequest, Request
 from replset.core.reconfig_rules import min_in_sync_refusal, reconfig_refusal
 from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern
-from replset.ids import Millis, OpTime
+from replset.ids import MemberId, Millis, OpTime
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import (
     NOW,
@@ -24,6 +25,7 @@ from tests.unit.core.single_node import (
     named,
     only,
     place,
+    ready,
     shaped,
     single_node,
 )
@@ -107,6 +109,21 @@ def test_who_lacks_entries_for_too_long_leaves_and_comes_back_when_it_has_caught
     assert node.is_satisfied(WriteConcern(IN_SYNC), NEXT)
     hears(node, 2, NEXT, NOW + 14_000)
     assert in_sync(node) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("is_primary", [True, False])
+def test_each_report_of_a_position_wakes_who_waits_on_the_primary(is_primary: bool) -> None:
+    """Also one that moves no commit point: a write may wait for this very member."""
+    node = leading_three() if is_primary else ready()
+    here = MemberProgress(MemberId(2), "i2", place(at(2)))
+    progress = ProgressRequest(MemberId(2), node.term, 1, node.term, (here,), None)
+    reports: list[Callable[[], list[Effect]]] = [
+        lambda: hears(node, 2, at(2), NOW + 2_000),
+        lambda: node.receive(Request(9, progress), NOW),
+        lambda: node.receive(FetchProgress(progress), NOW),
+        lambda: node.receive(LocalPosition(place(at(2))), NOW),
+    ]
+    assert [bool(only(report(), ProgressChanged)) for report in reports] == [is_primary] * 4
 
 
 def test_a_pause_puts_nobody_out_of_sync() -> None:

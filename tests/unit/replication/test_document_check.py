@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from replset.replication.rollback_manifest import RollbackState, list_manifests
 from replset.runtime.jobs import scrubber
 from replset.runtime.jobs.scrubber import Scrubber
 from replset.storage import digests
+from replset.storage.txn import next_key
 from tests.unit.replication.kit import WALL_MS, Member, Network, trim, undo_to
 
 NS = "db.c"
@@ -103,6 +105,27 @@ def document(member: Member, _id: int) -> dict[str, Any] | None:
 def test_members_with_the_same_documents_do_not_differ(three: Three) -> None:
     assert three.differing(three.a) == three.differing(three.c) == []
     assert {str(call["give"]) for call in three.network.calls} == {"digest"}
+
+
+@pytest.mark.parametrize(("documents", "size"), [(1, 1 << 20), (3, 1 << 20), (1_000, 1), (1_000, 60), (1_000, 1 << 20)])
+def test_a_digest_is_that_of_the_same_documents(
+    three: Three, monkeypatch: pytest.MonkeyPatch, documents: int, size: int
+) -> None:
+    """With each beginning and end, and however much a range holds. Where both end, the digest may name one more range,
+    which is empty, but none that begins at the end.
+    """
+    monkeypatch.setattr(digests, "RANGE_DOCUMENTS", documents)
+    monkeypatch.setattr(digests, "RANGE_BYTES", size)
+    coll, at = three.a.store.collection(NS), three.a.store.last_applied
+    keys = [b"", *map(encode_key, range(6)), *(next_key(encode_key(number)) for number in range(6)), encode_key(99)]
+    with three.a.store.read() as snapshot:
+        for low in keys:
+            for high in (None, *(key for key in keys if key > low)):
+                whole = digests.read_range(snapshot, coll, at, low, high)
+                found = digests.read_digest(snapshot, coll, at, low, high)
+                assert replace(found, end=whole.end) == replace(whole, documents=())
+                if found.end != whole.end:
+                    assert (whole.end, found.end is None or high is None or found.end < high) == (None, True)
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1_000])
