@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from replset.archive import point_in_time
 from replset.archive.archive import Archive
 from replset.archive.files import FolderFiles
 from replset.archive.point_in_time import PointInTime, bring_to
@@ -196,3 +199,44 @@ def test_the_backups_newest_entry_needs_no_archive(source: Source, archive: bool
 def test_what_cannot_be_reached_is_refused(source: Source, point: str, archive: bool, reason: str) -> None:
     with pytest.raises(BadValueError, match=reason):
         source.restored(point, archive=archive)
+
+
+@pytest.mark.parametrize(
+    ("walls", "end", "notes"),
+    [
+        ("90", 100, ""),
+        ("90 later:100 later:100", 100, ""),
+        ("90 91 92", 102, ""),
+        ("90 later:100 92", 102, "1 ahead from 100"),
+        ("90 90 later:100 90", 103, "1 ahead from 101"),
+        ("90 91 later:100 later:100x4 95 later:100 96", 106, "6 ahead from 101"),
+        ("90 later:100 89 88 later:100", 100, "2 behind"),
+        ("90 91 80 92 later:200 later:139", 103, "left out from 103, 1 behind"),
+        ("90 later:200 later:140", 100, ""),
+        ("90 later:200 95 later:200 later:139x2 89", 102, "1 ahead from 100, left out from 102, 1 behind"),
+    ],
+)
+def test_entries_go_on_from_the_last_one_that_was_written_before(
+    monkeypatch: pytest.MonkeyPatch, walls: str, end: int, notes: str
+) -> None:
+    """walls: in seconds, the first of the entry in front of 100, which is the time asked for as well; xN: N at once."""
+    rows = []
+    for ts, wall in enumerate(walls.split(), 99):
+        seconds, _, count = wall.removeprefix("later:").partition("x")
+        rows.append((ts, int(seconds) * 1_000, int(count or 1)))
+    monkeypatch.setattr(point_in_time, "_walls_from", lambda *_: iter(rows))
+    nothing: Any = None
+    point, note = point_in_time._by_wall_time(nothing, None, PointInTime(100, None, "it", 100_000), 100_000)
+    assert point.end_ts == end
+    kinds = {
+        r"^(\d+) of the restored entries have a later wall time, the first is 0:(\d+) ": "{} ahead from {}",
+        r"^the entries from 0:(\d+) \(seconds, increment\) on are left out": "left out from {}",
+        r"^(\d+) of the later entries have a wall time before it ": "{} behind",
+    }
+    found = [
+        text.format(*match.groups())
+        for line in note.splitlines()
+        for pattern, text in kinds.items()
+        if (match := re.match(pattern, line))
+    ]
+    assert (", ".join(found), len(found)) == (notes, len(note.splitlines()))
