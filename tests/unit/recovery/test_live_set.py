@@ -258,6 +258,7 @@ def test_writes_name_the_version_that_they_replace(member: FakeMember) -> None:
     for command in member.asked:
         assert command["writeConcern"] == {"w": "majority", "wtimeout": 30_000}
         assert command["ordered"] is False
+        assert command.get("bypassEmptyTsReplacement", False) is ("delete" not in command), "exactly as it was"
 
 
 def test_a_document_that_is_another_one_by_now_is_not_done(member: FakeMember) -> None:
@@ -307,6 +308,29 @@ def test_large_documents_go_in_messages_of_their_own(member: FakeMember, monkeyp
     assert "too large to be put back safely" in written.refused[3]
     assert [len(command["documents"]) for command in member.asked[:2]] == [2, 1]
     assert member.asked[2]["updates"][0]["u"] == change
+
+
+def test_statements_fill_a_message_to_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 100 bytes, two in one message of 200; none of 201."""
+    monkeypatch.setattr(live_set, "LARGEST_STATEMENT", 200)
+    rest = len(encode({"_id": 1, "x": ""}))
+    writes = [
+        write(number, None, {"x": "x" * (size - rest)})
+        for number, size in enumerate((100, 100, 100, 100, 101, 200, 201))
+    ]
+    refused: dict[int, str] = {}
+    parts = list(live_set._message_batches("insert", range(7), writes, refused))
+    assert [[index for index, _ in part] for part in parts] == [[0, 1], [2, 3], [4], [5]]
+    assert list(refused) == [6]
+    assert "too large to be put back safely: 201 bytes" in refused[6]
+
+
+@pytest.mark.parametrize(("spare", "is_whole"), [(1, True), (0, False)])
+def test_two_versions_that_fit_are_sent_whole(monkeypatch: pytest.MonkeyPatch, spare: int, is_whole: bool) -> None:
+    before, after = encode({"_id": 1, "a": 1}), encode({"_id": 1, "a": 2})
+    monkeypatch.setattr(live_set, "LARGEST_STATEMENT", len(before) + len(after) + 4096 + spare)
+    sent = decode(live_set.statement(Write(NS, encode({"_id": 1}), before, after, {"$set": {"a": 2}})))
+    assert sent["u"] == ({"_id": 1, "a": 2} if is_whole else {"$set": {"a": 2}})
 
 
 @pytest.mark.parametrize(("command", "code"), [("create", 48), ("drop", 26)])
