@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -30,7 +31,9 @@ class Source(SourceSet):
     is_written = False
 
     async def run(self, work: Callable[..., T], *args: object) -> T:
-        return work(*args)  # a real thread would be none of the virtual time
+        result = work(*args)  # a real thread would be none of the virtual time
+        await asyncio.sleep(0.1)
+        return result
 
     def find_start(self, own: OwnHistory) -> OpTime:
         self.set_name = "site1"
