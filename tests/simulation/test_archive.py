@@ -114,7 +114,7 @@ def test_a_segment_that_was_not_reported_leaves_no_gap(monkeypatch: pytest.Monke
             while primary.store.trimmed_through <= reported.optime.ts:
                 scenario.write(scenario.primary)
             assert primary.store.oldest <= written.segment.end.optime
-            scenario.cluster.run_for(30)  # each member sees the gap, and the archive does not answer
+            scenario.cluster.run_for(15)  # each member sees the gap, and the archive does not answer
         scenario.write(scenario.primary)
         wait_archived(scenario, archive)
         scenario.heal_all_and_judge()

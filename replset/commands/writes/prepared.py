@@ -382,6 +382,7 @@ class PreparedWrite:
 
     def _go_on(self, result: OpTime | None) -> None:
         if result is None:
+            self._stop_waiting()  # one that found the wait in vain, and was too early
             self._observe_wait()
             self._reply()
             return
@@ -426,7 +427,8 @@ class PreparedWrite:
 
     def _wait_as_usual(self) -> None:
         """Wait for the write concern as every other command does: it is not met, or it is not yet clear."""
-        self._slow_wait = asyncio.get_running_loop().create_task(self._wait())
+        if self._slow_wait is None:
+            self._slow_wait = asyncio.get_running_loop().create_task(self._wait())
 
     async def _wait(self) -> None:
         try:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, InvalidBSONError, ObjectId, Timestamp, decode, encode
+from replset.commands.write_concern import WaitInVainError
 from replset.commands.writes.shapes import ARRAYS, Shape, shape_of
 from replset.config import ReplSetConfig
-from replset.errors import RemoteProtocolError
+from replset.errors import PrimarySteppedDownError, RemoteProtocolError
 from replset.runtime.net import wire_connection
 from replset.wire.framing import FrameReader, encode_request
 from tests.rig import Client, Rig, a_set
@@ -585,3 +586,32 @@ def test_an_insert_does_not_run_in_a_turn_that_is_full(rig: Rig, wire: Wire, mon
     rig.until(lambda: len(wire.replies) == 3)
     assert prepared.count == 0
     assert ids(rig.client()) == [1]
+
+
+def test_a_wait_that_ends_twice_is_answered_once(rig: Rig, wire: Wire) -> None:
+    """It is found to be in vain, and then the primary steps down, or the entry is committed after all."""
+    (connection,) = rig.member()._server.connections
+
+    async def arrive(message: bytes) -> None:
+        connection.data_received(message)
+
+    for ends in ("stepdown", "commit"):
+        rig.stop_disk()
+        count = len(wire.replies)
+        rig.do(arrive(inline(insert({"_id": ends}, **MAJORITY))))  # in one piece
+        rig.wait(0.1)
+        waiters = rig.member().write_waiters
+        (heap,) = waiters._heaps.values()
+        ((_, _, waiter),) = heap.rows
+
+        async def end_twice(ends: str = ends, waiter: Any = waiter) -> None:
+            waiter.set_exception(WaitInVainError("nobody is there"))
+            waiter.set_exception(PrimarySteppedDownError("no")) if ends == "stepdown" else waiter.set_result(None)
+
+        rig.do(end_twice())
+        rig.start_disk()
+        rig.until(lambda count=count: len(wire.replies) > count)
+        rig.wait(0.5)
+        assert len(wire.replies) == count + 1
+        assert wire.replies[-1]["n"] == 1
+    rig.cluster.check_unbroken()
