@@ -14,7 +14,7 @@ from replset.commands.evaluation import SMALL_STATEMENT, compiled, read_statemen
 from replset.commands.let import variables_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
-from replset.commands.read_concern import confirm_linearizable, read_concern_of, refuse_linearizable
+from replset.commands.read_concern import confirm_linearizable, read_concern_of, read_point, refuse_linearizable
 from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.reads.hint import hint_of
 from replset.commands.reads.oplog_cursor import OplogCursor
@@ -65,10 +65,17 @@ async def count(ctx: CommandContext) -> Reply:
 
 
 async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
-    refuse_linearizable(read_concern_of(ctx), OPLOG)
+    concern = read_concern_of(ctx)
+    refuse_linearizable(concern, OPLOG)
+    point = await read_point(ctx, concern)
     if found.matcher is None:
-        return await count_in_worker(ctx, lambda snapshot: snapshot.entries_after(0))
-    cursor = OplogCursor(ctx.member, found.query, Wanted(found.matcher, None, weight), backwards=False, counts=True)
+
+        def count_all(snapshot: Snapshot) -> int:
+            return snapshot.entries_after(0) - (0 if point is None else snapshot.entries_after(point.ts))
+
+        return await count_in_worker(ctx, count_all)
+    wanted = Wanted(found.matcher, None, weight)
+    cursor = OplogCursor(ctx.member, found.query, wanted, backwards=False, is_majority=point is not None, counts=True)
     total = 0
     while not cursor.finished:
         total += len(await cursor.batch(partial(pause, ctx), SMALL_REPLY, None))

@@ -116,6 +116,8 @@ def test_the_oplog_is_shown_to_a_majority_read_as_far_as_it_is_committed(
     for backwards in ({}, {"sort": {"$natural": -1}}):
         local, committed = found("local", **backwards), found("majority", **backwards)
         assert (1 in local, committed) == (True, [one for one in local if one != 1])
+        counted = {"count": "oplog.rs", "query": query, "readConcern": {"level": "majority"}}
+        assert capped.ok(counted, "local")["n"] == len(committed)
     command = {"find": "oplog.rs", "filter": query, "readConcern": {"level": "majority"}, **TAIL}
     cursor_id = capped.ok(command, "local")["cursor"]["id"]
     get_more = {"getMore": Int64(cursor_id), "collection": "oplog.rs"}
