@@ -17,7 +17,7 @@ import asyncio
 import json
 import logging
 import urllib.parse
-from collections.abc import Coroutine, MutableMapping
+from collections.abc import Coroutine, Iterable, MutableMapping
 from functools import partial
 from typing import Any, Final
 
@@ -148,15 +148,14 @@ class Exchange(RequestResponseCycle):
         is_whole = length in start["headers"] and not message.get("more_body") and self.scope["method"] != "HEAD"
         if not is_whole or not self.keep_alive or self.disconnected or self.flow.write_paused:
             return False
-        parts = [STATUS_LINE[start["status"]]]
-        for name, value in (*self.default_headers, *start["headers"]):
+        headers = [*self.default_headers, *start["headers"]]
+        for name, value in headers:
             if name in _UVICORNS_HEADERS or HEADER_VALUE_RE.search(value):
                 return False
-            parts += (name, b": ", value, b"\r\n")
         self.response_started = self.response_complete = True
         self.status = start["status"]
         self.message_event.set()
-        self.transport.write(b"".join((*parts, b"\r\n", body)))
+        self.transport.write(_response(self.status, headers, body))
         self.on_response()
         return True
 
@@ -313,10 +312,7 @@ class HttpConnection(HttpToolsProtocol):
             self._keep_rest()
             return
         body, headers = self.actions.encode(head.form, answer)
-        parts = [STATUS_LINE[answer.status]]
-        for name, value in (*self.server_state.default_headers, *headers):
-            parts += (name, b": ", value, b"\r\n")
-        self.transport.write(b"".join((*parts, b"\r\n", body)))
+        self.transport.write(_response(answer.status, [*self.server_state.default_headers, *headers], body))
         self.on_response_complete()
         if self._closes:
             self.transport.close()
@@ -438,7 +434,8 @@ class HttpConnection(HttpToolsProtocol):
         self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         self.scope["raw_path"] = url.path
         self.scope["query_string"] = url.query or b""
-        self.cycle = exchange = self._exchange(keep_alive=version != "1.0" and self.parser.should_keep_alive())
+        keep_alive = version != "1.0" and self.parser.should_keep_alive() and not self._closes
+        self.cycle = exchange = self._exchange(keep_alive=keep_alive)
         self._start_task(exchange.run_asgi(self.app))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -564,6 +561,13 @@ class HttpConnection(HttpToolsProtocol):
         """Count `size` bytes of a head that is not complete yet."""
         self.admission.add(size - self._head_bytes)
         self._head_bytes = size
+
+
+def _response(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
+    parts = [STATUS_LINE[status]]
+    for name, value in headers:
+        parts += (name, b": ", value, b"\r\n")
+    return b"".join((*parts, b"\r\n", body))
 
 
 def _error_json(code: int, text: str) -> bytes:

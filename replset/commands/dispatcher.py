@@ -204,7 +204,7 @@ class Dispatcher:
         if self.member.users.required:
             authorize(self.member, request.sender, command.needs, request.database, name)
         if command.private and command.known is None:  # members send none of the fields below
-            return self._context_of(request, command, name)
+            return self.context_of(request, command, name)
         deadline = None
         is_plain = command.known is None or body.has_only(command.plain)
         if command.known is not None and not is_plain:
@@ -226,13 +226,9 @@ class Dispatcher:
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
-        return self._context_of(request, command, name, deadline, session)
+        return self.context_of(request, command, name, deadline, session)
 
-    def context_of(self, request: CommandRequest, command: Command, session: SessionRequest | None) -> CommandContext:
-        """Return what `run` would have made of a prepared write."""
-        return self._context_of(request, command, command.name, None, session)
-
-    def _context_of(
+    def context_of(
         self,
         request: CommandRequest,
         command: Command,

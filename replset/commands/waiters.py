@@ -1,7 +1,7 @@
 """Lists of waiting clients: `WaiterList` for write concerns, `Notifier` for everything else that a member waits for.
 
-A condition of a write concern becomes true for older optimes first, so each
-condition has a heap of its waiters, and a check costs nothing while the oldest one still waits.
+A condition of a write concern becomes true for older optimes first, so each condition has a heap of its waiters, and a
+check costs nothing while the oldest one still waits.
 """
 
 from __future__ import annotations

@@ -145,6 +145,22 @@ class Node:
         state = self._state
         state.now = now
         match message:
+            case Response():
+                self._on_response(message)
+            case Request(request_id, ProgressRequest() as progress) if progress.term == state.term:
+                self._heartbeats.on_progress_request(request_id, progress)
+                self._stepdowns.advance()
+                return self._take_effects()  # no timer can have changed
+            case FetchProgress(progress) if progress.term == state.term:
+                self._heartbeats.on_progress(progress)
+                self._stepdowns.advance()
+                return self._take_effects()  # no timer can have changed
+            case FetchProgress(progress):
+                self._heartbeats.on_progress(progress)
+            case ConnectionLost(host):
+                self._heartbeats.on_connection_lost(host)
+            case Request(request_id, body):
+                self._on_request(request_id, body)
             case LocalPosition(position):
                 # A batch is applied before it is reported. Other members would take a position that is sent with an
                 # older term than its entry's for one in that older term's history.
@@ -161,22 +177,6 @@ class Node:
                 self._leader.advance_catch_up()
                 self._stepdowns.advance()
                 return self._take_effects()  # no timer can have changed
-            case FetchProgress(progress) if progress.term == state.term:
-                self._heartbeats.on_progress(progress)
-                self._stepdowns.advance()
-                return self._take_effects()  # no timer can have changed
-            case Response():
-                self._on_response(message)
-            case Request(request_id, ProgressRequest() as progress) if progress.term == state.term:
-                self._heartbeats.on_progress_request(request_id, progress)
-                self._stepdowns.advance()
-                return self._take_effects()  # no timer can have changed
-            case FetchProgress(progress):
-                self._heartbeats.on_progress(progress)
-            case ConnectionLost(host):
-                self._heartbeats.on_connection_lost(host)
-            case Request(request_id, body):
-                self._on_request(request_id, body)
             case SourceBatch():
                 if self._elections.accept_term(message.source, message.term):
                     self._follower.on_batch(message)

@@ -15,6 +15,7 @@ MIN_SQLITE = (3, 51, 3)
 """Before it, two connections could reset one WAL twice and lose commits."""
 BUSY_MS = 2000
 """How long a connection that may wait waits for another connection's lock."""
+_FAILED_SYNCS = (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)
 PAGE_ROWS = 256
 PAGE_BYTES = 4 << 20
 
@@ -37,7 +38,7 @@ def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceE
         return CorruptDataError(f"{path} is damaged: {error}")
     if isinstance(error, apsw.ConstraintError | apsw.MismatchError | apsw.SQLError):  # a row or a table too many or few
         return DataMismatchError(f"{path}: {type(error).__name__}: {error}")
-    if getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC:
+    if getattr(error, "extendedresult", None) in _FAILED_SYNCS:
         return SyncFailedError(f"{path}: could not be synced: {error}")
     return StorageError(f"{path}: {type(error).__name__}: {error}")
 

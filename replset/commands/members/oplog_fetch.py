@@ -137,7 +137,7 @@ class OplogFetches:
     def _page_of_now(self, request: FetchRequest) -> FetchReply | None:
         """The answer of this moment; None: it needs a wait, or a look into the archive."""
         member = self._member
-        if member.node.follower_bytes_per_second() and behind_ms(member, request.after) >= FAR_BEHIND_MS:
+        if _rate_for(member, request):
             return None
         page = fetch_now(member, request)
         return page if page.matched or member.history.older is None else None
@@ -177,12 +177,18 @@ def refuse_other_set(member: MemberPort, theirs: ObjectId | None) -> None:
         )
 
 
+def _rate_for(member: MemberPort, request: FetchRequest) -> int:
+    """How many bytes a second may go to a member that is so far behind; 0: any number."""
+    bytes_per_s = member.node.follower_bytes_per_second()
+    return bytes_per_s if bytes_per_s and behind_ms(member, request.after) >= FAR_BEHIND_MS else 0
+
+
 async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
     """The answer of this moment. One that goes far back waits for settings.followerBytesPerSecond: a member that comes
     back after a day must not take the disk and the network from clients and from the members that keep up.
     """
-    bytes_per_s = member.node.follower_bytes_per_second()
-    if not bytes_per_s or behind_ms(member, request.after) < FAR_BEHIND_MS:
+    bytes_per_s = _rate_for(member, request)
+    if not bytes_per_s:
         return await _reaching_back(member, request, fetch_now(member, request))
     follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
     rate = member.byte_rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())

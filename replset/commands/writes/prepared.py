@@ -10,7 +10,6 @@ and whatever a document or the group refuses, goes the usual way with the same b
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -38,9 +37,9 @@ from replset.commands.write_concern import (
     wait_for_write_concern,
 )
 from replset.commands.writes import delete, insert, update
-from replset.commands.writes.shapes import ARRAYS, BODY_AT, Shape, Target, lsid_of, shape_of
+from replset.commands.writes.shapes import ARRAYS, BODY_AT, Shape, Target, document_of, lsid_of, shape_of
 from replset.core.write_concern import WriteConcern
-from replset.errors import ErrorCode, InvariantError, OutOfDiskSpaceError, ReplError, StorageError
+from replset.errors import ErrorCode, OutOfDiskSpaceError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.optime import timestamp
 from replset.query.update import compile_update
@@ -52,8 +51,6 @@ from replset.storage.sessions import read_record
 if TYPE_CHECKING:
     from replset.commands.command import CommandContext
     from replset.commands.dispatcher import Dispatcher
-
-log = logging.getLogger("replset.commands")
 
 MOST_SHAPES: Final = 4
 """That a connection remembers: a driver sends one or two on each."""
@@ -68,7 +65,7 @@ Work: TypeAlias = Callable[[WriteGroup, Collection], Counters]
 
 
 class UnusualError(Exception):
-    """The insert has to go the usual way; nothing of it is left in the group."""
+    """The write has to go the usual way; nothing of it is left in the group."""
 
 
 # --- the work of each command ---------------------------------------------------------------------------------------
@@ -186,7 +183,7 @@ class PreparedWrites:
         raw = body.get_raw("writeConcern")
         if raw is not None:
             shape.concern = parse_write_concern(raw, lambda: default_concern(self.member.store, config).w)
-            if "w" not in RawDocument(raw):
+            if shape.concern.wtimeout_ms or "w" not in RawDocument(raw):
                 return None
         elif "writeConcern" in body:
             return None
@@ -195,9 +192,9 @@ class PreparedWrites:
     def take(
         self, shape: Shape, message: bytes, connection: ConnectionContext, finish: Callable[[bytes | None], None]
     ) -> PreparedWrite | None:
-        """Put the insert of a message of this shape into the next group; None: it has to go the usual way.
+        """Put the write of a message of this shape into the next group; None: it has to go the usual way.
 
-        finish: called with the reply once there is one; with None if the insert has to go the usual way after all.
+        finish: called with the reply once there is one; with None if the write has to go the usual way after all.
         """
         member = self.member
         document = shape.document_in(message)
@@ -213,7 +210,7 @@ class PreparedWrites:
                 authorize(member, connection, COMMANDS[name].needs, database, name)
                 uid = connection.login.uid
             if shape.cluster_time is not None:
-                check_cluster_time(shape.read(shape.cluster_time, message), member)
+                check_cluster_time(document_of(shape.read(shape.cluster_time, message)), member)
             if shape.lsid is not None:
                 number = shape.number and int.from_bytes(shape.read(shape.number, message), "little", signed=True)
                 if number is not None and number < 0:
@@ -231,7 +228,7 @@ class PreparedWrites:
             return None
 
     def may_take(self) -> bool:
-        """Whether the member, as it is now, asks for no look that an insert of this kind does without."""
+        """Whether the member, as it is now, asks for no look that a prepared write does without."""
         config = self.member.node.config
         if config is None or not self.member.node.writable or self.member.fail_points.active:
             return False
@@ -374,10 +371,9 @@ class PreparedWrite:
         """Go on: its group is committed, and its newest entry is at `result`; then its write concern is met, None."""
         try:
             self._go_on(result)
-        except InvariantError:
-            raise
-        except Exception as error:  # those that end with it must not wait for ever
-            log.exception("a prepared write failed")
+        except Exception as error:  # the others of its group must not wait for ever
+            if self._is_over:
+                raise
             self._refuse(error)
 
     def _go_on(self, result: OpTime | None) -> None:
@@ -479,7 +475,9 @@ class PreparedWrite:
     def ctx(self) -> CommandContext:
         """The context that the usual way would have made; only made where somebody looks."""
         if self._ctx is None:
-            self._ctx = self._lane.dispatcher.context_of(self._request(), COMMANDS[self.target.name], self._session)
+            self._ctx = self._lane.dispatcher.context_of(
+                self._request(), COMMANDS[self.target.name], self.target.name, None, self._session
+            )
             self._ctx.has_written = self._session is not None and self._session.txn_number is not None
         if self.index is not None:
             self._ctx.work.documents = 1

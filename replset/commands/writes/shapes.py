@@ -36,7 +36,7 @@ class Target:
 
 
 class Place(NamedTuple):
-    """Bytes of a message. is_behind: they stand behind the document, so that its size moves them."""
+    """Bytes of a message. is_behind: they stand behind the document, and `at` counts from its end."""
 
     at: int
     size: int
@@ -51,6 +51,7 @@ class Shape:
 
     __slots__ = (
         "_back",
+        "_behind",
         "_document_at",
         "_front",
         "_rest",
@@ -60,27 +61,38 @@ class Shape:
         "lsid",
         "number",
         "target",
-        "template_size",
     )
 
     def __init__(self, message: bytes, document: Place, sizes: list[int], slots: dict[str, Place]) -> None:
         """message: one such. sizes: where the lengths stand that grow with the document, its own included."""
-        self.template_size = len(message)
+        document_end = document.at + document.size
+        self._behind = len(message) - document_end
         self._rest = len(message) - document.size
         self._document_at = document.at
         self._sizes = [(at, int.from_bytes(message[at : at + 4], "little") - document.size) for at in sizes]
-        self.lsid, self.number, self.cluster_time = (slots.get(name) for name in ("lsid", "txnNumber", "$clusterTime"))
+        free = [(4, 12), (document.at, document_end), *((at, at + 4) for at in sizes)]
+        free += [(place.at, place.at + place.size) for place in slots.values()]
+        places = {
+            name: Place(place.at - document_end, place.size, True) if place.is_behind else place
+            for name, place in slots.items()
+        }
+        self.lsid, self.number, self.cluster_time = (places.get(name) for name in ("lsid", "txnNumber", "$clusterTime"))
         self.target = Target("", "", "")
         self.concern: WriteConcern | None = None
-        free = [(4, 12), (document.at, document.at + document.size), *((at, at + 4) for at in sizes)]
-        free += [(place.at, place.at + place.size) for place in slots.values()]
         self._front: list[tuple[int, bytes]] = []
         self._back: list[tuple[int, bytes]] = []
         at = 0
         for start, end in (*sorted(free), (len(message), len(message))):
-            if at < start:
-                (self._front if at < document.at else self._back).append((at, message[at:start]))
+            if at < start and at < document.at:
+                self._front.append((at, message[at:start]))
+            elif at < start:
+                self._back.append((at - document_end, message[at:start]))
             at = max(at, end)
+
+    def is_same(self, other: Shape) -> bool:
+        """Whether both take the same messages."""
+        mine, theirs = (self._front, self._sizes, self._back), (other._front, other._sizes, other._back)
+        return mine == theirs
 
     def document_in(self, message: bytes) -> bytes | None:
         """Return the document of a message of this shape; None: it is of another one. The document is not validated."""
@@ -91,16 +103,15 @@ class Shape:
         for at, more in self._sizes:
             if int.from_bytes(message[at : at + 4], "little") != size + more:
                 return None
-        if self._back:
-            moved = len(message) - self.template_size
-            for at, constant in self._back:
-                if not message.startswith(constant, at + moved):
-                    return None
-        return message[self._document_at : self._document_at + size]
+        end = self._document_at + size
+        for at, constant in self._back:
+            if not message.startswith(constant, end + at):
+                return None
+        return message[self._document_at : end]
 
     def read(self, place: Place, message: bytes) -> bytes:
         """Return the bytes of one of the places in a message of this shape."""
-        at = place.at + len(message) - self.template_size if place.is_behind else place.at
+        at = place.at + len(message) - self._behind if place.is_behind else place.at
         return message[at : at + place.size]
 
 
@@ -124,7 +135,7 @@ def shape_of(body: bytes, array: str, document: bytes | None) -> Shape | None:
         elif name == "txnNumber" and kind == 0x12:
             slots[name] = Place(at, 8, place is not None)
         elif name == "$clusterTime" and kind == 0x03:
-            slots[name] = Place(at, size, place is not None)
+            slots[name] = Place(at + 4, size - 4, place is not None)  # its length is the body's structure
         elif name == array and kind == 0x04 and document is None:
             elements = walk(body[start:end])
             if len(elements) != 1 or elements[0][:2] != ("0", 0x03):
@@ -144,6 +155,11 @@ def shape_of(body: bytes, array: str, document: bytes | None) -> Shape | None:
     if place is None:
         return None
     return Shape(len(message).to_bytes(4, "little") + message[4:], place, sizes, slots)
+
+
+def document_of(content: bytes) -> bytes:
+    """Return the bytes of a document, of which a shape has the length and these are the rest."""
+    return (len(content) + 4).to_bytes(4, "little") + content
 
 
 def lsid_of(uuid: bytes) -> bytes:

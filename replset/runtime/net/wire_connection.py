@@ -301,8 +301,10 @@ class WireConnection(asyncio.BufferedProtocol):
     def _remember_shape(self, request: CommandRequest) -> None:
         """Remember the shape of a write that was answered without an error."""
         shape = self._server.dispatcher.prepared.shape_of(request)
-        if shape is not None:
-            self._shapes_in_vain += 1
+        if shape is None:
+            return
+        self._shapes_in_vain += 1
+        if not any(shape.is_same(known) for known in self._shapes):
             self._shapes = [shape, *self._shapes[: MOST_SHAPES - 1]]
 
     def _end_for(self, error: RemoteProtocolError) -> None:

@@ -244,6 +244,25 @@ def test_a_client_that_leaves_and_a_server_that_ends() -> None:
         rig.until(lambda: other.transport.closed)
 
 
+def test_a_connection_that_is_to_end_ends_behind_an_insert_that_goes_the_usual_way() -> None:
+    with a_set() as rig:
+        http = Http(rig)
+        http.receive(post(doc({"_id": 1})))
+        http.answers(1)
+        queue = rig.member().context.write_queue
+        queue.pause()
+        http.receive(post(doc({"_id": 1})))  # it is there: the usual way gives the error
+
+        async def end() -> None:
+            http.protocol.shutdown()
+            queue.resume()
+
+        rig.do(end())
+        rig.until(lambda: http.transport.closed)
+        status, headers, _ = http.answers(2)[1]
+        assert (status, headers["connection"]) == (409, "close")
+
+
 def test_an_insert_is_shown_with_its_client_and_ended_by_killop() -> None:
     with a_set() as rig:
         http, client = Http(rig), rig.client()

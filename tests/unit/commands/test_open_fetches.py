@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,10 @@ from replset.bson import ObjectId, decode
 from replset.core.member_state import MemberState
 from replset.ids import HostPort
 from replset.replication.protocol import FetchRequest
-from tests.rig import Rig, a_set
+from tests.rig import Rig
 from tests.unit.commands.test_prepared import Wire
 
 MEMBER = HostPort("b:27017")
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with a_set() as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from struct import pack
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from replset.bson import Binary, Int64, InvalidBSONError, ObjectId, Timestamp, decode, encode
 from replset.commands.write_concern import WaitInVainError
-from replset.commands.writes.shapes import ARRAYS, Shape, shape_of
+from replset.commands.writes.shapes import ARRAYS, Shape, document_of, shape_of
 from replset.config import ReplSetConfig
 from replset.errors import PrimarySteppedDownError, RemoteProtocolError
 from replset.runtime.net import wire_connection
@@ -93,7 +93,10 @@ def test_a_changed_byte_is_noticed_or_belongs_to_what_may_change(name: str, form
                 continue
             taken += 1
             found = read(changed)
-            if found is None:  # a document, or a $clusterTime, that is none: both are looked at before they are used
+            if found is None:  # the document is none any more, or its sequence or the $clusterTime: seen before its use
+                at_cluster = shape.cluster_time is not None and shape.read(shape.cluster_time, changed)
+                is_cluster = at_cluster and at_cluster != shape.read(shape.cluster_time, message)
+                assert document != shape.document_in(message) or is_cluster
                 continue
             rest, expected = found
             assert document == expected
@@ -135,7 +138,7 @@ def test_documents_of_other_sizes_and_other_slots_are_found(name: str, form: Cal
     if shape.lsid is not None:
         assert shape.read(shape.lsid, message) == b"\xff" * 16
     if shape.cluster_time is not None:
-        assert shape.read(shape.cluster_time, message) == encode(CLUSTER)
+        assert document_of(shape.read(shape.cluster_time, message)) == encode(CLUSTER)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +171,12 @@ class Wire(asyncio.Protocol):
         self.replies: list[dict[str, Any]] = []
         self.is_lost = False
         self.numbers = 0
+        before = self._connections()
         port = rig.cluster.client_port()
         self.transport = rig.cluster.run(port.connect(rig.cluster.host(name), lambda: self))
+        rig.until(lambda: any(each not in before for each in self._connections()))
+        (self.connection,) = [each for each in self._connections() if each not in before]
+        """The member's end."""
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -183,6 +190,21 @@ class Wire(asyncio.Protocol):
     def write(self, *commands: Mapping[str, object], form: Callable[..., bytes] = inline, db: str = "test") -> None:
         """Send the messages in one piece."""
         self.transport.write(b"".join(form(command, self._next_number(), db) for command in commands))
+
+    def arrive(self, *commands: Mapping[str, object]) -> None:
+        """Let the messages arrive in one piece each: the network may cut them, and then no shape is looked at."""
+        self.arrive_bytes(*[inline(command, self._next_number()) for command in commands])
+
+    def arrive_bytes(self, *messages: bytes) -> None:
+        async def receive() -> None:
+            for message in messages:
+                self.connection.data_received(message)
+
+        self.rig.wait(0.01)
+        self.rig.do(receive(), self.name)
+
+    def _connections(self) -> list[Any]:
+        return [each for each in self.rig.member(self.name)._server.connections if not each.is_member]
 
     def _next_number(self) -> int:
         self.numbers += 1
@@ -199,16 +221,16 @@ class Wire(asyncio.Protocol):
 
 
 class Prepared:
-    """Counts the inserts that a member takes by their shape."""
+    """Counts the writes that a member takes by their shape."""
 
     def __init__(self, rig: Rig, name: str = "a") -> None:
         operations = rig.member(name).dispatcher.operations
         begin = operations.begin_prepared
         self.count = 0
 
-        def counted(insert: Any) -> None:
+        def counted(write: Any) -> None:
             self.count += 1
-            begin(insert)
+            begin(write)
 
         operations.begin_prepared = counted  # type: ignore[method-assign]
 
@@ -330,7 +352,6 @@ CASES: dict[str, list[Step]] = {
     "a view comes in its place": on_test(
         insert({"_id": 1}), {"drop": "c"}, {"create": "c", "viewOn": "d", "pipeline": []}, insert({"_id": 2})
     ),
-    "malformed": on_test(insert({"_id": 1, "a": "x"}), insert({"_id": 2, "a": "x"})),
     "the set's default changes": [
         *on_test(insert({"_id": 1}), insert({"_id": 2})),
         ({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 1, "wtimeout": 70}}, "admin"),
@@ -387,12 +408,6 @@ def test_answers_and_entries_are_those_of_the_usual_way(
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with a_set() as made:
-        yield made
-
-
-@pytest.fixture
 def wire(rig: Rig) -> Wire:
     """A connection that has a shape of `insert` with and without a majority."""
     made = Wire(rig)
@@ -407,17 +422,15 @@ def ids(client: Client) -> list[object]:
 
 def test_what_comes_behind_an_insert_is_answered_behind_it(rig: Rig, wire: Wire) -> None:
     prepared = Prepared(rig)
-    wire.write(insert({"_id": 1}))
-    wire.write({"count": "c"}, insert({"_id": 2}), {"count": "c"})
+    wire.arrive(insert({"_id": 1}), {"count": "c"}, insert({"_id": 2}), {"count": "c"})
     rig.until(lambda: len(wire.replies) == 6)
-    assert prepared.count >= 1
+    assert prepared.count == 1
     assert [reply["n"] for reply in wire.replies[2:]] == [1, 3, 1, 4]
 
 
 def test_an_insert_that_goes_the_usual_way_after_all_stays_the_first(rig: Rig, wire: Wire) -> None:
     prepared = Prepared(rig)
-    wire.write(insert({"_id": "first"}))
-    wire.write({"count": "c"}, insert({"_id": 2}))
+    wire.arrive(insert({"_id": "first"}), {"count": "c"}, insert({"_id": 2}))
     rig.until(lambda: len(wire.replies) == 5)
     assert prepared.count == 1
     assert wire.replies[2]["writeErrors"][0]["code"] == 11000
@@ -425,9 +438,11 @@ def test_an_insert_that_goes_the_usual_way_after_all_stays_the_first(rig: Rig, w
 
 
 def test_an_insert_is_shown_and_can_be_ended_while_it_waits(rig: Rig, wire: Wire) -> None:
+    prepared = Prepared(rig)
     rig.stop_disk()
-    wire.write(insert({"_id": 1}, **MAJORITY))
+    wire.arrive(insert({"_id": 1}, **MAJORITY))
     rig.wait(0.3)
+    assert prepared.count == 1
     client = rig.client()
     (row,) = [row for row in client.ok({"currentOp": 1}, "admin")["inprog"] if row["op"] == "insert"]
     assert (row["ns"], row["command"]["documents"], row["killPending"]) == ("test.c", [{"_id": 1}], False)
@@ -441,23 +456,26 @@ def test_an_insert_is_shown_and_can_be_ended_while_it_waits(rig: Rig, wire: Wire
 
 
 def test_a_slow_one_is_noted_with_its_reason(rig: Rig, wire: Wire) -> None:
+    prepared = Prepared(rig)
     rig.stop_disk()
-    wire.write(insert({"_id": 1}, **MAJORITY))
+    wire.arrive(insert({"_id": 1}, **MAJORITY))
     rig.wait(0.4)
     rig.start_disk()
     rig.until(lambda: len(wire.replies) == 3)
+    assert prepared.count == 1
     (row,) = [row for row in rig.member().dispatcher.operations.slow.rows if row.command == "insert"]
     assert (row.ns, row.reason.name) == ("test.c", "WRITE_CONCERN")
 
 
 def test_a_client_that_leaves_while_it_waits_leaves_nothing(rig: Rig, wire: Wire) -> None:
     wire.send(retryable(1, {"_id": 0}, **MAJORITY))
+    prepared, operations = Prepared(rig), rig.member().dispatcher.operations
     rig.stop_disk()
-    wire.write(retryable(2, {"_id": 1}, **MAJORITY))
+    wire.arrive(retryable(2, {"_id": 1}, **MAJORITY))
     rig.wait(0.1)
+    assert (prepared.count, len(operations.running)) == (1, 1)
     wire.transport.close()
     rig.wait(0.1)
-    operations = rig.member().dispatcher.operations
     assert not operations.running
     rig.start_disk()
     assert ids(rig.client()) == [0, 1]
@@ -470,11 +488,12 @@ def test_a_session_is_used_by_one_insert_at_a_time(rig: Rig, wire: Wire) -> None
     wire.send(retryable(1, {"_id": 0}))
     other = Wire(rig)
     other.send(retryable(2, {"_id": 1}))
+    prepared = Prepared(rig)
     rig.member().context.write_queue.pause()
-    wire.write(retryable(3, {"_id": 2}))
+    wire.arrive(retryable(3, {"_id": 2}))
+    other.arrive(retryable(3, {"_id": 2}))
     rig.wait(0.05)
-    other.write(retryable(3, {"_id": 2}))
-    rig.wait(0.05)
+    assert prepared.count == 1
 
     async def resume() -> None:
         rig.member().context.write_queue.resume()
@@ -491,7 +510,7 @@ def test_a_stepdown_ends_those_that_wait_with_their_labels() -> None:
         wire.send(retryable(1, {"_id": 0}, **MAJORITY))
         prepared = Prepared(rig)
         rig.cluster.cut(["a"])
-        wire.write(retryable(2, {"_id": 1}, **MAJORITY))
+        wire.arrive(retryable(2, {"_id": 1}, **MAJORITY))
         rig.until(lambda: len(wire.replies) == 2)
         reply = wire.replies[1]
         assert prepared.count == 1
@@ -505,17 +524,22 @@ def test_members_that_are_down_end_a_wait_in_vain() -> None:
     with a_set(3) as rig:
         wire = Wire(rig)
         wire.send(insert({"_id": 0}, writeConcern={"w": 3}))
+        prepared = Prepared(rig)
         rig.cluster.kill("c")
-        wire.write(insert({"_id": 1}, writeConcern={"w": 3}))
+        wire.arrive(insert({"_id": 1}, writeConcern={"w": 3}))
         rig.until(lambda: len(wire.replies) == 2)
+        assert prepared.count == 1
         reply = wire.replies[1]
         assert (reply["n"], reply["writeConcernError"]["code"]) == (1, 100)
         rig.cluster.start("c")
 
 
 def test_a_group_that_fails_answers_the_error(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = Prepared(rig)
     monkeypatch.setattr(rig.member().store, "has_disk_space", lambda: False)
-    assert wire.send(insert({"_id": 1}))["code"] == 14031
+    wire.arrive(insert({"_id": 1}))
+    rig.until(lambda: len(wire.replies) == 3)
+    assert (prepared.count, wire.replies[2]["code"]) == (1, 14031)
     monkeypatch.undo()
     assert wire.send(insert({"_id": 1}))["n"] == 1
 
@@ -539,6 +563,8 @@ def test_a_connection_whose_inserts_never_repeat_makes_no_more_shapes(rig: Rig, 
 def test_nothing_is_taken_where_each_write_is_looked_at(rig: Rig, wire: Wire, asks: dict[str, Any] | None) -> None:
     """By a setting, or by a fail point, which another connection sets."""
     prepared = Prepared(rig)
+    wire.arrive(insert({"_id": "taken"}))
+    rig.until(lambda: len(wire.replies) == 3)
     if asks is None:
         rig.client().ok(FAIL, "admin")
     else:
@@ -546,18 +572,20 @@ def test_nothing_is_taken_where_each_write_is_looked_at(rig: Rig, wire: Wire, as
         assert state.config is not None
         document = {**state.config.document(), "settings": {**state.config.document()["settings"], **asks}}
         state.config = ReplSetConfig.parse(document)
-    reply = wire.send(insert({"_id": 1}))
-    assert prepared.count == 0
-    assert (asks is None) == (reply.get("code") == 91)
+    wire.arrive(insert({"_id": 1}))
+    rig.until(lambda: len(wire.replies) == 4)
+    assert prepared.count == 1
+    assert (asks is None) == (wire.replies[3].get("code") == 91)
 
 
 def test_what_a_majority_write_waits_for_is_noted_before_its_page_leaves(rig: Rig, wire: Wire) -> None:
     rig.wait(5)
     assert rig.member().awaited == ""
+    prepared = Prepared(rig)
     rig.member().context.write_queue.pause()
-    wire.write(insert({"_id": 1}, **MAJORITY))
+    wire.arrive(insert({"_id": 1}, **MAJORITY))
     rig.wait(0.1)
-    assert rig.member().awaited == "durable"
+    assert (prepared.count, rig.member().awaited) == (1, "durable")
 
     async def resume() -> None:
         rig.member().context.write_queue.resume()
@@ -573,14 +601,15 @@ def test_what_a_majority_write_waits_for_is_noted_before_its_page_leaves(rig: Ri
 def test_rights_are_asked_for_each_time(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, users = Prepared(rig), rig.member().users
     monkeypatch.setattr(users, "required", True)
-    assert wire.send(insert({"_id": 1}))["code"] == 13
-    assert prepared.count == 0
+    wire.arrive(insert({"_id": 1}))
+    rig.until(lambda: len(wire.replies) == 3)
+    assert (prepared.count, wire.replies[2]["code"]) == (0, 13)
 
 
 def test_an_insert_does_not_run_in_a_turn_that_is_full(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, turns = Prepared(rig), rig.member().turns
     monkeypatch.setattr(turns, "has_room", lambda: False)
-    wire.write(insert({"_id": 1}))
+    wire.arrive(insert({"_id": 1}))
     rig.wait(0.1)
     monkeypatch.undo()
     rig.until(lambda: len(wire.replies) == 3)
@@ -590,15 +619,10 @@ def test_an_insert_does_not_run_in_a_turn_that_is_full(rig: Rig, wire: Wire, mon
 
 def test_a_wait_that_ends_twice_is_answered_once(rig: Rig, wire: Wire) -> None:
     """It is found to be in vain, and then the primary steps down, or the entry is committed after all."""
-    (connection,) = rig.member()._server.connections
-
-    async def arrive(message: bytes) -> None:
-        connection.data_received(message)
-
     for ends in ("stepdown", "commit"):
         rig.stop_disk()
         count = len(wire.replies)
-        rig.do(arrive(inline(insert({"_id": ends}, **MAJORITY))))  # in one piece
+        wire.arrive(insert({"_id": ends}, **MAJORITY))
         rig.wait(0.1)
         waiters = rig.member().write_waiters
         (heap,) = waiters._heaps.values()
@@ -615,3 +639,33 @@ def test_a_wait_that_ends_twice_is_answered_once(rig: Rig, wire: Wire) -> None:
         assert len(wire.replies) == count + 1
         assert wire.replies[-1]["n"] == 1
         assert waiter._slow_wait.cancelled() or waiter._slow_wait.exception() is None
+
+
+def test_a_shape_is_remembered_once(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if writes of that shape have to go the usual way again and again."""
+    before = list(wire.connection._shapes)
+    monkeypatch.setattr(rig.member().dispatcher.prepared, "may_take", lambda: False)
+    for number in range(5):
+        wire.send(insert({"_id": number}))
+    assert wire.connection._shapes == before
+
+
+def test_a_malformed_document_is_refused_as_the_usual_way_does(rig: Rig, wire: Wire) -> None:
+    wire.arrive(insert({"_id": 1, "a": "x"}))
+    message = inline(insert({"_id": 2, "a": "x"})).replace(b"\x02\0\0\0x\0", b"\x03\0\0\0x\0")
+    stranger = Wire(rig)  # it has no shape
+    for one in (wire, stranger):
+        one.arrive_bytes(message)
+    rig.until(lambda: len(wire.replies) == 4 and len(stranger.replies) == 1)
+    assert wire.replies[3]["code"] == stranger.replies[0]["code"] == 22
+    assert wire.replies[3]["errmsg"] == stranger.replies[0]["errmsg"]
+    assert ids(rig.client()) == [1]
+
+
+def test_a_malformed_length_of_the_cluster_time_is_not_taken() -> None:
+    message = inline(insert({"_id": 2}, **{"$clusterTime": CLUSTER}))
+    at = message.index(b"$clusterTime\0") + len(b"$clusterTime\0")
+    shape = made_of(message)
+    assert shape is not None
+    assert shape.document_in(message) is not None
+    assert shape.document_in(message[:at] + bytes([message[at] + 1]) + message[at + 1 :]) is None

@@ -211,21 +211,26 @@ async def test_the_write_of_a_client_that_went_away_is_not_done(rig: Rig) -> Non
     assert rig.numbers() == [2]
 
 
+class FailingCommit:
+    """A connection whose COMMIT ends with an error."""
+
+    def __init__(self, real: apsw.Connection, error: apsw.Error) -> None:
+        self._real, self._error = real, error
+
+    def execute(self, sql: str, *values: Any) -> object:
+        if sql == "COMMIT":
+            raise self._error
+        return self._real.execute(sql, *values)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
 async def test_a_commit_that_fails_fails_the_group_and_the_next_one_goes_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, before = rig.store._connection, rig.store.last_applied
-
-    class FailingCommit:
-        def execute(self, sql: str, *values: object) -> object:
-            if sql == "COMMIT":
-                raise apsw.IOError("disk I/O error")
-            return real.execute(sql, *values)
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(real, name)
-
-    monkeypatch.setattr(rig.store, "_connection", FailingCommit())
+    monkeypatch.setattr(rig.store, "_connection", FailingCommit(real, apsw.IOError("disk I/O error")))
     results = await asyncio.gather(*rig.submit(rig.insert(1), rig.insert(2)), return_exceptions=True)
     assert [type(result) for result in results] == [StorageError, StorageError]
     assert rig.commits == 0
@@ -236,21 +241,12 @@ async def test_a_commit_that_fails_fails_the_group_and_the_next_one_goes_on(
     assert rig.logged() == ["c", "i"]
 
 
-async def test_a_commit_whose_sync_fails_ends_the_member(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC])
+async def test_a_commit_whose_sync_fails_ends_the_member(rig: Rig, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """SQLite syncs the header of a WAL that starts anew inside COMMIT. After EIO nobody knows what the disk holds."""
-    real, error = rig.store._connection, apsw.IOError("disk I/O error")
-    error.extendedresult = apsw.SQLITE_IOERR_FSYNC
-
-    class FailingSync:
-        def execute(self, sql: str, *values: object) -> object:
-            if sql == "COMMIT":
-                raise error
-            return real.execute(sql, *values)
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(real, name)
-
-    monkeypatch.setattr(rig.store, "_connection", FailingSync())
+    error = apsw.IOError("disk I/O error")
+    error.extendedresult = code
+    monkeypatch.setattr(rig.store, "_connection", FailingCommit(rig.store._connection, error))
     results = await asyncio.gather(*rig.submit(rig.insert(1), rig.insert(2)), return_exceptions=True)
     assert [type(result) for result in results] == [SyncFailedError, SyncFailedError]
     assert rig.commits == 0
