@@ -13,6 +13,7 @@ from tools.mutate import __main__ as program
 from tools.mutate.judges import TESTS_S, chosen_tests, seeds_of, trial
 from tools.mutate.mutations import Mutation, mutated_code, mutations_of
 from tools.mutate.record import Record
+from tools.mutate.runs import RUNS_S, SIMULATOR, chosen_runs
 
 SOURCE = '''
 """A text, with 1 in it."""
@@ -139,7 +140,7 @@ def test_a_sample_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_closest_tests_come_first() -> None:
     assert importing_tests("replset/core/reconfig.py", ["unit"])[0].startswith("tests/unit/core/test_reconfig")
-    assert next(kind for kind, _ in seeds_of("replset/core/quorum.py")) == "core"
+    assert seeds_of("replset/core/quorum.py")[0] == ("core", 0)
     assert {kind for kind, _ in seeds_of("replset/archive/archive.py")} == {"", "rollbacks", "archive", "changes"}
 
 
@@ -178,6 +179,15 @@ def test_the_tests_of_a_mutation_have_a_bound() -> None:
     many = [(f"{ITS_TESTS}::t{n}", TESTS_S / 4) for n in range(9)]
     assert len(chosen_tests(held(body, many), QUORUM, line_of(body))) == 4
     assert chosen_tests(held(body, [(f"{ITS_TESTS}::t", TESTS_S * 2)]), QUORUM, line_of(body)), "one, in any case"
+
+
+def test_the_runs_of_a_mutation_execute_its_line_each_kind_in_turn() -> None:
+    body = "return votes * 2 > voters"
+    runs = [("core 1", 3.0), ("core 2", 2.0), ("usual 7", 4.0), ("stale 1", RUNS_S)]
+    known = held(body, [(f"{SIMULATOR}::{name}", seconds) for name, seconds in runs])
+    assert list(chosen_runs(known, QUORUM, line_of(body))) == [("core", 2), ("", 7), ("core", 1)]
+    other_line = held("if a line that is gone:", [(f"{SIMULATOR}::core 1", 3.0)])
+    assert not chosen_runs(other_line, QUORUM, line_of(body))
 
 
 def test_recorded_tests_notice_a_fault_in_their_lines_and_nothing_else(tmp_path: Path) -> None:

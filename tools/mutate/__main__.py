@@ -14,9 +14,10 @@ import multiprocessing
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from tools.importers import ROOT
 from tools.mutate.judges import (
@@ -25,11 +26,15 @@ from tools.mutate.judges import (
     by_tests,
     chosen_tests,
     import_what_is_not_ours,
+    seeds_of,
     trial,
 )
 from tools.mutate.mutations import Mutation, mutations_of
 from tools.mutate.record import up_to_date
+from tools.mutate.runs import Run, chosen_runs
+from tools.mutate.runs import up_to_date as runs_up_to_date
 
+T = TypeVar("T")
 PATHS = (
     *("replset/core", "replset/replication", "replset/storage", "replset/auth", "replset/archive", "replset/recovery"),
     *("replset/commands/sessions", "replset/commands/streams", "api/guard.py"),
@@ -53,6 +58,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="trials at once (2)")
     parser.add_argument("--list", action="store_true", help="print the mutations and judge none")
     parser.add_argument("--simulation", action="store_true", help="say too what the simulated runs notice alone")
+    parser.add_argument(
+        "--simulation-only", action="store_true", help="judge by no tests, but by the simulated runs of the line"
+    )
     options = parser.parse_args()
     try:
         chosen = choose(options.paths or PATHS, options.since, options.sample, options.seed)
@@ -63,6 +71,8 @@ def main() -> int:
         for mutation in chosen:
             print(_line(mutation))
         return 0
+    if options.simulation_only:
+        return _by_simulation_only(chosen, options.jobs)
     record = up_to_date()
     import_what_is_not_ours()
     work = [(mutation, chosen_tests(record, mutation.path, mutation.line)) for mutation in chosen]
@@ -70,9 +80,14 @@ def main() -> int:
     if first and (noticed := trial(None, lambda: by_tests(first), START_S)):
         print(f"mutate: {noticed} fails without a fault", file=sys.stderr)
         return 2
-    verdicts, alone = judge(work, options.jobs, simulation_too=options.simulation)
-    report(verdicts, alone)
-    return 0 if all(verdict.is_caught for verdict in verdicts) else 1
+    return report(*judge(work, options.jobs, functools.partial(_judge_one, simulation_too=options.simulation)))
+
+
+def _by_simulation_only(chosen: list[Mutation], jobs: int) -> int:
+    record = runs_up_to_date(jobs)
+    import_what_is_not_ours()
+    work = [(mutation, chosen_runs(record, mutation.path, mutation.line)) for mutation in chosen]
+    return report(*judge(work, jobs, _judge_by_runs))
 
 
 def choose(paths: Sequence[str], since: str | None, sample: int, seed: int) -> list[Mutation]:
@@ -131,9 +146,11 @@ def changed_lines(revision: str) -> defaultdict[str, set[int]]:
 
 
 def judge(
-    work: Sequence[tuple[Mutation, dict[str, float]]], jobs: int, *, simulation_too: bool
+    work: Sequence[tuple[Mutation, T]],
+    jobs: int,
+    judge_one: Callable[[tuple[Mutation, T]], tuple[Verdict, str | None]],
 ) -> tuple[list[Verdict], dict[Mutation, str]]:
-    """Try all with their tests, `jobs` at once; print each as soon as it is known.
+    """Try all, `jobs` at once; print each as soon as it is known.
 
     Returns the verdicts, and by mutation what the simulated runs noticed by themselves.
     """
@@ -142,13 +159,13 @@ def judge(
 
     # Processes that fork have one thread each: a fork beside a thread could begin with a lock that nobody gives back.
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        judged = functools.partial(_judge_one, simulation_too=simulation_too)
-        for verdict, simulated in pool.imap_unordered(judged, work):
+        for verdict, simulated in pool.imap_unordered(judge_one, work):
             verdicts.append(verdict)
             if simulated is not None:
                 alone[verdict.mutation] = simulated
             mark = "caught  " if verdict.is_caught else "SURVIVED"
-            print(f"{len(verdicts):4} {mark} {_line(verdict.mutation)}  {verdict.by}", flush=True)
+            why = verdict.by or verdict.why
+            print(f"{len(verdicts):4} {mark} {_line(verdict.mutation)}  {why}", flush=True)
     return sorted(verdicts, key=lambda one: (one.mutation.path, one.mutation.number)), alone
 
 
@@ -157,12 +174,18 @@ def _judge_one(work: tuple[Mutation, dict[str, float]], *, simulation_too: bool)
     by = trial(mutation, lambda: by_tests(list(tests)), START_S + 2 * sum(tests.values())) if tests else ""
     simulated = None
     if not by or (simulation_too and mutation.path.startswith(BY_SIMULATION)):
-        simulated = trial(mutation, lambda: by_simulation(mutation.path), SIMULATION_S)
+        simulated = trial(mutation, lambda: by_simulation(seeds_of(mutation.path)), SIMULATION_S)
     return Verdict(mutation, by or simulated or ""), simulated
 
 
-def report(verdicts: Sequence[Verdict], alone: dict[Mutation, str]) -> None:
-    """Print the score by folder and the survivors, and keep all in `.venv/.mutations.json`."""
+def _judge_by_runs(work: tuple[Mutation, dict[Run, float]]) -> tuple[Verdict, None]:
+    mutation, runs = work
+    by = trial(mutation, lambda: by_simulation(runs), START_S + 2 * sum(runs.values())) if runs else ""
+    return Verdict(mutation, by, f"{len(runs)} runs of it hold" if runs else "no run executes it"), None
+
+
+def report(verdicts: Sequence[Verdict], alone: dict[Mutation, str]) -> int:
+    """Print the score by folder and the survivors, keep all in `.venv/.mutations.json`, and return the status."""
     total, caught = Counter[str](), Counter[str]()
     for verdict in verdicts:
         folder = verdict.mutation.path.rpartition("/")[0]
@@ -175,16 +198,17 @@ def report(verdicts: Sequence[Verdict], alone: dict[Mutation, str]) -> None:
     if alone:
         noticed = sum(1 for by in alone.values() if by)
         print(f"simulated runs alone noticed {noticed} of the {len(alone)} that they were given")
-    survivors = [verdict.mutation for verdict in verdicts if not verdict.is_caught]
+    survivors = [verdict for verdict in verdicts if not verdict.is_caught]
     print(f"\n{len(survivors)} survived:")
-    for mutation in survivors:
-        print(f"  {_line(mutation)}")
+    for verdict in survivors:
+        print(f"  {_line(verdict.mutation)}  {verdict.why}".rstrip())
     rows = [
         {"name": v.mutation.name, "line": v.mutation.line, "kind": v.mutation.kind, "by": v.by}
         | ({"simulation": alone[v.mutation]} if v.mutation in alone else {})
         for v in verdicts
     ]
     REPORT.write_text(json.dumps(rows, indent=1))
+    return 1 if survivors else 0
 
 
 def _line(mutation: Mutation) -> str:

@@ -16,7 +16,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +25,7 @@ from types import CodeType, ModuleType
 from tools.importers import ROOT, TOPS, distance, importing_tests, module_of
 from tools.mutate.mutations import Mutation, mutated_code
 from tools.mutate.record import LAYERS, Record
+from tools.mutate.runs import Run, begin, outcome_of
 
 TESTS_S = 40
 """Seconds of processor for the tests of one mutation."""
@@ -50,10 +51,11 @@ SEEDS: tuple[tuple[str, str, range], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """by: what noticed the mutation, a test or a run; "": nothing did."""
+    """by: what noticed the mutation, a test or a run; "": nothing did. why: of that, what is known."""
 
     mutation: Mutation
     by: str
+    why: str = ""
 
     @property
     def is_caught(self) -> bool:
@@ -206,22 +208,12 @@ def by_tests(tests: Sequence[str]) -> str:
     return ""
 
 
-def by_simulation(path: str) -> str:
-    """Run the seeds for a module of this path until one does not hold, and return its name."""
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
-    import logging
-
-    logging.disable()
-    kinds = importlib.import_module("tests.simulation.kit.kinds")
-    by_option = {kind.option.removeprefix("--"): kind for kind in vars(kinds).values() if isinstance(kind, kinds.Kind)}
-    for option, seeds in seeds_of(path):
-        kind = by_option[option]
-        for seed in seeds:
-            if kind.outcome(seed).error is not None:
-                return f"simulation, {kind.run_name(seed)}"
-    return ""
+def by_simulation(runs: Iterable[Run]) -> str:
+    """Carry out these runs until one does not hold, and return its name and why."""
+    begin()
+    return next(filter(None, map(outcome_of, runs)), "")
 
 
-def seeds_of(path: str) -> list[tuple[str, range]]:
-    return [(kind, seeds) for folder, kind, seeds in SEEDS if path.startswith(folder)]
+def seeds_of(path: str) -> list[Run]:
+    """Return the runs for a module of this path where it is not recorded which ones execute its lines."""
+    return [(kind, seed) for folder, kind, seeds in SEEDS if path.startswith(folder) for seed in seeds]

@@ -40,11 +40,13 @@ class Record:
     tests: list[tuple[str, float]] = field(default_factory=list)
     lines: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
-    def tests_of(self, path: str, line: int) -> dict[str, float]:
-        """Return the tests that run this line, each with its seconds; if none does, those of the whole function."""
-        lines, (function, text) = self.lines.get(path, {}), _names_of_lines(ROOT / path)[line - 1]
+    def tests_of(self, path: str, line: int, *, exactly: bool = False) -> dict[str, float]:
+        """Return the tests that run this line, each with its seconds; if none does, those of the whole function, unless
+        they are to run it `exactly`.
+        """
+        lines, (function, text) = self.lines.get(path, {}), names_of_lines(ROOT / path)[line - 1]
         found = set(lines.get(f"{function}:{text}", ()))
-        if not found and function:
+        if not found and function and not exactly:
             found = {test for key, tests in lines.items() if key.startswith(f"{function}:") for test in tests}
         return dict(self.tests[test] for test in found if self.tests[test][0].partition("::")[0] in self.files)
 
@@ -76,7 +78,7 @@ def _digests() -> dict[str, str]:
 
 
 @cache
-def _names_of_lines(path: Path) -> list[tuple[str, str]]:
+def names_of_lines(path: Path) -> list[tuple[str, str]]:
     """Return the function, "" outside of any, and the text of each line of a file."""
     source = path.read_text("utf-8")
     names = [("", line.strip()) for line in source.splitlines()]
@@ -130,7 +132,7 @@ class Recorder:
         record.tests += [(name, round(self.seconds[name], 3)) for name in passed]
         data = self.coverage.get_data()
         for file in data.measured_files():
-            names, path = _names_of_lines(Path(file)), Path(file).relative_to(ROOT).as_posix()
+            names, path = names_of_lines(Path(file)), Path(file).relative_to(ROOT).as_posix()
             if not names:
                 continue  # an empty file is said to have run its line 0
             lines = record.lines.setdefault(path, {})
