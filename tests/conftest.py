@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests import examples
+
 if TYPE_CHECKING:
     from tests.simulation.kit.clock import SimClock
     from tests.simulation.kit.loop import SimLoop
 
-settings.register_profile("replset", deadline=None, print_blob=True)
-settings.load_profile("replset")
+settings.load_profile(examples.IN_ALL)
 
 os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of another one's --host
 
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:  # a sync there takes no time
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-TURNS = 3
+TURNS = 5
 TOOLS = HERE / "tools"
 APART = {HERE / "simulation", HERE / "property"}
 """Whose tests share no processes and no ports: a module of another folder stays with one worker."""
@@ -86,12 +87,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("day") is not None:
+        settings.load_profile(examples.OF_THE_DAY)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--day",
         type=int,
         metavar="N",
-        help="without the tests marked `night`, and of those marked `in_turns` a third, by this number",
+        help="without the tests marked `night`, and of those marked `in_turns` a fifth, by this number",
     )
 
 
@@ -108,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_of_the_day(item: pytest.Item, day: int) -> bool:
-    """Whether `./dev test` runs it at the commit of this number. Three commits in a row run all tests `in_turns`."""
+    """Whether `./dev test` runs it at the commit of this number. Five commits in a row run all tests `in_turns`."""
     if item.get_closest_marker("night"):
         return False
     return item.get_closest_marker("in_turns") is None or zlib.crc32(item.nodeid.encode()) % TURNS == day % TURNS

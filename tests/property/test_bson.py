@@ -13,7 +13,7 @@ from typing import Any
 import bson as pymongo_bson
 from bson import json_util
 from bson.codec_options import CodecOptions, DatetimeConversion
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import (
@@ -42,8 +42,9 @@ from replset.bson import (
     validate,
     walk,
 )
+from tests.examples import examples
 
-EXAMPLES = settings(max_examples=150, deadline=None)
+EXAMPLES = examples(150)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 UINT32 = st.integers(0, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -247,13 +248,13 @@ def check_order(a: object, b: object) -> None:
     assert key_a == key_b or not (key_a.startswith(key_b) or key_b.startswith(key_a))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(NUMBERS, NUMBERS)
 def test_order_of_numbers(a: object, b: object) -> None:
     check_order(a, b)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(-2, 2))
 def test_order_of_neighbours(value: float, step: int) -> None:
     """Decimals of 34 digits beside a double, and integers beside large ones."""
@@ -265,13 +266,13 @@ def test_order_of_neighbours(value: float, step: int) -> None:
         check_order(Int64(int(value) + step), near)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(VALUES, VALUES)
 def test_order_of_values(a: object, b: object) -> None:
     check_order(a, b)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.recursive(
         st.sampled_from([1, 2.0, "", "a", "a\0", "\1", None]),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import DateTime, Int64, RawDocument, encode
 from replset.errors import CannotIndexParallelArraysError
 from replset.storage.indexes import Index, keys_of
+from tests.examples import examples
 from tests.simulation.kit.index_model import ParallelError, model_keys
 
 NAMES = st.sampled_from("abc")
@@ -25,7 +26,7 @@ PATTERNS = st.dictionaries(PATHS, st.sampled_from([1, -1]), min_size=1, max_size
 OPTIONS = st.sampled_from([{}, {"sparse": True}, {"partialFilterExpression": {"b": {"$gt": 0}}}])
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(PATTERNS, OPTIONS, DOCUMENTS)
 def test_keys_are_those_of_the_model(
     pattern: dict[str, int], options: dict[str, Any], document: dict[str, Any]

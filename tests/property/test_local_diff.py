@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import encode_key
@@ -15,6 +15,7 @@ from replset.oplog_row import OplogRow
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Span
 from spark.reports.diff.digests import BucketGrid
 from spark.reports.diff.local_engine import LocalDiff, local_diff
+from tests.examples import examples
 from tests.spark.kit import T0, ListOplog
 from tests.spark.planted import SAYS_NOTHING, Plan, plans, plant
 
@@ -26,7 +27,7 @@ BATCHES = st.sampled_from([1, 2, 5, 1000])
 ONLY = st.sampled_from(
     [ALL, ALL, EntryFilter(ns=("shop.orders",)), EntryFilter(op=("i",)), EntryFilter(("a.b", "app.users"), ("u", "i"))]
 )
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = examples(60)
 
 
 @EXAMPLES
@@ -63,7 +64,7 @@ def spans(draw: st.DrawFn) -> Span:
     return Span(pack_ts(first, draw(increments)), pack_ts(end + 1, draw(increments)))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(oplogs(), GRIDS, TASKS, BATCHES, st.just(EVERYTHING) | spans(), ONLY)
 def test_says_what_a_comparison_entry_by_entry_says(
     members: dict[str, Rows], grid: BucketGrid | None, rows: int, batch: int, span: Span, only: EntryFilter

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replset.bson import (
@@ -39,11 +39,12 @@ from replset.query.projection import compile_projection
 from replset.query.sort import compile_sort
 from replset.query.update import compile_update
 from replset.query.upsert import upsert_base
+from tests.examples import examples
 
 Doc = dict[str, Any]
 T = TypeVar("T")
 
-EXAMPLES = settings(max_examples=200, deadline=None)
+EXAMPLES = examples(200)
 NOW = DateTime(5)
 TIMESTAMP = Timestamp(5, 1)
 
@@ -184,7 +185,7 @@ PLACES = st.one_of(st.just("a"), st.sampled_from(["b", "a.b", "a.0", "a.1", "a.0
 
 
 @pytest.mark.parametrize("name", OPERANDS)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.data(), st.one_of(NUMBERS, ARRAYS, VALUES), st.booleans())
 def test_an_update_comes_back_through_its_oplog_entry(
     name: str, data: st.DataObject, value: object, is_insert: bool
@@ -212,7 +213,6 @@ def test_an_update_comes_back_through_its_oplog_entry(
 NAMES = st.text("0129-a", min_size=1, max_size=5).filter(lambda name: name[0] not in "129" or name.isdigit())
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(NAMES, unique=True))
 def test_new_fields_come_in_the_order_of_their_names(names: list[str]) -> None:
     update = compile_update({"$set": dict.fromkeys(names, 1)})

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import Int64, decode, encode
 from replset.query.diff import apply_diff, apply_update_object, compute_diff, update_entry_object
+from tests.examples import examples
 
 Doc = dict[str, object]
 
-EXAMPLES = settings(max_examples=200, deadline=None)
+EXAMPLES = examples(200)
 NAMES = st.sampled_from(["a", "b", "c", "d", "0", "1", "diff", "$v", "u", "i", "s", ""])
 SCALARS = st.one_of(
     st.none(),

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import encode, encode_key
@@ -17,10 +17,11 @@ from replset.recovery.lost_writes import LostWrites
 from replset.recovery.policy import Policy
 from replset.recovery.restore import Outcome, Restore, Result
 from replset.replication.rollback_manifest import read_manifest
+from tests.examples import examples
 from tests.unit.rollback_tools.kit import ORDERS, Doc, FakeSet, LostHistory, unreachable
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = examples(60)
 NUMBERS = range(5)
 FIELDS = st.dictionaries(st.sampled_from("abc"), st.one_of(st.integers(0, 2), st.just({"x": 1})), max_size=3)
 STATES = st.dictionaries(st.sampled_from(NUMBERS), FIELDS, max_size=5)

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import decode
@@ -14,6 +14,7 @@ from replset.ids import HostPort
 from replset.recovery.policy import Policy
 from replset.recovery.restore import Result
 from replset.replication.rollback_manifest import list_manifests
+from tests.examples import examples
 from tests.property.test_restore import restore
 from tests.unit.replication.kit import Member, Network, copy_log
 from tests.unit.rollback_tools.kit import FakeSet
@@ -61,7 +62,7 @@ def as_set(member: Member) -> FakeSet:
     return live
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(STEPS, max_size=12), st.lists(STEPS, min_size=1, max_size=20))
 def test_a_history_that_was_rolled_back_is_put_back_whole(common: list[Step], lost: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.simulation.kit.linearizability import ABSENT, NEVER, Kind, Operation, TooHardError, violation
 
 
@@ -102,7 +103,7 @@ def histories(draw: st.DrawFn) -> list[Operation]:
 
 
 @given(histories())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_it_agrees_with_every_order_tried(history: list[Operation]) -> None:
     assert (violation(history) is None) == has_an_order(history)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import decode, encode
@@ -15,6 +15,7 @@ from replset.consumers.shared_window import SharedWindow
 from replset.errors import BadValueError, ConsumerMovedError, InvariantError
 from replset.ids import Millis, OpTime
 from replset.query.change_tokens import Kind, Token
+from tests.examples import examples
 
 NOW = Millis(1_000)
 TIMEOUT_MS = 500
@@ -145,7 +146,7 @@ def test_a_position_does_not_pass_an_event_that_is_not_acknowledged() -> None:
         made.acknowledge([token(1)])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_shared_events_are_never_skipped_and_never_overtaken(data: st.DataObject) -> None:
     """Whatever readers do, and however often the primary changes, each event is given out until it is acknowledged, and

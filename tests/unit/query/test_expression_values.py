@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import Binary, Code, DateTime, Decimal128, Int64, MinKey, ObjectId, Regex, Symbol, Timestamp, encode
@@ -16,6 +16,7 @@ from replset.errors import ReplError
 from replset.query.expressions import compile_expression
 from replset.query.expressions.time_zones import DAY, civil, days_of, parts_of, zone_of
 from replset.query.order import MISSING
+from tests.examples import examples
 
 
 def ms(text: str) -> DateTime:
@@ -401,7 +402,7 @@ def test_no_operator_takes_memory_without_a_limit(expression: Any) -> None:
     assert failure.value.code == 146
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.dates(), st.sampled_from(["UTC", "Europe/Paris", "America/New_York", "Asia/Kathmandu", "-0330"]))
 def test_the_calendar_is_pythons(day: date, name: str) -> None:
     days = (day - date(1970, 1, 1)).days
@@ -422,7 +423,6 @@ def test_the_calendar_is_pythons(day: date, name: str) -> None:
     assert zone.to_utc(local) in (days * DAY, days * DAY - 3_600_000)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(-62_135_000_000_000, 253_402_000_000_000).map(DateTime), st.integers(-5000, 5000))
 def test_months_are_added_as_by_hand(begin: DateTime, months: int) -> None:
     start = begin.to_datetime()

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replset.bson import Binary, encode
 from rollback_tools import damaged_bson, main
+from tests.examples import examples
 
 Capture = pytest.CaptureFixture[str]
 DOCUMENTS = [encode({"_id": number, "in": {"a": number}, "text": "x" * number}) for number in range(6)]
@@ -85,7 +86,7 @@ def test_resync_reads_a_pipe(tmp_path: Path) -> None:
     assert (done.returncode, ids_of(done.stdout.decode()), done.stderr) == (3, [0, 2, 3, 4, 5], b"")
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(0, 5), st.integers(0, 40), st.binary(min_size=1, max_size=12))
 @example(0, 0, bytes([AT[3]]))  # a length that reaches over two more documents
 @example(0, 0, b"\xbb")  # one that ends before a document inside of another

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import decode, encode, encode_key
@@ -23,6 +23,7 @@ from replset.storage.store import Store, StoreOptions
 from spark.oplog import OplogError
 from spark.reports.replay.base import BsonBase, DbpathBase, EmptyBase, Start, bson_documents, bson_parts, open_base
 from spark.reports.replay.replay import BASE, CollectionStart, DocumentFold, Step, collection_at, names, steps_of
+from tests.examples import examples
 from tests.spark.audit_kit import Story
 
 NS = "shop.orders"
@@ -161,7 +162,7 @@ def in_transactions(entries: Sequence[bytes], size: int) -> list[OplogEntry]:
     return found
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     operations=OPERATIONS,
     size=st.integers(1, 4),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import Binary, Int64, decode, encode, encode_key
@@ -20,6 +20,7 @@ from replset.oplog_row import OplogRow, entry_hash, next_chain
 from spark.members import open_members
 from spark.oplog import Oplog, Span
 from spark.reports.verify.check import COUNTS, FAULT_COLUMNS, Verification, WantedDocuments, local_verify
+from tests.examples import examples
 from tests.spark.audit_kit import NS, UUID, Story, lives, resealed
 from tests.spark.kit import ListOplog
 
@@ -326,7 +327,7 @@ def damaged(random: Random, share: int, kinds: Sequence[str]) -> tuple[list[Oplo
     st.integers(1, 70),
     st.integers(1, 70),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_any_number_of_damaged_entries_are_found(
     seed: int, share: int, kinds: list[str], rows_per_task: int, batch_rows: int
 ) -> None:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import RawDocument, encode
@@ -28,6 +28,7 @@ from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import StoreOptions
 from replset.storage.undo import RollbackMark, clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
+from tests.examples import examples
 
 from .conftest import Driver, State, doc_of, key_of
 
@@ -95,7 +96,7 @@ def state_in_oplog(driver: Driver) -> list[OpTime]:
     return [row.optime for row in rows]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(script=operations, data=st.data())
 def test_undo_restores_exactly_the_state_at_any_point(script: list[Operation], data: st.DataObject) -> None:
     with fresh_driver() as driver:
@@ -155,7 +156,7 @@ def changed_after(driver: Driver, ns: str, point: OpTime) -> bool:
     return len(set(later)) > 1
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(script=operations, data=st.data())
 def test_a_read_at_c_gives_the_state_at_c(script: list[Operation], data: st.DataObject) -> None:
     with fresh_driver() as driver:
@@ -181,7 +182,7 @@ def test_a_read_at_c_gives_the_state_at_c(script: list[Operation], data: st.Data
                     assert snapshot.get(coll, key_of(number), point) == expected.get(key_of(number))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(script=operations, rows=st.integers(1, 3), data=st.data())
 def test_a_natural_scan_in_small_pages_goes_on_where_it_was(
     script: list[Operation], rows: int, data: st.DataObject
@@ -209,7 +210,7 @@ def test_a_natural_scan_in_small_pages_goes_on_where_it_was(
         assert seen == (expected[::-1] if backwards else expected)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(script=operations, pruned_to=st.integers(0, 60))
 def test_pruning_takes_only_what_no_read_and_no_rollback_needs(script: list[Operation], pruned_to: int) -> None:
     with fresh_driver() as driver:

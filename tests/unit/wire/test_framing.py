@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import RawDocument, decode, encode
@@ -33,6 +33,7 @@ from replset.wire.framing import (
     encode_request,
     message_ids,
 )
+from tests.examples import examples
 
 PING = encode({"ping": 1, "$db": "admin"})
 
@@ -94,7 +95,7 @@ def test_bytes_one_by_one_give_every_message_in_order() -> None:
     assert found == [only(data) for data in TAKEN.values()]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.integers(1, 90), max_size=40))
 def test_any_portions_give_the_same_messages(sizes: list[int]) -> None:
     data, reader, found, at = b"".join(TAKEN.values()), FrameReader(), [], 0
@@ -222,7 +223,7 @@ def test_what_a_peer_may_not_send(data: bytes, reason: str) -> None:
     assert caught.value.code == 9
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=120))
 def test_any_bytes_are_messages_or_a_protocol_error(data: bytes) -> None:
     reader = FrameReader()
@@ -233,7 +234,7 @@ def test_any_bytes_are_messages_or_a_protocol_error(data: bytes) -> None:
     assert reader.pending <= len(data)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from(sorted(TAKEN)), st.data())
 def test_a_message_with_wrong_bytes_is_a_message_or_a_protocol_error(name: str, data: st.DataObject) -> None:
     damaged = bytearray(TAKEN[name])
@@ -329,7 +330,7 @@ def admit_only(*answers: bool) -> tuple[Callable[[int], bool], list[int]]:
 
 
 @given(portion=st.integers(1, 150_000))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_large_message_that_is_refused_is_told_of_and_thrown_away(portion: int) -> None:
     admit, asked = admit_only(False, True, False)
     reader = FrameReader(admit)
