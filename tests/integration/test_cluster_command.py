@@ -17,6 +17,7 @@ from replset.cli.local_set import LocalMember, LocalSet, LocalSetError
 from tests.integration.conftest import next_ports
 from tests.integration.forked import run_program, running_set
 from tests.programs import all_ended
+from tests.spark.cluster import SHORT_LIVED
 
 ENVIRONMENT: Mapping[str, str] = os.environ
 """Of the programs of the test that runs; not this process's own, whose server of forks outlives a test."""
@@ -102,6 +103,7 @@ def test_what_a_failed_up_left_is_brought_up_by_the_next(folder: Path) -> None:
     assert primary_of(folder).command({"getDefaultRWConcern": 1})["defaultWriteConcernSource"] == "global"
 
 
+@pytest.mark.in_turns
 def test_a_folder_with_packages_of_our_names_does_not_hide_the_product(folder: Path, tmp_path: Path) -> None:
     project, programs = tmp_path / "project", Path(sys.executable).parent
     for name in ("api", "spark", "replset", "rollback_tools"):
@@ -113,7 +115,7 @@ def test_a_folder_with_packages_of_our_names_does_not_hide_the_product(folder: P
         return subprocess.run(
             [programs / program, *arguments],
             cwd=project,
-            env={**ENVIRONMENT, **environment},
+            env={**ENVIRONMENT, "JDK_JAVA_OPTIONS": SHORT_LIVED, **environment},
             capture_output=True,
             text=True,
             check=False,

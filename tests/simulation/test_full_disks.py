@@ -37,6 +37,7 @@ def filled_up(seed: int, steps: int) -> Iterator[tuple[ScenarioRun, Machine]]:
         yield scenario, machine
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("steps", range(80))
 def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(steps: int) -> None:
     with filled_up(steps, steps) as (scenario, machine):

@@ -54,6 +54,7 @@ def test_every_invariant_holds(seed: int) -> None:
     assert outcome.error is None, outcome.report()
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", CLASSIC)
 def test_a_seed_that_found_something_holds(seed: int) -> None:
     outcome = run_seed(seed, classic_plan(seed))
@@ -117,7 +118,7 @@ def test_what_rollbacks_undo_is_in_their_files_whatever_its_kind() -> None:
 
 
 def a_short_run(seed: int) -> str:
-    return run_seed(seed, replace(draw_plan(seed), faults_s=5)).digest
+    return run_seed(seed, replace(draw_plan(seed), faults_s=2)).digest
 
 
 def test_a_seed_gives_the_same_trace_whatever_the_hash_seed() -> None:

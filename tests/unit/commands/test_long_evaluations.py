@@ -211,6 +211,7 @@ def test_every_operator_is_here() -> None:
     assert {*OPERATORS, "$rename"} <= set(UPDATES)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_read_does_not_hold_the_loop(client: Client, name: str) -> None:
     for collection in ("c", "small"):
@@ -219,6 +220,7 @@ def test_a_read_does_not_hold_the_loop(client: Client, name: str) -> None:
         assert held < HELD, collection
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_write_that_looks_for_its_documents_does_not_hold_the_loop(client: Client, name: str) -> None:
     for collection in ("c", "small"):
@@ -228,6 +230,7 @@ def test_a_write_that_looks_for_its_documents_does_not_hold_the_loop(client: Cli
         assert held < HELD, collection
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", UPDATES)
 def test_an_update_does_not_hold_the_loop(client: Client, name: str) -> None:
     document = {**LARGE, "_id": name, "few": [1]}
@@ -346,6 +349,7 @@ def large(size: int) -> RawDocument:
     return RawDocument(encode({"a": large_array(size)}))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_field_of_any_command_holds_the_loop(client: Client, name: str) -> None:
     command, generic = COMMANDS[name], frozenset({"readConcern", *GENERIC_FIELDS} - {"$db"})
