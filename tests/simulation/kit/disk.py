@@ -354,13 +354,12 @@ class SimDisk:
     # --- the record
 
     def _parts(self, path: str) -> list[str]:
-        relative = os.path.relpath(os.path.abspath(path), self.folder)
-        if relative == ".":
+        whole = os.path.abspath(path)
+        if whole == self.folder:
             return []
-        parts = relative.split(os.sep)
-        if parts[0] == os.pardir:
+        if not whole.startswith(self.folder + os.sep):
             raise FileNotFoundError(f"{path} is not on this disk")
-        return parts
+        return whole[len(self.folder) + 1 :].split(os.sep)
 
     def node(self, path: str) -> Node:
         """What the path names now; FileNotFoundError when nothing."""

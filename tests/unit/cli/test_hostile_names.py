@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Int64, Timestamp, to_ejson
-from replset.cli import calls, oplog
+from replset.cli import calls, operations, oplog
 from replset.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -95,6 +95,7 @@ def test_a_name_neither_begins_a_line_nor_steers_the_terminal(
 ) -> None:
     monkeypatch.setattr(calls, "ask", lambda host, command, *_, **__: REPLIES.get(next(iter(command)), {}))
     monkeypatch.setattr(oplog, "http_of", lambda host: FakeHttp())
+    monkeypatch.setattr(operations, "STEP_UP_WITHIN_S", 0)  # it never leads
     words = command.split(" ")
     if words[0] not in ("repair", "step-up", "*"):
         words += ["--host", "m0:1"]

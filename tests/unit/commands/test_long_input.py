@@ -14,7 +14,7 @@ from replset.commands.table import COMMANDS
 from replset.commands.writes.write_batch import ERROR_BYTES
 from replset.errors import LONGEST_MESSAGE, ReplError
 from tests.unit.commands.conftest import Client, FakeMember
-from tests.unit.commands.test_odd_input import CONFIG_FIELDS, EXTRA, GENERIC, MEMBER_FIELDS, NAMED
+from tests.unit.commands.test_odd_input import CONFIG_FIELDS, EXTRA, MEMBER_FIELDS, fields_of
 from tests.unit.commands.test_set import STATUS
 
 LONG = 20_000
@@ -62,11 +62,10 @@ def test_no_error_is_long(client: Client, member: FakeMember, name: str) -> None
     command = COMMANDS[name]
     client.ok({"insert": "c", "documents": [{"_id": 1, "a": {}}]})
     base: dict[str, object] = {name: "c" if "." not in name else 1, **EXTRA.get(name, {})}
-    fields = {name, *(command.fields or ()), *NAMED.get(name, ()), *GENERIC}
     db = "admin" if command.admin_only else "test"
-    for field in sorted(fields):
-        for form, make in FORMS.items():
-            check(client.run({**base, field: make("é" * LONG)}, db), (field, form))
+    for field, forms in fields_of(name, sorted(FORMS)):
+        for form in forms:
+            check(client.run({**base, field: FORMS[form]("é" * LONG)}, db), (field, form))
     check(client.run({**base, "x" * LONG: 1}, db), "an unknown field")
     check(client.run(base, "d" * LONG), "a database")
 
