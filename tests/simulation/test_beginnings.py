@@ -16,6 +16,7 @@ from tests.simulation.kit.wire import NoAnswerError
 SLOW_DISKS = Environment(worker_ms=25.0)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(40))
 def test_a_power_cut_while_a_set_begins_leaves_one_that_can_begin(seed: int) -> None:
     """A set of one: what its member file promises, its data file holds, or nobody else could bring it back."""
@@ -53,6 +54,7 @@ def test_a_power_cut_while_a_set_begins_leaves_one_that_can_begin(seed: int) -> 
         cluster.check_unbroken()
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(12))
 def test_expected_members_make_one_set_whoever_loses_power_meanwhile(seed: int) -> None:
     """They come up one after the other, and two of them lose power around the moment when the set is made."""

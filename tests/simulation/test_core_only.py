@@ -13,9 +13,9 @@ from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.machine import members_of
 from tests.simulation.core_kit.runs import CoreRun, run_core, run_core_changes
 
-QUICK = range(8)
-SLOW = range(8, 30)
-OF_CHANGES = range(4, 12)
+QUICK = range(4)
+SLOW = range(4, 30)
+OF_CHANGES = range(1, 12)
 
 
 @pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in SLOW)])
@@ -27,7 +27,7 @@ def test_the_core_holds(seed: int) -> None:
     assert outcome.counts["terms"]
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in OF_CHANGES)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in OF_CHANGES)])
 def test_operators_change_the_set_all_the_time(seed: int) -> None:
     outcome = run_core_changes(seed)
     assert outcome.error is None, outcome.report()

@@ -61,6 +61,7 @@ def test_the_status_shows_what_a_member_waits_for_after_the_swap() -> None:
     assert all("no space left on the disk" in text for text in texts)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("steps", range(50, 80, 3))
 def test_a_member_that_waits_for_disk_space_for_its_copy_can_be_stopped(steps: int) -> None:
     with filled_up(steps, steps) as (scenario, machine):

@@ -37,6 +37,7 @@ def own_row(status: dict[str, Any]) -> dict[str, Any]:
     return next(row for row in status["members"] if row.get("self"))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("steps", range(0, 32, 4))
 def test_a_disk_that_fills_up_at_any_moment_of_a_rollback_is_waited_for(steps: int) -> None:
     with scenario_run(seed=steps, environment=Environment(undo_step=1)) as scenario:

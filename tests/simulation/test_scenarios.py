@@ -30,6 +30,7 @@ def test_every_transcript_has_its_scenario() -> None:
     assert {path.stem for path in TRANSCRIPTS.iterdir()} == {scenario.__name__ for scenario in SCENARIOS.values()}
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("power_loss", [False, True], ids=["killed", "power-lost"])
 @pytest.mark.parametrize("after_steps", range(0, 56, 8))
 def test_a_rollback_goes_on_after_any_death(after_steps: int, power_loss: bool) -> None:
@@ -37,6 +38,7 @@ def test_a_rollback_goes_on_after_any_death(after_steps: int, power_loss: bool) 
     assert interrupted or after_steps > 16, "it died before the rollback was over"
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("power_loss", [False, True], ids=["killed", "power-lost"])
 @pytest.mark.parametrize("after_steps", range(0, 180, 36))
 def test_an_initial_sync_begins_again_after_any_death(after_steps: int, power_loss: bool) -> None:

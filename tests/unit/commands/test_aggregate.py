@@ -52,6 +52,7 @@ STAGES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(40))
 def test_a_pipeline_is_its_stages_one_by_one(client: Client, seed: int) -> None:
     rng = random.Random(seed)

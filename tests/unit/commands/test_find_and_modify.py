@@ -209,6 +209,7 @@ def between_groups(member: RunningMember, monkeypatch: pytest.MonkeyPatch, act: 
     monkeypatch.setattr(member, "write", write)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kept", [3, 100])
 def test_the_first_in_order_at_the_moment_of_the_write(

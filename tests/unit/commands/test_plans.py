@@ -176,6 +176,7 @@ def commands(draw: Draw, count: int) -> list[dict[str, Any]]:
     return made
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(6))
 def test_a_query_gives_the_same_documents_with_indexes(client: Client, member: RunningMember, seed: int) -> None:
     draw = Draw(seed)
@@ -198,6 +199,7 @@ def test_a_query_gives_the_same_documents_with_indexes(client: Client, member: R
         check(client, command)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(6))
 def test_a_cursor_at_a_point_sees_no_change(
     client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -241,6 +243,7 @@ class InTransaction:
         return reply
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(6))
 def test_a_transaction_finds_its_own_documents_through_indexes(client: Client, seed: int) -> None:
     draw = Draw(200 + seed)

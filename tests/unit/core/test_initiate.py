@@ -156,6 +156,7 @@ def test_an_expected_member_can_still_be_added_to_a_set() -> None:
     cluster.until(cluster.is_quiet)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(25))
 def test_expected_members_never_make_two_sets(seed: int) -> None:
     """Messages are lost and late, members die and come back, everybody initiates again and again, also by hand."""

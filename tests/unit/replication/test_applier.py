@@ -116,6 +116,7 @@ def effects_again(mine: Member, entries: Sequence[bytes]) -> None:
             txn.append(noop_entry({"msg": "again"}, optime, 1), optime, op="n", ns="", wall_ms=1)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(12))
 def test_random_histories_are_idempotent(source: Member, mine: Member, seed: int) -> None:
     rng = random.Random(seed)

@@ -360,6 +360,7 @@ class History:
             self.member.replace(NS, document)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(12))
 def test_random_histories_with_undo(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -131,6 +131,7 @@ def test_a_death_at_any_step_is_finished_or_forgotten(tmp_path: Path, power_loss
         story.end()
 
 
+@pytest.mark.in_turns
 @pytest.mark.usefixtures("short_steps")
 @pytest.mark.parametrize("seed", range(20))
 def test_deaths_again_and_again_lose_nothing(tmp_path: Path, seed: int) -> None:

@@ -188,6 +188,7 @@ def test_a_death_before_any_step_is_survived(tmp_path: Path, power_loss: bool) -
             assert copies_asked(story.mine) == 1, f"before {steps[dies_at - 1]}: it goes on with the copy that it has"
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("seed", range(25))
 def test_it_gets_through_though_it_dies_again_and_again(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

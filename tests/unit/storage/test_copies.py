@@ -110,6 +110,7 @@ class PowerLossError(BaseException):
 STEPS = ("remove", "rename", "sync_file", "sync_folder")
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("is_folded", [True, False])
 @pytest.mark.parametrize("steps", range(12))
 def test_a_death_while_a_database_is_replaced_leaves_one_that_opens(

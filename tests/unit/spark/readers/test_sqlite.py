@@ -146,6 +146,7 @@ def bursts(count: int) -> Iterator[UnchainedRow]:
             yield at(T0 + 31_536_000 + n // 10, n % 10 + 1, n)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("times", [plain, hot_second, sparse, bursts])
 @pytest.mark.parametrize("parts", [2, 7, 24])
 def test_split_is_balanced_and_complete(
