@@ -117,7 +117,8 @@ def is_of_the_day(item: pytest.Item, day: int) -> bool:
     """Whether `./dev test` runs it at the commit of this number. Five commits in a row run all tests `in_turns`."""
     if item.get_closest_marker("night"):
         return False
-    return item.get_closest_marker("in_turns") is None or zlib.crc32(item.nodeid.encode()) % TURNS == day % TURNS
+    mark = item.get_closest_marker("in_turns")
+    return mark is None or zlib.crc32(mark.kwargs.get("together", item.nodeid).encode()) % TURNS == day % TURNS
 
 
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark.reports.diff.local_engine import local_diff
 from tests.programs import run_to_end
 from tests.spark.background import in_background
@@ -16,6 +18,7 @@ from tests.spark.cluster import SHORT_LIVED, bare_python, clean_environment, sta
 from tests.spark.diff_rows import all_rows
 from tests.spark.planted import Tail, dense, in_files, plant
 
+pytestmark = pytest.mark.in_turns(together="Spark's cluster")
 ROOT = Path(__file__).parents[2]
 DRIVER = """
 import json, os, pickle, sys

