@@ -31,9 +31,12 @@ from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import Environment
+from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.loop import current_process
 
 T = TypeVar("T")
+MOST_TURNS = 200_000
+"""Of the loop, for what a test waits for."""
 ENVIRONMENT = Environment(worker_ms=0.2, skew_ms=1, oplog_bytes=990 << 20)
 
 
@@ -60,7 +63,21 @@ class Rig:
 
     def do(self, work: Coroutine[Any, Any, T], name: str = "a") -> T:
         """Run `work` as a part of the member's process, to its end."""
-        return self.cluster.loop.run_until_complete(self.begin(work, name))
+        return self.finish(self.begin(work, name))
+
+    def finish(self, task: asyncio.Task[T]) -> T:
+        """The result of what has begun. SimulationError where it goes on and on."""
+        loop, ends = self.cluster.loop, self.cluster.loop.steps + MOST_TURNS
+
+        def look() -> None:
+            if loop.steps > ends:
+                raise SimulationError(f"not ended after {MOST_TURNS:,} turns of the loop: {task}")
+
+        self.cluster.on_step.append(look)
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            self.cluster.on_step.remove(look)
 
     def wait(self, seconds: float) -> None:
         self.cluster.run_for(seconds)
@@ -214,7 +231,7 @@ class Client:
 
     def decoded(self, task: asyncio.Task[Reply]) -> dict[str, Any]:
         """The reply of a command that has begun, once it is there."""
-        reply = self.rig.cluster.loop.run_until_complete(task)
+        reply = self.rig.finish(task)
         return decode(reply if isinstance(reply, bytes) else encode(reply))
 
     def ok(self, command: Mapping[str, object], db: str = "test", **more: Any) -> dict[str, Any]:

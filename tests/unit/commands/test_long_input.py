@@ -12,10 +12,11 @@ from replset.bson import Regex, encode
 from replset.commands.command import GENERIC_FIELDS
 from replset.commands.table import COMMANDS
 from replset.commands.writes.write_batch import ERROR_BYTES
+from replset.core.messages import Done
 from replset.errors import LONGEST_MESSAGE, ReplError
-from tests.unit.commands.conftest import Client, FakeMember
+from tests.rig import Client
 from tests.unit.commands.test_odd_input import CONFIG_FIELDS, EXTRA, MEMBER_FIELDS, fields_of
-from tests.unit.commands.test_set import STATUS
+from tests.unit.commands.test_set import STATUS, shows
 
 LONG = 20_000
 MAX_ERROR_BYTES = 16 << 10
@@ -57,8 +58,9 @@ def check(reply: dict[str, object], what: object) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_no_error_is_long(client: Client, member: FakeMember, name: str) -> None:
-    member.node.status_value = STATUS
+def test_no_error_is_long(client: Client, name: str) -> None:
+    shows(client.member, STATUS)
+    client.rig.answer_core(Done())
     command = COMMANDS[name]
     client.ok({"insert": "c", "documents": [{"_id": 1, "a": {}}]})
     base: dict[str, object] = {name: "c" if "." not in name else 1, **EXTRA.get(name, {})}

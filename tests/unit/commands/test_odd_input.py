@@ -25,8 +25,9 @@ from replset.bson import (
 )
 from replset.commands.command import GENERIC_FIELDS
 from replset.commands.table import COMMANDS
-from tests.unit.commands.conftest import Client, FakeMember
-from tests.unit.commands.test_set import STATUS
+from replset.core.messages import Done
+from tests.rig import Client
+from tests.unit.commands.test_set import STATUS, shows
 
 VALUES: list[object] = [
     None,
@@ -129,8 +130,9 @@ def fields_of(name: str, values: Sequence[T]) -> Iterator[tuple[str, Sequence[T]
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_no_value_of_any_field_is_an_internal_error(client: Client, member: FakeMember, name: str) -> None:
-    member.node.status_value = STATUS
+def test_no_value_of_any_field_is_an_internal_error(client: Client, name: str) -> None:
+    shows(client.member, STATUS)
+    client.rig.answer_core(Done())
     command = COMMANDS[name]
     client.ok({"insert": "c", "documents": [{"_id": 1, "a": [1, {"b": 2}]}, {"_id": "x"}]})
     base: dict[str, object] = {name: "c" if "." not in name else 1, **EXTRA.get(name, {})}

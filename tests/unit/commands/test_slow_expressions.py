@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from replset.bson import RawDocument, Regex, decode, encode
-from replset.commands.ports import CommandRequest
+from replset.bson import Regex
 from replset.query import regex
-from tests.unit.commands.conftest import Client, FakeWorkers
+from tests.rig import Client
 from tests.unit.query.regex_clock import SlowExpressions
 
-T = TypeVar("T")
 SLOW = Regex("^(?:x+x+)+y")
 DOCUMENTS = 60
 TEXT = "xxxzy"
@@ -25,33 +22,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SlowExpressions:
     return SlowExpressions(monkeypatch)
 
 
-class Thread(FakeWorkers):
-    """Lets the loop have its turn before and after its work, as a thread does."""
-
-    async def run(self, work: Callable[[], T]) -> T:
-        await asyncio.sleep(0)
-        try:
-            return work()
-        finally:
-            await asyncio.sleep(0)
-
-
 def run(client: Client, clock: SlowExpressions, command: dict[str, object], db: str) -> tuple[dict[str, Any], float]:
     """The reply, and the longest time that passed between two turns of the loop."""
-    client.member.evaluations = Thread()
-    request = CommandRequest(db, RawDocument(encode({**command, "$db": db})), {}, client.connection)
+    task, longest, before = client.begin(command, db), 0.0, clock.now
 
-    async def watch() -> tuple[Any, float]:
-        longest = 0.0
-        task = asyncio.ensure_future(client.dispatcher.run(request))
-        while not task.done():
-            began = clock.now
-            await asyncio.sleep(0)
-            longest = max(longest, clock.now - began)
-        return task.result(), longest
+    def look() -> None:
+        nonlocal longest, before
+        longest, before = max(longest, clock.now - before), clock.now
 
-    reply, longest = client.loop.run_until_complete(watch())
-    return decode(reply if isinstance(reply, bytes) else encode(reply)), longest
+    client.rig.cluster.on_step.append(look)
+    return client.decoded(task), longest
 
 
 Command = dict[str, object]

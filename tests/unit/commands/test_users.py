@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,35 +12,46 @@ import pytest
 from replset.auth.roles import ADMIN_ROLES, DATABASE_ROLES, Action, Grants, Role
 from replset.auth.scram import ClientExchange
 from replset.auth.users import USERS_NS
-from replset.bson import Binary, RawDocument, encode, encode_key
+from replset.bson import Binary, RawDocument, encode
 from replset.commands.ports import ConnectionContext
 from replset.commands.table import COMMANDS
+from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.users.user_directory import MOST_ASKED, UserDirectory
-from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.errors import HostUnreachableError, OverloadedError
-from replset.ids import HostPort, OpTime
+from replset.errors import OverloadedError
+from replset.ids import HostPort
 from replset.key_file import Keys
-from tests.unit.commands.conftest import SELF, Client, FakeMember, fake_member
+from tests.rig import Client, Rig, a_set
 
 PASSWORD = "correct horse"
-MEMBER = HostPort("localhost:27018")
+MEMBER = HostPort("b:27017")
 
 
 @pytest.fixture
-def secured(member: FakeMember, client: Client) -> Client:
+def secured(client: Client) -> Client:
     """A member that asks for logins, with a root user, whose connection `client` is."""
-    member.users.required = True
+    return make_secure(client)
+
+
+def make_secure(client: Client) -> Client:
+    client.member.users.required = True
     client.ok({"createUser": "root", "pwd": PASSWORD, "roles": ["root"]}, "admin")
     login(client, "root", "admin")
     return client
 
 
+@pytest.fixture
+def audited(rig: Rig) -> list[str]:
+    """The lines of the audit log."""
+    lines: list[str] = []
+    rig.member().audit = AuditTrail(lines.append, rig.member().clock.wall_ms)
+    return lines
+
+
 def other(client: Client, **context: Any) -> Client:
     """Another connection to the same member."""
-    made = Client(client.member)
-    made.close()
-    made.loop, made.dispatcher, made.proves = client.loop, client.dispatcher, False
+    made = client.rig.client(client.name)
+    made.proves = False
     made.connection = ConnectionContext(6, "127.0.0.1:6666", **context)
     return made
 
@@ -420,7 +431,7 @@ def test_a_user_that_another_member_changed_counts_within_a_second(secured: Clie
     secured.ok({"dropUser": "u"})
     secured.member.users._known |= known  # as on a member that only applies the entry
     assert user.ok({"find": "c"})
-    secured.member.clock.time += 1_000  # type: ignore[assignment]
+    secured.rig.wait(1)
     assert user.code({"find": "c"}) == 13
 
 
@@ -507,9 +518,10 @@ def test_users_are_not_written_by_the_uuid_of_their_collection(secured: Client) 
 def test_a_member_with_old_users_gives_none(secured: Client) -> None:
     peer = other(secured, member=MEMBER)
     ask = {"usersInfo": {"user": "root", "db": "admin"}, "showCredentials": True}
-    secured.member.node.state = MemberState.RECOVERING
+    state = secured.member.node._state
+    state.state = MemberState.RECOVERING
     assert peer.code(ask, "admin") == 13436
-    secured.member.node.state = MemberState.PRIMARY
+    state.state = MemberState.PRIMARY
     assert peer.ok(ask, "admin")["users"]
 
 
@@ -540,9 +552,11 @@ def test_the_first_user_is_made_on_the_same_machine(client: Client) -> None:
     assert client.code({"find": "c"}) == 13
     assert client.code(create, "test") == 13
     assert client.code({**create, "roles": [{"role": "read", "db": "test"}]}, "admin") == 13
-    client.member.node.writable = False
+    client.member.users.required = False
+    client.rig.step_down(1)
+    client.member.users.required = True
     assert client.code({"replSetFreeze": 0}, "admin") == 13
-    client.member.node.writable = True
+    client.rig.lead()
     client.ok(create, "admin")
     assert client.code({**create, "createUser": "second"}, "admin") == 13
 
@@ -556,104 +570,95 @@ def test_without_auth_users_can_be_made_before(client: Client) -> None:
 # --- the audit log --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_down(secured: Client) -> None:
+def test_what_is_written_down(audited: list[str], secured: Client) -> None:
     made = other(secured)
     login(made, "root", "admin", "wrong")
     made.run({"drop": "c"})
-    secured.run({"replSetFreeze": 1}, "admin")
     secured.ok({"find": "c"})
-    rows = [json.loads(line) for line in secured.member.audited]
+    secured.ok({"dropUser": "root"}, "admin")
+    rows = [json.loads(line) for line in audited]
     shown = [(row["what"], row.get("command"), row["user"], row["code"]) for row in rows]
     assert shown == [
         ("command", "createUser", None, 0),
         ("failedLogin", None, None, 18),
         ("refused", "drop", None, 13),
-        ("command", "replSetFreeze", "root@admin", 0),
+        ("command", "dropUser", "root@admin", 0),
     ]
     assert rows[1]["claimedUser"] == "root@admin"
-    assert PASSWORD not in "".join(secured.member.audited)
+    assert PASSWORD not in "".join(audited)
 
 
-def test_a_password_is_shown_nowhere(secured: Client) -> None:
+def test_a_password_is_shown_nowhere(audited: list[str], secured: Client) -> None:
     create = {"createUser": "v", "pwd": "hush" * 9, "roles": []}
     shown = secured.ok({"aggregate": 1, "pipeline": [{"$currentOp": {}}], "cursor": {}}, "admin")
     assert shown["cursor"]["firstBatch"]
     secured.ok(create)
     assert "hush" not in str(secured.entries())
-    assert "hush" not in "".join(secured.member.audited)
+    assert "hush" not in "".join(audited)
+    assert "createUser" in audited[-1]
 
 
-def test_strangers_do_not_fill_the_disk(secured: Client) -> None:
+def test_strangers_do_not_fill_the_disk(audited: list[str], secured: Client) -> None:
     made = other(secured)
-    before = len(secured.member.audited)
+    before = len(audited)
     for _ in range(50):
         made.run({"find": "c"})
-    assert len(secured.member.audited) == before + 20
-    secured.member.clock.time += 1_000  # type: ignore[assignment]
+    assert len(audited) == before + 20
+    secured.rig.wait(1)
     made.run({"find": "c"})
-    assert json.loads(secured.member.audited[-1])["leftOut"] == 30
+    assert json.loads(audited[-1])["leftOut"] == 30
 
 
 # --- members without documents --------------------------------------------------------------------------------------
 
 
-class Holders:
-    """The other members, which an arbiter asks: they have the users of `store`, while they answer."""
+def note_questions(client: Client) -> list[HostPort]:
+    """From now on, whom the member asks for users."""
+    asked, peer = [], client.member.peer
+    call = peer.call
 
-    def __init__(self, member: FakeMember) -> None:
-        self.member, self.answers, self.asked = member, True, 0
+    async def noted(host: HostPort, command: Mapping[str, object], **more: Any) -> RawDocument:
+        if "usersInfo" in command:
+            asked.append(host)
+        return await call(host, command, **more)
 
-    async def call(self, host: HostPort, command: dict[str, Any], *, timeout_ms: int, database: str = "admin") -> Any:
-        self.asked += 1
-        if not self.answers:
-            raise HostUnreachableError(f"{host} cannot be reached")
-        coll = self.member.store.collection(USERS_NS)
-        assert coll is not None
-        wanted = command["usersInfo"]
-        raw = self.member.store.get(coll, encode_key(f"{wanted['db']}.{wanted['user']}"))
-        return RawDocument(encode({"ok": 1.0, "users": [] if raw is None else [RawDocument(raw)]}))
+    peer.call = noted  # type: ignore[method-assign]
+    return asked
 
 
-def test_an_arbiter_asks_the_others_for_users(secured: Client, tmp_path: Path) -> None:
-    config = {"_id": "rs0", "version": 1, "members": [{"_id": 0, "host": SELF, "arbiterOnly": True}]}
-    config["members"] += [{"_id": 1, "host": "localhost:27018"}, {"_id": 2, "host": "localhost:27019"}]  # type: ignore[operator]
-    with fake_member(tmp_path / "arbiter") as arbiter:
-        arbiter.users.required = True
-        arbiter.node.config, arbiter.node.state = ReplSetConfig.parse(config), MemberState.ARBITER
-        arbiter.node.primary_host, arbiter.node.writable = HostPort("localhost:27019"), False
-        arbiter.peer = holders = Holders(secured.member)  # type: ignore[assignment]
-        client = Client(arbiter)
-        try:
-            status = {"getLog": "global"}
-            assert client.code(status, "admin") == 13
-            for tries, name in enumerate(("root", "nobody", "root", "nobody"), start=1):
-                assert login(client, name, "admin", "wrong")["code"] == 18
-                assert holders.asked == tries, "whether there is such a user: the time must not tell"
-            assert login(client, "root", "admin")["ok"] == 1
-            assert client.ok(status, "admin")
-            asked = holders.asked
-            assert client.ok(status, "admin")
-            assert holders.asked == asked, "what it was told counts for a second"
-            arbiter.clock.time += 1_000  # type: ignore[assignment]
-            holders.answers = False
-            assert client.ok(status, "admin"), "it goes on with what it knew"
-            holders.answers = True
-            secured.ok({"dropUser": "root"}, "admin")
-            arbiter.clock.time += 1_000  # type: ignore[assignment]
-            assert client.code(status, "admin") == 13
-            assert client.connection.is_to_close
-        finally:
-            client.close()
+def test_an_arbiter_asks_the_others_for_users() -> None:
+    with a_set(2, arbiters=1) as rig:
+        secured = make_secure(rig.client())
+        client = rig.client("x")
+        client.member.users.required = True
+        asked = note_questions(client)
+        status = {"getLog": "global"}
+        assert client.code(status, "admin") == 13
+        for tries, name in enumerate(("root", "nobody", "root", "nobody"), start=1):
+            assert login(client, name, "admin", "wrong")["code"] == 18
+            assert len(asked) == tries, "whether there is such a user: the time must not tell"
+        assert login(client, "root", "admin")["ok"] == 1
+        assert client.ok(status, "admin")
+        known = len(asked)
+        assert client.ok(status, "admin")
+        assert len(asked) == known, "what it was told counts for a second"
+        rig.cluster.cut(["x"])
+        rig.wait(1)
+        assert client.ok(status, "admin"), "it goes on with what it knew"
+        rig.cluster.heal()
+        secured.ok({"dropUser": "root"}, "admin")
+        rig.wait(3)  # until it tries the others again
+        assert client.code(status, "admin") == 13
+        assert client.connection.is_to_close
 
 
 def test_strangers_cannot_make_a_member_ask_without_end(secured: Client) -> None:
     asked, answer = [], asyncio.Event()
 
-    class Slow:
-        async def call(self, host: HostPort, command: dict[str, Any], **_: Any) -> Any:
-            asked.append(host)
-            await answer.wait()
-            return RawDocument(encode({"ok": 1.0, "users": []}))
+    async def slow(host: HostPort, command: Mapping[str, object], **_: Any) -> RawDocument:
+        asked.append(host)
+        await answer.wait()
+        return RawDocument(encode({"ok": 1.0, "users": []}))
 
     async def begin_many() -> list[object]:
         tasks = [asyncio.ensure_future(users.find(f"u{number}", "admin")) for number in range(100)]
@@ -662,25 +667,26 @@ def test_strangers_cannot_make_a_member_ask_without_end(secured: Client) -> None
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     users = secured.member.users
-    secured.member.node.state, secured.member.peer = MemberState.RECOVERING, Slow()  # type: ignore[assignment]
-    found = secured.loop.run_until_complete(begin_many())
+    secured.rig.use_config({"members": [{"_id": n, "host": f"{name}:27017"} for n, name in enumerate("ab")]})
+    secured.member.node._state.state = MemberState.RECOVERING
+    secured.member.peer.call = slow  # type: ignore[method-assign]
+    found = secured.rig.do(begin_many())
     assert (len(asked), found.count(None)) == (MOST_ASKED, MOST_ASKED)
     assert {type(one) for one in found if one is not None} == {OverloadedError}
 
 
-def test_a_delayed_member_does_not_trust_its_old_documents(secured: Client) -> None:
+def test_a_delayed_member_does_not_trust_its_old_documents(rig: Rig, secured: Client) -> None:
     user = user_with(secured, "read")
-    rows: list[dict[str, object]] = [{"_id": 0, "host": SELF, "priority": 0, "secondaryDelaySecs": 60}]
-    rows += [{"_id": 1, "host": "localhost:27018"}]
-    secured.member.node.config = ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
-    secured.member.peer = holders = Holders(secured.member)  # type: ignore[assignment]
+    rows = [{"_id": 0, "host": "a:27017", "priority": 0, "secondaryDelaySecs": 60}, {"_id": 1, "host": MEMBER}]
+    shown = other(secured, member=MEMBER).ok({"usersInfo": "u", "showCredentials": True})
+    rig.use_config({"members": rows})
+    asked = rig.answer_peers({MEMBER: shown})
     secured.member.users.forget()
     assert user.ok({"find": "c"})
-    assert holders.asked == 1
+    assert [(host, "usersInfo" in command) for host, command, _ in asked] == [(MEMBER, True)]
 
 
 def test_consumers_take_rights_on_what_they_follow(secured: Client) -> None:
-    secured.member.node.commit_point = OpTime(99, 1 << 60)
     secured.ok({"create": "c"})
     may_read = user_with(secured, "read", name="reader")
     may_write = user_with(secured, "readWrite", name="writer")
