@@ -54,6 +54,8 @@ class ReplSetConfig:
     oplog_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
     """Voters with data, and witnesses: who can hold an entry for the commit point."""
     oplog_holders: tuple[Member, ...] = field(init=False, repr=False, compare=False)
+    majority_vote_count: int = field(init=False, repr=False, compare=False)
+    write_majority: int = field(init=False, repr=False, compare=False)
     _by_id: dict[MemberId | None, Member] = field(init=False, repr=False, compare=False)
     _by_host: dict[HostPort, Member] = field(init=False, repr=False, compare=False)
 
@@ -63,18 +65,14 @@ class ReplSetConfig:
         object.__setattr__(self, "_by_host", {member.host: member for member in reverse})
         voters = tuple(member for member in self.members if member.is_voter)
         object.__setattr__(self, "voters", voters)
-        object.__setattr__(self, "oplog_voters", tuple(member for member in voters if member.holds_oplog))
+        oplog_voters = tuple(member for member in voters if member.holds_oplog)
+        object.__setattr__(self, "oplog_voters", oplog_voters)
         object.__setattr__(self, "oplog_holders", tuple(member for member in self.members if member.holds_oplog))
+        majority = len(voters) // 2 + 1
+        object.__setattr__(self, "majority_vote_count", majority)
+        object.__setattr__(self, "write_majority", min(majority, len(oplog_voters)))
 
     # --- counts (map C8) -----------------------------------------------------------------------------------------
-
-    @property
-    def majority_vote_count(self) -> int:
-        return len(self.voters) // 2 + 1
-
-    @property
-    def write_majority(self) -> int:
-        return min(self.majority_vote_count, len(self.oplog_voters))
 
     @property
     def data_bearing(self) -> tuple[Member, ...]:

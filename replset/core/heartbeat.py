@@ -339,11 +339,12 @@ class Heartbeats:
         node = self.node
         if node.is_other_set(node.set_name, request.set_id):
             return False
-        is_known = node.config is not None and node.config.member(request.sender_id) is not None
-        if is_known and node.term_refusal(request.term) is None:
-            self._elections.observe_term(request.term)
-        if not is_known or request.term != node.term:
+        if node.config is None or node.config.member(request.sender_id) is None:
             return False
+        if request.term != node.term:
+            if node.term_refusal(request.term) is not None or request.term < node.term:
+                return False
+            self._elections.observe_term(request.term)
         is_new = any([self._accept_progress(request, progress) for progress in request.progress])
         if is_new and not node.is_primary and node.sync_source is not None:
             node.emit(RelayProgress())

@@ -164,7 +164,8 @@ class Node:
             case LocalPosition(position):
                 # A batch is applied before it is reported. Other members would take a position that is sent with an
                 # older term than its entry's for one in that older term's history.
-                self._elections.observe_term(position.last_applied.term)
+                if position.last_applied.term > state.term:
+                    self._elections.observe_term(position.last_applied.term)
                 # Others count what is on disk here for majority writes. Behind a rollback or a copy an old value would
                 # vouch for entries that are gone.
                 invariant(position.last_durable <= position.last_applied, "what is on disk is applied")
@@ -177,6 +178,9 @@ class Node:
                 self._leader.advance_catch_up()
                 self._stepdowns.advance()
                 return self._take_effects()  # no timer can have changed
+            case SourceBatch(source, term) if term == state.term and state.is_member(source):
+                self._follower.on_batch(message)
+                return self._take_effects()  # no timer can be due earlier
             case SourceBatch():
                 if self._elections.accept_term(message.source, message.term):
                     self._follower.on_batch(message)

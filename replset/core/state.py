@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
@@ -142,6 +143,16 @@ def shown_state(member: Member | None, state: MemberState) -> MemberState:
     return MemberState.ARBITER if is_witness and state is MemberState.SECONDARY else state
 
 
+class Counted(NamedTuple):
+    """Whose positions count, kept while what decides it stays the same. by: of this member's data, and incarnations."""
+
+    config: ReplSetConfig | None
+    peers: dict[HostPort, Peer]
+    by: tuple[object, ...]
+    members: list[tuple[MemberId, Peer | None]]
+    """None: this member itself."""
+
+
 @dataclass(slots=True)
 class NodeState:
     """What one node knows. `out` collects the effects of the input that is being handled.
@@ -202,6 +213,7 @@ class NodeState:
     now: Millis = BEGINNING
     out: list[Effect] = field(default_factory=list)
     last_request_id: int = 0
+    _counted: Counted | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """After a restart the term is the highest of last vote, newest entry and configuration."""
@@ -328,7 +340,10 @@ class NodeState:
         self.newest_ts = max(self.newest_ts, newest.ts)
 
     def peer_of(self, member_id: MemberId | None) -> Peer | None:
-        return next((peer for peer in self.peers.values() if peer.id == member_id), None)
+        for peer in self.peers.values():
+            if peer.id == member_id:
+                return peer
+        return None
 
     def sorted_peers(self) -> list[Peer]:
         return sorted(self.peers.values(), key=lambda peer: peer.id)
@@ -355,21 +370,27 @@ class NodeState:
 
         One process under two host names holds one copy, so each incarnation counts once.
         """
-        found: dict[MemberId, Position] = {}
-        if self.config is None:
-            return found
+        data = self.initial_sync_pending, self.oplog_only, self.has_data, self.incarnation
+        by = *data, *[peer.incarnation for peer in self.peers.values()]
+        known = self._counted
+        if known is None or known.config is not self.config or known.peers is not self.peers or known.by != by:
+            known = self._counted = Counted(self.config, self.peers, by, self._find_counted())
+        return {member_id: self.position if peer is None else peer.position for member_id, peer in known.members}
+
+    def _find_counted(self) -> list[tuple[MemberId, Peer | None]]:
+        found: list[tuple[MemberId, Peer | None]] = []
         counted = {self.incarnation}
-        for member in self.config.oplog_holders:
+        for member in () if self.config is None else self.config.oplog_holders:
             if member.host == self.host:
                 if self.incarnation_matches or member.votes == 0:
-                    found[member.id] = self.position
+                    found.append((member.id, None))
                 continue
             peer = self.peers.get(member.host)
             if peer is None or peer.incarnation in counted:
                 continue
             if self.peer_incarnation_matches(peer) or (member.votes == 0 and not member.newly_added):
                 counted.add(peer.incarnation)
-                found[member.id] = peer.position
+                found.append((member.id, peer))
         return found
 
     def document_positions(self) -> list[Position]:

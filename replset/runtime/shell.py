@@ -37,6 +37,7 @@ from replset.core.messages import (
     Request,
     RequestBody,
     Response,
+    SourceBatch,
     VoteSaved,
 )
 from replset.core.node import Node
@@ -108,7 +109,7 @@ class Shell:
     def feed(self, message: Message) -> None:
         """Give the core one message and carry out what it answers."""
         if not self._closed:
-            is_position = isinstance(message, FetchProgress | LocalPosition)
+            is_position = isinstance(message, (FetchProgress, LocalPosition, SourceBatch))
             self._guarded(lambda: self.node.receive(message, self._clock.now()), is_position)
 
     async def ask(self, body: RequestBody) -> ReplyBody:
