@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument
@@ -14,6 +14,7 @@ from replset.commands import fields
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.slow_operations import SlowReason, Work
+from replset.commands.waiters import Completion
 from replset.errors import DocumentHeldError, MaxTimeMSExpiredError
 from replset.ids import Millis
 from replset.replication.write_ops import WriteGroup
@@ -160,6 +161,17 @@ def remember_client(ctx: CommandContext) -> None:
 Handler = Callable[[CommandContext], Awaitable[Reply]]
 
 
+class AtOnce(NamedTuple):
+    """How a command runs in the turn in which it arrives, without a task and an entry in currentOp.
+
+    begin: the completion gets the reply's bytes, at once or later; False: the command is not so simple, nothing has
+    happened, and `run` answers it. fits: a cheap look at the body, before all checks.
+    """
+
+    begin: Callable[[CommandContext, Completion], bool]
+    fits: Callable[[RawDocument], bool] = lambda _: True
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command. fields: those it takes beside its own name and the generic ones; None: any (for internal ones).
@@ -169,6 +181,7 @@ class Command:
     private: between members. It is not served over HTTP, and only on a connection that has proved itself a member's.
     retryable: takes a `txnNumber` outside of a transaction. ends_transaction: commitTransaction and abortTransaction.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
+    at_once: for a command that is sent often and needs no task.
     """
 
     name: str
@@ -183,6 +196,7 @@ class Command:
     write_concern: bool = False
     retryable: bool = False
     ends_transaction: bool = False
+    at_once: AtOnce | None = None
     needs: Action = field(kw_only=True)
     known: frozenset[str] | None = field(init=False, compare=False)
     """All field names that are taken, its own included; None: any."""

@@ -16,7 +16,6 @@ from replset.commands.fail_command import fail_command
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.read_concern import check_readable
-from replset.commands.reads.find_by_id import find_by_id, has_simple_fields
 from replset.commands.replies import (
     LargeReply,
     add_retry_labels,
@@ -60,7 +59,8 @@ log = logging.getLogger("replset.commands")
 LARGEST_FIELD = 256 << 10
 LARGEST_GENERIC = 16 << 10
 """Bytes of a field that is read on the event loop, and of one that every command takes."""
-FETCH = "replSetOplogFetch"
+LONGEST_NAME = 32
+"""Bytes of the name of a command that runs at once."""
 ANY_SIZE = frozenset(
     {"documents", "updates", "deletes", "filter", "query", "projection", "sort", "update", "fields", "pipeline"}
     | {"applyOps", "comment", "endSessions", "refreshSessions", "killSessions", "killAllSessions"}
@@ -86,6 +86,7 @@ class Dispatcher:
         for command in commands.values():
             for name in (command.name, *command.aliases):
                 self._commands[name] = command
+        self._at_once = {name.encode(): row for name, row in self._commands.items() if row.at_once is not None}
 
     async def run(self, request: CommandRequest) -> Reply:
         """Return the reply, a document or bytes. A failure is a reply with ok: 0. Only a broken invariant is raised."""
@@ -141,42 +142,31 @@ class Dispatcher:
         """Return the whole reply of a command that ran in no task, and failed."""
         return self.complete(request, ctx, self._failed(request, ctx, error))
 
-    def answer_now(self, request: CommandRequest) -> bytes | None:
-        """Answer a find by `_id` at once (find_by_id.py), without a task and an entry in currentOp.
-
-        None: it is another find, or fails; `run` has to answer it.
-        """
-        if self.member.fail_points.active or not has_simple_fields(request.body):
+    def at_once(self, body: RawDocument) -> Command | None:
+        """The command if it may run without a task (`begin`), by a cheap look."""
+        raw = body.raw
+        command = self._at_once.get(raw[5 : raw.find(b"\0", 5, 5 + LONGEST_NAME)])
+        if command is None or command.at_once is None or self.member.fail_points.active:
             return None
-        counted = self.counts.get("find", 0)
+        return command if command.at_once.fits(body) else None
+
+    def begin(self, command: Command, request: CommandRequest, waiter: Completion) -> bool:
+        """Run a command that needs no task: `waiter` gets the reply's bytes or the error, at once or later.
+
+        False: nothing has happened. `run` has to answer it, which meets whatever is unusual again.
+        """
+        counted = self.counts.get(command.name, 0)
         try:
             ctx = self._begin(request)
             self._check_may_run(ctx)
-            reply = find_by_id(ctx)
+            has_begun = command.at_once is not None and command.at_once.begin(ctx, waiter)
         except Exception:
-            reply = None  # `run` meets it again
-        if reply is None:
-            self.counts["find"] = counted
-        else:
-            self.operations.count(ctx, 0)
-        return reply
-
-    def begin_fetch(self, request: CommandRequest, waiter: Completion) -> bool:
-        """Begin another member's replSetOplogFetch without a task: `waiter` gets the page or the error, maybe at once.
-
-        False: `run` has to answer it, which meets whatever is unusual again.
-        """
-        body, member = request.body, self.member
-        if member.fail_points.active or not request.connection.is_member or len(body.raw) > LARGEST_GENERIC:
-            return False
-        counted = self.counts.get(FETCH, 0)
-        try:
-            self._begin(request)
-            member.fetches.begin(body, waiter)
-        except Exception:
-            self.counts[FETCH] = counted
-            return False
-        return True
+            if waiter.done():  # its reply has gone, so it must not run again
+                raise
+            has_begun = False
+        if not has_begun:
+            self.counts[command.name] = counted
+        return has_begun
 
     def _begin(self, request: CommandRequest) -> CommandContext:
         """Check what every command is checked for. ReplError: it is refused."""

@@ -6,13 +6,13 @@ import asyncio
 import logging
 
 from replset.auth.roles import Action
-from replset.bson import Binary, ObjectId, RawDocument, append_fields
+from replset.bson import Binary, ObjectId
 from replset.commands import fields
-from replset.commands.command import PROVE, Command, CommandContext
+from replset.commands.command import PROVE, AtOnce, Command, CommandContext
 from replset.commands.members.messages import parse_request, reply_document
 from replset.commands.members.oplog_fetch import oplog_probe, refuse_other_set
-from replset.commands.ports import MemberPort, Reply
-from replset.commands.replies import encode_times
+from replset.commands.ports import Reply
+from replset.commands.waiters import Completion
 from replset.core.messages import Refused
 from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError
 from replset.ids import HostPort
@@ -39,14 +39,14 @@ def refuse_foreign_member(ctx: CommandContext) -> None:
 
 async def fetch_oplog(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
-    waiter: asyncio.Future[RawDocument] = asyncio.get_running_loop().create_future()
+    waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     ctx.member.fetches.begin(ctx.body, waiter)
-    return whole_page(ctx.member, await waiter)
+    return await waiter
 
 
-def whole_page(member: MemberPort, page: RawDocument) -> bytes:
-    """Return the reply with what every reply ends with."""
-    return append_fields(page, encode_times(member.store.last_applied.ts))
+def begin_fetch(ctx: CommandContext, waiter: Completion) -> bool:
+    ctx.member.fetches.begin(ctx.body, waiter)
+    return True
 
 
 async def probe_oplog(ctx: CommandContext) -> Reply:
@@ -111,7 +111,15 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetRequestVotes", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
     Command("replSetUpdatePosition", ask_core, None, admin_only=True, private=True, needs=Action.INTERNAL),
     Command("replSetStepUp", ask_core, frozenset({"skipDryRun"}), admin_only=True, needs=Action.CHANGE_STATE),
-    Command("replSetOplogFetch", fetch_oplog, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command(
+        "replSetOplogFetch",
+        fetch_oplog,
+        None,
+        admin_only=True,
+        private=True,
+        at_once=AtOnce(begin_fetch),
+        needs=Action.INTERNAL,
+    ),
     Command("replSetOplogProbe", probe_oplog, None, admin_only=True, private=True, needs=Action.INTERNAL),
     Command("replSetSnapshot", snapshot, None, admin_only=True, private=True, needs=Action.INTERNAL),
     Command(

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from replset.bson import ObjectId, RawDocument
+from replset.bson import ObjectId, RawDocument, append_fields
 from replset.commands.lag import behind_ms
 from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.messages import parse_progress
 from replset.commands.members.snapshot_server import check_serves_oplog
 from replset.commands.ports import MemberPort
+from replset.commands.replies import encode_times
 from replset.commands.waiters import Completion
 from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
@@ -57,7 +58,7 @@ class OplogFetches:
         self._due = math.inf
 
     def begin(self, body: RawDocument, waiter: Completion) -> None:
-        """Answer replSetOplogFetch: `waiter` gets the page, a document, at once or later. ReplError.
+        """Answer replSetOplogFetch: `waiter` gets the whole reply, its bytes, at once or later. ReplError.
 
         The position that came with the request is counted first.
         """
@@ -102,7 +103,7 @@ class OplogFetches:
             fetch.waiter.set_exception(error)
             return
         if page is not None:
-            fetch.waiter.set_result(page.document())
+            fetch.waiter.set_result(self._whole(page))
             return
         task = asyncio.get_running_loop().create_task(self._answer_slowly(fetch))
         self._slow.add(task)
@@ -142,6 +143,10 @@ class OplogFetches:
         page = fetch_now(member, request)
         return page if page.matched or member.history.older is None else None
 
+    def _whole(self, page: FetchReply) -> bytes:
+        """The reply with what every reply ends with."""
+        return append_fields(page.document(), encode_times(self._member.store.last_applied.ts))
+
     async def _answer_slowly(self, fetch: _Fetch) -> None:
         try:
             page = await _page(self._member, fetch.request)
@@ -150,7 +155,7 @@ class OplogFetches:
                 fetch.waiter.set_exception(error)
             return
         if not fetch.waiter.done():
-            fetch.waiter.set_result(page.document())
+            fetch.waiter.set_result(self._whole(page))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

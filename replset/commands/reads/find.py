@@ -13,7 +13,7 @@ from replset.auth.users import AUTH_SCHEMA, USERS_NS
 from replset.bson import decode, encode
 from replset.bson.decoding import decode_fields, names_by_bytes
 from replset.commands import fields
-from replset.commands.command import Command, CommandContext, Where
+from replset.commands.command import AtOnce, Command, CommandContext, Where
 from replset.commands.cursors import FIRST_BATCH, Cursor, CursorTable, DocumentsCursor, Pause
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, read_statement, run_in_thread, weight_of
 from replset.commands.let import let_of, variables_of
@@ -21,7 +21,7 @@ from replset.commands.namespaces import OPLOG, collection_of, namespace
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import ReadConcern, read_concern_of, read_point, refuse_linearizable
 from replset.commands.reads.filters import Filter, filter_of
-from replset.commands.reads.find_by_id import find_by_id
+from replset.commands.reads.find_by_id import begin_find, find_by_id, has_simple_fields
 from replset.commands.reads.get_more import first_batch
 from replset.commands.reads.hint import Hint, bad_hint, hint_of, limits_of
 from replset.commands.reads.oplog_cursor import OplogCursor
@@ -442,5 +442,13 @@ def _wanted(query: Query) -> Wanted:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("find", find, _FIELDS, where=Where.READABLE, read_concern=True, needs=Action.FIND),
+    Command(
+        "find",
+        find,
+        _FIELDS,
+        where=Where.READABLE,
+        read_concern=True,
+        at_once=AtOnce(begin_find, has_simple_fields),
+        needs=Action.FIND,
+    ),
 )

@@ -14,6 +14,7 @@ from replset.bson.keystring import encode_key_of
 from replset.commands.command import CommandContext
 from replset.commands.namespaces import collection_of, namespace
 from replset.commands.replies import encode_only_batch
+from replset.commands.waiters import Completion
 
 _SIMPLE: Final = frozenset(
     {b"find", b"filter", b"limit", b"batchSize", b"singleBatch"}
@@ -31,6 +32,16 @@ _LONGEST: Final = 1024
 def has_simple_fields(body: RawDocument) -> bool:
     """Whether a find has only fields that are read here."""
     return body.has_only(_SIMPLE)
+
+
+def begin_find(ctx: CommandContext, waiter: Completion) -> bool:
+    """Answer a simple find at once."""
+    reply = find_by_id(ctx)
+    if reply is None:
+        return False
+    ctx.operations.count(ctx, 0)
+    waiter.set_result(reply)
+    return True
 
 
 def find_by_id(ctx: CommandContext) -> bytes | None:

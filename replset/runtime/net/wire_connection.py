@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
-from replset.commands.members.member_commands import whole_page
 from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
 from replset.commands.writes.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedWrite
 from replset.commands.writes.shapes import ARRAYS, Shape
@@ -42,7 +41,6 @@ TURN = 16
 STRANGER = ReplError("a message of this size requires authentication", code=ErrorCode.UNAUTHORIZED)
 _IN_ADMIN = encode({"$db": "admin"})[4:]
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
-_FIND, _FETCH = b"find\0", b"replSetOplogFetch\0"
 _WRITES = tuple(name.encode() + b"\0" for name in ARRAYS)
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """Commands that an overloaded member still answers: they need little memory and show what is wrong."""
@@ -69,7 +67,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._context = ConnectionContext(next(server.connection_ids))
         self._shapes: list[Shape] = []  # of its last writes, the newest first
         self._shapes_in_vain = 0
-        self._open: PreparedWrite | _OpenFetch | None = None  # what is under way here outside of the task
+        self._open: PreparedWrite | _OpenCommand | None = None  # what is under way here outside of the task
         self._write_message = b""
 
     # --- called by the transport ------------------------------------------------------------------------------------
@@ -206,52 +204,32 @@ class WireConnection(asyncio.BufferedProtocol):
         return True
 
     def _run_at_once(self, message: WireMessage) -> bool:
-        """Run a find that needs no wait, or another member's fetch, in this turn. False: it has to be queued."""
-        raw = message.body.raw
-        is_find = raw.startswith(_FIND, 5)
-        if not is_find and (self._context.member is None or not raw.startswith(_FETCH, 5)):
-            return False
+        """Run a command that needs no task in this turn. False: it has to be queued."""
+        server, member = self._server, self._context.member
         if message.exhaust_allowed or message.more_to_come or message.legacy_query or message.unverified:
             return False
-        if message.admitted or message.uncut:
+        command = None if message.admitted or message.uncut else server.dispatcher.at_once(message.body)
+        if command is None:
             return False
-        return self._answer_now(message) if is_find else self._begin_fetch(message)
-
-    def _begin_fetch(self, message: WireMessage) -> bool:
-        """Begin another member's fetch: the page leaves in the turn in which there is one."""
-        member = self._context.member
-        if self._is_busy or member is None or self._server.drops_inbound(member):
+        if not (self._is_free() if member is None else not self._is_busy and not server.drops_inbound(member)):
             return False
         request = self._request_of(message)
         if isinstance(request, bytes):
             return False
-        fetch = self._open = _OpenFetch(self, message, request)
+        under_way = self._open = _OpenCommand(self, message, request)
         self._next = None  # before the answer, which may come at once
-        if self._server.dispatcher.begin_fetch(request, fetch):
-            return True
-        self._open, self._next = None, message
-        return False
+        if not server.dispatcher.begin(command, request, under_way):
+            self._open, self._next = None, message
+            return False
+        if member is None:
+            server.turns.count(message.size)
+        return True
 
-    def finish_fetch(self, message: WireMessage, reply: bytes) -> None:
-        """Send the reply of the fetch that was under way."""
+    def finish(self, message: WireMessage, reply: bytes) -> None:
+        """Send the reply of the command that was under way outside of the task."""
         self._open = None
         self._reply(message, reply)
         self._go_on()
-
-    def _answer_now(self, message: WireMessage) -> bool:
-        """Answer a find that needs no wait, if this connection is idle: the turn of its task costs 4 microseconds."""
-        server = self._server
-        if not self._is_free():
-            return False
-        request = self._request_of(message)
-        reply = None if isinstance(request, bytes) else server.dispatcher.answer_now(request)
-        if reply is None:
-            return False
-        server.turns.count(message.size)
-        self._send(message, reply)
-        self._next = None
-        self._go_on()
-        return True
 
     @property
     def _is_busy(self) -> bool:
@@ -518,8 +496,8 @@ class WireConnection(asyncio.BufferedProtocol):
         self.end()
 
 
-class _OpenFetch:
-    """Another member's fetch that waits for a page, as a `Completion`."""
+class _OpenCommand:
+    """A command that runs outside of its connection's task, as a `Completion`."""
 
     __slots__ = ("_connection", "_is_over", "_message", "_request")
 
@@ -536,14 +514,13 @@ class _OpenFetch:
         """Wait no more: the connection is closed."""
         self._is_over = True
 
-    def set_result(self, page: RawDocument) -> None:
+    def set_result(self, reply: bytes) -> None:
         self._is_over = True
-        self._connection.finish_fetch(self._message, whole_page(self._connection.dispatcher.member, page))
+        self._connection.finish(self._message, reply)
 
     def set_exception(self, error: BaseException) -> None:
-        self._is_over = True
-        dispatcher = self._connection.dispatcher
-        self._connection.finish_fetch(self._message, encode(dispatcher.refuse(self._request, None, error)))
+        reply = self._connection.dispatcher.refuse(self._request, None, error)
+        self.set_result(encode(reply))
 
 
 def _next_of_stream(body: RawDocument, reply: RawDocument) -> RawDocument | None:

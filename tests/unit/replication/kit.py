@@ -243,9 +243,9 @@ class Member:
         raise AssertionError(body.first_key)
 
     async def fetch(self, body: RawDocument) -> RawDocument:
-        waiter: asyncio.Future[RawDocument] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.fetches.begin(body, waiter)
-        return await waiter
+        return RawDocument(await waiter)
 
     def on_damage(self, detail: str) -> None:
         self.damage.append(detail)

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from replset.bson import Binary, encode
+from replset.bson import Binary, RawDocument, encode
 from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
+from replset.commands.waiters import Completion
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.runtime.net.admission import MAX_BYTES_IN_USE, Admission
@@ -37,14 +38,18 @@ class Dispatcher:
     def __init__(self) -> None:
         self.asked: list[CommandRequest] = []
         self.answers: dict[str, Callable[[CommandRequest], Awaitable[Reply]]] = {}
-        self.at_once: bytes | None = None
+        self.find_reply: bytes | None = None
         """What a find is answered before the task of its connection runs."""
         self.running = 0
         self.most_at_once = 0
         self.cancelled = asyncio.Event()
 
-    def answer_now(self, request: CommandRequest) -> bytes | None:
-        return self.at_once
+    def at_once(self, body: RawDocument) -> str | None:
+        return "find" if self.find_reply is not None and body.raw.startswith(b"find\0", 5) else None
+
+    def begin(self, command: str, request: CommandRequest, waiter: Completion) -> bool:
+        waiter.set_result(self.find_reply)
+        return True
 
     async def run(self, request: CommandRequest) -> Reply:
         self.asked.append(request)

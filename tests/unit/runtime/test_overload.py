@@ -97,7 +97,7 @@ async def test_a_find_that_is_answered_at_once_waits_for_its_client_too(monkeypa
     async with serving(most_held=1_000_000) as served:
         slow, other = await served.client(), await served.client()
         await slow.ask(HELLO)
-        served.dispatcher.at_once = encode({"ok": 1.0, "pad": "x" * 15_000_000})
+        served.dispatcher.find_reply = encode({"ok": 1.0, "pad": "x" * 15_000_000})
         slow.send({"find": "c", "$db": "d"})
         await until(lambda: bool(served.admission.is_full))
         assert told(await other.ask({"find": "c", "$db": "d"})) == OVERLOADED
@@ -118,7 +118,7 @@ async def test_small_answers_that_nobody_reads_end_their_connection_too(
             return pad
 
         served.dispatcher.answers["find"] = much
-        served.dispatcher.at_once = encode(pad) if is_at_once else None
+        served.dispatcher.find_reply = encode(pad) if is_at_once else None
         slow = await served.client()
         await slow.ask(HELLO)
         (connection,) = served.server.connections

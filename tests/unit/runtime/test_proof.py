@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, encode
+from replset.bson import Binary, RawDocument, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import NothingSentError, UnprovenMemberError
@@ -48,6 +48,9 @@ class Member(Served):
         self.real = Dispatcher(fake)
         self.server.dispatcher = self
         self.asked: list[CommandRequest] = []
+
+    def at_once(self, body: RawDocument) -> None:
+        """None of its commands runs without a task."""
 
     async def run(self, request: CommandRequest) -> Reply:
         self.asked.append(request)

@@ -39,7 +39,7 @@ async def test_a_find_that_is_answered_at_once_stays_behind_what_was_sent_before
     client = await served.client()
     find = {"find": "c", "$db": "d"}
     await client.ask(ping(0))
-    served.dispatcher.at_once = encode({"ok": 1.0, "n": -1})
+    served.dispatcher.find_reply = encode({"ok": 1.0, "n": -1})
     assert (await client.ask(find))["n"] == -1
     assert served.dispatcher.names == ["ping"]
     go_on = asyncio.Event()

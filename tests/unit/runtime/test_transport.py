@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import encode
+from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSentError
 from replset.ids import HostPort, Millis
@@ -61,6 +61,9 @@ class Answers:
         self.go_on = asyncio.Event()
         self.server: WireServer | None = None
         self.waiting = 0
+
+    def at_once(self, body: RawDocument) -> None:
+        """None of its commands runs without a task."""
 
     async def run(self, request: CommandRequest) -> Reply:
         proof = None if self.server is None else answer_proof(request, self.address())

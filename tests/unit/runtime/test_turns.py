@@ -154,7 +154,7 @@ async def test_a_ping_beside_a_crowd_waits_for_one_command_of_each(served: Serve
 async def test_a_find_that_is_answered_at_once_takes_its_part_of_the_turn(served: Served) -> None:
     client = await served.client()
     await client.ask(ping(0))
-    served.dispatcher.at_once = encode({"ok": 1.0})
+    served.dispatcher.find_reply = encode({"ok": 1.0})
     counted: list[int] = []
     served.turns.count = counted.append
     find = {"find": "c", "$db": "d"}
