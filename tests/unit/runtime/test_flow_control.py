@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 from replset.core.ages import OptimeAges
 from replset.ids import HostPort, Millis, OpTime
 from replset.runtime.disk.flow_control import LEAST_PER_S, FlowControl
-from tests.unit.commands.conftest import FakeClock
 
 TARGET_MS = 10_000
 SLOW = HostPort("b:27017")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = Millis(1_000)
+
+    def now(self) -> Millis:
+        return self.time
 
 
 @dataclass
@@ -18,7 +25,7 @@ class Follower:
     """A majority that applies so many bytes in a second. Optimes are bytes of the oplog."""
 
     applies: int
-    clock: FakeClock
+    clock: Clock
     written: int = 0
     applied: int = 0
     history: OptimeAges = field(default_factory=OptimeAges)
@@ -48,7 +55,7 @@ def run(flow: FlowControl, follower: Follower, seconds: int, wants: int, target_
 
 
 def test_a_majority_that_keeps_up_slows_nobody() -> None:
-    clock = FakeClock()
+    clock = Clock()
     follower = Follower(1_000_000, clock)
     flow = FlowControl(clock, follower.lag)
     run(flow, follower, 60, wants=500_000)
@@ -56,7 +63,7 @@ def test_a_majority_that_keeps_up_slows_nobody() -> None:
 
 
 def test_writers_are_slowed_to_what_the_majority_applies_and_let_go_afterwards() -> None:
-    clock = FakeClock()
+    clock = Clock()
     follower = Follower(150_000, clock)
     flow = FlowControl(clock, follower.lag)
     run(flow, follower, 60, wants=500_000)
@@ -72,7 +79,7 @@ def test_writers_are_slowed_to_what_the_majority_applies_and_let_go_afterwards()
 
 
 def test_zero_switches_it_off_at_once() -> None:
-    clock = FakeClock()
+    clock = Clock()
     follower = Follower(0, clock)
     flow = FlowControl(clock, follower.lag)
     run(flow, follower, 30, wants=500_000)
@@ -84,7 +91,7 @@ def test_zero_switches_it_off_at_once() -> None:
 
 
 def test_a_large_group_is_paid_for_by_waiting_but_not_for_ever() -> None:
-    clock = FakeClock()
+    clock = Clock()
     flow = FlowControl(clock, lambda: (20_000, (SLOW,)))
     flow.adjust(TARGET_MS)
     flow.on_written(64 << 20)
@@ -96,7 +103,7 @@ def test_a_large_group_is_paid_for_by_waiting_but_not_for_ever() -> None:
 
 
 def test_a_member_that_was_away_and_catches_up_does_not_stop_writers() -> None:
-    clock = FakeClock()
+    clock = Clock()
     follower = Follower(2_000_000, clock)
     is_up = True
     flow = FlowControl(clock, lambda: follower.lag() if is_up else (0, ()))
@@ -110,7 +117,7 @@ def test_a_member_that_was_away_and_catches_up_does_not_stop_writers() -> None:
 
 
 def test_a_member_that_is_away_for_a_moment_does_not_lift_the_limit() -> None:
-    clock = FakeClock()
+    clock = Clock()
     follower = Follower(150_000, clock)
     is_up = True
     flow = FlowControl(clock, lambda: follower.lag() if is_up else (0, ()))

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replset.bson import Binary, RawDocument, encode
-from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest, Reply
+from replset.core.messages import Done
 from replset.errors import NothingSentError, UnprovenMemberError
 from replset.ids import HostPort, Millis
 from replset.key_file import Keys
 from replset.runtime.net.network import RealNetwork
 from replset.runtime.net.transport import Transport
 from replset.runtime.process.machine import RealClock
-from tests.unit.commands.conftest import FakeMember, fake_member
+from tests.rig import Rig, a_set
 from tests.unit.runtime.served import HELLO, OTHER, Client, Served
 
 ON_SOCKETS = True
@@ -33,19 +33,19 @@ UNAUTHORIZED, AUTHENTICATION_FAILED = 13, 18
 
 
 @pytest.fixture
-def member_fake(tmp_path: Path) -> Iterator[FakeMember]:
-    with fake_member(tmp_path) as made:
+def rig() -> Iterator[Rig]:
+    with a_set() as made:
         yield made
 
 
 class Member(Served):
-    """A wire server with the real dispatcher over a fake member that has these keys."""
+    """A wire server on a real socket with the dispatcher of a whole member that has these keys."""
 
-    def __init__(self, fake: FakeMember, keys: Keys) -> None:
+    def __init__(self, rig: Rig, keys: Keys) -> None:
         super().__init__()
-        self.fake = fake
-        fake.keys = keys
-        self.real = Dispatcher(fake)
+        self.whole = rig.member()
+        self.whole.keys = keys
+        self.heard_by_core = rig.answer_core(Done())
         self.server.dispatcher = self
         self.asked: list[CommandRequest] = []
 
@@ -54,19 +54,19 @@ class Member(Served):
 
     async def run(self, request: CommandRequest) -> Reply:
         self.asked.append(request)
-        return await self.real.run(request)
+        return await self.whole.dispatcher.run(request)
 
     async def start(self) -> None:
         await self.server.start(self.address)
-        self.fake.host = self.address
+        self.whole.host = self.address
 
     def proofs(self) -> int:
         return sum(request.body.first_key == "replSetProve" for request in self.asked)
 
 
 @asynccontextmanager
-async def member(fake: FakeMember, *keys: str) -> AsyncIterator[Member]:
-    made = Member(fake, Keys(keys) if keys else Keys.public())
+async def member(rig: Rig, *keys: str) -> AsyncIterator[Member]:
+    made = Member(rig, Keys(keys) if keys else Keys.public())
     await made.start()
     try:
         yield made
@@ -91,8 +91,8 @@ async def rbid(transport: Transport, host: HostPort) -> dict[str, Any]:
     return (await transport.call(host, {"replSetGetRBID": 1}, timeout_ms=LONG)).decode()
 
 
-async def test_members_with_one_key_prove_themselves_once_per_connection(member_fake: FakeMember) -> None:
-    async with member(member_fake, KEY) as m, asking(WRONG, KEY) as transport:
+async def test_members_with_one_key_prove_themselves_once_per_connection(rig: Rig) -> None:
+    async with member(rig, KEY) as m, asking(WRONG, KEY) as transport:
         for _ in range(3):
             assert (await rbid(transport, m.address))["ok"] == 1.0
         assert m.proofs() == 2
@@ -111,8 +111,8 @@ async def answered(transport: Transport, host: HostPort) -> dict[str, Any]:
         return {}
 
 
-async def test_without_a_key_file_members_prove_that_they_are_members_too(member_fake: FakeMember) -> None:
-    async with member(member_fake) as m, asking() as transport:
+async def test_without_a_key_file_members_prove_that_they_are_members_too(rig: Rig) -> None:
+    async with member(rig) as m, asking() as transport:
         assert (await rbid(transport, m.address))["ok"] == 1.0
         assert m.proofs() == 2
         assert m.asked[-1].connection.is_member
@@ -121,18 +121,16 @@ async def test_without_a_key_file_members_prove_that_they_are_members_too(member
 
 
 @pytest.mark.parametrize(("own", "theirs"), [((KEY,), (WRONG,)), ((KEY,), ())])
-async def test_another_key_or_none_is_explained(
-    member_fake: FakeMember, own: tuple[str, ...], theirs: tuple[str, ...]
-) -> None:
-    async with member(member_fake, *theirs) as m, asking(*own) as transport:
+async def test_another_key_or_none_is_explained(rig: Rig, own: tuple[str, ...], theirs: tuple[str, ...]) -> None:
+    async with member(rig, *theirs) as m, asking(*own) as transport:
         with pytest.raises(UnprovenMemberError, match="key file"):
             await rbid(transport, m.address)
         assert m.asked[-1].body.first_key == "replSetProve", "it is asked nothing more"
         assert not (theirs and m.asked[-1].connection.is_member)
 
 
-async def test_a_member_without_a_key_is_refused(member_fake: FakeMember) -> None:
-    async with member(member_fake, KEY) as m, asking() as transport:
+async def test_a_member_without_a_key_is_refused(rig: Rig) -> None:
+    async with member(rig, KEY) as m, asking() as transport:
         with pytest.raises(NothingSentError, match="no key of this member's key file"):
             await rbid(transport, m.address)
 
@@ -146,17 +144,15 @@ def keys_of(kind: str) -> Keys:
 
 @pytest.mark.parametrize("certified", [True, False])
 @pytest.mark.parametrize("other", ["key", "either", "certificate"])
-async def test_with_both_a_key_or_a_members_certificate_will_do(
-    member_fake: FakeMember, other: str, certified: bool
-) -> None:
+async def test_with_both_a_key_or_a_members_certificate_will_do(rig: Rig, other: str, certified: bool) -> None:
     """A member that changes from one to the other, on either end. certified: what the other end has shown."""
 
     def certifies(_: object) -> bool:
         return certified
 
-    async with member(member_fake) as m:
+    async with member(rig) as m:
         for kinds in (("either", other), (other, "either")):
-            m.fake.keys, own_keys = map(keys_of, kinds)
+            m.whole.keys, own_keys = map(keys_of, kinds)
             m.server.certifies = certifies
             network, clock, rng = RealNetwork(), RealClock(), random.Random(1)
             own = Transport(network, clock, HostPort(OTHER), own_keys, rng, certifies=certifies)
@@ -165,14 +161,14 @@ async def test_with_both_a_key_or_a_members_certificate_will_do(
             assert (reply.get("ok") == 1.0) is (certified or other != "certificate"), kinds
 
 
-async def test_a_stranger_may_ask_what_clients_ask_and_nothing_else(member_fake: FakeMember) -> None:
-    async with member(member_fake, KEY) as m:
+async def test_a_stranger_may_ask_what_clients_ask_and_nothing_else(rig: Rig) -> None:
+    async with member(rig, KEY) as m:
         client = await m.client()
         assert (await client.ask({**HELLO, "replsetMember": OTHER}))["ok"] == 1.0, "its word makes it no member"
         assert (await client.ask({"ping": 1, "$db": "admin"}))["ok"] == 1.0
         for command in (RBID, FORGED):
             assert (await client.ask(command))["code"] == UNAUTHORIZED
-        assert m.fake.asked == [], "the core never heard of it"
+        assert m.heard_by_core == [], "the core never heard of it"
         assert not any(request.connection.is_member for request in m.asked)
         m.dropped_in.add(OTHER)
         assert (await client.ask({"ping": 1, "$db": "admin"}))["ok"] == 1.0, "a cut is not for clients"
@@ -187,9 +183,9 @@ def end(*proofs: bytes) -> dict[str, Any]:
     return {"replSetProve": 2, "proofs": [Binary(proof) for proof in proofs], "$db": "admin"}
 
 
-async def test_a_proof_is_taken_once(member_fake: FakeMember) -> None:
+async def test_a_proof_is_taken_once(rig: Rig) -> None:
     """Nonces of this connection alone count, and a wrong proof has no second chance."""
-    async with member(member_fake, KEY) as m:
+    async with member(rig, KEY) as m:
         client, other = await m.client(), await m.client()
         first, second = (await begin(client, m))["nonce"], (await begin(other, m))["nonce"]
         assert first != second
@@ -211,17 +207,17 @@ async def test_a_proof_is_taken_once(member_fake: FakeMember) -> None:
         {"replSetProve": 2, "proofs": [Binary(bytes(32))]},
     ],
 )
-async def test_malformed_steps_are_refused(member_fake: FakeMember, step: dict[str, object]) -> None:
-    async with member(member_fake, KEY) as m:
+async def test_malformed_steps_are_refused(rig: Rig, step: dict[str, object]) -> None:
+    async with member(rig, KEY) as m:
         client = await m.client()
         command = {name: m.address if value == "HERE" else value for name, value in step.items()}
         assert (await client.ask({**command, "$db": "admin"}))["ok"] == 0.0
         assert (await client.ask(RBID))["code"] == UNAUTHORIZED
 
 
-async def test_a_proof_cannot_be_passed_on(member_fake: FakeMember) -> None:
+async def test_a_proof_cannot_be_passed_on(rig: Rig) -> None:
     """A member that is made to connect to a stranger must not open another member's door for it."""
-    async with member(member_fake, KEY) as m, asking(KEY) as victim:
+    async with member(rig, KEY) as m, asking(KEY) as victim:
         relay = Served()
         client = await m.client()
 
@@ -242,7 +238,7 @@ async def test_a_proof_cannot_be_passed_on(member_fake: FakeMember) -> None:
         assert (await client.ask(RBID))["code"] == UNAUTHORIZED
 
 
-async def test_an_impostor_at_a_members_address_is_not_asked_anything(member_fake: FakeMember) -> None:
+async def test_an_impostor_at_a_members_address_is_not_asked_anything(rig: Rig) -> None:
     async with asking(KEY) as transport:
         impostor = Served()
 
@@ -259,11 +255,10 @@ async def test_an_impostor_at_a_members_address_is_not_asked_anything(member_fak
         assert "replSetGetRBID" not in impostor.dispatcher.names
 
 
-async def test_a_member_that_never_proves_itself_is_logged_once(
-    member_fake: FakeMember, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_member_that_never_proves_itself_is_logged_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """It tries on each connection, several times a second."""
-    async with member(member_fake, KEY) as served, asking(WRONG) as transport:
+    caplog.set_level(logging.INFO, "replset")
+    async with member(rig, KEY) as served, asking(WRONG) as transport:
         for _ in range(30):
             with pytest.raises(NothingSentError):
                 await transport.call(served.address, RBID, timeout_ms=LONG)
