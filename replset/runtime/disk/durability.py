@@ -82,7 +82,9 @@ class Durability:
         self._pauses = 0
         self._stalled = False
         self._epoch = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of the next check, which is for whatever sync runs then
+        self._checked: Sync | None = None  # the one that the last check saw, and
+        self._checks = 0  # how many checks saw the disk at work on it
         self.last_durable: OpTime = OPTIME_NULL
         self.durable_wall_ms = 0
         self.on_store_opened()
@@ -112,7 +114,9 @@ class Durability:
             return
         self._sync, self._sync_began = Sync(store, self._epoch), self._context.clock.now()
         self._is_idle.clear()
-        self._check_later(self._sync, 0)
+        if self._timer is None:
+            self._checked, self._checks = self._sync, 0
+            self._check_later()
         try:
             self._thread.start(self._sync, self._on_ended)
         except RuntimeError as error:  # the system gives no thread
@@ -129,8 +133,6 @@ class Durability:
         sync, self._sync = self._sync, None
         self.sync_times.observe((self._context.clock.now() - self._sync_began) / 1000)
         self._is_idle.set()
-        if self._timer is not None:
-            self._timer.cancel()
         if error is not None:
             self._pauses += 1
             self._context.on_broken(error)
@@ -158,25 +160,32 @@ class Durability:
         """Begin no sync any more. On return none is under way."""
         self._pauses += 1
         await self._is_idle.wait()
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _check_later(self, sync: Sync, checks: int) -> None:
-        """checks: those that saw the disk at work on it."""
+    def _check_later(self) -> None:
         wait_ms = self._stall_after_ms() / STALL_CHECKS
         due = Millis(self._context.clock.now() + int(wait_ms))
-        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._check_stall, sync, checks, due)
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._check_stall, due)
 
-    def _check_stall(self, sync: Sync, checks: int, due: Millis) -> None:
+    def _check_stall(self, due: Millis) -> None:
+        """Look whether the disk is still at work on the sync that the last check saw."""
+        self._timer, sync = None, self._sync
+        if sync is None:
+            return
         late_ms = self._context.clock.now() - due
         # Only time in which the thread was inside the sync counts against the disk. A sync may also wait for its
         # thread, or the whole process may not have run. A primary that stepped down for that would give up its place
         # although its disk works, and its log would blame the disk. Meanwhile the entries of this sync do not count as
         # durable.
-        if late_ms > LATE_MS:
+        if sync is not self._checked:
+            self._checked, self._checks = sync, 0
+        elif late_ms > LATE_MS:
             log.warning("the event loop was blocked for %d ms, which is not counted for the sync under way", late_ms)
         elif sync.begun and not sync.ended:
-            checks += 1
-        if checks < STALL_CHECKS:
-            self._check_later(sync, checks)
+            self._checks += 1
+        if self._checks < STALL_CHECKS:
+            self._check_later()
             return
         self._stalled = True
         self._on_stalled(True)

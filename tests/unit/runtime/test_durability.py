@@ -192,6 +192,19 @@ async def test_a_disk_stall_and_its_end_are_noticed(rig: Rig) -> None:
     assert rig.durability.last_durable == at(5)
 
 
+async def test_the_time_of_a_sync_begins_anew_behind_another(rig: Rig) -> None:
+    rig.commit(5)
+    await rig.begin()
+    await asyncio.sleep(4.2)
+    rig.commit(6)
+    await rig.workers.finish()
+    await rig.begin()
+    await asyncio.sleep(4.9)
+    assert rig.stalls == []
+    await asyncio.sleep(0.7)
+    assert rig.stalls == [True], "one check late at most"
+
+
 async def test_a_blocked_loop_is_no_disk_stall(rig: Rig) -> None:
     rig.commit(5)
     await rig.begin()
