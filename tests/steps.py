@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 
@@ -33,6 +34,16 @@ class Steps:
 
         sys.settrace(look)  # type: ignore[arg-type]
         return self
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing in this block."""
+        counting = sys.gettrace()
+        sys.settrace(None)
+        try:
+            yield
+        finally:
+            sys.settrace(counting)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         sys.settrace(self._before)  # type: ignore[arg-type]

@@ -387,10 +387,15 @@ class SnapshotRequest:
             document["oplogBytes"] = Int64(self.oplog_bytes)
         return {**document, "compare": True} if self.compare else document
 
+    @staticmethod
+    def step_of(body: RawDocument) -> str:
+        """Return the step, of a comparison too. What is no text is refused before anything else reads it again."""
+        return _field(body, "step", str)
+
     @classmethod
     def parse(cls, body: RawDocument) -> Self:
         return cls(
-            _field(body, "step", str),
+            cls.step_of(body),
             _field(body, "id", str),
             _field(body, "offset", int),
             _field(body, "length", int),

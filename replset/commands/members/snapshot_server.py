@@ -124,7 +124,7 @@ class SnapshotServer:
 
         asked_by: the member that copies; None: not known.
         """
-        if body.get("step") in STEPS:
+        if SnapshotRequest.step_of(body) in STEPS:
             return (await self._compare(CompareRequest.parse(body))).document()
         request = SnapshotRequest.parse(body)
         if request.step == "begin" and not request.snapshot_id:

@@ -10,10 +10,8 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -21,18 +19,17 @@ import pytest
 from replset.bson import Binary, Int64, RawDocument, RawDocuments, Regex, decode, encode, encode_key, keystring
 from replset.commands.command import GENERIC_FIELDS
 from replset.commands.dispatcher import LARGEST_FIELD, LARGEST_GENERIC
-from replset.commands.ports import CommandRequest
 from replset.commands.table import COMMANDS
-from replset.ids import Millis, OpTime
+from replset.ids import Millis
 from replset.query import conditions, match, sort, time_limit
 from replset.query.diff import update_entry_object
 from replset.query.match import compile_filter
 from replset.query.sort import compile_sort, sort_by_key
 from replset.query.update import OPERATORS, compile_update
 from replset.replication.write_ops import WriteGroup, do_delete, do_update, update_object
-from replset.runtime.process.machine import short_turns
+from tests.rig import Client, Rig, a_set
+from tests.simulation.kit.clock import SimClock
 from tests.steps import Steps, steps_of
-from tests.unit.commands.conftest import NOWHERE, Client, FakeClock, FakeMember, FakeWorkers, fake_member
 from tests.unit.commands.test_odd_input import EXTRA, NAMED
 
 T = TypeVar("T")
@@ -44,60 +41,58 @@ ITEMS = 20_000
 Document = dict[str, Any]
 
 
-class Threads(FakeWorkers):
-    """A thread as the real member has it."""
+class Thread:
+    """Beside the loop: what it runs is none of the loop's steps."""
 
     def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(1)
+        self.steps = Steps()
+        """Of the command that runs now."""
         self.runs = 0
-        self.busy = False
 
     async def run(self, work: Callable[[], T]) -> T:
         self.runs += 1
-        self.busy = True
-
-        def in_short_turns() -> T:
-            with short_turns:
-                return work()
-
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.pool, in_short_turns)
-        finally:
-            self.busy = False
+        await asyncio.sleep(0)
+        with self.steps.paused():
+            return work()
 
 
-class StepsClock(FakeClock):
-    """Goes on with the steps of the loop, and a little whenever anybody looks. A wait for a change ends at once."""
+class StepsTime:
+    """From now on a member's time goes on with the steps of the loop too, and a little whenever anybody looks."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = Steps()
+    def __init__(self, clock: SimClock, thread: Thread) -> None:
+        self._now, self._thread = clock.now, thread
+        self._before = 0
         self._looks = 0
+        clock.now = self.now  # type: ignore[method-assign]
 
     def now(self) -> Millis:
         self._looks += 1
-        return Millis(self.time + self._looks // 100 + self.steps.count // STEPS_PER_MS)
+        steps = self._before + self._thread.steps.count
+        return Millis(self._now() + self._looks // 100 + steps // STEPS_PER_MS)
 
-    def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.now()
+    def count(self, steps: Steps) -> None:
+        self._before, self._thread.steps = self._before + self._thread.steps.count, steps
+
+
+class LoopClient(Client):
+    """A client of a member whose thread and time are these."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig, "a")
+        member, self.thread = self.member, Thread()
+        self.time = StepsTime(rig.cluster.machines["a"].clock, self.thread)
+        member.evaluations = self.thread  # type: ignore[assignment]
+        member.snapshots._context = replace(member.context, workers=self.thread)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with fake_member(Path(tmp_path_factory.mktemp("long"))) as member:
-        threads = Threads()
-        member.evaluations = threads
-        member.snapshots._context.workers = threads  # type: ignore[misc]
-        member.clock = StepsClock()
-        member.node.position = replace(NOWHERE, last_durable=OpTime(1, 1 << 62))  # nobody has to wait for the disk
-        client = Client(member)
+def client() -> Iterator[LoopClient]:
+    with a_set() as rig:
+        client = LoopClient(rig)
         client.ok({"insert": "c"}, documents=[LARGE])
         client.ok({"insert": "one"}, documents=[{"_id": 0}])
         client.ok({"insert": "small"}, documents=[{"_id": n, "a": n, "b": [n], "c": {"d": n}} for n in range(200)])
         yield client
-        client.dispatcher.cursors.close_all()
-        client.close()
-        threads.pool.shutdown()
 
 
 LARGE: Document = {
@@ -109,30 +104,24 @@ LARGE: Document = {
 }
 
 
-def run(client: Client, command: Document, db: str = "test", **sequences: Any) -> tuple[Document, int]:
+def run(client: LoopClient, command: Document, db: str = "test", **sequences: Any) -> tuple[Document, int]:
     """The reply, and the most steps for which the command held the loop."""
-    body = RawDocument(encode({**command, "$db": db}))
-    found = {name: [RawDocument(encode(doc)) for doc in docs] for name, docs in sequences.items()}
-    request = CommandRequest(db, body, found, client.connection)
+    longest = before = 0
 
-    threads: Any = client.member.evaluations
-    clock: Any = client.member.clock
+    def look() -> None:
+        nonlocal longest, before
+        longest, before = max(longest, steps.count - before), steps.count
 
-    async def watch() -> tuple[Any, int]:
-        longest = 0
-        task = asyncio.ensure_future(client.dispatcher.run(request))
-        while not task.done():
-            began = steps.count
-            await asyncio.sleep(0.001 if threads.busy else 0)
-            longest = max(longest, steps.count - began)
-        return task.result(), longest
-
-    watching = watch()
-    with Steps() as steps:
-        clock.steps = steps
-        reply, longest = client.loop.run_until_complete(watching)
-    clock.time, clock.steps = clock.now(), Steps()
-    return decode(reply if isinstance(reply, bytes) else encode(reply)), longest
+    task = client.begin(command, db, **sequences)
+    on_step = client.rig.cluster.on_step
+    on_step.append(look)
+    try:
+        with Steps() as steps:
+            client.time.count(steps)
+            return client.decoded(task), longest
+    finally:
+        on_step.remove(look)
+        client.time.count(Steps())
 
 
 MANY = list(range(ITEMS))
@@ -213,7 +202,7 @@ def test_every_operator_is_here() -> None:
 
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_read_does_not_hold_the_loop(client: Client, name: str) -> None:
+def test_a_read_does_not_hold_the_loop(client: LoopClient, name: str) -> None:
     for collection in ("c", "small"):
         reply, held = run(client, {"find": collection, "filter": FILTERS[name]})
         assert reply["ok"] == 1.0, reply
@@ -222,7 +211,7 @@ def test_a_read_does_not_hold_the_loop(client: Client, name: str) -> None:
 
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_write_that_looks_for_its_documents_does_not_hold_the_loop(client: Client, name: str) -> None:
+def test_a_write_that_looks_for_its_documents_does_not_hold_the_loop(client: LoopClient, name: str) -> None:
     for collection in ("c", "small"):
         statement = {"q": {"$and": [FILTERS[name], {"none": 1}]} if FILTERS[name] else {"none": 1}, "limit": 0}
         reply, held = run(client, {"delete": collection}, deletes=[statement])
@@ -232,7 +221,7 @@ def test_a_write_that_looks_for_its_documents_does_not_hold_the_loop(client: Cli
 
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", UPDATES)
-def test_an_update_does_not_hold_the_loop(client: Client, name: str) -> None:
+def test_an_update_does_not_hold_the_loop(client: LoopClient, name: str) -> None:
     document = {**LARGE, "_id": name, "few": [1]}
     client.ok({"insert": "u"}, documents=[document])
     reply, held = run(client, {"update": "u"}, updates=[{"q": {"_id": name}, "u": UPDATES[name]}])
@@ -283,13 +272,13 @@ def test_an_update_does_not_hold_the_loop(client: Client, name: str) -> None:
         pytest.param({"listCollections": 1, "filter": {"$or": [{"name": str(n)} for n in range(8_000)]}}, id="lists"),
     ],
 )
-def test_a_read_of_another_kind_does_not_hold_the_loop(client: Client, command: Document) -> None:
+def test_a_read_of_another_kind_does_not_hold_the_loop(client: LoopClient, command: Document) -> None:
     reply, held = run(client, command)
     assert reply["ok"] == 1.0, reply
     assert held < HELD
 
 
-def test_a_pipeline_that_doubles_a_document_does_not_hold_the_loop(client: Client) -> None:
+def test_a_pipeline_that_doubles_a_document_does_not_hold_the_loop(client: LoopClient) -> None:
     client.ok({"insert": "u"}, documents=[{"_id": 1, "a": 1}])
     change = [{"$set": {"a": ["$a", "$a"]}}] * 40
     for command, more in (
@@ -303,14 +292,14 @@ def test_a_pipeline_that_doubles_a_document_does_not_hold_the_loop(client: Clien
 
 
 @pytest.mark.parametrize("sort", [1, -1])
-def test_reading_the_oplog_does_not_hold_the_loop(client: Client, sort: int) -> None:
+def test_reading_the_oplog_does_not_hold_the_loop(client: LoopClient, sort: int) -> None:
     command = {"find": "oplog.rs", "filter": {"o.d.s": {"$lt": "a"}}, "sort": {"$natural": sort}}
     reply, held = run(client, command, "local")
     assert reply["cursor"]["firstBatch"] == []
     assert held < HELD
 
 
-def test_large_and_many_inserts_do_not_hold_the_loop(client: Client) -> None:
+def test_large_and_many_inserts_do_not_hold_the_loop(client: LoopClient) -> None:
     many = [{"_id": n, "a": "x" * 50, "b": list(range(20))} for n in range(5000)]
     for documents in ([{**LARGE, "_id": -1}], [{"d": LARGE["d"], "_id": -2}], many):
         reply, held = run(client, {"insert": "i"}, documents=documents)
@@ -321,7 +310,7 @@ def test_large_and_many_inserts_do_not_hold_the_loop(client: Client) -> None:
     assert held < HELD
 
 
-def test_many_statements_do_not_hold_the_loop(client: Client) -> None:
+def test_many_statements_do_not_hold_the_loop(client: LoopClient) -> None:
     statements = [{"q": {"_id": f"new {n}"}, "u": {"$set": {"a": n}}, "upsert": True} for n in range(5000)]
     reply, held = run(client, {"update": "i"}, updates=statements)
     assert len(reply["upserted"]) == 5000
@@ -331,7 +320,7 @@ def test_many_statements_do_not_hold_the_loop(client: Client) -> None:
     assert held < HELD
 
 
-def test_a_large_upsert_does_not_hold_the_loop(client: Client) -> None:
+def test_a_large_upsert_does_not_hold_the_loop(client: LoopClient) -> None:
     statement = {"q": {"_id": "up"}, "u": {"$set": {f"f{n}": n for n in range(5_000)}}, "upsert": True}
     reply, held = run(client, {"update": "u"}, updates=[statement])
     assert reply["upserted"] == [{"index": 0, "_id": "up"}]
@@ -351,7 +340,7 @@ def large(size: int) -> RawDocument:
 
 @pytest.mark.in_turns
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_field_of_any_command_holds_the_loop(client: Client, name: str) -> None:
+def test_no_field_of_any_command_holds_the_loop(client: LoopClient, name: str) -> None:
     command, generic = COMMANDS[name], frozenset({"readConcern", *GENERIC_FIELDS} - {"$db"})
     base: Document = {name: "x" if "." not in name else 1, **EXTRA.get(name, {})}
     db = "admin" if command.admin_only else "test"
@@ -364,7 +353,7 @@ def test_no_field_of_any_command_holds_the_loop(client: Client, name: str) -> No
             assert held < HELD, field
 
 
-def test_large_options_of_a_collection_do_not_hold_the_loop(client: Client) -> None:
+def test_large_options_of_a_collection_do_not_hold_the_loop(client: LoopClient) -> None:
     validator, pipeline = large(LARGEST_FIELD), [{"$match": {"a": {"$in": list(range(20_000))}}}]
     create, view = {"create": "opt", "validator": validator}, {"create": "v", "viewOn": "c", "pipeline": pipeline}
     for command, code in (
@@ -386,7 +375,7 @@ def test_large_options_of_a_collection_do_not_hold_the_loop(client: Client) -> N
         assert held < HELD, command
 
 
-def test_a_field_that_takes_long_to_read_is_refused(client: Client) -> None:
+def test_a_field_that_takes_long_to_read_is_refused(client: LoopClient) -> None:
     for field in ("hint", "min", "let"):
         assert client.code({"find": "c", field: large(2 * LARGEST_FIELD)}) == 10334
     for field in ("readConcern", "lsid", "apiVersion", "$readPreference", "maxTimeMS"):
@@ -396,72 +385,63 @@ def test_a_field_that_takes_long_to_read_is_refused(client: Client) -> None:
     assert client.ok({"ping": 1, "comment": large(2 * LARGEST_FIELD)})
 
 
-def test_what_is_small_needs_no_thread(client: Client) -> None:
-    threads: Any = client.member.evaluations
-    before = threads.runs
+def test_what_is_small_needs_no_thread(client: LoopClient) -> None:
+    before = client.thread.runs
     client.ok({"find": "small", "filter": {"a": {"$gt": 5}, "c.d": {"$lt": 900}}, "sort": {"b": 1}})
     client.ok({"update": "small"}, updates=[{"q": {"_id": 3}, "u": {"$inc": {"a": 0}}, "upsert": True}])
     client.ok({"delete": "small"}, deletes=[{"q": {"_id": -3}, "limit": 1}])
-    assert threads.runs == before
+    assert client.thread.runs == before
 
 
 # --- what may happen between the evaluation and the group that takes it ----------------------------------------------
 
 
-class Between(FakeWorkers):
-    """Does something else before it evaluates."""
+def write_between(client: Client, *operations: Callable[[WriteGroup], object]) -> None:
+    """Somebody else writes after each of the next evaluations."""
+    left = list(operations)
 
-    def __init__(self, steps: list[Callable[[], None]]) -> None:
-        self.steps = steps
+    class Between:
+        async def run(self, work: Callable[[], T]) -> T:
+            done = work()
+            if left:
+                await client.member.write(left.pop(0))
+            return done
 
-    async def run(self, work: Callable[[], T]) -> T:
-        done = work()
-        if self.steps:
-            step = self.steps.pop(0)
-            await asyncio.get_running_loop().run_in_executor(None, lambda: None)
-            step()
-        return done
+    client.member.evaluations = Between()  # type: ignore[assignment]
 
 
-def test_a_change_by_somebody_else_meanwhile_is_not_lost(tmp_path: Path) -> None:
-    with fake_member(tmp_path) as member:
-        client = Client(member)
+def test_a_change_by_somebody_else_meanwhile_is_not_lost() -> None:
+    with a_set() as rig:
+        client = rig.client()
         client.ok({"insert": "c"}, documents=[{"_id": 1, "n": 0, "a": MANY}])
 
-        def add_one(member: FakeMember = member) -> None:
-            with member.store.group() as txn:
-                group = WriteGroup(txn, 1, member.clock.wall_ms(), member.rng)
-                coll = txn.catalog.by_ns["test.c"]
-                key = encode_key(1)
-                raw = txn.get(coll, key) or b""
-                before = decode(raw)
-                after: Document = {**before, "n": before["n"] + 10}  # type: ignore[operator]
-                o = update_object(before, after, encode(after)) or b""
-                do_update(group, coll, key, raw, encode(after), o)
+        def add_ten(group: WriteGroup) -> None:
+            coll, key = group.txn.catalog.by_ns["test.c"], encode_key(1)
+            raw = group.txn.get(coll, key) or b""
+            before = decode(raw)
+            after: Document = {**before, "n": before["n"] + 10}
+            o = update_object(before, after, encode(after)) or b""
+            do_update(group, coll, key, raw, encode(after), o)
 
-        member.evaluations = Between([add_one, add_one])
+        write_between(client, add_ten, add_ten)
         reply = client.ok({"update": "c"}, updates=[{"q": {"_id": 1}, "u": {"$inc": {"n": 1}, "$push": {"a": "x"}}}])
         assert (reply["n"], reply["nModified"]) == (1, 1)
         found = client.ok({"find": "c"})["cursor"]["firstBatch"][0]
         assert (found["n"], found["a"][-1], len(found["a"])) == (21, "x", ITEMS + 1)
-        client.close()
 
 
-def test_a_document_that_goes_meanwhile_is_not_there(tmp_path: Path) -> None:
-    with fake_member(tmp_path) as member:
-        client = Client(member)
+def test_a_document_that_goes_meanwhile_is_not_there() -> None:
+    with a_set() as rig:
+        client = rig.client()
         client.ok({"insert": "c"}, documents=[{"_id": 1, "a": MANY}, {"_id": 2, "a": MANY}])
 
-        def remove(member: FakeMember = member) -> None:
-            with member.store.group() as txn:
-                coll = txn.catalog.by_ns["test.c"]
-                raw = txn.get(coll, encode_key(1)) or b""
-                do_delete(WriteGroup(txn, 1, member.clock.wall_ms(), member.rng), coll, encode_key(1), raw)
+        def remove(group: WriteGroup) -> None:
+            coll = group.txn.catalog.by_ns["test.c"]
+            do_delete(group, coll, encode_key(1), group.txn.get(coll, encode_key(1)) or b"")
 
-        member.evaluations = Between([remove])
+        write_between(client, remove)
         reply = client.ok({"update": "c"}, updates=[{"q": {"a": 5}, "u": {"$set": {"n": 1}}, "multi": True}])
         assert (reply["n"], reply["nModified"]) == (1, 1)
-        client.close()
 
 
 # --- the limit -------------------------------------------------------------------------------------------------------
@@ -478,7 +458,7 @@ def test_a_document_that_goes_meanwhile_is_not_there(tmp_path: Path) -> None:
     ids=["find", "count", "update", "delete"],
 )
 def test_what_takes_for_ever_is_refused(
-    client: Client, monkeypatch: pytest.MonkeyPatch, command: Document, sequences: Document
+    client: LoopClient, monkeypatch: pytest.MonkeyPatch, command: Document, sequences: Document
 ) -> None:
     monkeypatch.setattr("replset.commands.evaluation.time_limit", lambda _: time_limit.time_limit(seconds=0.2))
     reply, held = run(client, command, **sequences)
@@ -568,7 +548,7 @@ def test_no_call_encodes_so_much_that_it_keeps_the_interpreter(text: str, monkey
     assert max(sizes[1:]) <= 1 << 18
 
 
-def test_an_expression_lets_others_run_while_it_searches(client: Client) -> None:
+def test_an_expression_lets_others_run_while_it_searches(client: LoopClient) -> None:
     document = {"_id": "re", "t": "x" * 10_000 + "zy"}
     client.ok({"insert": "re"}, documents=[document])
     reply, held = run(client, {"find": "re", "filter": {"t": Regex("^(?:x+x+)+y")}})
@@ -593,19 +573,19 @@ NESTED = {"$map": {"input": {"$range": [0, 3000]}, "in": {"$sum": {"$range": [0,
     ids=lambda command: next(iter(command)),
 )
 def test_an_evaluation_ends_with_the_time_of_its_command(
-    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch, command: Document
+    client: LoopClient, monkeypatch: pytest.MonkeyPatch, command: Document
 ) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
     monkeypatch.setattr(time_limit, "POLL_S", 0.0)
     looks = 0
-    now = member.clock.now
+    now = client.member.clock.now
 
     def later() -> int:
         nonlocal looks
         looks += 1
         return now() + 10 * looks
 
-    monkeypatch.setattr(member.clock, "now", later)
+    monkeypatch.setattr(client.member.clock, "now", later)
     reply = client.run({**command, "maxTimeMS": 1000})
     error = reply["writeErrors"][0] if "writeErrors" in reply else reply
     assert (error["code"], error["errmsg"]) == (50, "operation exceeded time limit")
