@@ -17,14 +17,13 @@ from api.errors import (
     APPLIED,
     HttpError,
     failure,
-    status_of,
     unknown_outcome,
 )
 from api.exchange import HttpAnswer
 from replset.bson import Decimal128, Int64, ObjectId, RawDocument, encode, walk
 from replset.bson.decoding import read_value
 from replset.bson.types import type_name
-from replset.errors import ErrorCode, code_name
+from replset.errors import ErrorCode, code_name, http_status_of
 from replset.optime import optime_or_none
 
 BATCH_SIZE = 100_000
@@ -370,7 +369,7 @@ def _raise_write_errors(reply: Reply, fields: Mapping[str, Any], *, is_many: boo
         code, text = int(errors[0]["code"]), str(errors[0].get("errmsg", ""))
         # A 503 says that nothing was applied and invites the client to send the whole write again. Here a part is
         # applied already, and a second run would apply that part twice. So the answer is a 504.
-        if status_of(code) == 503 and number_of(reply, "n"):
+        if http_status_of(code) == 503 and number_of(reply, "n"):
             raise unknown_outcome(code, text, details)
         raise failure(code, text, details=details)
     concern: Any = reply.get("writeConcernError")

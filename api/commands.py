@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
-from api.errors import OUTCOME_UNKNOWN, HttpError, failure, http_error, unknown_outcome
+from api.errors import HttpError, failure, http_error, unknown_outcome
 from api.exchange import HttpRequest
 from replset.bson import MAX_BSON_SIZE, RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
@@ -17,7 +17,7 @@ from replset.commands.table import COMMANDS
 from replset.commands.users.authorization import authorize
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.core.write_concern import MAJORITY, WriteConcern
-from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError
+from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError, Trait, has_trait
 from replset.ids import HostPort, Millis
 from replset.optime import optime_or_none
 from replset.runtime.member import RunningMember
@@ -85,7 +85,7 @@ def check_reply(reply: Reply, *, is_write: bool = False) -> Reply:
         details["optime"] = str(optime)  # as GET /v1/replset/writes/{optime} takes it
     # A 503 promises that nothing was applied, so the client writes again. For a write whose outcome is unknown that
     # would apply it twice. The 504 tells the client to look first.
-    if is_write and (code in OUTCOME_UNKNOWN or (code == ErrorCode.MAX_TIME_EXPIRED and "opTime" in details)):
+    if is_write and (has_trait(code, Trait.UNKNOWN) or (code == ErrorCode.MAX_TIME_EXPIRED and "opTime" in details)):
         raise unknown_outcome(code, text, details)
     raise failure(code, text, details=details)
 

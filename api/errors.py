@@ -8,80 +8,12 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from replset.errors import CorruptDataError, ErrorCode, ReplError, code_name, cut_message
+from replset.errors import CorruptDataError, ErrorCode, ReplError, code_name, cut_message, http_status_of
 from replset.storage.sqlite import is_disk_full
 
 RETRY_AFTER_S = 1
 """The value of `Retry-After`. Elections take seconds and nothing was applied, so a quick retry is right."""
 APPLIED = "x-replset-applied"
-
-UNAVAILABLE = frozenset(
-    {
-        ErrorCode.INTERNAL_ERROR,
-        ErrorCode.HOST_UNREACHABLE,
-        ErrorCode.MAX_TIME_EXPIRED,
-        ErrorCode.NO_REPLICATION_ENABLED,
-        ErrorCode.NETWORK_TIMEOUT,
-        ErrorCode.SHUTDOWN_IN_PROGRESS,
-        ErrorCode.NOT_YET_INITIALIZED,
-        ErrorCode.CONFIGURATION_IN_PROGRESS,
-        ErrorCode.WRITE_CONFLICT,
-        ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS,
-        ErrorCode.INVALID_SYNC_SOURCE,
-        ErrorCode.READ_PREFERENCE_NOT_SATISFIED,
-        ErrorCode.READ_CONCERN_MAJORITY_NOT_AVAILABLE,
-        ErrorCode.LINEARIZABLE_READ_CONCERN_ERROR,
-        ErrorCode.PRIMARY_STEPPED_DOWN,
-        ErrorCode.CURSOR_IN_USE,
-        ErrorCode.SNAPSHOT_TOO_OLD,
-        ErrorCode.SNAPSHOT_UNAVAILABLE,
-        ErrorCode.EXCEEDED_TIME_LIMIT,
-        ErrorCode.CONFIG_NOT_COMMITTED_YET,
-        ErrorCode.OVERLOADED,
-        ErrorCode.NOT_WRITABLE_PRIMARY,
-        ErrorCode.INTERRUPTED_AT_SHUTDOWN,
-        ErrorCode.INTERRUPTED,
-        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
-        ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
-        ErrorCode.NOT_PRIMARY_OR_SECONDARY,
-        ErrorCode.OUT_OF_DISK_SPACE,
-        ErrorCode.NOT_ENOUGH_IN_SYNC,
-    }
-)
-"""These codes mean "not here" or "not now". The status is 503, except for a write that may have been applied."""
-OUTCOME_UNKNOWN = frozenset(
-    {
-        ErrorCode.INTERNAL_ERROR,
-        ErrorCode.WRITE_CONCERN_TIMEOUT,
-        ErrorCode.NETWORK_TIMEOUT,
-        ErrorCode.PRIMARY_STEPPED_DOWN,
-        ErrorCode.INTERRUPTED,
-        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
-    }
-)
-"""With one of these codes in a write's reply, this member does not know what was applied and whether it stays."""
-STATUS: dict[int, int] = {
-    ErrorCode.USER_NOT_FOUND: 404,
-    ErrorCode.UNAUTHORIZED: 403,
-    ErrorCode.AUTHENTICATION_FAILED: 401,
-    ErrorCode.NAMESPACE_NOT_FOUND: 404,
-    ErrorCode.CURSOR_NOT_FOUND: 404,
-    ErrorCode.CONSUMER_NOT_FOUND: 404,
-    ErrorCode.CONSUMER_TAKEN: 409,
-    ErrorCode.CONSUMER_MOVED: 409,
-    ErrorCode.WRITE_CONCERN_TIMEOUT: 504,
-    ErrorCode.TRANSACTION_TOO_LARGE: 413,
-    ErrorCode.TRANSACTION_TOO_OLD: 422,
-    ErrorCode.INCOMPLETE_TRANSACTION_HISTORY: 409,
-    ErrorCode.DOCUMENT_TOO_LARGE: 413,
-    ErrorCode.DUPLICATE_KEY: 409,
-    ErrorCode.UPDATE_RESULT_TOO_LARGE: 413,
-}
-
-
-def status_of(code: int) -> int:
-    """Return the HTTP status for an error code. It is 400 when the client can correct the request."""
-    return 503 if code in UNAVAILABLE else STATUS.get(code, 400)
 
 
 def headers_of(status: int) -> dict[str, str]:
@@ -113,7 +45,7 @@ def failure(
     headers: Mapping[str, str] | None = None,
 ) -> HttpError:
     """Return the error for `code`. Without `status`, the status follows from the code."""
-    found = status_of(code) if status is None else status
+    found = http_status_of(code) if status is None else status
     return HttpError(found, error_body(code, text, details), {**headers_of(found), **(headers or {})})
 
 

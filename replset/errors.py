@@ -7,73 +7,103 @@ into a reply. `labels` and `details` travel into the reply document (`errorLabel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import Flag, IntEnum, auto
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from replset.ids import OpTime
 
 
+class Trait(Flag):
+    """What a program may make of an error beside its text."""
+
+    ROLE = auto()
+    """It tells of a changed role, so the topology version goes with it (map W5)."""
+    SHUTDOWN = auto()
+    RETRYABLE = auto()
+    """A driver sends a retryable write once more: RetryableWriteError (map B4)."""
+    TRANSIENT = auto()
+    """The whole transaction may be run again: TransientTransactionError; before its commit also with RETRYABLE."""
+    RESUMABLE = auto()
+    """A change stream may be opened again behind its token: ResumableChangeStreamError."""
+    NOT_RESUMABLE = auto()
+    """What the token names is gone: NonResumableChangeStreamError."""
+    UNKNOWN = auto()
+    """In a write's reply: this member does not know what was applied and whether it stays."""
+
+
+_NONE = Trait(0)
+_BROKEN = Trait.RETRYABLE | Trait.RESUMABLE
+_ROLE, _DOWN = _BROKEN | Trait.ROLE, _BROKEN | Trait.SHUTDOWN
+
+
 class ErrorCode(IntEnum):
     """The error codes of this product: MongoDB's numbers, each with the `codeName` that its server sends.
 
-    Members without a name are MongoDB's numbered assertions, which its server calls `LocationNNN`. docs/errors.md
-    describes each code.
+    A row: number, name, HTTP status, traits. Rows without a name are MongoDB's numbered assertions, which its server
+    calls `LocationNNN`. Without a status it is 400: the client can correct the request. 503: "not here" or "not now".
+    docs/errors.md describes each code.
     """
 
     code_name: str
+    http_status: int
+    traits: Trait
 
-    def __new__(cls, number: int, code_name: str = "") -> ErrorCode:
+    def __new__(cls, number: int, code_name: str = "", http_status: int = 400, traits: Trait = _NONE) -> ErrorCode:
         member = int.__new__(cls, number)
         member._value_ = number
         member.code_name = code_name or f"Location{number}"
+        member.http_status = http_status
+        member.traits = traits
         return member
 
-    INTERNAL_ERROR = 1, "InternalError"
+    INTERNAL_ERROR = 1, "InternalError", 503, Trait.UNKNOWN
     BAD_VALUE = 2, "BadValue"
     NO_SUCH_KEY = 4, "NoSuchKey"
     GRAPH_CONTAINS_CYCLE = 5, "GraphContainsCycle"
-    HOST_UNREACHABLE = 6, "HostUnreachable"
-    HOST_NOT_FOUND = 7, "HostNotFound"
+    HOST_UNREACHABLE = 6, "HostUnreachable", 503, _BROKEN
+    HOST_NOT_FOUND = 7, "HostNotFound", 503, _BROKEN
     FAILED_TO_PARSE = 9, "FailedToParse"
-    USER_NOT_FOUND = 11, "UserNotFound"
-    UNAUTHORIZED = 13, "Unauthorized"
+    USER_NOT_FOUND = 11, "UserNotFound", 404
+    UNAUTHORIZED = 13, "Unauthorized", 403
     TYPE_MISMATCH = 14, "TypeMismatch"
     OVERFLOW = 15, "Overflow"
     INVALID_LENGTH = 16, "InvalidLength"
     PROTOCOL_ERROR = 17, "ProtocolError"
-    AUTHENTICATION_FAILED = 18, "AuthenticationFailed"
+    AUTHENTICATION_FAILED = 18, "AuthenticationFailed", 401
     ILLEGAL_OPERATION = 20, "IllegalOperation"
     INVALID_BSON = 22, "InvalidBSON"
     ALREADY_INITIALIZED = 23, "AlreadyInitialized"
-    NAMESPACE_NOT_FOUND = 26, "NamespaceNotFound"
+    LOCK_TIMEOUT = 24, "LockTimeout", 503, Trait.TRANSIENT
+    NAMESPACE_NOT_FOUND = 26, "NamespaceNotFound", 404
     INDEX_NOT_FOUND = 27, "IndexNotFound"
     PATH_NOT_VIABLE = 28, "PathNotViable"
     ROLE_NOT_FOUND = 31, "RoleNotFound"
     CONFLICTING_UPDATE_OPERATORS = 40, "ConflictingUpdateOperators"
-    CURSOR_NOT_FOUND = 43, "CursorNotFound"
+    CURSOR_NOT_FOUND = 43, "CursorNotFound", 404
     NO_MATCHING_DOCUMENT = 47, "NoMatchingDocument"
     NAMESPACE_EXISTS = 48, "NamespaceExists"
-    MAX_TIME_EXPIRED = 50, "MaxTimeMSExpired"
+    MAX_TIME_EXPIRED = 50, "MaxTimeMSExpired", 503
     DOLLAR_PREFIXED_FIELD_NAME = 52, "DollarPrefixedFieldName"
     INVALID_ID_FIELD = 53, "InvalidIdField"
     NOT_SINGLE_VALUE_FIELD = 54, "NotSingleValueField"
     EMPTY_FIELD_NAME = 56, "EmptyFieldName"
     COMMAND_NOT_FOUND = 59, "CommandNotFound"
-    WRITE_CONCERN_TIMEOUT = 64, "WriteConcernTimeout"
+    STALE_SHARD_VERSION = 63, "StaleShardVersion", 503, Trait.RESUMABLE
+    WRITE_CONCERN_TIMEOUT = 64, "WriteConcernTimeout", 504, Trait.UNKNOWN
     IMMUTABLE_FIELD = 66, "ImmutableField"
     CANNOT_CREATE_INDEX = 67, "CannotCreateIndex"
     INVALID_OPTIONS = 72, "InvalidOptions"
     INVALID_NAMESPACE = 73, "InvalidNamespace"
     NODE_NOT_FOUND = 74, "NodeNotFound"
-    NO_REPLICATION_ENABLED = 76, "NoReplicationEnabled"
+    NO_REPLICATION_ENABLED = 76, "NoReplicationEnabled", 503
     UNKNOWN_WRITE_CONCERN_MODE = 79, "UnknownReplWriteConcern"
     INDEX_OPTIONS_CONFLICT = 85, "IndexOptionsConflict"
     INDEX_KEY_SPECS_CONFLICT = 86, "IndexKeySpecsConflict"
-    NETWORK_TIMEOUT = 89, "NetworkTimeout"
-    SHUTDOWN_IN_PROGRESS = 91, "ShutdownInProgress"
+    NETWORK_TIMEOUT = 89, "NetworkTimeout", 503, _BROKEN | Trait.UNKNOWN
+    SHUTDOWN_IN_PROGRESS = 91, "ShutdownInProgress", 503, _DOWN
     INVALID_CONFIG = 93, "InvalidReplicaSetConfig"
-    NOT_YET_INITIALIZED = 94, "NotYetInitialized"
+    NOT_YET_INITIALIZED = 94, "NotYetInitialized", 503
     NOT_SECONDARY = 95, "NotSecondary"
     OPERATION_FAILED = 96, "OperationFailed"
     DB_PATH_IN_USE = 98, "DBPathInUse"
@@ -81,78 +111,83 @@ class ErrorCode(IntEnum):
     NEW_CONFIG_INCOMPATIBLE = 103, "NewReplicaSetConfigurationIncompatible"
     NODE_NOT_ELECTABLE = 104, "NodeNotElectable"
     INCONSISTENT_REPLICA_SET_NAMES = 108, "InconsistentReplicaSetNames"
-    CONFIGURATION_IN_PROGRESS = 109, "ConfigurationInProgress"
+    CONFIGURATION_IN_PROGRESS = 109, "ConfigurationInProgress", 503
     CANNOT_INITIALIZE_NODE_WITH_DATA = 110, "CannotInitializeNodeWithData"
     NOT_EXACT_VALUE_FIELD = 111, "NotExactValueField"
-    WRITE_CONFLICT = 112, "WriteConflict"
-    CONFLICTING_OPERATION_IN_PROGRESS = 117, "ConflictingOperationInProgress"
-    INVALID_SYNC_SOURCE = 119, "InvalidSyncSource"
+    WRITE_CONFLICT = 112, "WriteConflict", 503, Trait.TRANSIENT
+    CONFLICTING_OPERATION_IN_PROGRESS = 117, "ConflictingOperationInProgress", 503
+    INVALID_SYNC_SOURCE = 119, "InvalidSyncSource", 503
     OPLOG_START_MISSING = 120, "OplogStartMissing"
     DOCUMENT_VALIDATION_FAILURE = 121, "DocumentValidationFailure"
     COMMAND_FAILED = 125, "CommandFailed"
     UNRECOVERABLE_ROLLBACK = 127, "UnrecoverableRollbackError"
-    READ_PREFERENCE_NOT_SATISFIED = 133, "FailedToSatisfyReadPreference"
-    READ_CONCERN_MAJORITY_NOT_AVAILABLE = 134, "ReadConcernMajorityNotAvailableYet"
+    READ_PREFERENCE_NOT_SATISFIED = 133, "FailedToSatisfyReadPreference", 503, Trait.RESUMABLE
+    READ_CONCERN_MAJORITY_NOT_AVAILABLE = 134, "ReadConcernMajorityNotAvailableYet", 503, Trait.RESUMABLE
     CAPPED_POSITION_LOST = 136, "CappedPositionLost"
+    EXCEEDED_MEMORY_LIMIT = 146, "ExceededMemoryLimit"
+    STALE_EPOCH = 150, "StaleEpoch", 503, Trait.RESUMABLE
+    DURATION_OVERFLOW = 159, "DurationOverflow"
     MAX_STALENESS_OUT_OF_RANGE = 160, "MaxStalenessOutOfRange"
     VIEW_DEPTH_LIMIT_EXCEEDED = 165, "ViewDepthLimitExceeded"
     COMMAND_NOT_SUPPORTED_ON_VIEW = 166, "CommandNotSupportedOnView"
     OPTION_NOT_SUPPORTED_ON_VIEW = 167, "OptionNotSupportedOnView"
-    DURATION_OVERFLOW = 159, "DurationOverflow"
     INVALID_PIPELINE_OPERATOR = 168, "InvalidPipelineOperator"
-    EXCEEDED_MEMORY_LIMIT = 146, "ExceededMemoryLimit"
     CANNOT_INDEX_PARALLEL_ARRAYS = 171, "CannotIndexParallelArrays"
-    QUERY_PLAN_KILLED = 175, "QueryPlanKilled"
+    QUERY_PLAN_KILLED = 175, "QueryPlanKilled", 400, Trait.RESUMABLE
     AMBIGUOUS_INDEX_KEY_PATTERN = 181, "AmbiguousIndexKeyPattern"
-    LINEARIZABLE_READ_CONCERN_ERROR = 187, "LinearizableReadConcernError"
-    PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown"
+    LINEARIZABLE_READ_CONCERN_ERROR = 187, "LinearizableReadConcernError", 503
+    PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown", 503, _ROLE | Trait.UNKNOWN
     VIEW_PIPELINE_TOO_LARGE = 195, "ViewPipelineMaxSizeExceeded"
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
     CANNOT_BUILD_INDEX_KEYS = 201, "CannotBuildIndexKeys"
-    INVALID_UUID = 207, "InvalidUUID"
-    FAIL_POINT_SET_FAILED = 222, "FailPointSetFailed"
     CLUSTER_TIME_FAILS_RATE_LIMITER = 205, "ClusterTimeFailsRateLimiter"
-    INCOMPLETE_TRANSACTION_HISTORY = 217, "IncompleteTransactionHistory"
-    TRANSACTION_TOO_OLD = 225, "TransactionTooOld"
+    INVALID_UUID = 207, "InvalidUUID"
+    INCOMPLETE_TRANSACTION_HISTORY = 217, "IncompleteTransactionHistory", 409
+    FAIL_POINT_SET_FAILED = 222, "FailPointSetFailed"
+    TRANSACTION_TOO_OLD = 225, "TransactionTooOld", 422
     MAX_SUB_PIPELINE_DEPTH_EXCEEDED = 232, "MaxSubPipelineDepthExceeded"
-    CURSOR_IN_USE = 237, "CursorInUse"
+    RETRY_CHANGE_STREAM = 234, "RetryChangeStream", 503, Trait.RESUMABLE
+    CURSOR_IN_USE = 237, "CursorInUse", 503
     NOT_IMPLEMENTED = 238, "NotImplemented"
-    SNAPSHOT_TOO_OLD = 239, "SnapshotTooOld"
+    SNAPSHOT_TOO_OLD = 239, "SnapshotTooOld", 503, Trait.TRANSIENT
     CONVERSION_FAILURE = 241, "ConversionFailure"
-    SNAPSHOT_UNAVAILABLE = 246, "SnapshotUnavailable"
-    NO_SUCH_TRANSACTION = 251, "NoSuchTransaction"
+    SNAPSHOT_UNAVAILABLE = 246, "SnapshotUnavailable", 503, Trait.TRANSIENT | Trait.RESUMABLE
+    NO_SUCH_TRANSACTION = 251, "NoSuchTransaction", 400, Trait.TRANSIENT
     TRANSACTION_COMMITTED = 256, "TransactionCommitted"
-    TRANSACTION_TOO_LARGE = 257, "TransactionTooLarge"
+    TRANSACTION_TOO_LARGE = 257, "TransactionTooLarge", 413
     INVALID_RESUME_TOKEN = 260, "InvalidResumeToken"
-    EXCEEDED_TIME_LIMIT = 262, "ExceededTimeLimit"
+    EXCEEDED_TIME_LIMIT = 262, "ExceededTimeLimit", 503, _BROKEN
     OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263, "OperationNotSupportedInTransaction"
+    PREPARED_TRANSACTION_IN_PROGRESS = 267, "PreparedTransactionInProgress", 503, Trait.TRANSIENT
     REPAIRED_CONFIG = 270
     INDEX_BUILD_ABORTED = 276, "IndexBuildAborted"
-    CHANGE_STREAM_FATAL = 280, "ChangeStreamFatalError"
-    CHANGE_STREAM_HISTORY_LOST = 286, "ChangeStreamHistoryLost"
+    CHANGE_STREAM_FATAL = 280, "ChangeStreamFatalError", 400, Trait.NOT_RESUMABLE
+    CHANGE_STREAM_HISTORY_LOST = 286, "ChangeStreamHistoryLost", 400, Trait.NOT_RESUMABLE
     TRANSACTION_EXCEEDED_LIFETIME = 290, "TransactionExceededLifetimeLimitSeconds"
     NO_QUERY_EXECUTION_PLANS = 291, "NoQueryExecutionPlans"
     SORT_EXCEEDED_MEMORY_LIMIT = 292, "QueryExceededMemoryLimitNoDiskUseAllowed"
-    CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet"
+    CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet", 503
     API_VERSION_ERROR = 322, "APIVersionError"
     API_STRICT_ERROR = 323, "APIStrictError"
     API_DEPRECATION_ERROR = 324, "APIDeprecationError"
     MECHANISM_UNAVAILABLE = 334, "MechanismUnavailable"
     UNSUPPORTED_OP_QUERY = 352, "UnsupportedOpQueryCommand"
     API_MISMATCH = 364, "APIMismatchError"
-    OVERLOADED = 462, "IngressRequestRateLimitExceeded"
-    SOCKET_EXCEPTION = 9001, "SocketException"
-    NOT_WRITABLE_PRIMARY = 10107, "NotWritablePrimary"
-    DOCUMENT_TOO_LARGE = 10334, "BSONObjectTooLarge"
-    DUPLICATE_KEY = 11000, "DuplicateKey"
-    INTERRUPTED_AT_SHUTDOWN = 11600, "InterruptedAtShutdown"
-    INTERRUPTED = 11601, "Interrupted"
-    INTERRUPTED_BY_STATE_CHANGE = 11602, "InterruptedDueToReplStateChange"
+    OVERLOADED = 462, "IngressRequestRateLimitExceeded", 503
+    SOCKET_EXCEPTION = 9001, "SocketException", 503, _BROKEN
+    NOT_WRITABLE_PRIMARY = 10107, "NotWritablePrimary", 503, _ROLE
+    DOCUMENT_TOO_LARGE = 10334, "BSONObjectTooLarge", 413
+    DUPLICATE_KEY = 11000, "DuplicateKey", 409
+    INTERRUPTED_AT_SHUTDOWN = 11600, "InterruptedAtShutdown", 503, _DOWN
+    INTERRUPTED = 11601, "Interrupted", 503, Trait.UNKNOWN
+    INTERRUPTED_BY_STATE_CHANGE = 11602, "InterruptedDueToReplStateChange", 503, _ROLE | Trait.UNKNOWN
     BACKGROUND_OPERATION_IN_PROGRESS = 12587, "BackgroundOperationInProgressForNamespace"
+    MERGE_NO_MATCH = 13113, "MergeStageNoMatchingDocument"
     DATABASE_DIFFER_CASE = 13297, "DatabaseDifferCase"
-    NOT_PRIMARY_NO_SECONDARY_OK = 13435, "NotPrimaryNoSecondaryOk"
-    NOT_PRIMARY_OR_SECONDARY = 13436, "NotPrimaryOrSecondary"
-    OUT_OF_DISK_SPACE = 14031, "OutOfDiskSpace"
+    STALE_CONFIG = 13388, "StaleConfig", 503, Trait.RESUMABLE
+    NOT_PRIMARY_NO_SECONDARY_OK = 13435, "NotPrimaryNoSecondaryOk", 503, _ROLE
+    NOT_PRIMARY_OR_SECONDARY = 13436, "NotPrimaryOrSecondary", 503, _ROLE
+    OUT_OF_DISK_SPACE = 14031, "OutOfDiskSpace", 503
     GROUP_NO_OBJECT = 15947
     UNKNOWN_GROUP_OPERATOR = 15952
     GROUP_WITHOUT_ID = 15955
@@ -160,17 +195,16 @@ class ErrorCode(IntEnum):
     MATCH_NO_OBJECT = 15959
     PROJECT_NO_OBJECT = 15969
     SORT_NO_OBJECT = 15973
-    SORT_EMPTY = 15976
     SORT_DIRECTION_NOT_A_NUMBER = 15974
     SORT_DIRECTION_NOT_ONE = 15975
+    SORT_EMPTY = 15976
     EMPTY_PATH_PART = 15998
-    MERGE_NO_MATCH = 13113, "MergeStageNoMatchingDocument"
     DOLLAR_IN_PATH = 16410
     NUL_IN_PATH = 16411
     DOLLAR_ALONE = 16872
     DISTINCT_TOO_LARGE = 17217
     GROUP_ID_SHOWS_FIELDS = 17390
-    UPDATE_RESULT_TOO_LARGE = 17419, "BSONObjectTooLarge"
+    UPDATE_RESULT_TOO_LARGE = 17419, "BSONObjectTooLarge", 413
     SEARCH_NOT_ENABLED = 31082, "SearchNotEnabled"
     PROJECTION_PATH_COLLISION_BELOW = 31249
     PROJECTION_PATH_COLLISION = 31250
@@ -205,46 +239,59 @@ class ErrorCode(IntEnum):
     STAGE_NOT_IN_FACET = 40600
     STAGE_MUST_BE_LAST = 40601
     STAGE_MUST_BE_FIRST = 40602
-    TXN_NUMBER_NOT_ALLOWED = 50768
     CURSOR_WITHOUT_SESSION = 50736
     CURSOR_NEEDS_SESSION = 50737
     CURSOR_OF_OTHER_SESSION = 50738
     CURSOR_WITHOUT_TRANSACTION = 50739
     CURSOR_NEEDS_TRANSACTION = 50740
     CURSOR_OF_OTHER_TRANSACTION = 50741
+    TXN_NUMBER_NOT_ALLOWED = 50768
     FAIL_POINT = 50985
+    USER_EXISTS = 51003
     NUMBER_OUT_OF_RANGE = 51024
+    STAGE_NOT_IN_LOOKUP = 51047
     REGEX_OPTIONS_TWICE = 51075
     INVALID_REGEX = 51091
-    STAGE_NOT_IN_LOOKUP = 51047
     INVALID_REGEX_OPTION = 51108
-    USER_EXISTS = 51003
     REGEX_TIME_LIMIT = 51156
     MIN_MAX_NEEDS_HINT = 51173
     MIN_MAX_OF_ANOTHER_INDEX = 51174
     MIN_NOT_BEFORE_MAX = 51175
     MIN_MAX_FIELDS_DIFFER = 51176
-    HELLO_EXHAUST_WITHOUT_TIME = 51756
     EMPTY_SUB_PROJECTION = 51270
     PROJECT_EMPTY = 51272
+    HELLO_EXHAUST_WITHOUT_TIME = 51756
     DUPLICATE_FIELD_IN_DIFF = 4728000
     API_FIELDS_WITHOUT_VERSION = 4886600
     SKIP_NO_COUNT = 5107200
     LIMIT_NO_COUNT = 5107201
-    PIPELINE_TOO_LONG = 7749501
     GET_LAST_ERROR_DEFAULTS_SET = 5624102
-    NOT_ENOUGH_IN_SYNC = 9_900_001, "NotEnoughInSync"
-    CONSUMER_NOT_FOUND = 9_900_011, "ConsumerNotFound"
-    CONSUMER_TAKEN = 9_900_012, "ConsumerTaken"
-    CONSUMER_MOVED = 9_900_013, "ConsumerMoved"
+    PIPELINE_TOO_LONG = 7749501
+    NOT_ENOUGH_IN_SYNC = 9_900_001, "NotEnoughInSync", 503
+    CONSUMER_NOT_FOUND = 9_900_011, "ConsumerNotFound", 404
+    CONSUMER_TAKEN = 9_900_012, "ConsumerTaken", 409
+    CONSUMER_MOVED = 9_900_013, "ConsumerMoved", 409
 
 
 def code_name(code: int) -> str:
     """Return MongoDB's name of `code`; a number that is not in the table reads `LocationNNN`, as in MongoDB."""
-    try:
-        return ErrorCode(code).code_name
-    except ValueError:
-        return f"Location{code}"
+    known = _BY_NUMBER.get(code)
+    return f"Location{code}" if known is None else known.code_name
+
+
+def http_status_of(code: int) -> int:
+    """Return the HTTP status of an error; 400 for a number that is not in the table."""
+    known = _BY_NUMBER.get(code)
+    return 400 if known is None else known.http_status
+
+
+def has_trait(code: object, trait: Trait) -> bool:
+    """Whether the error of this number has one of these traits."""
+    known = _BY_NUMBER.get(code)
+    return known is not None and bool(known.traits & trait)
+
+
+_BY_NUMBER: dict[object, ErrorCode] = {int(code): code for code in ErrorCode}
 
 
 LONGEST_MESSAGE = 2_000
@@ -286,6 +333,10 @@ class ReplError(Exception):
     @property
     def code_name(self) -> str:
         return code_name(self.code)
+
+    def has(self, trait: Trait) -> bool:
+        """Whether its code has one of these traits."""
+        return has_trait(self.code, trait)
 
 
 class BadValueError(ReplError):

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request, Response
 
 from api.commands import check_reply, decode_reply, run_command
 from api.content import times_of
-from api.errors import APPLIED, HttpError, headers_of, status_of
+from api.errors import APPLIED, HttpError, headers_of
 from api.exchange import HttpAnswer, HttpRequest, read_document, to_response
 from api.openapi import answers
 from api.read_from import READ_COMMANDS, add_read_from, advised_elsewhere
 from replset.commands.table import PRIVATE
+from replset.errors import http_status_of
 from replset.runtime.member import RunningMember
 
 WRITES = frozenset(
@@ -66,7 +67,7 @@ def router(member: RunningMember) -> APIRouter:
 def outcome(reply: dict[str, Any]) -> tuple[int, dict[str, str]]:
     """Return status and headers for a reply with ok: 1, which may still hold write errors or a write concern error."""
     if reply.get("writeErrors"):
-        status = status_of(int(reply["writeErrors"][0]["code"]))
+        status = http_status_of(int(reply["writeErrors"][0]["code"]))
         # A 503 says that nothing was applied and invites the client to send the whole write again. Here a part is
         # applied already, and a second run would apply that part twice. So the status is 504.
         if status == 503 and reply.get("n"):

@@ -15,19 +15,15 @@ from rich.table import Table
 from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
-from replset.errors import BadValueError, ErrorCode, ReplError
+from replset.errors import BadValueError, ErrorCode, ReplError, Trait
 from replset.terminal import console, duration, echo
 
 app = typer.Typer(help="Named consumers, which follow the set's changes.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="the consumer's name")]
 Place = Annotated[str, typer.Option(help="now, oldest, SECONDS:INC, a date as 2026-11-23T05:00:00Z, or a token")]
-RETRIED = frozenset(
-    {ErrorCode.NOT_WRITABLE_PRIMARY, ErrorCode.PRIMARY_STEPPED_DOWN, ErrorCode.INTERRUPTED_BY_STATE_CHANGE}
-    | {ErrorCode.SHUTDOWN_IN_PROGRESS, ErrorCode.NOT_PRIMARY_OR_SECONDARY, ErrorCode.HOST_UNREACHABLE}
-    | {ErrorCode.CONSUMER_MOVED, ErrorCode.WRITE_CONCERN_TIMEOUT}
-)
-"""After these `read --follow` goes on."""
+_CONSUMER_ELSEWHERE = (ErrorCode.CONSUMER_MOVED, ErrorCode.WRITE_CONCERN_TIMEOUT)
+"""After these, too, `read --follow` goes on."""
 WAIT_MS = 5_000
 
 
@@ -105,7 +101,8 @@ def read(
             if ack and found["events"]:
                 _acknowledge(host, name, found)
         except ReplError as error:
-            if not follow or error.code not in RETRIED:
+            goes_on = error.has(Trait.RETRYABLE) or error.code in _CONSUMER_ELSEWHERE
+            if not follow or not goes_on:
                 raise
             begin = {}
             time.sleep(0.5)

@@ -7,33 +7,10 @@ from struct import Struct
 
 from replset.bson import Int64, ObjectId, RawDocument, Timestamp
 from replset.commands.ports import MemberPort
-from replset.errors import ErrorCode, ReplError
+from replset.errors import ReplError, Trait, has_trait
 from replset.ids import OpTime
 from replset.optime import optime_document, timestamp
 
-SHUTDOWN_CODES = frozenset({ErrorCode.SHUTDOWN_IN_PROGRESS, ErrorCode.INTERRUPTED_AT_SHUTDOWN})
-ROLE_CODES = frozenset(
-    {
-        ErrorCode.PRIMARY_STEPPED_DOWN,
-        ErrorCode.NOT_WRITABLE_PRIMARY,
-        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
-        ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
-        ErrorCode.NOT_PRIMARY_OR_SECONDARY,
-    }
-)
-"""Errors that tell of a changed role (map W5)."""
-RETRYABLE_CODES = (
-    ROLE_CODES
-    | SHUTDOWN_CODES
-    | {
-        ErrorCode.HOST_UNREACHABLE,
-        ErrorCode.HOST_NOT_FOUND,
-        ErrorCode.NETWORK_TIMEOUT,
-        ErrorCode.EXCEEDED_TIME_LIMIT,
-        ErrorCode.SOCKET_EXCEPTION,
-    }
-)
-"""After these a driver sends a retryable write once more (map B4)."""
 RETRYABLE, NOTHING_WRITTEN = "RetryableWriteError", "NoWritesPerformed"
 _INC_MASK = (1 << 31) - 1
 
@@ -88,7 +65,7 @@ def add_topology_version(reply: dict[str, object], code: object, member: MemberP
     A driver passes over an error whose version it knows already. The version grows when a role changes and when a
     shutdown begins, not for a shutdown error that a fail point made up.
     """
-    if code in ROLE_CODES or (code in SHUTDOWN_CODES and member.shutting_down):
+    if has_trait(code, Trait.ROLE) or (has_trait(code, Trait.SHUTDOWN) and member.shutting_down):
         reply["topologyVersion"] = member.topology.document()
 
 
@@ -102,7 +79,7 @@ def replace_labels(reply: dict[str, object], labels: list[str]) -> None:
 
 def add_retry_labels(error: ReplError, *, has_written: bool) -> None:
     """Give the error of a retryable write, commitTransaction or abortTransaction the labels that drivers look for."""
-    if error.code in RETRYABLE_CODES:
+    if error.has(Trait.RETRYABLE):
         error.labels += (RETRYABLE,)
     if not has_written and NOTHING_WRITTEN not in error.labels:
         error.labels += (NOTHING_WRITTEN,)
@@ -111,7 +88,7 @@ def add_retry_labels(error: ReplError, *, has_written: bool) -> None:
 def label_concern_error(reply: dict[str, object]) -> None:
     """As `add_retry_labels`, for the reply of a write that is applied and whose write concern is not met."""
     error = reply["writeConcernError"]
-    if isinstance(error, dict) and error.get("code") in RETRYABLE_CODES:
+    if isinstance(error, dict) and has_trait(error.get("code"), Trait.RETRYABLE):
         reply["errorLabels"] = [RETRYABLE]
 
 

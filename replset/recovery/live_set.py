@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from replset.bson import RawDocument, decode, encode, encode_key, walk
 from replset.client import WireClient
-from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
+from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError, Trait, has_trait
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.optime import timestamp
@@ -22,29 +22,16 @@ from replset.optime import timestamp
 T = TypeVar("T")
 DocumentKey = tuple[str, bytes]
 """A namespace, and encode_key of a document's `_id`."""
-RETRIED = frozenset(
-    {
-        ErrorCode.HOST_UNREACHABLE,
-        ErrorCode.HOST_NOT_FOUND,
-        ErrorCode.CURSOR_NOT_FOUND,
-        ErrorCode.NETWORK_TIMEOUT,
-        ErrorCode.SHUTDOWN_IN_PROGRESS,
-        ErrorCode.PRIMARY_STEPPED_DOWN,
-        ErrorCode.SNAPSHOT_UNAVAILABLE,
-        ErrorCode.SOCKET_EXCEPTION,
-        ErrorCode.NOT_WRITABLE_PRIMARY,
-        ErrorCode.INTERRUPTED_AT_SHUTDOWN,
-        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
-        ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
-        ErrorCode.NOT_PRIMARY_OR_SECONDARY,
-    }
-)
-"""Error codes that say nothing about the request: no primary, a new primary, a broken connection."""
 LARGEST_STATEMENT = 16 << 20
 OPLOG = "local.oplog.rs"
 PRIMARY_TIMEOUT_S = 30.0
 PAUSE_S = 0.2
 WAIT_FOR_MAJORITY_MS = 30_000
+
+
+def may_retry(code: int) -> bool:
+    """Whether the error says nothing about the request: no primary, a new primary, a broken connection, a lost read."""
+    return has_trait(code, Trait.RETRYABLE) or code in (ErrorCode.CURSOR_NOT_FOUND, ErrorCode.SNAPSHOT_UNAVAILABLE)
 
 
 class UnconfirmedError(ReplError):
@@ -258,7 +245,7 @@ class LiveSet:
                 return work(self._connected())
             except ReplError as error:
                 self._disconnect()
-                if error.code not in RETRIED or time.monotonic() > deadline:
+                if not may_retry(error.code) or time.monotonic() > deadline:
                     raise
                 time.sleep(PAUSE_S)
 
@@ -305,7 +292,7 @@ class LiveSet:
         if reply.get("ok"):
             return
         code = int(reply.get("code", 1))
-        if code in RETRIED:
+        if may_retry(code):
             self._disconnect()
         raise ReplError(f"{self.primary}: {reply.get('errmsg', 'failed')}", code=code)
 

@@ -20,7 +20,7 @@ from replset.commands.namespaces import writable_namespace
 from replset.errors import CorruptDataError, IllegalOperationError, ReplError
 from replset.recovery.audit import AuditLog
 from replset.recovery.compare import Comparison
-from replset.recovery.live_set import LARGEST_STATEMENT, RETRIED, LiveSet, UnconfirmedError, Write, WriteResult
+from replset.recovery.live_set import LARGEST_STATEMENT, LiveSet, UnconfirmedError, Write, WriteResult, may_retry
 from replset.recovery.lost_writes import CommandKind, DocumentId, LostCommand, LostDocument, LostWrites
 from replset.recovery.policy import Decision, Policy, RestoreAction, Versions, decide, decide_command, operators
 from replset.recovery.report import document_json, summary
@@ -272,7 +272,7 @@ class Restore:
         except UnconfirmedError as error:
             return WriteResult(set(), {}), error.message
         except ReplError as error:
-            if error.code not in RETRIED:
+            if not may_retry(error.code):
                 raise
             return WriteResult(set(), {}), error.message  # applied or not: the next read shows it
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from replset.bson import RawDocument
-from replset.errors import ErrorCode, OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.errors import ErrorCode, OutOfDiskSpaceError, RemoteProtocolError, ReplError, Trait
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.replication.difference_protocol import CompareReply, CompareRequest
@@ -32,15 +32,6 @@ COMPARED_OPLOG_BYTES = 16 << 20
 the commit point on.
 """
 _UNREACHABLE = frozenset({ErrorCode.HOST_UNREACHABLE, ErrorCode.NETWORK_TIMEOUT})
-_TEMPORARY = _UNREACHABLE | {
-    ErrorCode.SHUTDOWN_IN_PROGRESS,
-    ErrorCode.INTERRUPTED_AT_SHUTDOWN,
-    ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
-    ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
-    ErrorCode.NOT_PRIMARY_OR_SECONDARY,
-    ErrorCode.OUT_OF_DISK_SPACE,
-}
-"""Codes that say nothing about the copy: shutting down, a state that serves nothing for a while, a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +155,7 @@ class CopyTransfer:
         try:
             offer = await (self._ask_repeatedly(record, request) if is_chosen else self._ask(record, request))
         except ReplError as error:
-            if is_chosen and error.code in _TEMPORARY:
+            if is_chosen and is_temporary(error):
                 raise
             log.info("the copy of %s cannot be fetched any more: %s", record.source, error.message)
             return None
@@ -288,8 +279,10 @@ class CopyTransfer:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether the error says nothing about the copy."""
-    return isinstance(error, OSError) or (isinstance(error, ReplError) and error.code in _TEMPORARY)
+    """Whether the error says nothing about the copy: a member away or in a state that serves nothing, a full disk."""
+    if isinstance(error, ReplError):
+        return error.has(Trait.RETRYABLE) or error.code == ErrorCode.OUT_OF_DISK_SPACE
+    return isinstance(error, OSError)
 
 
 def _is_same(record: CopyRecord, reply: SnapshotReply) -> bool:

@@ -18,7 +18,6 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.namespaces import collection_field
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import ReadConcern, read_concern_of, read_point
-from replset.commands.replies import RETRYABLE_CODES
 from replset.commands.sessions.session_request import SessionRequest
 from replset.commands.sessions.session_table import EndsSession
 from replset.commands.waiters import Notifier
@@ -32,6 +31,7 @@ from replset.errors import (
     OverloadedError,
     QueryPlanKilledError,
     ReplError,
+    Trait,
     WriteConflictError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime, invariant
@@ -54,16 +54,6 @@ TRANSIENT: Final = "TransientTransactionError"
 COMMANDS_INSIDE: Final = frozenset(
     {"find", "getMore", "killCursors", "insert", "update", "delete", "findAndModify", "distinct", "aggregate"}
     | {"create", "createIndexes", "commitTransaction", "abortTransaction"}
-)
-_ALWAYS_TRANSIENT = frozenset(
-    {
-        ErrorCode.WRITE_CONFLICT,
-        ErrorCode.SNAPSHOT_TOO_OLD,
-        ErrorCode.SNAPSHOT_UNAVAILABLE,
-        ErrorCode.NO_SUCH_TRANSACTION,
-        24,  # LockTimeout and, next, PreparedTransactionInProgress: only fail points give them here
-        267,
-    }
 )
 
 
@@ -398,8 +388,7 @@ def add_transaction_label(ctx: CommandContext, error: ReplError) -> None:
 
     After a commit it may not: where a member is no primary any more, the transaction may be committed.
     """
-    code, ends = error.code, ctx.command.ends_transaction
-    is_transient = code in _ALWAYS_TRANSIENT or (not ends and code in RETRYABLE_CODES)
+    is_transient = error.has(Trait.TRANSIENT) or (not ctx.command.ends_transaction and error.has(Trait.RETRYABLE))
     if "writeConcernError" in error.details:
         is_transient = False  # not known to be gone: see commit_transaction
     if is_transient and TRANSIENT not in error.labels:

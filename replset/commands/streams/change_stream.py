@@ -24,7 +24,7 @@ from replset.commands.read_concern import ReadConcern, read_concern_of, read_poi
 from replset.commands.slow_operations import WORK
 from replset.commands.streams.event_reader import PAGE_EVENTS, EventOptions, EventReader, ToldEvent
 from replset.commands.users.authorization import authorize
-from replset.errors import ErrorCode, InvalidNamespaceError, InvalidOptionsError, ReplError
+from replset.errors import ErrorCode, InvalidNamespaceError, InvalidOptionsError, ReplError, Trait
 from replset.ids import OpTime
 from replset.query.change_events import Scope
 from replset.query.change_tokens import Kind, Token, behind
@@ -41,11 +41,6 @@ SHOWN_AT_ONCE: Final = 8
 """Events between two looks at how many bytes the stages have made of them."""
 RESUMABLE: Final = "ResumableChangeStreamError"
 NOT_RESUMABLE: Final = "NonResumableChangeStreamError"
-NOT_RESUMABLE_CODES: Final = frozenset({280, 286})
-RESUMABLE_CODES: Final = frozenset(
-    {6, 7, 63, 89, 91, 133, 134, 150, 175, 189, 234, 246, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436}
-)
-"""Errors after which a driver opens the stream again behind its token."""
 
 
 class ChangeStreamCursor(Cursor):
@@ -272,9 +267,9 @@ def _scope_of(ctx: CommandContext, stage: ChangeStreamStage) -> tuple[Scope, str
 
 def add_resumable_label(ctx: CommandContext, error: ReplError) -> None:
     """Give the error of a change stream the label by which a driver knows whether it may resume."""
-    if error.code in RESUMABLE_CODES and _is_of_stream(ctx):
+    if error.has(Trait.RESUMABLE) and _is_of_stream(ctx):
         error.labels += (RESUMABLE,)
-    elif error.code in NOT_RESUMABLE_CODES and _is_of_stream(ctx):
+    elif error.has(Trait.NOT_RESUMABLE) and _is_of_stream(ctx):
         error.labels += (NOT_RESUMABLE,)
 
 

@@ -20,11 +20,11 @@ from replset.commands.namespaces import collection_of, writable_namespace
 from replset.commands.pipelines.views import refuse_view
 from replset.commands.ports import Reply
 from replset.commands.reads.scan import pause
-from replset.commands.replies import SHUTDOWN_CODES, LargeReply, encode_write_reply, write_times
+from replset.commands.replies import LargeReply, encode_write_reply, write_times
 from replset.commands.write_concern import note_awaited, wait_for_write_concern, write_concern_of
 from replset.commands.writes.retryable import Executed, RetryableWrite
 from replset.commands.writes.validators import Validator, validator_of
-from replset.errors import BadValueError, ErrorCode, NotWritablePrimaryError, PrimarySteppedDownError, ReplError
+from replset.errors import BadValueError, ErrorCode, NotWritablePrimaryError, PrimarySteppedDownError, ReplError, Trait
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document
 from replset.replication.held_keys import Place
@@ -252,7 +252,7 @@ async def run_batch(batch: Batch) -> Reply:
     except ReplError as error:
         if batch.committed is None or ctx.transaction is not None:  # a transaction ends with it
             raise
-        if batch.retry is not None and error.code in SHUTDOWN_CODES:
+        if batch.retry is not None and error.has(Trait.SHUTDOWN):
             raise  # labelled, it makes the client go on with the rest
         done = batch.committed
         if isinstance(error, NotWritablePrimaryError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replset.bson import Binary, Int64
-from replset.commands.replies import RETRYABLE_CODES
+from replset.errors import Trait, has_trait
 from tests.simulation.kit.clients import Clients, ClientSite
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import CONCERNS, DATABASE
@@ -179,7 +179,7 @@ def _judge(write: RetriedWrite, reply: Mapping[str, Any]) -> bool:
         return _judge_failure(write, reply)
     if reply.get("writeErrors"):
         error = reply["writeErrors"][0]
-        if error["code"] not in RETRYABLE_CODES and error["code"] != 14031:
+        if not has_trait(error["code"], Trait.RETRYABLE) and error["code"] != 14031:
             write.wrong = f"a write error: {error}"
             return True
         return False
@@ -197,7 +197,7 @@ def _judge(write: RetriedWrite, reply: Mapping[str, Any]) -> bool:
 
 def _judge_failure(write: RetriedWrite, reply: Mapping[str, Any]) -> bool:
     code = reply.get("code")
-    if code in RETRYABLE_CODES and "RetryableWriteError" not in reply.get("errorLabels", ()):
+    if has_trait(code, Trait.RETRYABLE) and "RetryableWriteError" not in reply.get("errorLabels", ()):
         write.wrong = f"no label: {reply}"
     if code == 225:
         write.wrong = f"refused for a newer number: {reply}"

@@ -192,14 +192,14 @@ def test_a_failure_after_the_first_row_is_in_the_answer(api: Api, live: FakeSet,
 def test_a_failure_before_the_first_row_tells_whether_anything_was_sent(
     api: Api, live: FakeSet, manifest: Path
 ) -> None:
-    live.before_write = raising(ReplError("not now", code=262))
+    live.before_write = raising(ReplError("not now", code=112))
     answer = ask(api, manifest, "restore")
     assert (answer.status_code, answer.headers["x-replset-applied"]) == (504, "unknown")
     (record,) = manifest.parent.glob("restore.*")
     found = plain(answer)
-    assert (found["code"], found["applied"], found["audit"]) == (262, "unknown", str(record))
-    live.documents = raising(ReplError("not now", code=262))  # type: ignore[method-assign]
-    refused(ask(api, manifest, "restore"), 503, 262, "not now")
+    assert (found["code"], found["applied"], found["audit"]) == (112, "unknown", str(record))
+    live.documents = raising(ReplError("not now", code=112))  # type: ignore[method-assign]
+    refused(ask(api, manifest, "restore"), 503, 112, "not now")
 
 
 @pytest.mark.usefixtures("by_ones")

@@ -122,6 +122,12 @@ OF_OTHER_SERVERS = {
     ErrorCode.INTERRUPTED_AT_SHUTDOWN,
     ErrorCode.INTERRUPTED,
     ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+    ErrorCode.LOCK_TIMEOUT,
+    ErrorCode.STALE_SHARD_VERSION,
+    ErrorCode.STALE_EPOCH,
+    ErrorCode.RETRY_CHANGE_STREAM,
+    ErrorCode.PREPARED_TRANSACTION_IN_PROGRESS,
+    ErrorCode.STALE_CONFIG,
 }
 """Codes that only other servers or a command line of ours give; our clients and the HTTP status table know them."""
 
