@@ -127,13 +127,21 @@ def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 def any_incarnation_votes(patch: pytest.MonkeyPatch) -> None:
     """A member whose disk was emptied votes and is counted as soon as it has a copy."""
-    real = Elections.vote_refusal
+    on_vote_reply = Elections.on_vote_reply
 
-    def vote_refusal(self: Elections, request: Any) -> str | None:
-        refusal = real(self, request)
-        return None if refusal is not None and "does not name" in refusal else refusal
+    def counted(self: Elections, request_id: int, reply: Any, why_not: str) -> None:
+        member = None if reply is None or self.node.config is None else self.node.config.member(reply.voter)
+        named = reply if member is None else replace(reply, incarnation=member.incarnation)
+        on_vote_reply(self, request_id, named, why_not)
 
-    patch.setattr(Elections, "vote_refusal", vote_refusal)
+    patch.setattr(Elections, "on_vote_reply", counted)
+
+    def is_candidate(self: Elections, request: Any) -> bool:
+        node = self.node
+        is_member = node.config is not None and node.config.member(request.candidate) is not None
+        return is_member and not node.is_other_set(request.set_name, request.set_id)
+
+    patch.setattr(Elections, "_is_candidate", is_candidate)
     patch.setattr(
         NodeState, "incarnation_matches", property(lambda node: node.self_member is not None and not node.must_sync)
     )
@@ -367,7 +375,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(undo_row_skipped, (4,), kind=ROLLBACK_RUNS),
     Mutant(durable_before_the_sync, (5, 0), "invariant 4"),
     Mutant(journaled_before_the_sync, (1, 14), "invariant 4"),
-    Mutant(any_incarnation_votes, (0,), "invariant 1", CORE_ALONE, (scenarios.emptied_voter, "invariant 3")),
+    Mutant(any_incarnation_votes, scenario=(scenarios.emptied_voter, "invariant 3")),
     Mutant(majority_reads_of_anything, (14,), "invariant 3"),
     Mutant(cluster_time_ignored, (1, 2), "invariant 3"),
     Mutant(linearizable_read_unproven, (25,), "invariant 7"),
