@@ -16,7 +16,7 @@ from replset.commands.sessions.session_request import KEYED, foreign_session
 from replset.commands.table import COMMANDS
 from replset.commands.users.authorization import authorize
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
-from replset.core.write_concern import MAJORITY, WriteConcern
+from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError, Trait, has_trait
 from replset.ids import HostPort, Millis
 from replset.optime import optime_or_none

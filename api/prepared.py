@@ -26,7 +26,7 @@ from replset.commands.replies import decode_write_reply
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.commands.writes.prepared import PreparedWrite, insert_work
 from replset.commands.writes.shapes import Target
-from replset.core.write_concern import MAJORITY
+from replset.core.quorum import MAJORITY
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
 

@@ -11,12 +11,11 @@ from typing import Annotated
 import typer
 
 from replset.long_work import LongWork
-from replset.recovery.audit import AuditLog
 from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import LostCommand, LostDocument, LostWrites
 from replset.recovery.policy import POLICIES, ConflictStatus, Decision, Policy, Versions, parse_policy
 from replset.recovery.report import JsonReport
-from replset.recovery.restore import Outcome, Restore, Result, read_restorable_manifest
+from replset.recovery.restore import AuditLog, Outcome, Restore, Result, read_restorable_manifest
 from replset.terminal import echo
 from rollback_tools import manifest_source
 from rollback_tools.diff import print_document

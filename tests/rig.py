@@ -24,7 +24,7 @@ from replset.commands.table import PRIVATE
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.messages import ReplyBody, RequestBody
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import HostUnreachableError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.write_ops import WriteGroup

@@ -18,12 +18,11 @@ from api.routes.rollbacks import find_manifest
 from api.streaming import ReportSource, report_chunks, run_in_thread, stream_response
 from replset.errors import ErrorCode, ReplError, ShutdownInProgressError
 from replset.ids import HostPort
-from replset.recovery.audit import AuditLog
 from replset.recovery.compare import RollbackDiff
 from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import LostWrites
 from replset.recovery.policy import Policy, parse_policy
-from replset.recovery.restore import Restore, read_restorable_manifest
+from replset.recovery.restore import AuditLog, Restore, read_restorable_manifest
 from replset.recovery.verify import RollbackCheck, verify_rollback
 from replset.replication.rollback_manifest import read_manifest
 from replset.runtime.member import RunningMember

@@ -17,7 +17,7 @@ from api.openapi import answers, body
 from replset.bson import InvalidBSONError
 from replset.errors import CorruptDataError, ErrorCode
 from replset.ids import HostPort
-from replset.recovery.lost_entries import LostPage, lost_entries
+from replset.recovery.lost_writes import LostPage, lost_entries
 from replset.replication.rollback_manifest import (
     Manifest,
     RollbackState,

@@ -10,9 +10,9 @@ from typing import Any
 from replset.cli import calls
 from replset.cli.changes import NotAcceptedError
 from replset.config import ReplSetConfig, parse_host
+from replset.core.quorum import MAJORITY, implicit_default, kept_default
 from replset.core.reconfig_effect import reconfig_warning
 from replset.core.reconfig_plan import Step, is_same, plan_reconfig
-from replset.core.write_concern import MAJORITY, implicit_default, kept_default
 from replset.errors import NodeNotFoundError, ReplError
 from replset.terminal import echo
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
-from replset.core.term_limits import MAX_TERM
+from replset.core.messages import MAX_TERM
 from replset.errors import BadValueError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import noop_entry

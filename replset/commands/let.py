@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,8 @@ from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
 from replset.commands.ports import MemberPort
 from replset.optime import timestamp
-from replset.query.variables import let_values
+from replset.query.expressions import compile_expression, fault
+from replset.query.expressions.logic import variable_name
 
 
 def let_of(body: RawDocument) -> object:
@@ -44,3 +46,26 @@ async def variables_of(ctx: CommandContext) -> dict[str, Any]:
         return system
     let = await read_statement(member, body, lambda: fields.decoded(body, "let", ctx.name))
     return await compiled(member, weight_of(len(body.raw), let), partial(let_values, let, system))
+
+
+def let_values(let: Mapping[str, object], system: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `system` with the value of each variable of `let`, whose expression may use those before it.
+
+    Raises 4890500 for an expression that reads a field, 9 for a name that none can have, and what expressions raise.
+    """
+    variables = dict(system)
+    for name, value in let.items():
+        expression = compile_expression(value, variables)
+        if expression.paths:
+            raise fault(
+                4890500,
+                f"let.{name:.80} tried to access a field, but expressions of a command's let run before any document is"
+                " read",
+            )
+        variables[variable_name(name, "let")] = expression.evaluate({}, variables)
+    return variables
+
+
+def with_constants(constants: Mapping[str, object], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables and the constants of an update, which are values as they are."""
+    return {**variables, **{variable_name(name, "c"): value for name, value in constants.items()}}

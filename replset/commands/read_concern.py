@@ -20,7 +20,7 @@ from replset.commands.read_preference import read_preference_of, refuse_unsuitab
 from replset.commands.slow_operations import SlowReason
 from replset.commands.write_concern import WriteConcernFailure, wait_until_met
 from replset.core.member_state import MemberState
-from replset.core.write_concern import MAJORITY, WriteConcern
+from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import (
     FailedToParseError,
     InvalidOptionsError,

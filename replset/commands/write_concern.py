@@ -1,6 +1,6 @@
 """The write concern of a command: how it is parsed, checked and waited for, and the set's default (map A8, W6).
 
-Whether an entry meets a write concern is decided in core/write_concern.py; everything else about it is here. It holds
+Whether an entry meets a write concern is decided in core/quorum.py; everything else about it is here. It holds
 getDefaultRWConcern and setDefaultRWConcern too: the default is a replicated document in `config.settings`.
 """
 
@@ -25,8 +25,8 @@ from replset.commands.slow_operations import SlowReason
 from replset.commands.waiters import Completion, done_within
 from replset.config import ReplSetConfig, TagCounts, parse_tag_counts
 from replset.core.member_state import MemberState
+from replset.core.quorum import IN_SYNC, MAJORITY, WriteConcern, implicit_default, unsatisfiable
 from replset.core.waiting import WaitedFor
-from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, implicit_default, unsatisfiable
 from replset.errors import (
     BadValueError,
     ErrorCode,

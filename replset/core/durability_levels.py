@@ -6,9 +6,9 @@ The lag is that of the commit point, so members that are down count: with too fe
 from __future__ import annotations
 
 from replset.config.durability_rules import DurabilityRule, find_namespace
+from replset.core.quorum import IN_SYNC, MAJORITY, WriteConcern
 from replset.core.state import NodeState
 from replset.core.waiting import members_waited_for
-from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern
 
 PROVENANCE = "durabilityLevel"
 

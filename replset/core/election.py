@@ -10,11 +10,10 @@ from replset.core.election_metrics import CandidateMetrics, ParticipantMetrics
 from replset.core.fast_failover import FAST_FAILOVER, FastFailover
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
+from replset.core.messages import MAX_TERM, Done, Refused, StepUpRequest, VoteReply, VoteRequest
 from replset.core.quorum import has_majority
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.takeover import TAKEOVERS, Takeovers
-from replset.core.term_limits import MAX_TERM
 from replset.errors import ErrorCode
 from replset.ids import HostPort, MemberId, Millis, invariant
 

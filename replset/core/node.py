@@ -61,6 +61,7 @@ from replset.core.messages import (
     VoteRequest,
     VoteSaved,
 )
+from replset.core.quorum import IN_SYNC, MAJORITY, WriteConcern, is_enough, satisfied
 from replset.core.reconfig import Reconfigs
 from replset.core.role import role_until
 from replset.core.staleness import lag_ms
@@ -68,7 +69,6 @@ from replset.core.state import NodeState, Peer, shown_state
 from replset.core.status import Status, build_status
 from replset.core.stepdown import StepDowns
 from replset.core.waiting import WaitedFor, in_vain, majority_lag, members_waited_for
-from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, satisfied
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, invariant
 
 SERVING = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING})

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from replset.config import MAX_GIVEN_VERSION, ReplSetConfig
 from replset.core.messages import Refused
-from replset.core.write_concern import implicit_default
+from replset.core.quorum import implicit_default
 from replset.errors import ErrorCode
 from replset.ids import HostPort
 

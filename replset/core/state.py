@@ -25,8 +25,8 @@ from replset.core.messages import (
     ReplyBody,
     StepUpRequest,
     VoteRequest,
+    is_plausible_term,
 )
-from replset.core.term_limits import is_plausible_term
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, invariant
 
 NO_POSITION = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Refused
+from replset.core.quorum import IN_SYNC, MAJORITY, WriteConcern, is_enough, number_of, tag_counts
 from replset.core.state import NodeState
-from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, number_of, tag_counts
 from replset.errors import ErrorCode
 from replset.ids import HostPort, MemberId, OpTime
 

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from replset.bson import RawDocument
-from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
+from replset.core.messages import SourceBatch, SourceFailed, SourceProblem, is_plausible_term
 from replset.core.node import Node
-from replset.core.term_limits import is_plausible_term
 from replset.errors import (
     HostUnreachableError,
     OutOfDiskSpaceError,

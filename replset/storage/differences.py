@@ -20,8 +20,7 @@ import apsw
 from replset.errors import CorruptDataError, ErrorCode, ReplError
 from replset.ids import invariant
 from replset.oplog_row import entry_hash
-from replset.storage.catalog import SESSIONS, Collection, load_catalog, load_collection
-from replset.storage.collection_changes import count_from_now_on
+from replset.storage.catalog import SESSIONS, Collection, count_from_now_on, load_catalog, load_collection
 from replset.storage.copies import OPLOG_ONLY
 from replset.storage.disk import Disk
 from replset.storage.indexes import Index, index_table_sql, load_indexes, write_entries

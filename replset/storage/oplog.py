@@ -1,7 +1,8 @@
-"""Reads rows of the oplog table, and checks the hash chain over them."""
+"""Reads rows of the oplog table, checks the hash chain over them, and keeps the newest ones in memory."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from replset.bson import InvalidBSONError
 from replset.errors import CappedPositionLostError, CorruptDataError, DamagedEntryError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
-from replset.oplog_row import READ_COLUMNS, OplogRow, TermSpan, entry_hash, first_damaged, next_chain
+from replset.oplog_row import READ_COLUMNS, OplogRow, StoredRow, TermSpan, entry_hash, first_damaged, next_chain
 from replset.storage.sqlite import first_row, rows_of
 
 _HEAD_COLUMNS = "CAST(term AS INTEGER), ts, CAST(op AS TEXT), CAST(ns AS TEXT), CAST(wall AS INTEGER)"
@@ -237,3 +238,60 @@ def term_spans(connection: apsw.Connection) -> list[TermSpan]:
         TermSpan(OpTime(term, first), None if last is None else OpTime(term, last))
         for term, first, last in rows_of(connection, "SELECT term, first_ts, last_ts FROM terms ORDER BY term")
     ]
+
+
+ROW_BYTES = 400
+"""What a row of the oplog takes in memory beside its entry: small entries are mostly that."""
+DROP_PARTS = 32
+"""The part of all rows that is dropped at once, a few hundred: more would hold the event loop."""
+
+
+class OplogTail:
+    """Holds the newest rows, since secondaries ask for these again and again.
+
+    In order, without a gap up to the newest: about `max_bytes` of them.
+
+    They are plain tuples: the garbage collector stops to follow these, and would go through thousands of named ones
+    again and again.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.rows: list[StoredRow] = []
+        self._places: list[int] = []  # the ts of each row
+        self._size = 0
+
+    def add(self, rows: list[StoredRow], entry_bytes: int) -> None:
+        """Add committed rows. entry_bytes: of their entries."""
+        self.rows += rows
+        self._places += [row[0] for row in rows]
+        self._size += entry_bytes + ROW_BYTES * len(rows)
+        if self._size > self._max_bytes + self._max_bytes // DROP_PARTS:
+            dropped, size = 0, self._size
+            while size > self._max_bytes:
+                size -= len(self.rows[dropped][8]) + ROW_BYTES
+                dropped += 1
+            del self.rows[:dropped], self._places[:dropped]
+            self._size = size
+
+    def clear(self) -> None:
+        self.rows, self._places, self._size = [], [], 0
+
+    def row_at(self, ts: int) -> OplogRow | None:
+        """The row with this `ts`, None when it is not in memory."""
+        if not self.rows or ts < self.rows[0][0]:
+            return None
+        row = self.rows[bisect_right(self._places, ts) - 1]
+        return OplogRow._make(row) if row[0] == ts else None
+
+    def after(self, ts: int, limit: int, max_bytes: int) -> list[StoredRow] | None:
+        """Return rows newer than `ts`, as `oplog.rows_after`; None where rows before the first one are asked for."""
+        if not self.rows or ts < self.rows[0][0]:
+            return None
+        start = bisect_right(self._places, ts)
+        found, size = self.rows[start : start + limit], 0
+        for index, row in enumerate(found):
+            size += len(row[8])
+            if size > max_bytes and index:
+                return found[:index]
+        return found

@@ -26,7 +26,7 @@ from replset.storage.catalog import SESSIONS, Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
 from replset.storage.disk import Disk, Lock
 from replset.storage.file_names import DATABASE_FILE, LOCK_FILE
-from replset.storage.oplog_tail import OplogTail
+from replset.storage.oplog import OplogTail
 from replset.storage.readers import Readers
 from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot

@@ -18,8 +18,10 @@ from replset.errors import DataMismatchError, ErrorCode, NamespaceExistsError, R
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import StoredRow, UnchainedRow, stored_rows
 from replset.storage import natural_order
-from replset.storage.catalog import SESSIONS, Catalog, Collection
-from replset.storage.collection_changes import (
+from replset.storage.catalog import (
+    SESSIONS,
+    Catalog,
+    Collection,
     capped_size,
     count_from_now_on,
     rename_collection,

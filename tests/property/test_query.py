@@ -37,8 +37,7 @@ from replset.query.distinct import Distinct
 from replset.query.match import compile_filter
 from replset.query.projection import compile_projection
 from replset.query.sort import compile_sort
-from replset.query.update import compile_update
-from replset.query.upsert import upsert_base
+from replset.query.update import compile_update, upsert_base
 from tests.examples import examples
 
 Doc = dict[str, Any]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from replset.bson import InvalidBSONError, InvalidValueError, decode, encode
 from replset.commands.ports import CommandRequest, Reply
-from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
+from replset.core.messages import MAX_TERM, MAX_TERM_JUMP
 from tests.simulation.kit.errors import SimulationError
 from tools.fuzz.kit import Check, Target
 from tools.fuzz.members import CHANGES, NAMES, Change, ThreeMembers, changed, quiet

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from replset.bson import DateTime, Int64, InvalidBSONError, InvalidValueError, ObjectId, Timestamp, decode, encode
 from replset.bson.raw import RawDocument
 from replset.commands.ports import CommandRequest, ConnectionContext
-from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
+from replset.core.messages import MAX_TERM, MAX_TERM_JUMP
 from replset.optime import optime_document
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from hypothesis import strategies as st
 
 from replset.bson import decode, encode
-from replset.wire.checksum import crc32c
 from replset.wire.framing import (
     CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
@@ -24,6 +23,7 @@ from replset.wire.framing import (
     OP_QUERY,
     OP_REPLY,
     FrameReader,
+    crc32c,
     encode_request,
 )
 from tests.property.test_bson import DOCUMENTS

@@ -26,8 +26,8 @@ from replset.core.messages import (
     StepDownRequest,
     SyncFromRequest,
 )
+from replset.core.quorum import MAJORITY, WriteConcern, implicit_default, kept_default, unsatisfiable
 from replset.core.reconfig_effect import reconfig_warning
-from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, kept_default, unsatisfiable
 from replset.errors import (
     BadValueError,
     ErrorCode,

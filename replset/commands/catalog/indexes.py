@@ -25,7 +25,7 @@ from replset.commands.write_concern import (
     write_and_wait,
     write_concern_of,
 )
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import (
     BadValueError,
     CannotCreateIndexError,

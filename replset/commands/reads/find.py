@@ -33,8 +33,7 @@ from replset.commands.users.authorization import authorize
 from replset.commands.users.user_directory import users_of
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NotBuiltError, StorageError
 from replset.ids import OpTime
-from replset.query.find_projection import compile_find_projection
-from replset.query.projection import Projection
+from replset.query.projection import Projection, compile_find_projection
 from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import Sorter, Spill
 from replset.replication.write_set import WriteSet

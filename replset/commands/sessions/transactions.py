@@ -22,7 +22,7 @@ from replset.commands.sessions.session_request import SessionRequest
 from replset.commands.sessions.session_table import EndsSession
 from replset.commands.waiters import Notifier
 from replset.commands.write_concern import refuse_few_in_sync, wait_for_write_concern, write_concern_of
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import (
     ErrorCode,
     InvalidOptionsError,

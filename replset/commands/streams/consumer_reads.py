@@ -24,7 +24,7 @@ from replset.commands.streams.event_reader import EventOptions, EventReader, Tol
 from replset.commands.write_concern import wait_for_write_concern
 from replset.consumers.consumer import Consumer, Mode
 from replset.consumers.leases import Claim
-from replset.core.write_concern import MAJORITY, WriteConcern
+from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.ids import Millis, OpTime
 from replset.query.change_events import Scope

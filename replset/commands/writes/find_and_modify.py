@@ -22,8 +22,8 @@ from replset.commands.writes.search_batch import ReturnedDocument, SearchStateme
 from replset.commands.writes.update import UpdateBatch, UpdateStatement, may_grow
 from replset.commands.writes.write_batch import run_groups
 from replset.errors import FailedToParseError
-from replset.query.find_projection import compile_find_projection
 from replset.query.match import compile_filter
+from replset.query.projection import compile_find_projection
 from replset.query.sort import compile_sort
 
 _FIELDS = frozenset(

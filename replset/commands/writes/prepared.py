@@ -38,7 +38,7 @@ from replset.commands.write_concern import (
 )
 from replset.commands.writes import delete, insert, update
 from replset.commands.writes.shapes import ARRAYS, BODY_AT, Shape, Target, document_of, lsid_of, shape_of
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import ErrorCode, OutOfDiskSpaceError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.optime import timestamp

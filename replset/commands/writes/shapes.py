@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from replset.bson import walk
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.wire.framing import OP_MSG
 
 BODY_AT: Final = 21

@@ -13,7 +13,7 @@ from replset.bson.repeated import with_repeated_names
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
-from replset.commands.let import variables_of
+from replset.commands.let import variables_of, with_constants
 from replset.commands.ports import Reply
 from replset.commands.reads.filters import filter_of
 from replset.commands.reads.hint import hint_of
@@ -26,9 +26,7 @@ from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplErr
 from replset.optime import timestamp
 from replset.query.expressions import fault
 from replset.query.match import NO_VARIABLES
-from replset.query.update import Update, check_id, compile_update
-from replset.query.upsert import upsert_base
-from replset.query.variables import with_constants
+from replset.query.update import Update, check_id, compile_update, upsert_base
 from replset.replication.write_ops import WriteGroup, do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 

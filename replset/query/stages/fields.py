@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Final
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import check_fields, show
 from replset.query.expressions import Expression, compile_expression, fault, top_fields
+from replset.query.match import NO_VARIABLES
 from replset.query.order import MISSING, is_number, is_true, type_name
-from replset.query.projection import NO_VARIABLES, Projection, compile_added_fields, compile_projection, is_computed
+from replset.query.projection import Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
 from replset.query.stages.stage import ChainStage, Run, Scope, Stage
 from replset.query.time_limit import check_time

@@ -1,4 +1,7 @@
-"""$out and $merge: their arguments, and what a $merge makes of a document that is there. aggregate_output.py writes."""
+"""$out and $merge: their arguments, and what a $merge makes of a document that is there.
+
+`commands/pipelines` writes.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from replset.bson import ObjectId
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (
+    MAX_TERM,
+    MAX_TERM_JUMP,
     HeartbeatRequest,
     MemberProgress,
     Position,
@@ -25,7 +27,6 @@ from replset.core.messages import (
     StepUpRequest,
     VoteRequest,
 )
-from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.errors import ReplError
 from replset.ids import HostPort, MemberId, OpTime
 from tests.simulation.core_kit.machine import CoreMachine, host

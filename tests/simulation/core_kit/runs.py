@@ -13,9 +13,8 @@ from dataclasses import replace
 from replset.config import MAX_GIVEN_VERSION, Member, ReplSetConfig
 from replset.core.effects import PersistedRecord
 from replset.core.member_state import MemberState
-from replset.core.messages import Done, FreezeRequest, ReconfigRequest, StepDownRequest
+from replset.core.messages import MAX_TERM, MAX_TERM_JUMP, Done, FreezeRequest, ReconfigRequest, StepDownRequest
 from replset.core.reconfig import ReconfigStage
-from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.errors import ReplError
 from replset.ids import HostPort
 from tests.simulation.core_kit.changes import CoreChanges

@@ -16,7 +16,7 @@ from replset.commands.writes.write_batch import Batch
 from replset.core import node
 from replset.core.ages import OptimeAges
 from replset.core.in_sync import in_sync_have
-from replset.core.write_concern import IN_SYNC, WriteConcern
+from replset.core.quorum import IN_SYNC, WriteConcern
 from replset.errors import StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.replication import (

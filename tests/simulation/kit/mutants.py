@@ -29,9 +29,9 @@ from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import MemberProgress, ProgressRequest
 from replset.core.node import Node
+from replset.core.quorum import WriteConcern
 from replset.core.state import NodeState
 from replset.core.sync_source import SyncSources
-from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.replication import applier

@@ -15,7 +15,7 @@ from typing import Any
 
 from replset.commands import write_concern
 from replset.core.member_state import MemberState
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import NotWritablePrimaryError
 from replset.ids import OpTime
 from replset.replication.write_ops import WriteGroup

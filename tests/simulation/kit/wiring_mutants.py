@@ -11,7 +11,7 @@ import pytest
 from replset.commands import read_concern, write_concern
 from replset.commands.ports import MemberPort
 from replset.commands.waiters import WaiterList
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.runtime import shell
 from replset.runtime.disk import data_replacement

@@ -20,8 +20,8 @@ from api import rollback_jobs, streaming
 from api.routes import recovery
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.recovery import compare
-from replset.recovery.audit import AuditLog
 from replset.recovery.live_set import Write
+from replset.recovery.restore import AuditLog
 from tests.unit.api.kit import Api, plain, refused
 from tests.unit.rollback_tools.kit import FakeSet, live_orders, lost_orders
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replset.archive.parquet import decode_rows, encode_rows
+from replset.archive.archive import decode_rows, encode_rows
 from replset.oplog_row import CHAIN_START, chained_rows
 
 pa = pytest.importorskip("pyarrow")

@@ -29,7 +29,7 @@ from replset.config.durability_rules import parse_rules
 from replset.core.effects import CommitPointAdvanced, Effect, ProgressChanged, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition, Position
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import (
     FailedToParseError,
     MaxTimeMSExpiredError,

@@ -11,7 +11,7 @@ from replset.bson import Timestamp
 from replset.commands import read_concern
 from replset.commands.read_concern import append_confirmation
 from replset.commands.write_concern import WriteConcernFailure
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import OutOfDiskSpaceError
 from replset.ids import Millis
 from replset.runtime.member import RunningMember

@@ -28,9 +28,9 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.core.quorum import WriteConcern
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
-from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.optime import timestamp
 from replset.replication.followed import FollowProgress

@@ -21,7 +21,7 @@ from replset.commands.sessions import transactions
 from replset.commands.writes.search_batch import GROUP_DOCUMENTS
 from replset.config import Settings
 from replset.config.durability_rules import parse_rules
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
 from replset.storage import indexes

@@ -10,7 +10,7 @@ from replset.config import Settings
 from replset.config.durability_rules import DurabilityRule, parse_rules
 from replset.core.effects import Effect, ProgressChanged, RecordElectionEvent
 from replset.core.messages import LocalPosition
-from replset.core.write_concern import IN_SYNC, WriteConcern
+from replset.core.quorum import IN_SYNC, WriteConcern
 from replset.ids import Millis
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, at, lead, named, only, place, single_node

@@ -12,8 +12,8 @@ from replset.core.ages import MOST_SPANS, PRECISION, SPAN_MS, OptimeAges
 from replset.core.effects import Effect, ProgressChanged, RecordElectionEvent
 from replset.core.member_state import MemberState
 from replset.core.messages import FetchProgress, LocalPosition, MemberProgress, ProgressRequest, Request
+from replset.core.quorum import IN_SYNC, MAJORITY, WriteConcern
 from replset.core.reconfig_rules import min_in_sync_refusal, reconfig_refusal
-from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern
 from replset.ids import MemberId, Millis, OpTime
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import (

@@ -19,7 +19,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.cluster import leader_number, running, the_config
 from tests.simulation.core_kit.machine import host, members_of

@@ -20,8 +20,8 @@ from replset.core.messages import (
     Response,
     VoteRequest,
 )
+from replset.core.quorum import WriteConcern
 from replset.core.reconfig_rules import reconfig_refusal
-from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.machine import config_of, host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, asked, at, lead, named, only, place, single_node

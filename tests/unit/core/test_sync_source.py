@@ -24,7 +24,7 @@ from replset.core.messages import (
     SourceProblem,
     SyncFromRequest,
 )
-from replset.core.write_concern import WriteConcern
+from replset.core.quorum import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.machine import host, members_of

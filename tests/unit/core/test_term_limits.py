@@ -13,6 +13,8 @@ from replset.config import MAX_VERSION
 from replset.core.effects import CommitPointAdvanced, Reply, Send, StartFetching, StartRollback
 from replset.core.member_state import MemberState
 from replset.core.messages import (
+    MAX_TERM,
+    MAX_TERM_JUMP,
     HeartbeatReply,
     HeartbeatRequest,
     LocalPosition,
@@ -29,7 +31,6 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
-from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import (

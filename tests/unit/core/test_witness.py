@@ -22,8 +22,8 @@ from replset.core.messages import (
     SourceProblem,
     VoteRequest,
 )
+from replset.core.quorum import WriteConcern, implicit_default, unsatisfiable
 from replset.core.reconfig_rules import reconfig_refusal
-from replset.core.write_concern import WriteConcern, implicit_default, unsatisfiable
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of

@@ -9,7 +9,7 @@ import pytest
 
 from replset.config import ReplSetConfig, Settings, TagCounts
 from replset.core.messages import LocalPosition, Position
-from replset.core.write_concern import IN_SYNC, WriteConcern, implicit_default, is_enough, satisfied, unsatisfiable
+from replset.core.quorum import IN_SYNC, WriteConcern, implicit_default, is_enough, satisfied, unsatisfiable
 from replset.ids import OPTIME_NULL, OpTime
 from tests.simulation.core_kit.cluster import running
 from tests.simulation.core_kit.machine import host, members_of

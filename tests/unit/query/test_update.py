@@ -9,8 +9,7 @@ import pytest
 from replset.bson import DateTime, Decimal128, Int64, ObjectId, Regex, Timestamp, encode
 from replset.errors import ReplError
 from replset.query.match import compile_filter
-from replset.query.update import compile_update
-from replset.query.upsert import upsert_base
+from replset.query.update import compile_update, upsert_base
 
 Doc = dict[str, Any]
 

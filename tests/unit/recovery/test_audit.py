@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.recovery.audit import AuditLog
+from replset.recovery.restore import AuditLog
 
 
 def test_a_sync_covers_every_line_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

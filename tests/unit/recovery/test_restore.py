@@ -16,7 +16,7 @@ import pytest
 from api.routes import recovery
 from replset.auth.users import USERS_NS
 from replset.bson import encode_key
-from replset.recovery.lost_entries import lost_entries
+from replset.recovery.lost_writes import lost_entries
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from rollback_tools import diff, main, restore
 from tests.unit.api.kit import Api

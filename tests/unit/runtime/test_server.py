@@ -19,8 +19,7 @@ from replset.errors import InvariantError
 from replset.runtime.net import server
 from replset.runtime.net.wire_connection import TURN
 from replset.wire import framing
-from replset.wire.checksum import crc32c
-from replset.wire.framing import CHECKSUM_PRESENT, EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, encode_msg
+from replset.wire.framing import CHECKSUM_PRESENT, EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, crc32c, encode_msg
 from tests.unit.runtime.served import HELLO, OTHER, PATIENCE_S, SERVED, Client, Dispatcher, Served, ping, serving
 
 ON_SOCKETS = True

@@ -25,7 +25,7 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import OplogRow
 from replset.storage.disk import RealDisk
-from replset.storage.oplog_tail import ROW_BYTES
+from replset.storage.oplog import ROW_BYTES
 from replset.storage.sqlite import first_row
 from replset.storage.store import Store, StoreOptions
 from replset.storage.txn import Txn

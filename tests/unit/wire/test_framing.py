@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from replset.bson import RawDocument, decode, encode
 from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.errors import BadValueError, LocalProtocolError, RemoteProtocolError
-from replset.wire.checksum import SLICE_BYTES, crc32c
 from replset.wire.framing import (
     CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
@@ -25,8 +24,10 @@ from replset.wire.framing import (
     OP_QUERY,
     OP_REPLY,
     SLICE,
+    SLICE_BYTES,
     FrameReader,
     WireMessage,
+    crc32c,
     encode_legacy_reply,
     encode_msg,
     encode_reply,
