@@ -347,6 +347,11 @@ _TABLE: Final[dict[int, Reader]] = {
 _READERS: Final[list[Reader | None]] = [_TABLE.get(kind) for kind in range(256)]
 
 
+def reader_of(kind: int) -> Reader:
+    """Return what decodes values of a known type."""
+    return _TABLE[kind]
+
+
 def read_value(data: bytes, kind: int, pos: int, last: int) -> object:
     """Decode the value of type `kind` at `pos`, in a top level that ends at `last`."""
     try:

@@ -87,6 +87,8 @@ def encode_key(value: object) -> bytes:
             return _STRING + _escaped(value)
         if type(value) is int:
             return _int_key(value)
+        if type(value) is float:
+            return _double_key(value)
         return _key(value, 0)
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string") from None

@@ -8,8 +8,9 @@ runs in a thread. It gives the event loop its turn after every half millisecond 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Final, TypeVar
 
 from replset.bson import RawDocument
@@ -30,22 +31,35 @@ _LEAST_WEIGHT: Final = 64
 UNBOUNDED: Final = 1 << 62
 """The weight of a statement whose size says nothing about its cost: one with a regular expression or with loops."""
 TURN_MS: Final = 20
+_MOST_STEPS: Final = 16
 IS_TIME_UP: ContextVar[Callable[[], bool] | None] = ContextVar("is_time_up", default=None)
 """Whether the maxTimeMS of the command under way is over."""
 
 
 class TimeSlice:
-    """The time that a command may use the event loop, or the thread, before others get their turn."""
+    """The time that a command may use the event loop, or the thread, before others get their turn.
 
-    __slots__ = ("_clock", "_until")
+    While steps are short, not every one looks at the clock, which would cost as much as a short step.
+    """
+
+    __slots__ = ("_clock", "_looked_at", "_steps", "_steps_left", "_until")
 
     def __init__(self, clock: Clock, length_ms: int = TURN_MS) -> None:
         self._clock = clock
-        self._until = clock.now() + length_ms
+        self._looked_at = clock.now()
+        self._until = self._looked_at + length_ms
+        self._steps = self._steps_left = 1
         begin_time_slice()
 
     def is_over(self) -> bool:
-        return self._clock.now() >= self._until or is_time_slice_over()
+        """Ask behind each step."""
+        self._steps_left -= 1
+        if self._steps_left:
+            return is_time_slice_over()
+        now = self._clock.now()
+        self._steps = min(2 * self._steps, _MOST_STEPS) if now == self._looked_at else 1
+        self._steps_left, self._looked_at = self._steps, now
+        return now >= self._until or is_time_slice_over()
 
 
 def weight_of(size: int, *parts: object) -> int:
@@ -85,13 +99,24 @@ async def evaluate(
     At least one document is read, the others while time allows. weight: of what `read` evaluates; 0 for nothing.
     """
 
+    return await evaluate_all(member, weight, documents, partial(map, read), want)
+
+
+async def evaluate_all(
+    member: MemberPort,
+    weight: int,
+    documents: Sequence[bytes],
+    read: Callable[[Sequence[bytes]], Iterable[T | None]],
+    want: int | None = None,
+) -> tuple[list[T], int]:
+    """As `evaluate`. read: gives a result for each of the documents, when it is asked for."""
+
     def work() -> tuple[list[T], int]:
         time_slice = TimeSlice(member.clock)
         found: list[T] = []
         looked_at = 0
-        for raw in documents:
+        for result in read(documents):
             looked_at += 1
-            result = read(raw)
             if result is not None:
                 found.append(result)
                 if len(found) == want:
@@ -100,7 +125,7 @@ async def evaluate(
                 break
         return found, looked_at
 
-    if weight and not all(is_small(weight, len(raw)) for raw in documents):
+    if weight and documents and not is_small(weight, max(map(len, documents))):
         return await run_in_thread(member, work)
     return work()
 

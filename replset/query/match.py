@@ -60,6 +60,20 @@ class Matcher:
         for condition in _id_conditions(query):
             _narrow(self, condition)
 
+    @property
+    def needle(self) -> bytes:
+        """Bytes that each document has that matches; those without them need not be decoded. Empty for none.
+
+        Of a string that a field must equal by the first condition: only then no other one could raise before.
+        """
+        for name, value in self.filter.items():
+            wanted = value["$eq"] if isinstance(value, Mapping) and value.keys() == {"$eq"} else value
+            if is_field(name) and type(wanted) is str:
+                text = wanted.encode()
+                return (len(text) + 1).to_bytes(4, "little") + text + b"\0"
+            break
+        return b""
+
     def matches(self, doc: Document) -> bool:
         return self._test(doc, None)
 

@@ -101,9 +101,11 @@ def compile_projection(
     elem_matches = {name: leaf for name, leaf in tree.items() if isinstance(leaf, _ElemMatch)}
     select = _include if is_inclusion else _exclude
     computed = _computed(tree)
+    shown = {name for name, leaf in tree.items() if isinstance(leaf, _Included)}
+    is_flat = is_inclusion and len(shown) + sum(isinstance(leaf, Expression) for leaf in tree.values()) == len(tree)
 
     def project(doc: Document, variables: Mapping[str, Any]) -> Document:
-        result = select(doc, tree)
+        result = {name: doc[name] for name in doc if name in shown} if is_flat else select(doc, tree)
         if computed:
             _compute(result, computed, doc, variables)
             size_of(result)

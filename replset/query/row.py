@@ -28,6 +28,10 @@ class Row:
         self._fields = fields
 
     @property
+    def fields(self) -> Mapping[bytes, str] | None:
+        return self._fields
+
+    @property
     def document(self) -> dict[str, Any]:
         if self._document is None:
             self._document = decode_fields(self._raw or b"", self._fields)

@@ -26,6 +26,17 @@ def size_of(value: Any, limit: int | None = None) -> int:
     if kind is not dict and kind is not list:
         return _leaf_size(value)
     most = MAX_BYTES if limit is None else limit
+    if kind is dict:  # most have nothing below them
+        size = 100 + 60 * len(value)
+        for item in value.values():
+            kind = type(item)
+            if kind is dict or kind is list:
+                break
+            size += len(item) + 50 if kind is str else 32 if kind is int or kind is float else _leaf_size(item)
+        else:
+            if size > most:
+                raise too_large("a value of an expression", most)
+            return size
     size, level, depth = 0, [value], 0
     while level:
         depth += 1

@@ -37,12 +37,18 @@ class Sort:
     natural: 1 or -1 for the order of storage (`$natural`), else 0.
     """
 
-    __slots__ = ("_paths", "_reversed", "natural")
+    __slots__ = ("_is_rising", "_paths", "_reversed", "natural")
 
     def __init__(self, paths: list[Path], is_reversed: list[bool], natural: int) -> None:
         self._paths = paths
         self._reversed = is_reversed
+        self._is_rising = not any(is_reversed)
         self.natural = natural
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The top-level fields that it looks at."""
+        return frozenset(path[0] for path in self._paths)
 
     @property
     def fields(self) -> tuple[tuple[str, int], ...]:
@@ -63,8 +69,10 @@ class Sort:
                 except ParallelArraysError:
                     raise BadValueError("cannot sort with keys that are parallel arrays") from None
             values.append(value)
-        keys = self._keys(values, values, [])
-        return keys[0] if len(keys) == 1 else b"".join(keys)
+        keys = map(encode_key, values)
+        if not self._is_rising:
+            keys = map(_directed_key, keys, self._reversed)
+        return b"".join(keys)
 
     def _least(self, lists: Iterable[list[object]]) -> list[bytes]:
         """Return the keys that come first in the order.
@@ -88,9 +96,12 @@ class Sort:
             if keys_before and value is before[place]:
                 keys.append(keys_before[place])
             else:
-                key = encode_key(None if value is MISSING else value)
-                keys.append(key.translate(_COMPLEMENT) if is_reversed else key)
+                keys.append(_directed_key(encode_key(None if value is MISSING else value), is_reversed))
         return keys
+
+
+def _directed_key(key: bytes, is_reversed: bool) -> bytes:
+    return key.translate(_COMPLEMENT) if is_reversed else key
 
 
 def sort_by_key(pairs: list[tuple[bytes, T]]) -> list[T]:

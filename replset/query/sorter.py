@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import itemgetter
 from struct import Struct
 from typing import Final, Protocol, TypeAlias
@@ -62,10 +63,16 @@ class Sorter:
         self._what = what
         self._limit = limit
         self._pairs: list[tuple[bytes, bytes]] = []
+        self._bound: bytes | None = None
+        """The key of the last document within the limit, as of the last cut."""
         self._file: SpillFile | None = None
         self._runs: list[Place] = []
         self.memory_bytes = 0
         self.spilled_runs = 0
+
+    def is_beyond(self, key: bytes) -> bool:
+        """Whether a document with this key that comes now is behind the limit."""
+        return self._bound is not None and key >= self._bound
 
     def add(self, key: bytes, raw: bytes) -> None:
         """Keep a document. 292 over the limit without allowDiskUse; OutOfDiskSpaceError."""
@@ -83,6 +90,8 @@ class Sorter:
     def _cut(self) -> None:
         """Drop the documents behind the limit."""
         self._pairs = list(sorted_pairs(self._pairs))[: self._limit]
+        last = self._pairs[-1][0]
+        self._bound = last if self._bound is None else min(self._bound, last)
         self.memory_bytes = sum(len(key) + len(raw) + PAIR_BYTES for key, raw in self._pairs)
 
     def _write_run(self) -> None:
@@ -94,12 +103,13 @@ class Sorter:
 
     def rows(self) -> Iterator[bytes]:
         """Yield the documents in order, once."""
+        return map(itemgetter(1), self.pairs())
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the keys and documents in order, once."""
         runs = [self._pairs_of(place) for place in self._runs]
         ordered = heapq.merge(*runs, self._kept_pairs(), key=_key_of) if runs else self._kept_pairs()
-        for number, (_, raw) in enumerate(ordered):
-            if self._limit and number == self._limit:
-                break
-            yield raw
+        yield from islice(ordered, self._limit or None)
         self.close()
 
     def _kept_pairs(self) -> Iterator[tuple[bytes, bytes]]:

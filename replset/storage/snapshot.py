@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -293,10 +294,23 @@ class Snapshot:
 
         With `at` also places without a document, b"": see natural_order.pages.
         """
+        return chain.from_iterable(self.natural_pages(coll, at, after=after, backwards=backwards, rows=rows))
+
+    def natural_pages(
+        self,
+        coll: Collection,
+        at: OpTime | None = None,
+        *,
+        after: int | None = None,
+        backwards: bool = False,
+        rows: int = PAGE_ROWS,
+    ) -> Iterator[list[tuple[int, bytes, bytes]]]:
+        """As `natural_scan`, the rows together that were read together."""
         since = self._prepare(coll, at)
         pages = natural_order.pages(self.connection, coll, since, after, backwards, rows)
         while (page := self._query(lambda: next(pages, None))) is not None:
-            yield from page
+            if page:
+                yield page
 
     def versions_at(self, coll: Collection, key: bytes, ts: int, number: int = 0) -> list[bytes | None]:
         """The document before and behind the write of this number in the entry `ts`; None where there was none.

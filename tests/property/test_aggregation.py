@@ -7,10 +7,27 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, DateTime, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp, encode
+from replset.bson import (
+    Binary,
+    Code,
+    DateTime,
+    Decimal128,
+    Int64,
+    MaxKey,
+    MinKey,
+    ObjectId,
+    Regex,
+    Symbol,
+    Timestamp,
+    decode,
+    encode,
+)
+from replset.bson.alike import FieldsReader
+from replset.commands.reads.filters import filter_of
 from replset.errors import ReplError
 from replset.query.expressions import OPERATORS, compile_accumulator, compile_expression
 from replset.query.expressions.accumulators import ACCUMULATORS
+from replset.query.match import compile_filter
 from replset.query.order import MISSING
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages.stage import Chain
@@ -308,3 +325,86 @@ def test_nothing_fails_but_with_an_error_of_ours(seed: int) -> None:
         except ReplError:
             pass
     assert done > 500
+
+
+WINDOW = {"documents": ["unbounded", "current"]}
+STAGES: list[dict[str, Any]] = [
+    {"$match": {"s": "ab"}},
+    {"$match": {"n": {"$gte": 1}}},
+    {"$match": {"$expr": {"$gt": ["$n", {"$add": ["$m", 1]}]}}},
+    {"$unwind": "$l"},
+    {"$unwind": {"path": "$l", "preserveNullAndEmptyArrays": True, "includeArrayIndex": "o.at"}},
+    {"$addFields": {"p": {"$multiply": ["$n", "$m"]}, "o.z": "$s"}},
+    {"$unset": ["d"]},
+    {"$sort": {"n": 1, "o.y": -1, "_id": 1}},
+    {"$sort": {"s": -1, "_id": 1}},
+    {"$skip": 3},
+    {"$limit": 20},
+    {
+        "$setWindowFields": {
+            "partitionBy": "$s",
+            "sortBy": {"_id": 1, "n": 1},
+            "output": {"w": {"$sum": "$n", "window": WINDOW}},
+        }
+    },
+    {
+        "$setWindowFields": {
+            "sortBy": {"_id": 1},
+            "output": {"o.w": {"$shift": {"output": "$m", "by": -1}}, "r": {"$rank": {}}},
+        }
+    },
+    {"$fill": {"sortBy": {"_id": 1}, "output": {"s": {"method": "locf"}, "m": {"value": "$n"}}}},
+]
+LAST_STAGES: list[dict[str, Any]] = [
+    {"$count": "n"},
+    {"$project": {"n": 1, "o.x": 1, "p": {"$multiply": ["$n", "$m"]}}},
+    {"$project": {"s": 0}},
+    {"$group": {"_id": "$s", "n": {"$sum": 1}, "sum": {"$sum": "$n"}, "mean": {"$avg": "$m"}, "all": {"$push": "$w"}}},
+    {"$group": {"_id": {"s": "$s", "n": "$n"}, "most": {"$max": "$p"}, "o": {"$last": "$o"}}},
+    {"$group": {"_id": {"$dateTrunc": {"date": "$d", "unit": "month"}}, "sum": {"$sum": {"$multiply": ["$n", "$m"]}}}},
+    {"$group": {"_id": {"only": "$l"}, "top": {"$top": {"sortBy": {"n": 1}, "output": ["$s", "$r"]}}}},
+    {"$group": {"_id": "$o.x", "whole": {"$first": "$$ROOT"}}},
+    {"$sortByCount": "$l"},
+    {"$replaceRoot": {"newRoot": {"a": "$o", "n": "$n"}}},
+    {"$skip": 0},
+]
+
+
+def results(stages: list[dict[str, Any]], raws: list[bytes]) -> list[bytes | int]:
+    """Return what a pipeline makes of documents that come in slices, and the code of the error that ends it."""
+    found: list[bytes | int | None] = []
+    try:
+        chain = Chain(compile_pipeline(stages))
+        for start in range(0, len(raws), 50):
+            found += chain.feed(raws[start : start + 50])
+        found += chain.end()
+    except ReplError as error:
+        found.append(int(error.code))
+    return [one for one in found if one is not None]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_pipeline_that_reads_some_fields_gives_what_it_gives_with_whole_documents(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker = Maker(seed)
+    raws = [encode(maker.document()) for _ in range(100)]
+    alike = encode({"_id": 7, "n": 2, "m": 3.5, "s": "ab", "d": DATES[1], "l": [1, "a"], "o": {"x": 1, "y": 2}})
+    raws += [alike] * 50
+    pipelines = [[*maker.rng.sample(STAGES, maker.rng.randrange(4)), maker.rng.choice(LAST_STAGES)] for _ in range(8)]
+    found = [results(stages, raws) for stages in pipelines]
+    monkeypatch.setattr("replset.query.stages.stage.fields_read", lambda _stages: None)
+    monkeypatch.setattr(FieldsReader, "documents", lambda _reader, whole: map(decode, whole))
+    for stages, one in zip(pipelines, found, strict=True):
+        assert one == results(stages, raws), stages
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_filter_on_a_text_reads_only_what_may_match(seed: int) -> None:
+    maker = Maker(seed)
+    values = [Symbol("ab"), ["x", "ab"], {"x": "ab"}, "ab", "abc", Code("ab")]
+    documents = [maker.document() | {"o": maker.rng.choice(values)} for _ in range(60)]
+    for query in ({"s": "ab"}, {"o": {"$eq": "ab"}}, {"o.x": "ab"}, {"s": "a", "n": {"$gt": 0}}, {"s": {"$ne": "a"}}):
+        matcher = compile_filter(query)
+        wanted = [matcher.matches(document) or None for document in documents]
+        assert list(filter_of(query).test()([encode(document) for document in documents])) == wanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cmp_to_key
 from typing import Any
@@ -42,6 +42,8 @@ from replset.bson import (
     validate,
     walk,
 )
+from replset.bson.alike import FieldsReader
+from replset.bson.decoding import decode_fields, names_by_bytes
 from tests.examples import examples
 
 EXAMPLES = examples(150)
@@ -189,6 +191,60 @@ RANKS: dict[type, int] = {
     **{dict: 20, list: 25, Binary: 30, ObjectId: 35, bool: 40, DateTime: 45, Timestamp: 47, Regex: 50, DBPointer: 55},
     **{Code: 60, CodeWithScope: 65, MaxKey: 127},
 }
+
+
+ALIKE = (
+    *(st.integers(-5, 5), INT64.map(Int64), st.floats(), TEXT, st.sampled_from(["", "a", "a\0\x10b\0....", "é"])),
+    *(st.booleans(), st.none(), OIDS, INT64.map(DateTime), st.builds(Timestamp, UINT32, UINT32), DECIMALS),
+    *(st.builds(Binary, st.binary(max_size=4), st.sampled_from([0, 2])), st.builds(Regex, C_TEXT, st.just("i"))),
+    *(st.builds(Symbol, TEXT), st.builds(Code, TEXT), st.just(Undefined()), st.just(MinKey())),
+    *(st.lists(st.integers(0, 3), max_size=3), st.builds(DBPointer, TEXT, OIDS)),
+    st.dictionaries(C_TEXT, st.integers(0, 3), max_size=2),
+)
+
+
+@st.composite
+def documents_alike(draw: st.DrawFn) -> list[bytes]:
+    """Documents with mostly the same fields of the same types, some of them damaged or with fields twice."""
+    kinds = draw(st.dictionaries(st.one_of(st.sampled_from("abcd"), C_TEXT), st.sampled_from(ALIKE), max_size=6))
+    other = st.sampled_from([*kinds, "x"])
+    raws = []
+    for _ in range(draw(st.integers(14, 40))):
+        document = {name: draw(kind) for name, kind in kinds.items()}
+        match draw(st.integers(0, 12)):
+            case 0:
+                document[draw(other)] = draw(st.one_of(*ALIKE))
+            case 1:
+                document.pop(draw(other), None)
+        raw = encode(document)
+        match draw(st.integers(0, 30)):
+            case 0:
+                raw = (2 * len(raw) - 5).to_bytes(4, "little") + raw[4:-1] * 2 + b"\0"
+            case 1:
+                place = draw(st.integers(0, len(raw) - 1))
+                raw = raw[:place] + draw(st.binary(min_size=1, max_size=1)) + raw[place + 1 :]
+        raws.append(raw)
+    return raws
+
+
+def until_an_error(documents: Iterator[dict[str, object]]) -> list[object]:
+    """Return what comes, as bytes, and the text of the error that ends it."""
+    found: list[object] = []
+    try:
+        found += map(encode, documents)
+    except InvalidBSONError as error:
+        found.append(str(error))
+    return found
+
+
+@EXAMPLES
+@given(st.lists(documents_alike(), min_size=1, max_size=3), st.one_of(st.none(), st.sets(st.sampled_from("abcdx"))))
+def test_documents_that_are_alike_are_decoded_like_others(pages: list[list[bytes]], wanted: set[str] | None) -> None:
+    names = names_by_bytes(wanted)
+    reader = FieldsReader(names)
+    for raws in pages:
+        one_by_one = until_an_error(decode_fields(raw, names) for raw in raws)
+        assert until_an_error(reader.documents(raws)) == one_by_one
 
 
 def sign(a: Any, b: Any) -> int:

@@ -267,7 +267,7 @@ class ChainCursor(Cursor):
         else:
             rows = await self._source.batch(pause, SLICE_DECODED, None)
             is_small_chain = chain.is_simple and chain.memory_bytes <= _SMALL_END
-            self._in_loop = is_small_chain and all(is_small(self._weight, len(raw)) for raw in rows)
+            self._in_loop = is_small_chain and is_small(self._weight, max(map(len, rows), default=0))
             self._results = chain.feed(rows)
         return self._results
 

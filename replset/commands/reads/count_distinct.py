@@ -57,7 +57,7 @@ async def count(ctx: CommandContext) -> Reply:
             total += matched
             return limit > 0 and total >= skip + limit
 
-        scan = Scan(ctx.member, coll, at, plan, lambda raw: found.matches_raw(raw) or None, weight)
+        scan = Scan(ctx.member, coll, at, plan, found.test(), weight)
         await _walk(ctx, scan, on_slice)
     await confirm_linearizable(ctx)
     total = max(0, total - skip)
@@ -175,7 +175,7 @@ async def distinct(ctx: CommandContext) -> Reply:
 
         own = None if ctx.transaction is None else ctx.transaction.write_set
         plan = choose_plan(coll, found, None, hint, in_transaction=own is not None).plan
-        await _walk(ctx, Scan(ctx.member, coll, at, plan, add, weight, own), on_slice)
+        await _walk(ctx, Scan(ctx.member, coll, at, plan, partial(map, add), weight, own), on_slice)
     await confirm_linearizable(ctx)
     reply = with_time({"values": values.values}, at)
     if at is not None and ctx.transaction is None and read_concern_of(ctx).level == "snapshot":

@@ -126,12 +126,8 @@ async def _execute(
         return counts
     found = wanted.found
     enough = wanted.skip + wanted.limit if wanted.limit and chosen.is_sorted else None
-
-    def is_match(raw: bytes) -> bool | None:
-        return found.matches_raw(raw) or None
-
     began = ctx.member.clock.now()
-    scan = Scan(ctx.member, coll, at, chosen.plan, is_match, max(wanted.weight, 1))
+    scan = Scan(ctx.member, coll, at, chosen.plan, found.test(), max(wanted.weight, 1))
     pin = None if at is None else ctx.member.store.pin(at)
     try:
         while not scan.exhausted and (enough is None or counts.matched < enough):

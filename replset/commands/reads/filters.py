@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 from replset.bson import encode_key
+from replset.bson.alike import FieldsReader, are_whole
+from replset.bson.decoding import names_by_bytes
 from replset.query.bounds import FilterBounds, bounds_of
 from replset.query.match import NO_VARIABLES, Matcher, compile_filter
 from replset.query.order import MISSING
@@ -31,6 +34,35 @@ class Filter:
 
     def matches_raw(self, raw: bytes) -> bool:
         return self.matcher is None or self.matcher.matches_raw(raw)
+
+    def reader(self, *more: Iterable[str] | None) -> FieldsReader:
+        """Return what decodes the fields that the filter looks at, and more; None for all."""
+        return FieldsReader(names_by_bytes(() if self.matcher is None else self.matcher.fields, *more))
+
+    def test(self) -> Callable[[Sequence[bytes]], Iterable[bool | None]]:
+        """Return what gives True for each of some documents that matches, and None for the others."""
+        if self.matcher is None:
+            return lambda raws: repeat(True, len(raws))
+        reader = self.reader()
+        return lambda raws: (None if document is None else True for document in self.matching(raws, reader))
+
+    def matching(self, raws: Sequence[bytes], reader: FieldsReader) -> Iterator[dict[str, Any] | None]:
+        """Yield the documents that match, with the fields of the reader, and None for others.
+
+        What is read of those others is only what it takes to know that they do not match.
+        """
+        matcher = self.matcher
+        if matcher is None:
+            yield from reader.documents(raws)
+            return
+        matches, needle = matcher.matches, matcher.needle
+        if not needle or not are_whole(raws):
+            for document in reader.documents(raws):
+                yield document if matches(document) else None
+            return
+        documents = reader.documents([raw for raw in raws if needle in raw])
+        for raw in raws:
+            yield found if needle in raw and matches(found := next(documents)) else None
 
     @cached_property
     def bounds(self) -> FilterBounds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -11,11 +11,18 @@ from typing import Any
 from replset.auth.roles import Action
 from replset.auth.users import AUTH_SCHEMA, USERS_NS
 from replset.bson import decode, encode
-from replset.bson.decoding import decode_fields, names_by_bytes
 from replset.commands import fields
 from replset.commands.command import AtOnce, Command, CommandContext, Where
 from replset.commands.cursors import FIRST_BATCH, Cursor, CursorTable, DocumentsCursor, Pause
-from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, read_statement, run_in_thread, weight_of
+from replset.commands.evaluation import (
+    SMALL_STATEMENT,
+    compiled,
+    evaluate,
+    evaluate_all,
+    read_statement,
+    run_in_thread,
+    weight_of,
+)
 from replset.commands.let import let_of, variables_of
 from replset.commands.namespaces import OPLOG, collection_of, namespace
 from replset.commands.ports import MemberPort, Reply
@@ -181,15 +188,13 @@ class FindCursor(Cursor):
         self._skip = query.skip
         self._left: int | None = query.limit or None
         self._waiting: list[bytes] = []
-        matcher, projection = query.compiled.matcher, query.projection
-        self._fields = names_by_bytes(
-            None if projection is None else projection.fields, () if matcher is None else matcher.fields
-        )
-        """What a projection needs of a document."""
+        found, projection = query.compiled, query.projection
+        self._reader = found.reader(() if projection is None else projection.fields)
         plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
         self._key_shown = partial(index_key, plan) if query.returns_key else None
-        self._scan = Scan(member, coll, at, plan, self._shown_if_matched, query.weight, own)
+        self._scan = Scan(member, coll, at, plan, self._matching, query.weight, own)
         self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
+        self._sort_reader = found.reader(() if query.sort is None else query.sort.reads)
         self._sorter = Sorter(query.spill, "Sort", query.skip + query.limit if query.limit else 0)
         self._ordered: Iterator[bytes] | None = None
         """Of a sorted find: what is still to be shown."""
@@ -213,9 +218,17 @@ class FindCursor(Cursor):
                     await pause()
                     self.check_alive()
                 slices += 1
-                self._waiting = await self._next_rows(space)
-                self._waiting.reverse()
+                rows = await self._next_rows(space)
                 self.check_alive()
+                total = sum(map(len, rows)) + 16 * len(rows)
+                if size + total <= self.batch_bytes and (space is None or len(rows) <= space):
+                    documents += rows
+                    size += total
+                    if self._left is not None:
+                        self._left -= len(rows)
+                    continue
+                self._waiting = rows
+                self._waiting.reverse()
                 continue
             raw = self._waiting[-1]
             size += len(raw) + 16
@@ -261,7 +274,7 @@ class FindCursor(Cursor):
         documents = await run_in_thread(self._member, work) if is_large else work()
         shown: list[bytes] = []
         while documents:
-            found, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
+            found, looked_at = await evaluate_all(self._member, self._query.weight, documents, self._shown)
             shown += found
             documents = documents[looked_at:]
         if self._is_ordered_out:
@@ -269,25 +282,32 @@ class FindCursor(Cursor):
         self._table.set_memory(self, self._sorter.memory_bytes)
         return shown
 
-    def _shown_if_matched(self, raw: bytes) -> bytes | None:
-        found, projection = self._query.compiled, self._query.projection
-        if projection is None:
-            return self._shown(raw) if found.matches_raw(raw) else None
-        document = decode_fields(raw, self._fields)
-        return encode(projection(document)) if found.matches(document) else None
+    def _matching(self, raws: Sequence[bytes]) -> Iterable[bytes | None]:
+        """What is shown of each document that matches, None for others."""
+        matcher, projection = self._query.compiled.matcher, self._query.projection
+        if matcher is None:
+            return self._shown(raws)
+        documents = self._query.compiled.matching(raws, self._reader)
+        if projection is not None:
+            return (None if document is None else encode(projection(document)) for document in documents)
+        shown = self._key_shown
+        pairs = zip(raws, documents, strict=True)
+        if shown is not None:
+            return (None if document is None else encode(shown(raw)) for raw, document in pairs)
+        return (None if document is None else raw for raw, document in pairs)
 
-    def _shown(self, raw: bytes) -> bytes:
-        if self._key_shown is not None:
-            return encode(self._key_shown(raw))
-        projection = self._query.projection
-        return raw if projection is None else encode(projection(decode_fields(raw, self._fields)))
+    def _shown(self, raws: Sequence[bytes]) -> Iterable[bytes]:
+        shown, projection = self._key_shown, self._query.projection
+        if shown is not None:
+            return (encode(shown(raw)) for raw in raws)
+        return raws if projection is None else map(encode, map(projection, self._reader.documents(raws)))
 
-    def _keyed(self, raw: bytes) -> tuple[bytes, bytes] | None:
-        """A document that matches, behind its key in the sort."""
-        sort, document = self._query.sort, decode(raw)
-        if sort is None or not self._query.compiled.matches(document):
-            return None
-        return sort(document), raw
+    def _keyed(self, raws: Sequence[bytes]) -> Iterable[tuple[bytes, bytes] | None]:
+        """Each document that matches, behind its key in the sort."""
+        sort, found = self._query.sort, self._query.compiled
+        assert sort is not None
+        for raw, document in zip(raws, found.matching(raws, self._sort_reader), strict=True):
+            yield None if document is None else (sort(document), raw)
 
     async def _sort(self, pause: Pause, scan: Scan[tuple[bytes, bytes]]) -> Iterator[bytes]:
         """All documents that the limit lets through, in order."""
@@ -295,7 +315,8 @@ class FindCursor(Cursor):
 
         def keep(found: list[tuple[bytes, bytes]]) -> None:
             for key, raw in found:
-                sorter.add(key, raw)
+                if not sorter.is_beyond(key):
+                    sorter.add(key, raw)
 
         while not scan.exhausted:
             work = partial(keep, await scan.next_slice())

@@ -6,12 +6,12 @@ thread (evaluation.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
 from replset.commands.command import CommandContext
-from replset.commands.evaluation import evaluate
+from replset.commands.evaluation import evaluate_all
 from replset.commands.namespaces import namespace
 from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_point
@@ -24,7 +24,7 @@ from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
 
 T = TypeVar("T")
-SLICE_DECODED = 128
+SLICE_DECODED = 256
 """Documents that are decoded and matched before others get a turn: about 3 ms."""
 SLICE_RAW = 1024
 SLICE_BYTES = 4 << 20
@@ -45,11 +45,11 @@ class Scan(Generic[T]):
         coll: Collection,
         at: OpTime | None,
         plan: Plan,
-        read: Callable[[bytes], T | None],
+        read: Callable[[Sequence[bytes]], Iterable[T | None]],
         weight: int,
         own: WriteSet | None = None,
     ) -> None:
-        """read: what the caller wants of a document, None when it does not look for this one; it decodes and matches.
+        """read: what the caller wants of each document, None when it does not look for it; it decodes and matches.
         weight: of what `read` evaluates; 0 for nothing, then documents are not even decoded. own: of a transaction.
         """
         self._member = member
@@ -80,12 +80,13 @@ class Scan(Generic[T]):
         """
         self._check()
         fetched, is_last = self._fetch(want, min(most_bytes, SLICE_BYTES))
-        places = [number for number, candidate in enumerate(fetched) if candidate[2] is not None]
         documents = [raw for _, _, raw in fetched if raw is not None]
-        found, looked_at = await evaluate(self._member, self._weight, documents, self._read, want)
+        found, looked_at = await evaluate_all(self._member, self._weight, documents, self._read, want)
         self._check()  # a rollback meanwhile may have taken away what was read
         is_all = looked_at == len(documents)
-        done = len(fetched) if is_all else places[looked_at - 1] + 1
+        done = len(fetched)
+        if not is_all:
+            done = [number for number, (_, _, raw) in enumerate(fetched, 1) if raw is not None][looked_at - 1]
         if done:
             self._source.advance(fetched[done - 1])
         self.keys_examined += done
@@ -122,10 +123,10 @@ class Scan(Generic[T]):
             view: View = SnapshotView(snapshot, self._coll, self.at, rows)
             if self._own is not None:
                 view = OverlayView(view, self._own)
-            for candidate in self._source.candidates(view):
-                fetched.append(candidate)
-                size += len(candidate[2] or b"")
-                if len(fetched) == limit or size > most_bytes or self._member.clock.now() >= until:
+            for page in self._source.pages(view):
+                fetched += page
+                size += sum([len(raw) for _, _, raw in page if raw is not None])
+                if len(fetched) >= limit or size > most_bytes or self._member.clock.now() >= until:
                     self._mean_bytes = size // len(fetched) + 1
                     return fetched, False
         return fetched, True

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 from replset.bson import RawDocument, encode_key
@@ -56,6 +57,11 @@ class View(ABC):
     @abstractmethod
     def natural(self, after: int | None, backwards: bool) -> Iterator[tuple[int, bytes, bytes]]: ...
 
+    def natural_pages(self, after: int | None, backwards: bool) -> Iterator[list[tuple[int, bytes, bytes]]]:
+        """As `natural`, those together that were read together."""
+        for row in self.natural(after, backwards):
+            yield [row]
+
     @abstractmethod
     def entries(self, index: Index, part: Range, after: Entry | None, backwards: bool) -> list[Entry]:
         """The next page of entries, as they are now."""
@@ -98,7 +104,10 @@ class SnapshotView(View):
         )
 
     def natural(self, after: int | None, backwards: bool) -> Iterator[tuple[int, bytes, bytes]]:
-        return self._snapshot.natural_scan(self.coll, self._at, after=after, backwards=backwards, rows=self._rows)
+        return chain.from_iterable(self.natural_pages(after, backwards))
+
+    def natural_pages(self, after: int | None, backwards: bool) -> Iterator[list[tuple[int, bytes, bytes]]]:
+        return self._snapshot.natural_pages(self.coll, self._at, after=after, backwards=backwards, rows=self._rows)
 
     def entries(self, index: Index, part: Range, after: Entry | None, backwards: bool) -> list[Entry]:
         return self._snapshot.index_scan(index, *part, after=after, limit=PAGE_ROWS, backwards=backwards)
@@ -227,6 +236,11 @@ class Source(ABC):
     def candidates(self, view: View) -> Iterator[Candidate]:
         """Those behind the position, each document once. The documents may be written meanwhile."""
 
+    def pages(self, view: View) -> Iterator[list[Candidate]]:
+        """As `candidates`, those together that were read together. A page that is asked for has at least one."""
+        for candidate in self.candidates(view):
+            yield [candidate]
+
     @abstractmethod
     def advance(self, candidate: Candidate) -> None:
         """This one, and all before it, are done with."""
@@ -269,6 +283,10 @@ class _NaturalOrder(Source):
     def candidates(self, view: View) -> Iterator[Candidate]:
         for place, key, doc in view.natural(self._after, self._backwards):
             yield place, key, doc or None
+
+    def pages(self, view: View) -> Iterator[list[Candidate]]:
+        for page in view.natural_pages(self._after, self._backwards):
+            yield [(place, key, doc or None) for place, key, doc in page]
 
     def advance(self, candidate: Candidate) -> None:
         self._after = candidate[0]

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any, Final, Protocol
 
 from replset.bson import Decimal128, Int64
-from replset.query.arithmetic import DECIMAL128, is_long, to_decimal, to_stored_int
+from replset.query.arithmetic import DECIMAL128, INT32, to_decimal, to_stored_int
 from replset.query.order import MISSING, is_null, is_number
 from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
 from replset.query.time_limit import check_time
@@ -88,12 +88,17 @@ class Sum(_Small):
         kind = type(value)
         if kind is int or kind is Int64:
             self._int += value * times
-            if kind is Int64 or is_long(value):
+            if kind is Int64 or not -INT32 <= value < INT32:
                 self._longs += times
         elif kind is float:
             self._doubles += times
             if math.isfinite(value):
-                self._add_double(value * times)
+                value *= times
+                before = self._total
+                total = self._total = before + value
+                larger, smaller = (before, value) if abs(before) >= abs(value) else (value, before)
+                if math.isfinite(total):
+                    self._error += (larger - total) + smaller
             else:
                 self._not_finite[0 if value != value else 1 if value > 0 else 2] += times
         elif kind is Decimal128:
@@ -106,14 +111,6 @@ class Sum(_Small):
 
     def remove(self, value: Any) -> None:
         self.add(value, -1)
-
-    def _add_double(self, value: float) -> None:
-        before = self._total
-        total = before + value
-        larger, smaller = (before, value) if abs(before) >= abs(value) else (value, before)
-        if math.isfinite(total):
-            self._error += (larger - total) + smaller
-        self._total = total
 
     def result(self) -> Any:
         nan, positive, negative = self._not_finite

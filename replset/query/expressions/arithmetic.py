@@ -103,7 +103,8 @@ def _subtract(a: Any, b: Any) -> Any:
 
 def _multiply(*values: Any) -> Any:
     if len(values) == 2 and type(values[0]) in _PLAIN and type(values[1]) in _PLAIN:
-        return _widest(*values, operator.mul, DECIMAL128.multiply)
+        product = values[0] * values[1]
+        return product if type(product) is float else stored(product, is_long(values[0]) or is_long(values[1]))
     total: Any = 1
     for value in values:
         if is_null(value):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from replset.bson import DateTime, Int64, ObjectId, Timestamp
-from replset.errors import ErrorCode, FailedToParseError
+from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.query.arithmetic import INT64, whole_number
 from replset.query.errors import show
 from replset.query.expressions.date_text import ISO, check_reading, check_writing, date_text, read_date
@@ -18,6 +19,7 @@ from replset.query.expressions.time_zones import (
     HOUR,
     MINUTE,
     SECOND,
+    ZULU,
     Parts,
     Zone,
     days_of,
@@ -320,17 +322,70 @@ def _truncate(date: Any, unit: Any, bin_size: Any, timezone: Any, start_of_week:
     zone, ms = zone_of(timezone), ms_of(date)
     if ms is None:
         raise fault(5439012, f"{name} requires 'date' to be a date, but got {type_name(date)}")
+    return _made(truncated(ms, *_bins(unit, bin_size, zone, start_of_week)), name)
+
+
+def _bins(unit: Any, bin_size: Any, zone: Zone, start_of_week: Any) -> tuple[str, int, Zone, int]:
+    """Return unit, size, zone and first day of a week as `truncated` takes them."""
+    name = "$dateTrunc"
     size = whole_number(bin_size)
     if size is None:
         raise fault(5439017, f"{name} requires 'binSize' to be a 64-bit integer, but got value {show(bin_size)}")
     if size <= 0:
         raise fault(5439018, f"{name} requires 'binSize' to be greater than 0, but got value {size}")
     known = _unit(name, unit)
-    return _made(truncated(ms, known, size, zone, _weekday(name, known, start_of_week)), name)
+    return known, size, zone, _weekday(name, known, start_of_week)
+
+
+_TRUNCATE: Final = named(
+    "$dateTrunc",
+    _truncate,
+    ("date", "unit"),
+    {"binSize": 1, "timezone": _NO_ZONE, "startOfWeek": "sunday"},
+    5439007,
+    5439008,
+    {"date": 5439009, "unit": 5439010},
+)
+
+
+def _build_truncate(argument: Any, scope: Scope) -> Expression:
+    """Return the expression of $dateTrunc. All but the date is looked at once if it is constant."""
+    expression = _TRUNCATE.build(argument, scope)
+    if expression.is_constant or expression.error is not None:
+        return expression
+    given = {"binSize": 1, "timezone": _NO_ZONE, "startOfWeek": "sunday", **argument}
+    date = scope.compile(given.pop("date"))
+    parts = {field: scope.compile(value) for field, value in given.items()}
+    if not all(part.is_constant for part in parts.values()):
+        return expression
+    values = {field: part.value for field, part in parts.items()}
+    try:
+        bins = _bins(values["unit"], values["binSize"], zone_of(values["timezone"]), values["startOfWeek"])
+    except ReplError:
+        return expression
+
+    def run(root: Mapping[str, Any], variables: Mapping[str, Any]) -> Any:
+        value = date.run(root, variables)
+        ms = value.ms if type(value) is DateTime else ms_of(value)
+        return expression.run(root, variables) if ms is None else _made(truncated(ms, *bins), "$dateTrunc")
+
+    return replace(expression, run=run)
 
 
 def truncated(ms: int, unit: str, size: int, zone: Zone, first_day: int) -> int:
     """Return the begin of the bin of `size` units in which a date lies. Bins are counted from January 1, 2000."""
+    if zone is ZULU and unit not in _FIXED:
+        return _begin_of_days(ms // DAY, unit, size, first_day)
+    return _begin(ms, unit, size, zone, first_day)
+
+
+@lru_cache(4096)
+def _begin_of_days(day: int, unit: str, size: int, first_day: int) -> int:
+    """As `truncated`, of any moment of a day: bins of days and longer ones begin with a day of UTC."""
+    return _begin(day * DAY, unit, size, ZULU, first_day)
+
+
+def _begin(ms: int, unit: str, size: int, zone: Zone, first_day: int) -> int:
     if unit in _FIXED:
         begin, length = zone.to_utc(_BINS_FROM * DAY), size * _FIXED[unit]
         return begin + (ms - begin) // length * length
@@ -388,13 +443,5 @@ OPERATORS: Final = (
         5166302,
         {"startDate": 5166303, "endDate": 5166304, "unit": 5166305},
     ),
-    named(
-        "$dateTrunc",
-        _truncate,
-        ("date", "unit"),
-        {"binSize": 1, **_WEEK},
-        5439007,
-        5439008,
-        {"date": 5439009, "unit": 5439010},
-    ),
+    Operator("$dateTrunc", _build_truncate),
 )

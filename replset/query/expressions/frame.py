@@ -104,6 +104,12 @@ class Expression:
             raise self.error
         return self
 
+    @property
+    def quickly(self) -> Run:
+        """`evaluate`, or what gives the same without its checks where nothing is computed. Its caller gives turns."""
+        is_small = self.is_constant and type(self.value) is not list and type(self.value) is not dict
+        return self.run if self.is_path or is_small else self.evaluate
+
     def evaluate(self, root: Document, variables: Variables) -> Any:
         """Return the value for the document, or MISSING. variables: at least those that were in scope.
 
@@ -343,11 +349,11 @@ def _document(value: Document, scope: Scope) -> Expression:
         if "." in name:
             raise fault(16412, f"FieldPath field names may not contain '.': {name:.80}; see $setField")
         parts.append(scope.compile(inner))
-    runs = [part.run for part in parts]
+    runs = [(name, part.run) for name, part in zip(names, parts, strict=True)]
 
     def run(root: Document, variables: Variables) -> dict[str, Any]:
         result = {}
-        for name, of in zip(names, runs, strict=True):
+        for name, of in runs:
             found = of(root, variables)
             if found is not MISSING:
                 result[name] = found

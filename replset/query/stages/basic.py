@@ -145,7 +145,9 @@ class SortStage(SortingStage):
         self._sorter = Sorter(run.spill, "Sort", self.limit)
 
     def take(self, row: Row) -> Iterable[Row]:
-        self._sorter.add(self._sort(row.document), row.raw)
+        key = self._sort(row.document)
+        if not self._sorter.is_beyond(key):
+            self._sorter.add(key, row.raw)
         return ()
 
 

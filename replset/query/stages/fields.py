@@ -37,7 +37,7 @@ class FieldsStage(ChainStage):
     def take(self, row: Row) -> Iterable[Row]:
         if self._projection is None:
             return (row,)
-        return (Row(document=self._projection(row.document, self._variables)),)
+        return (Row(None, self._projection.make(row.document, self._variables)),)
 
 
 class ProjectStage(FieldsStage):

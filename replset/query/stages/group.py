@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, Final
 
-from replset.bson import Decimal128, encode_key
+from replset.bson import DateTime, Decimal128, Int64, ObjectId, encode_key
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import not_built, show
 from replset.query.expressions import (
@@ -28,8 +28,10 @@ from replset.query.sorter import MAX_BYTES, Place, Sorter, SpillFile, open_spill
 from replset.query.stages.basic import SortingStage, SortStage
 from replset.query.stages.stage import ChainStage, Run, Scope, Stage
 
-_GROUP_BYTES: Final = 200
+_GROUP_BYTES: Final = 400
 """What Python takes for a group beside its key and its states."""
+_EXACT: Final = frozenset({str, int, Int64, DateTime, ObjectId, type(None)})
+"""Types of which two values are equal in Python, and in one dictionary, just when their keys are."""
 _PARTS: Final = 16
 _MAX_DEPTH: Final = 8
 _TURN: Final = 64
@@ -72,40 +74,66 @@ class Groups:
         self._run = run
         self._depth = depth
         self._groups: dict[bytes, Group] = {}
+        self._by_value: dict[object, Group] = {}
+        """Those whose value needs no key to be found; none while a part is on the disk."""
+        self._reads = [one.argument.quickly for one in spec.accumulators]
         self._parts: list[_Part | None] = []
         """By number; empty while nothing is on the disk."""
         self._file: SpillFile | None = None
         self.memory_bytes = 0
         self.used_disk = False
 
-    def add(self, row: Row, times: int = 1) -> None:
-        """Count the document in its group, with `only_counts` so many documents."""
-        variables = self._run.variables
-        value = self._spec.key(row.document, variables)
+    def add(self, row: Row) -> None:
+        """Count the document in its group."""
+        document, variables, growing = row.document, self._run.variables, self._spec.growing
+        value = self._spec.key(document, variables)
         if value is MISSING:
             value = None
+        known: object = MISSING
+        if type(value) in _EXACT:
+            known = value
+        elif type(value) is dict and _EXACT.issuperset(map(type, value.values())):
+            known = tuple(value.items())
+        group = None if known is MISSING else self._by_value.get(known)
+        if group is None:
+            group = self._found(row, value, known)
+            if group is None:
+                return
+        states = group[1]
+        before = sum([states[place].memory_bytes for place in growing]) if growing else 0
+        for read, state in zip(self._reads, states, strict=True):
+            state.add(read(document, variables))
+        if growing:
+            self.memory_bytes += sum([states[place].memory_bytes for place in growing]) - before
+        if self.memory_bytes > MAX_BYTES:
+            self._spill()
+
+    def _found(self, row: Row, value: Any, known: object) -> Group | None:
+        """Return the group of this value, a new one perhaps. None: its part is on the disk, with the document now."""
         key = encode_key(value)
         if self._parts and (part := self._parts[self._number_of(key)]) is not None:
             part.add(b"d" + row.raw)
-            return
+            return None
         group = self._groups.get(key)
         if group is None:
-            document = value if isinstance(value, Mapping) else {}
-            group = value, [one.new(document, variables) for one in self._spec.accumulators]
+            group = self._new(value)
             self._add_group(key, group)
-        states = group[1]
-        before = sum([states[place].memory_bytes for place in self._spec.growing])
-        if times == 1:
-            for accumulator, state in zip(self._spec.accumulators, states, strict=True):
-                state.add(accumulator.argument.evaluate(row.document, variables))
-        else:
-            for accumulator, state in zip(self._spec.accumulators, states, strict=True):
-                if isinstance(state, Sum):
-                    state.add(accumulator.argument.value, times)
-        if self._spec.growing:
-            self.memory_bytes += sum([states[place].memory_bytes for place in self._spec.growing]) - before
-        if self.memory_bytes > MAX_BYTES:
-            self._spill()
+        if known is not MISSING and not self._parts:
+            self._by_value[known] = group
+        return group
+
+    def _new(self, value: Any) -> Group:
+        document = value if isinstance(value, Mapping) else {}
+        return value, [one.new(document, self._run.variables) for one in self._spec.accumulators]
+
+    def add_count(self, count: int) -> None:
+        """Count so many documents of which none matters, with `only_counts`."""
+        value = self._spec.key({}, self._run.variables)
+        group = self._new(None if value is MISSING else value)
+        for accumulator, state in zip(self._spec.accumulators, group[1], strict=True):
+            if isinstance(state, Sum):
+                state.add(accumulator.argument.value, count)
+        self._add_group(encode_key(group[0]), group)
 
     def _add_group(self, key: bytes, group: Group) -> None:
         self._groups[key] = group
@@ -120,6 +148,7 @@ class Groups:
             self._file = open_spill(self._run.spill, "$group")
             self.used_disk = True
             self._parts = [None] * _PARTS
+        self._by_value = {}
         if self._depth == _MAX_DEPTH - 1:
             raise ReplError(
                 f"$group used too much memory for single groups. Memory limit: {MAX_BYTES} bytes",
@@ -142,7 +171,7 @@ class Groups:
         """Yield the groups as documents, once. None now and then while documents are read from the disk."""
         for value, states in self._groups.values():
             yield Row(document=self._spec.document(value, states))
-        self._groups, self.memory_bytes = {}, 0
+        self._groups, self._by_value, self.memory_bytes = {}, {}, 0
         for part in self._parts:
             if part is not None:
                 yield from self._rows_of(part)
@@ -165,7 +194,7 @@ class Groups:
             inner.close()
 
     def close(self) -> None:
-        self._groups, self._parts, self.memory_bytes = {}, [], 0
+        self._groups, self._by_value, self._parts, self.memory_bytes = {}, {}, [], 0
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -220,7 +249,7 @@ class GroupStage(ChainStage):
 
     def take_count(self, count: int) -> None:
         if count:
-            self._groups.add(Row(document={}), count)
+            self._groups.add_count(count)
 
     def take(self, row: Row) -> Iterable[Row]:
         self._groups.add(row)
@@ -267,7 +296,7 @@ def _with_null(value: object, key: Expression) -> Callable[[dict[str, Any], Mapp
     In an `_id` of several named fields, a missing value leaves out its field. Both are as in MongoDB.
     """
     if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)).startswith("$"):
-        return key.evaluate
+        return key.quickly
     (name,) = value
     return lambda document, variables: key.evaluate(document, variables) or {name: None}
 

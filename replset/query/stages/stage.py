@@ -9,17 +9,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, Final
 
+from replset.bson.alike import FieldsReader
 from replset.bson.decoding import names_by_bytes
 from replset.errors import ErrorCode, ReplError
 from replset.ids import invariant
+from replset.query.regex import is_time_slice_over
 from replset.query.row import Row
 from replset.query.sorter import Spill
 
 MAX_DEPTH: Final = 20
 """Of pipelines within pipelines."""
+TURN: Final = 4
+"""Documents of which nothing comes before others may have a turn, if regular expressions took no time."""
 
 
 @dataclass(slots=True)
@@ -147,7 +152,12 @@ class Chain:
         self.stages = [stage for stage in stages if isinstance(stage, ChainStage)]
         invariant(len(self.stages) == len(stages), "a chain has no stage that reads collections")
         self.is_full = False
+        self._may_fill = {
+            number for number, stage in enumerate(self.stages, 1) if type(stage).is_full is not ChainStage.is_full
+        }
+        """The numbers, from 1 on, of the stages that may be full."""
         self._fields = fields_read(self.stages)
+        self._reader = FieldsReader(self._fields)
         run = run or Run()
         for stage in stages:
             stage.start(run)
@@ -164,11 +174,14 @@ class Chain:
 
     def feed(self, documents: Iterable[bytes]) -> Iterator[bytes | None]:
         """Feed documents. Yield what comes out at the other end, None now and then: others may have a turn."""
-        for raw in documents:
-            if self.is_full:
-                return
-            for row in self.take(Row(raw, fields=self._fields)):
+        if not self.is_full:
+            for row in self._passed(self._rows(list(documents)), 0):
                 yield None if row is None else row.raw
+
+    def _rows(self, raws: Sequence[bytes]) -> Iterator[Row]:
+        if self.stages and self.stages[0].reads == frozenset():
+            return (Row(raw, fields=self._fields) for raw in raws)
+        return map(Row, raws, self._reader.documents(raws), repeat(self._fields))
 
     def end(self) -> Iterator[bytes | None]:
         """Yield what the stages kept until now, as `feed` does."""
@@ -176,50 +189,51 @@ class Chain:
             yield None if row is None else row.raw
 
     def end_rows(self) -> Iterator[Row | None]:
-        for number, stage in enumerate(self.stages):
-            later = self.stages[number + 1 :]
-            for row in stage.end():
-                if any(one.is_full for one in later):
-                    break
-                if row is None:
-                    yield None
-                else:
-                    yield from self.take(row, number + 1)
+        for number, stage in enumerate(self.stages, 1):
+            if not any(one.is_full for one in self.stages[number:]):
+                yield from self._passed(iter(stage.end()), number)
             stage.close()
 
-    def take(self, row: Row, first: int = 0) -> Iterator[Row | None]:
-        """Feed a document to the stages from `first` on. Yield what comes of it, and None among that.
+    def take(self, row: Row) -> Iterator[Row | None]:
+        """Feed a document. Yield what comes of it, and None among that."""
+        return self._passed(iter((row,)), 0)
+
+    def _passed(self, rows: Iterator[Row | None], first: int) -> Iterator[Row | None]:
+        """Feed documents, and None, to the stages from `first` on. Yield what comes of them, and None among that.
 
         A stack instead of nested generators: there may be a thousand stages.
         """
         stages, last = self.stages, len(self.stages)
-        waiting: list[tuple[Iterator[Row], int]] = []
+        waiting = [(rows, first)]
+        taken = 0
         """What came out of stages, and the number of the stage that takes it."""
-        number = first
-        while True:
-            while number < last:
-                stage = stages[number]
-                number += 1
-                found = stage.take(row)
-                if type(found) is not tuple or len(found) != 1:
-                    if stage.is_full:  # what would come in front of it is not even made
-                        self.is_full = True
+        while waiting:
+            rows, number = waiting[-1]
+            for row in rows:
+                while row is not None and number < last:
+                    stage = stages[number]
+                    number += 1
+                    found = stage.take(row)
+                    if type(found) is tuple and len(found) == 1:
+                        row = found[0]
+                        continue
+                    row = None
+                    if number in self._may_fill and stage.is_full:
+                        self.is_full = True  # what would come in front of it is not even made
                         waiting.clear()
-                    waiting.append((iter(found), number))
-                    break
-                row = found[0]
+                    if found or self.is_full:
+                        waiting.append((iter(found), number))
+                        break
+                else:
+                    taken += 1
+                    if row is not None or not taken % TURN or is_time_slice_over():
+                        yield row
+                    number = waiting[-1][1]
+                    continue
+                break
             else:
-                yield row
-            while waiting:
-                rows, number = waiting[-1]
-                following = next(rows, None)
-                if following is not None:
-                    row = following
-                    break
                 waiting.pop()
                 yield None
-            else:
-                return
 
     def close(self) -> None:
         for stage in self.stages:

@@ -12,6 +12,9 @@ from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.stages.stage import ChainStage, Scope
 
+_FEW: Final = 16
+"""Items of which the documents are made at once."""
+
 
 class UnwindStage(ChainStage):
     """Makes one document for each item of an array."""
@@ -57,8 +60,11 @@ class UnwindStage(ChainStage):
 
     def take(self, row: Row) -> Iterable[Row]:
         document = row.document
-        value = inner_value(document, self.path)
+        name = self.path[0]
+        value = document.get(name, MISSING) if len(self.path) == 1 else inner_value(document, self.path)
         if type(value) is list and value:
+            if len(value) <= _FEW and len(self.path) == 1 and self._index is None:
+                return [Row(None, {**document, name: item}) for item in value]
             return (Row(document=self.with_item(document, item, number)) for number, item in enumerate(value))
         if type(value) is list or is_null(value):
             if not self.keeps_empty:

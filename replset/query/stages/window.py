@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from replset.bson import encode_key
+from replset.bson.alike import FieldsReader
 from replset.errors import ErrorCode, FailedToParseError, ReplError, TypeMismatchError
 from replset.query.errors import check_fields, show
-from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.expressions import Expression, compile_expression, fault, top_fields
 from replset.query.order import MISSING, type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
@@ -16,9 +17,9 @@ from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import MAX_BYTES, Sorter
 from replset.query.stages.basic import SortingStage
 from replset.query.stages.fields import AddFieldsStage
-from replset.query.stages.stage import Run, Scope, Stage
+from replset.query.stages.stage import TURN, Run, Scope, Stage
 from replset.query.stages.unwind import with_value
-from replset.query.stages.window_functions import Compute, Documents, Order, Partition, compile_function
+from replset.query.stages.window_functions import Compute, Documents, Order, Partition, compile_function, paths_read
 
 _FIELDS: Final = frozenset({"partitionBy", "sortBy", "output"})
 
@@ -27,51 +28,62 @@ class WindowStage(SortingStage):
     """Sorts the documents by partition, and computes the fields of one partition after the other."""
 
     def __init__(
-        self, partition_by: Expression, sort: Sort | None, order: Order, output: Mapping[tuple[str, ...], Compute]
+        self,
+        partition_by: Expression,
+        sort: Sort | None,
+        order: Order,
+        output: Mapping[tuple[str, ...], Compute],
+        reads: frozenset[str] | None,
     ) -> None:
         self.partition_by = partition_by
         self.sort = sort
         self.order = order
         self.output = output
+        self.reads = reads
 
     def start(self, run: Run) -> None:
         self.run = run
         self._sorter = Sorter(run.spill, "$setWindowFields")
+        self._fields: Mapping[bytes, str] | None = None
 
     def take(self, row: Row) -> Iterable[Row]:
-        key = self._partition_of(row)
+        self._fields = row.fields
+        key = self._partition_of(row.document)
         self._sorter.add(key if self.sort is None else key + self.sort(row.document), row.raw)
         return ()
 
-    def _partition_of(self, row: Row) -> bytes:
-        value = self.partition_by.evaluate(row.document, self.run.variables)
+    def _partition_of(self, document: Mapping[str, Any]) -> bytes:
+        value = self.partition_by.evaluate(document, self.run.variables)
         if type(value) is list:
             raise TypeMismatchError("An expression used to partition cannot evaluate to value of type array")
         return encode_key(None if value is MISSING else value)
 
     def end(self) -> Iterator[Row | None]:
-        key: bytes | None = None
+        reader = FieldsReader(self._fields)
+        partition = b""
         rows: list[bytes] = []
         size = 0
-        for raw in self._sorter.rows():
-            following = self._partition_of(Row(raw))
-            if rows and following != key:
-                yield from self._rows_of(rows)
+        for number, (key, raw) in enumerate(self._sorter.pairs()):
+            # No key is a prefix of another one, so this is the partition of the document before.
+            if not rows or not key.startswith(partition):
+                if rows:
+                    yield from self._rows_of(rows, reader)
                 rows, size = [], 0
-            key = following
+                partition = self._partition_of(Row(raw, fields=self._fields).document)
             rows.append(raw)
             size += len(raw)
             if size > MAX_BYTES:
                 raise fault(5414201, f"one partition of $setWindowFields is over the limit of {MAX_BYTES} bytes")
-            yield None
+            if not number % TURN:
+                yield None
         if rows:
-            yield from self._rows_of(rows)
+            yield from self._rows_of(rows, reader)
 
-    def _rows_of(self, rows: list[bytes]) -> Iterator[Row | None]:
-        partition = Partition(Documents(rows), self.order, self.sort, self.run.variables)
+    def _rows_of(self, rows: list[bytes], reader: FieldsReader) -> Iterator[Row | None]:
+        partition = Partition(Documents(rows, reader), self.order, self.sort, self.run.variables)
         values = [compute(partition) for compute in self.output.values()]
-        for document in partition.documents:
-            found = document
+        for number in range(len(rows)):
+            found = partition.documents[number]
             for path, of in zip(self.output, values, strict=True):
                 value = next(of)
                 found = with_value(found, path, value)
@@ -100,7 +112,9 @@ def compile_window(spec: object, scope: Scope) -> Stage:
             raise FailedToParseError(f"The field '{name:.80}' must be an object")
         output[field_path(name)] = compile_function(value, order, scope)
     partition_by = compile_expression(spec.get("partitionBy"), scope.names)
-    return WindowStage(partition_by, sort, order, output)
+    paths = partition_by.paths.union(spec["output"], sort_by)
+    reads = top_fields(paths.union(*[paths_read(value, scope) for value in spec["output"].values()]))
+    return WindowStage(partition_by, sort, order, output, reads)
 
 
 def compile_fill(spec: object, scope: Scope) -> list[Stage]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
-from replset.bson import DateTime, Decimal128, Int64, decode, encode_key
+from replset.bson import DateTime, Decimal128, Int64, encode_key
+from replset.bson.alike import FieldsReader
 from replset.errors import FailedToParseError
 from replset.query.arithmetic import add, to_decimal
 from replset.query.errors import show
@@ -20,6 +21,7 @@ from replset.query.order import MISSING, is_null, is_number, type_name
 from replset.query.sort import Sort
 from replset.query.stages.stage import Scope
 from replset.query.stages.unwind import inner_value
+from replset.query.time_limit import check_time
 
 Order: TypeAlias = tuple[tuple[str, int], ...]
 """The fields of the sort, with 1 or -1."""
@@ -37,9 +39,11 @@ class Documents(Sequence[dict[str, Any]]):
     """Documents that are kept as bytes, since decoded they take several times as much. Some are kept decoded."""
 
     _KEPT: ClassVar = 4096
+    _TOGETHER: ClassVar = 32
 
-    def __init__(self, rows: Sequence[bytes]) -> None:
+    def __init__(self, rows: Sequence[bytes], reader: FieldsReader) -> None:
         self._rows = rows
+        self._reader = reader
         self._decoded: dict[int, dict[str, Any]] = {}
 
     def __len__(self) -> int:
@@ -48,9 +52,11 @@ class Documents(Sequence[dict[str, Any]]):
     def __getitem__(self, number: Any) -> Any:
         document = self._decoded.get(number)
         if document is None:
-            if len(self._decoded) == self._KEPT:
+            if len(self._decoded) >= self._KEPT:
                 self._decoded.clear()
-            document = self._decoded[number] = decode(self._rows[number])
+            together = self._rows[number : number + self._TOGETHER]
+            self._decoded.update(enumerate(self._reader.documents(together), number))
+            document = self._decoded[number]
         return document
 
 
@@ -107,16 +113,30 @@ def compile_function(spec: Mapping[str, Any], order: Order, scope: Scope) -> Com
     return compute
 
 
+def paths_read(spec: Mapping[str, Any], scope: Scope) -> frozenset[str]:
+    """Return the paths that a function, which has been compiled, reads beside the sort's, as `Expression.paths`."""
+    name = next(name for name in spec if name != "window")
+    argument = spec[name]
+    if name in ACCUMULATORS:
+        return compile_accumulator({name: argument}, scope.names, name).argument.paths
+    is_expression = not isinstance(argument, Mapping) or next(iter(argument), "").startswith("$")
+    parts = [argument] if is_expression else list(argument.values())
+    return compile_expression(parts, scope.names).paths
+
+
 def _slide(partition: Partition, bounds: Bounds, argument: Expression, state: Any) -> Iterator[Any]:
+    documents, variables, read = partition.documents, partition.variables, argument.quickly
     start = end = 0
     result: Any = MISSING
     for low, high in bounds(partition):
         if result is MISSING or start < min(low, end) or end < high:
             while end < high:
-                state.add(partition.value(argument, end))
+                check_time()
+                state.add(read(documents[end], variables))
                 end += 1
             while start < min(low, end):
-                state.remove(partition.value(argument, start))
+                check_time()
+                state.remove(read(documents[start], variables))
                 start += 1
             result = state.result()
         yield result
