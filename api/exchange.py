@@ -22,7 +22,7 @@ from api.content import (
     parse_document,
 )
 from api.errors import HttpError, error_body, failure, http_error
-from replset.auth.login import Login
+from replset.auth.users import Login
 from replset.bson import InvalidBSONError, RawDocument
 from replset.bson.limits import MAX_MESSAGE_SIZE
 from replset.commands.ports import ConnectionContext

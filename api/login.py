@@ -13,10 +13,9 @@ from starlette.requests import Request
 
 from api.errors import HttpError, failure, http_error
 from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, send_answer
-from replset.auth.login import Login
 from replset.auth.roles import AUDITED, Action
 from replset.auth.tokens import PURPOSE, read_token
-from replset.auth.users import User
+from replset.auth.users import Login, User
 from replset.commands.users.authorization import authorize
 from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
 from replset.runtime.member import RunningMember

@@ -19,6 +19,7 @@ from replset.bson import from_ejson, to_ejson
 from replset.bson.decoding import FIXED_SIZE, inner_end, name_end, outer_end, read_value, value_end
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_DEPTH
+from replset.text import printable
 
 _int32 = Struct("<i").unpack_from
 _int64 = Struct("<q").unpack_from
@@ -262,3 +263,10 @@ _PRINTERS: Final[dict[int, Callable[[bytes, int, int, int], str]]] = {
     0x0E: lambda data, kind, pos, end: f'{{"$symbol":{_string(data, kind, pos, end)}}}',
 }
 """The types without a fixed size, except strings, documents and arrays."""
+
+
+def short(value: object, limit: int = 60) -> str:
+    """Print a value as relaxed Extended JSON, cut when it is long."""
+    text = to_ejson({"": value})
+    text = printable(text[text.index(":") + 1 : -1].strip())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -21,7 +21,7 @@ from replset.replication.rollback_manifest import read_manifest
 from replset.terminal import echo
 from replset.text import printable
 from rollback_tools import manifest_source
-from rollback_tools.text import short
+from rollback_tools.bson_text import short
 
 STATUS_COLOUR = {
     ConflictStatus.THERE: "bright_black",

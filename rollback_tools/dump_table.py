@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from replset.text import printable
-from rollback_tools.text import short
+from rollback_tools.bson_text import short
 
 FIRST_ROWS = 100
 COLUMNS_MAX = 12

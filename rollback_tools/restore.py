@@ -18,8 +18,8 @@ from replset.recovery.report import JsonReport
 from replset.recovery.restore import AuditLog, Outcome, Restore, Result, read_restorable_manifest
 from replset.terminal import echo
 from rollback_tools import manifest_source
+from rollback_tools.bson_text import short
 from rollback_tools.diff import print_document
-from rollback_tools.text import short
 
 DEFAULT_HOST = "127.0.0.1:27017"
 AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"

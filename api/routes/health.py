@@ -1,14 +1,19 @@
-"""Health checks for load balancers: /health, /ready, /primary, /secondary and /arbiter answer 200 or 503."""
+"""Health checks for load balancers: /health, /ready, /primary, /secondary and /arbiter answer 200 or 503.
+
+`GET /metrics` returns Prometheus text, computed for each request. docs/metrics.md lists the names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from api.errors import headers_of
+from api.metrics import MemberCollector
 from api.openapi import answers
 from replset.core.member_state import MemberState
 from replset.runtime.member import RunningMember
@@ -54,6 +59,21 @@ def router(member: RunningMember) -> APIRouter:
             response_class=JSONResponse,
             responses={**_RESPONSES, **(answers(400) if path in readers else {})},
         )
+
+    @routes.get(
+        "/metrics",
+        summary="Prometheus text.",
+        responses={200: {"description": "metrics", "content": {"text/plain": {}}}},
+        response_class=Response,
+    )
+    async def metrics() -> Response:
+        states = [str(row.get("state", "unreadable")) for row in await member.rollbacks.listed()]
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        unacknowledged, free = await member.rollbacks.refresh(), await member.free_bytes()
+        registry.register(MemberCollector(member, states, unacknowledged, free))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
     return routes
 
 

@@ -1,17 +1,35 @@
-"""One user, as a document of admin.system.users."""
+"""One user, as a document of admin.system.users, and a user that has logged in."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from replset.auth.login import Login
 from replset.auth.roles import Grants, Role, grants_of
 from replset.auth.scram import MECHANISM, Credentials, ServerExchange
-from replset.bson import RawDocument
+from replset.bson import Binary, RawDocument
 from replset.errors import BadValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who has logged in. proof: the stored key of his password then; once that changes, the login is over. Empty: a
+    member vouches for him. uid: tells his sessions from those of others.
+    """
+
+    name: str
+    database: str
+    proof: bytes = b""
+    uid: Binary = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uid", Binary(hashlib.sha256(str(self).encode()).digest()))
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.database}"
+
 
 USERS_NS: Final = "admin.system.users"
 AUTH_SCHEMA: Final = 5

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from replset.auth.login import Login
+from replset.auth.users import Login
 from replset.bson import Binary, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.evaluation import IS_TIME_UP
 from replset.commands.fail_command import fail_command
+from replset.commands.known_fields import unknown_command
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.read_concern import check_readable
@@ -39,7 +40,6 @@ from replset.commands.slow_operations import WORK
 from replset.commands.stable_api import check_api
 from replset.commands.streams.change_stream import add_resumable_label
 from replset.commands.table import COMMANDS
-from replset.commands.unbuilt import unknown_command
 from replset.commands.users.audit_trail import without_secrets
 from replset.commands.users.authorization import authorize
 from replset.commands.waiters import Completion

@@ -9,14 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
-from replset.auth.login import Login
-from replset.auth.users import SaslConversation
+from replset.auth.users import Login, SaslConversation
 from replset.bson import MAX_BSON_SIZE, ObjectId, RawDocument
 from replset.commands.fail_points import FailPoints
-from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.snapshot_server import SnapshotServer
-from replset.commands.topology import Topology
-from replset.commands.waiters import Completion, WaiterList
+from replset.commands.waiters import ByteRate, Completion, Topology, WaiterList
 from replset.core.messages import ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import Node
 from replset.ids import HostPort, Millis, OpTime

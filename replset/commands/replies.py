@@ -6,7 +6,9 @@ from functools import lru_cache
 from struct import Struct
 
 from replset.bson import Int64, ObjectId, RawDocument, Timestamp
-from replset.commands.ports import MemberPort
+from replset.commands import fields
+from replset.commands.command import CommandContext
+from replset.commands.ports import MemberPort, Reply
 from replset.errors import ReplError, Trait, has_trait
 from replset.ids import OpTime
 from replset.optime import optime_document, timestamp
@@ -211,3 +213,15 @@ def decode_write_reply(reply: bytes) -> dict[str, object] | None:
         fields[reply[at + 1 : end].decode()] = int.from_bytes(reply[end + 1 : end + 5], "little", signed=True)
         at = end + 5
     return {**fields, "ok": 1.0, "operationTime": Timestamp(seconds, inc)}
+
+
+def list_reply(ctx: CommandContext, ns: str, documents: list[dict[str, object]]) -> Reply:
+    """Return the reply with all rows in the first batch, since these lists are short.
+
+    The fields of `cursor` have the order that MongoDB's lists have; `find` has another one.
+    """
+    cursor = fields.document(ctx.body, "cursor", ctx.name)
+    if cursor is not None:
+        fields.check_fields(cursor, frozenset({"batchSize"}), f"{ctx.name}.cursor")
+        fields.whole(cursor, "batchSize", ctx.name, least=0)
+    return {"cursor": {"id": Int64(0), "ns": ns, "firstBatch": documents}}

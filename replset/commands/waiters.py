@@ -1,4 +1,5 @@
-"""Lists of waiting clients: `WaiterList` for write concerns, `Notifier` for everything else that a member waits for.
+"""Lists of waiting clients: `WaiterList` for write concerns, `Notifier` for everything else that a member waits for;
+the wait of drivers for a change of role, and of members that copy data until the rate allows more.
 
 A condition of a write concern becomes true for older optimes first, so each condition has a heap of its waiters, and a
 check costs nothing while the oldest one still waits.
@@ -9,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
+from replset.bson import Int64, ObjectId
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
+from replset.replication.ports import Clock
 
 _SWEEP_FROM = 64
 
@@ -163,3 +167,47 @@ class _ExpiredError(Exception):
 def _expire(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.set_exception(_ExpiredError())
+
+
+class Topology:
+    """counter: grows with each change of state, configuration, primary or writability. process_id: made at start."""
+
+    def __init__(self, process_id: ObjectId, clock: Clock) -> None:
+        self.process_id = process_id
+        self.counter = 0
+        self._clock = clock
+        self._changes = Notifier()
+
+    def document(self) -> dict[str, object]:
+        """Return it as topologyVersion."""
+        return {"processId": self.process_id, "counter": Int64(self.counter)}
+
+    def on_changed(self) -> None:
+        self.counter += 1
+        self._changes.notify()
+
+    async def wait(self, counter: int, timeout_ms: int) -> None:
+        """Return when the counter is not `counter` any more, or after `timeout_ms`."""
+        deadline = self._clock.now() + timeout_ms
+        while self.counter == counter:
+            left = deadline - self._clock.now()
+            if left <= 0 or not await self._changes.wait(left):
+                return
+
+
+@dataclass(slots=True)
+class ByteRate:
+    """What was sent to one member. It uses up the rate until `sent_until`, in the loop's time."""
+
+    sent_until: float = 0.0
+
+    def spend(self, size: int, bytes_per_s: int) -> None:
+        """Note that `size` bytes are sent."""
+        self.sent_until = max(self.sent_until, asyncio.get_running_loop().time()) + size / bytes_per_s
+
+    async def wait(self, most_s: float, *, spare_s: float = 0.0) -> bool:
+        """Wait until what was sent before, but for `spare_s`, fits the rate. Return False if `most_s` was too short."""
+        left = self.sent_until - asyncio.get_running_loop().time() - spare_s
+        if left > 0:
+            await asyncio.sleep(min(left, most_s))
+        return left <= most_s

@@ -1,6 +1,9 @@
 """What the set keeps of a named consumer: one document of `config.consumers`, and how requests change it.
 
 Tokens are those of change streams, as text; their order as text is the order of the events.
+
+No clock of another member counts for a lease: a new primary gives the holder that it finds a whole one, from when it
+first looks.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Final
 
 from replset.bson import Int64
 from replset.errors import BadValueError, ConsumerMovedError
-from replset.ids import OpTime
+from replset.ids import Millis, OpTime
 from replset.query.change_tokens import Token
 
 CONSUMERS_NS: Final = "config.consumers"
@@ -172,3 +175,49 @@ def removed_generation(document: Mapping[str, object]) -> int:
 
 def _whole(value: object) -> int:
     return int(value) if isinstance(value, int) else 0
+
+
+class Claim(Enum):
+    """What a reader may do."""
+
+    HOLDS = "it holds the consumer"
+    MAY_TAKE = "nobody does, or its holder is gone"
+    WAITS = "another one holds it"
+
+
+class Leases:
+    """How long readers of exclusive and failover consumers have been silent, in the primary's memory: until when the
+    holder of each consumer is taken to be there.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[tuple[str, int], Millis] = {}
+
+    def claim(self, consumer: Consumer, reader: str, now: Millis) -> Claim:
+        """Whether the reader holds the consumer; a holder that asks is there."""
+        if consumer.holder == reader:
+            self.renew(consumer, now)
+            return Claim.HOLDS
+        if not consumer.holder or self.due(consumer, now) <= now:
+            return Claim.MAY_TAKE
+        return Claim.WAITS
+
+    def due(self, consumer: Consumer, now: Millis) -> Millis:
+        """When the holder's lease ends."""
+        key = consumer.name, consumer.generation
+        if key not in self._due:
+            self.renew(consumer, now)
+        return self._due[key]
+
+    def renew(self, consumer: Consumer, now: Millis) -> None:
+        self._set(consumer, Millis(now + consumer.ack_timeout_ms))
+
+    def end(self, consumer: Consumer, now: Millis) -> None:
+        """The holder has left: the next one need not wait."""
+        self._set(consumer, now)
+
+    def _set(self, consumer: Consumer, due: Millis) -> None:
+        for name, generation in list(self._due):
+            if name == consumer.name and generation != consumer.generation:
+                del self._due[name, generation]
+        self._due[consumer.name, consumer.generation] = due

@@ -1,4 +1,7 @@
-"""Deletes documents whose date in a TTL index has passed: on the primary, as ordinary deletes in the oplog."""
+"""Deletes documents whose date in a TTL index has passed: on the primary, as ordinary deletes in the oplog.
+
+The primary also drops the temporary collections of $out that a primary of an earlier term left behind.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 from replset.bson import DateTime, encode_key
 from replset.errors import IllegalOperationError, NotWritablePrimaryError, OutOfDiskSpaceError, ShutdownInProgressError
 from replset.replication.context import MemberContext
-from replset.replication.temporary import abandoned, drop_abandoned
-from replset.replication.write_ops import WriteGroup, do_delete
+from replset.replication.write_ops import WriteGroup, do_delete, do_drop
 from replset.storage.catalog import Collection
 from replset.storage.indexes import TO_THE_END, Index
+from replset.storage.store import Store
 
 log = logging.getLogger("replset.ttl")
 
@@ -93,3 +97,28 @@ class TtlMonitor:
             if clock.now() >= until:
                 break
         return self.deleted > deleted
+
+
+TEMPORARY: Final = "temp"
+"""The option of such a collection. No client can give it."""
+
+
+def abandoned(store: Store) -> list[Collection]:
+    """Return the temporary collections that were made before the newest term began.
+
+    A command that makes one does not go on in another term, so nobody uses them.
+    """
+    found = [coll for coll in store.collections() if coll.options.get(TEMPORARY) is True]
+    if not found:
+        return []
+    begin = max(span.first.ts for span in store.terms())
+    return [coll for coll in found if coll.created_ts < begin]
+
+
+def drop_abandoned(group: WriteGroup, coll: Collection) -> bool:
+    """Drop it, unless somebody else did."""
+    known = group.txn.catalog.by_uuid.get(coll.uuid)
+    if known is None or known.dropped_ts is not None or known.options.get(TEMPORARY) is not True:
+        return False
+    do_drop(group, known)
+    return True

@@ -54,9 +54,9 @@ from replset.replication.initial_sync import InitialSync
 from replset.replication.ports import MemberClient
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
-from replset.runtime.background import BackgroundTasks
 from replset.runtime.disk.durability_mark import DurabilityMark
 from replset.runtime.disk.writer import Writer
+from replset.runtime.process.machine import BackgroundTasks
 from replset.storage.member_file import JournalLine, MemberFile
 
 log = logging.getLogger("replset.member")

@@ -18,19 +18,17 @@ from replset.archive.ports import ArchivePort
 from replset.bson import ObjectId, ObjectIds
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
-from replset.commands.histogram import Histogram
 from replset.commands.members.archive_lease import ArchiveLease
-from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.oplog_fetch import OplogFetches
 from replset.commands.members.snapshot_server import SnapshotServer
+from replset.commands.operations import Histogram
 from replset.commands.ports import RecentLog
 from replset.commands.sessions.transactions import TransactionTable
 from replset.commands.streams.consumer_directory import ConsumerDirectory
 from replset.commands.streams.history import History
-from replset.commands.topology import Topology
 from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.users.user_directory import UserDirectory
-from replset.commands.waiters import Completion, Notifier, WaiterList
+from replset.commands.waiters import ByteRate, Completion, Notifier, Topology, WaiterList
 from replset.commands.write_concern import end_waits_in_vain, has_stored_default
 from replset.core.effects import NO_VOTE
 from replset.core.member_state import MemberState
@@ -62,7 +60,6 @@ from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
 from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
-from replset.runtime.background import BackgroundTasks
 from replset.runtime.bootstrap import begin_expected_set
 from replset.runtime.core_effects import CoreEffects
 from replset.runtime.disk.data_replacement import DataReplacement
@@ -85,11 +82,9 @@ from replset.runtime.net.turns import Turns
 from replset.runtime.options import MemberOptions, command_line, exposure_warnings
 from replset.runtime.ports import MemberPorts, StepSizes
 from replset.runtime.positions import Positions
-from replset.runtime.process.load import Load
-from replset.runtime.process.machine import LimitedWorkers, TrackedWorkers
-from replset.runtime.role.hand_over import hand_over_primary
+from replset.runtime.process.machine import BackgroundTasks, LimitedWorkers, Load, TrackedWorkers
 from replset.runtime.role.hook import RoleHook
-from replset.runtime.shell import Shell
+from replset.runtime.shell import Shell, hand_over_primary
 from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store
 

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
+from typing import Final, Protocol
 
 from replset.core.effects import (
     AcceptWrites,
@@ -29,6 +29,7 @@ from replset.core.effects import (
     Send,
     ends_writes,
 )
+from replset.core.member_state import MemberState
 from replset.core.messages import (
     FetchProgress,
     LocalPosition,
@@ -38,14 +39,15 @@ from replset.core.messages import (
     RequestBody,
     Response,
     SourceBatch,
+    StepDownRequest,
     VoteSaved,
 )
 from replset.core.node import Node
 from replset.errors import ConnectRefusedError, ReplError, ShutdownInProgressError, UnprovenMemberError
-from replset.ids import Millis
+from replset.ids import HostPort, Millis
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.ports import Clock, Workers
-from replset.runtime.background import BackgroundTasks
+from replset.runtime.process.machine import BackgroundTasks
 
 log = logging.getLogger("replset.shell")
 
@@ -270,3 +272,22 @@ class Shell:
         self._timer = None
         if not self._closed:
             self._guarded(lambda: self.node.tick(self._clock.now()))
+
+
+HAND_OVER_TRIES: Final = 10
+"""Each waits a second for an electable member to catch up."""
+
+
+async def hand_over_primary(node: Node, shell: Shell, host: HostPort) -> None:
+    """Step down if this member is primary: for ten seconds only to a member that caught up, then in any case."""
+    for _ in range(HAND_OVER_TRIES):
+        if node.state is not MemberState.PRIMARY:
+            break
+        config = node.config
+        others = () if config is None else (m for m in config.members if m.is_electable and m.host != host)
+        if not any((peer := node.peer_at(m.host)) is not None and peer.is_up for m in others):
+            break
+        await shell.ask(StepDownRequest(60_000, 1_000, force=False))
+    if node.state is MemberState.PRIMARY:
+        await shell.ask(StepDownRequest(60_000, 0, force=True))
+    await asyncio.sleep(0.05)  # the request to the next primary is on its way

@@ -37,8 +37,8 @@ from spark.oplog import (
     rolled_back_error,
     trimmed_error,
 )
+from spark.readers.parquet import columns_for, rows_in
 from spark.readers.pieces import InPieces, Piece
-from spark.readers.tables import columns_for, rows_in
 
 _BATCH_ROWS = 16_384
 _ENTRY_ROWS = 2_048

@@ -24,7 +24,6 @@ from replset.ids import OpTime
 from spark.columns import COLUMNS, FIELDS, MEMBER, arrow_schema
 from spark.oplog import ALL, Bounds, EntryFilter, OplogError, Span, one_line
 from spark.readers.pieces import InPieces, Piece, side_by_side
-from spark.readers.tables import columns_for, rows_in
 
 _BATCH_ROWS = 16_384
 _ENTRY_ROWS = 2_048
@@ -307,3 +306,18 @@ def _errors(name: str, folder: str) -> Iterator[None]:
     except (OSError, ValueError, pa.ArrowException) as error:
         text = one_line(error)
         raise OplogError(name, text if folder in text else f"{folder}: {text}") from error
+
+
+def columns_for(columns: Sequence[str], only: EntryFilter) -> list[str]:
+    """Those to read, so that `rows_in` can choose rows."""
+    by_choice = [name for name, wanted in (("ns", only.ns), ("op", only.op)) if wanted]
+    return list(dict.fromkeys([*columns, "ts", *by_choice]))
+
+
+def rows_in(table: pa.Table, span: Span, only: EntryFilter) -> pa.Table:
+    ts = table.column("ts")
+    mask = pc.and_(pc.greater_equal(ts, span.first_ts), pc.less(ts, span.end_ts))
+    for name, wanted in (("ns", only.ns), ("op", only.op)):
+        if wanted:
+            mask = pc.and_(mask, pc.is_in(table.column(name), pa.array(wanted, pa.string())))
+    return table.filter(mask)

@@ -7,9 +7,8 @@ from contextlib import suppress
 from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, Timestamp
 from replset.commands import fields
-from replset.commands.admin.election_metrics import candidate_document, participant_document
 from replset.commands.admin.hello import wall_of
-from replset.commands.admin.server_status import flow_control_document
+from replset.commands.admin.server_status import candidate_document, flow_control_document, participant_document
 from replset.commands.command import Command, CommandContext
 from replset.commands.lag import behind_ms
 from replset.commands.ports import MemberPort, Reply

@@ -10,7 +10,6 @@ from replset.commands.catalog.collection_options import CREATE_FIELDS, options_o
 from replset.commands.catalog.statistics import bytes_by_database
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement, run_in_thread
-from replset.commands.lists import list_reply
 from replset.commands.namespaces import (
     INTERNAL_DATABASES,
     check_database,
@@ -20,6 +19,7 @@ from replset.commands.namespaces import (
 )
 from replset.commands.pipelines.views import check_definition
 from replset.commands.ports import Reply
+from replset.commands.replies import list_reply
 from replset.commands.users.authorization import is_allowed
 from replset.commands.write_concern import write_and_wait
 from replset.errors import BadValueError, ErrorCode, NamespaceExistsError, ReplError

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replset.bson import RawDocument
-from replset.commands.members.byte_rate import ByteRate
+from replset.commands.waiters import ByteRate
 from replset.core.node import Node
 from replset.errors import (
     BadValueError,

@@ -12,6 +12,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.cursors import FIRST_BATCH, DocumentsCursor
 from replset.commands.evaluation import compiled, read_statement, weight_of
+from replset.commands.known_fields import unknown_command
 from replset.commands.let import let_of, variables_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.pipelines import sources as aggregate_sources
@@ -29,7 +30,6 @@ from replset.commands.reads.find import MADE_UP, spill_of
 from replset.commands.reads.get_more import first_batch
 from replset.commands.reads.scan import open_collection
 from replset.commands.streams.change_stream import open_change_stream
-from replset.commands.unbuilt import unknown_command
 from replset.commands.users.authorization import authorize
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (

@@ -2,7 +2,7 @@
 
 $out writes into a temporary collection and renames it at the end, so readers see the old documents or all of the new
 ones. The temporary collection is dropped if anything fails. One whose primary died with it is dropped by a later one
-(replication/temporary.py).
+(replication/ttl.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from replset.query.match import Matcher
 from replset.query.stages.output import MergeStage, OutStage
 from replset.query.update import Update, keep_id
 from replset.replication.index_ops import do_create_index
-from replset.replication.temporary import TEMPORARY
+from replset.replication.ttl import TEMPORARY
 from replset.replication.write_ops import WriteGroup, do_create, do_drop, do_set_options
 from replset.storage.catalog import Collection
 

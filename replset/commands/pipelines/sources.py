@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from replset.auth.login import Login
 from replset.auth.roles import Action
+from replset.auth.users import Login
 from replset.bson import DateTime, Int64, encode
 from replset.commands.catalog.statistics import collection_stats
 from replset.commands.command import CommandContext

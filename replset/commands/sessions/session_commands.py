@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from replset.auth.login import Login
 from replset.auth.roles import Action
+from replset.auth.users import Login
 from replset.bson import Binary, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext

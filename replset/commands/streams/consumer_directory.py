@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from replset.bson import Int64, decode, encode, encode_key
 from replset.commands.lag import behind_ms
-from replset.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, REMOVED_ID, Consumer
-from replset.consumers.leases import Leases
+from replset.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, REMOVED_ID, Consumer, Leases
 from replset.consumers.shared_window import SharedWindow
 from replset.errors import ConsumerNotFoundError, ReplError
 from replset.ids import OPTIME_NULL, Millis, OpTime

@@ -22,8 +22,7 @@ from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.streams.consumer_directory import PrimaryState, change
 from replset.commands.streams.event_reader import EventOptions, EventReader, ToldEvent
 from replset.commands.write_concern import wait_for_write_concern
-from replset.consumers.consumer import Consumer, Mode
-from replset.consumers.leases import Claim
+from replset.consumers.consumer import Claim, Consumer, Mode
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.ids import Millis, OpTime

@@ -14,10 +14,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from replset.auth.login import Login
 from replset.auth.roles import Grants
 from replset.auth.scram import ITERATIONS, SALT_BYTES, Credentials
-from replset.auth.users import USERS_NS, User, user_id
+from replset.auth.users import USERS_NS, Login, User, user_id
 from replset.bson import RawDocument, encode_key
 from replset.errors import AuthenticationFailedError, OverloadedError, ReplError
 from replset.ids import HostPort, Millis

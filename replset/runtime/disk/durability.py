@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from replset.commands.histogram import SECONDS, Histogram
+from replset.commands.operations import SECONDS, Histogram
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.context import MemberContext

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from replset.bson import Timestamp
-from replset.commands.histogram import SIZES, Histogram
+from replset.commands.operations import SIZES, Histogram
 from replset.commands.waiters import Completion
 from replset.core.member_state import MemberState
 from replset.core.node import Node

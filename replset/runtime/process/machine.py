@@ -1,4 +1,5 @@
-"""The real machine behind the ports Clock and Workers, and how one member shares its threads.
+"""The real machine behind the ports Clock and Workers, and how one member shares its threads; its tasks
+whose errors nobody awaits, and whether it has more to do than it can.
 
 The network's is network.py, the disk's storage/disk.py.
 """
@@ -9,11 +10,11 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from replset.ids import Millis
 from replset.replication.ports import Workers
@@ -185,3 +186,59 @@ class LimitedWorkers:
         self._free.release()
         if not task.cancelled():
             task.exception()  # marks the error as seen; whoever still waits gets it
+
+
+HIGH_S: Final = 0.03
+LOW_S: Final = 0.01
+MOST_S: Final = 0.1
+"""Of one beat that is late, no more counts: a single stall, however long, is no overload."""
+WEIGHT: Final = 0.3
+STALL_S: Final = 0.05
+"""A beat that is later than this is counted as a stall."""
+
+
+class Load:
+    """Averages how late the beats of the event loop are, each of about 20 ms. A request waits so long several times.
+
+    late_s: that average. stalls: beats that were over 50 ms late. is_high: the average passed 30 ms, and has not fallen
+    below 10 ms since.
+    """
+
+    def __init__(self) -> None:
+        self.late_s = 0.0
+        self.stalls = 0
+        self.is_high = False
+
+    def on_beat(self, late_s: float) -> None:
+        """Note that a beat came `late_s` after it was due."""
+        self.late_s += WEIGHT * (min(late_s, MOST_S) - self.late_s)
+        self.stalls += late_s > STALL_S
+        self.is_high = self.late_s > (LOW_S if self.is_high else HIGH_S)
+
+
+class BackgroundTasks:
+    """Starts coroutines, keeps them alive, and reports the error of each one that fails."""
+
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends or `cancel` is called."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+
+    def cancel(self) -> None:
+        """Cancel every task; `wait` returns once they have ended."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Return once every task has ended; errors go to `on_error` alone."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)

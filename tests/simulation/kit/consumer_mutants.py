@@ -10,8 +10,7 @@ import pytest
 from replset.commands.streams import consumer_commands, consumer_reads
 from replset.commands.streams.consumer_directory import CommittedFloor, ConsumerDirectory
 from replset.commands.streams.history import History
-from replset.consumers.consumer import Consumer
-from replset.consumers.leases import Claim, Leases
+from replset.consumers.consumer import Claim, Consumer, Leases
 from replset.consumers.shared_window import SharedWindow
 from replset.ids import OpTime
 from tests.simulation.kit.mutant import Mutant

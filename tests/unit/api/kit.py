@@ -15,8 +15,7 @@ import httpx
 
 from api.app import create_routes, with_limits
 from replset.bson import ObjectIds, RawDocument, encode
-from replset.commands.histogram import SECONDS, SIZES, Histogram
-from replset.commands.operations import OperationTable
+from replset.commands.operations import SECONDS, SIZES, Histogram, OperationTable
 from replset.commands.ports import CommandRequest, RecentLog, Reply, Traffic
 from replset.commands.replies import finish
 from replset.commands.users.audit_trail import AuditTrail
@@ -32,7 +31,7 @@ from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock
 from replset.replication.rollback_list import RollbackList
 from replset.runtime.net.admission import Admission
-from replset.runtime.process.load import Load
+from replset.runtime.process.machine import Load
 from replset.storage.disk import RealDisk
 
 ME, OTHER = HostPort("127.0.0.1:27017"), HostPort("127.0.0.1:27018")

@@ -9,11 +9,10 @@ import pytest
 
 from api.idempotency import KeyedWrite
 from api.login import NEEDS, is_public
-from replset.auth.login import Login
 from replset.auth.roles import Grants, Role
 from replset.auth.scram import Credentials
 from replset.auth.tokens import LIFETIME_S
-from replset.auth.users import User
+from replset.auth.users import Login, User
 from replset.errors import AuthenticationFailedError
 from replset.key_file import Keys
 from tests.unit.api.kit import Api

@@ -9,7 +9,7 @@ import pytest
 
 from replset.core.status import Status
 from replset.ids import HostPort
-from replset.runtime.process.load import Load
+from replset.runtime.process.machine import Load
 from tests.unit.api.kit import OTHER, Api
 from tests.unit.commands.test_read_preference import PRIMARY, row
 

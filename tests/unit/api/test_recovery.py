@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
-from api import rollback_jobs, streaming
+from api import streaming
 from api.routes import recovery
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.recovery import compare
@@ -267,7 +267,7 @@ def test_a_rollback_is_put_back_once_at_a_time(api: Api, live: FakeSet, manifest
 def test_few_rollbacks_are_read_at_once(
     api: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollback_jobs, "JOBS_MAX", 1)
+    monkeypatch.setattr(recovery, "JOBS_MAX", 1)
     others = [("GET", url_of(manifest, what), None) for what in ("diff", "verify")]
     first, *rest = at_once(api, live, url_of(manifest, "restore"), *others)
     for response in rest:

@@ -14,9 +14,9 @@ from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument, Timestamp, encode
 from replset.commands.command import Command, CommandContext
 from replset.commands.dispatcher import Dispatcher
+from replset.commands.known_fields import NOT_BUILT, SEARCH_INDEX_COMMANDS
 from replset.commands.ports import CommandRequest
 from replset.commands.table import COMMANDS
-from replset.commands.unbuilt import NOT_BUILT, SEARCH_INDEX_COMMANDS
 from replset.errors import InvariantError, ReplError
 from replset.ids import HostPort
 from replset.runtime.member import RunningMember

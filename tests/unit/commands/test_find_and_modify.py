@@ -11,8 +11,7 @@ import pytest
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest
-from replset.commands.writes import first_matches
-from replset.commands.writes.first_matches import FirstMatches
+from replset.commands.writes.search_batch import FirstMatches
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
 from tests.rig import Client, Rig
@@ -215,7 +214,7 @@ def between_groups(member: RunningMember, monkeypatch: pytest.MonkeyPatch, act: 
 def test_the_first_in_order_at_the_moment_of_the_write(
     client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch, seed: int, kept: int
 ) -> None:
-    monkeypatch.setattr(first_matches, "KEPT", kept)
+    monkeypatch.setattr("replset.commands.writes.search_batch.KEPT", kept)
     rng = random.Random(seed)
     client.ok({"delete": "c", "deletes": [{"q": {}, "limit": 0}]})
     client.ok({"insert": "c", "documents": [{"_id": i, "n": rng.randrange(300), "on": True} for i in range(700)]})
@@ -269,7 +268,7 @@ def test_a_collection_made_anew_meanwhile(
 
 
 def test_first_matches_keep_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_matches, "KEPT_BYTES", 10)
+    monkeypatch.setattr("replset.commands.writes.search_batch.KEPT_BYTES", 10)
     matches = FirstMatches()
     assert (matches.first, matches.is_exhausted) == (None, False)
     for rank in (b"dddd", b"bbbb", b"cccc", b"aaaa"):

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import decode, encode
-from replset.consumers.consumer import MOST_OUTSTANDING, Consumer, Mode
-from replset.consumers.leases import Claim, Leases
+from replset.consumers.consumer import MOST_OUTSTANDING, Claim, Consumer, Leases, Mode
 from replset.consumers.shared_window import SharedWindow
 from replset.errors import BadValueError, ConsumerMovedError, InvariantError
 from replset.ids import Millis, OpTime

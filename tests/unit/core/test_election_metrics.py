@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replset.commands.admin.election_metrics import candidate_document, counts_document, participant_document
+from replset.commands.admin.server_status import candidate_document, counts_document, participant_document
 from replset.core.election_metrics import ElectionMetrics
 from replset.core.messages import VoteRequest
 from replset.ids import MemberId

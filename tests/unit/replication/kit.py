@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from replset.bson import Binary, Int64, RawDocument, RawDocuments, decode, documents_of, encode, encode_key
-from replset.commands.members.byte_rate import ByteRate
 from replset.commands.members.oplog_fetch import OplogFetches, oplog_probe
 from replset.commands.members.snapshot_server import SnapshotServer
+from replset.commands.waiters import ByteRate
 from replset.core.ages import OptimeAges
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, ProgressRequest, Report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from replset.runtime.background import BackgroundTasks
+from replset.runtime.process.machine import BackgroundTasks
 
 
 def test_tasks_are_cancelled_in_the_order_in_which_they_began() -> None:

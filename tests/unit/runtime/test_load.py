@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replset.runtime.process.load import Load
+from replset.runtime.process.machine import Load
 
 
 def after(*late_s: float) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from replset.auth.login import Login
+from replset.auth.users import Login
 from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, Reply
