@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import apsw
 
 from replset.storage.catalog import Collection
-from replset.storage.schema import DOC, KEY
+from replset.storage.schema import DOC, KEY, SESSIONS_UUID
 from replset.storage.sqlite import PAGE_BYTES, PAGE_ROWS, first_row, page_of, rows_of
 
 Row = tuple[int, bytes, bytes]
@@ -67,6 +67,7 @@ class _Earlier:
     def __init__(self, connection: apsw.Connection, coll: Collection, since: int) -> None:
         self._connection = connection
         self._uuid = coll.uuid
+        self._in_undo = None if coll.uuid == SESSIONS_UUID else coll.uuid  # see schema.py
         self._since = since
         self._later = f"FROM undo WHERE {coll.sql_in_undo} AND key = ? AND ts > ?"
 
@@ -101,15 +102,15 @@ class _Earlier:
     def _places_of_deletes(self, after: int, end: int, backwards: bool) -> list[int]:
         low, high = (end, after - 1) if backwards else (after + 1, end)
         sql = (
-            "SELECT DISTINCT place FROM undo WHERE coll = ? AND place IS NOT NULL AND place BETWEEN ? AND ? AND ts > ?"
+            "SELECT DISTINCT place FROM undo WHERE coll IS ? AND place IS NOT NULL AND place BETWEEN ? AND ? AND ts > ?"
             f" ORDER BY place {'DESC' if backwards else 'ASC'} LIMIT {PAGE_ROWS}"
         )
-        return [place for (place,) in rows_of(self._connection, sql, (self._uuid, low, high, self._since))]
+        return [place for (place,) in rows_of(self._connection, sql, (self._in_undo, low, high, self._since))]
 
     def _deleted_from(self, place: int) -> Row | None:
         """The document that had this place and was deleted since. It was the first one that was deleted from there."""
-        sql = f"SELECT ts, seq, key FROM undo WHERE coll = ? AND place = ? AND ts > ? {_EARLIEST}"
-        ts, seq, key = first_row(self._connection, sql, (self._uuid, place, self._since))
+        sql = f"SELECT ts, seq, key FROM undo WHERE coll IS ? AND place = ? AND ts > ? {_EARLIEST}"
+        ts, seq, key = first_row(self._connection, sql, (self._in_undo, place, self._since))
         first_delete = f"SELECT ts, seq {self._later} AND place IS NOT NULL {_EARLIEST}"
         if first_row(self._connection, first_delete, (self._uuid, key, self._since)) != (ts, seq):
             return None  # it was elsewhere before

@@ -368,8 +368,11 @@ class Txn:
 
     def put_session(self, key: bytes, record: bytes | None, *, ts: int) -> None:
         """Write or, with None, remove the record of a session."""
-        undo = self._undo
-        undo.append((ts, len(undo), DOC, None, key, self.session(key), None))
+        undo, place = self._undo, None
+        if record is None:  # a read at an earlier point finds it in its place, as one of a document
+            row = first_row(self.connection, f"SELECT rowid FROM {SESSIONS.table} WHERE key = ?", (key,))
+            place = None if row is None else row[0]
+        undo.append((ts, len(undo), DOC, None, key, self.session(key), place))
         self.sessions[key] = record
 
     # --- collections

@@ -73,6 +73,19 @@ def test_they_are_read_as_they_were_at_a_point(history: tuple[Driver, list[tuple
     assert rows == [(None,)]
 
 
+def test_one_that_was_removed_later_is_read_at_the_point_too(
+    history: tuple[Driver, list[tuple[OpTime, Records]]],
+) -> None:
+    """Also where it came back, or came and went in one group."""
+    driver, points = history
+    note(driver, {KEYS[0]: None, KEYS[2]: None})
+    with driver.store.group() as txn:
+        change(txn, {KEYS[1]: None, KEYS[2]: a_record(2, "again")})
+        change(txn, {KEYS[1]: a_record(1, "again"), KEYS[2]: None})
+    for at, state in points:
+        assert records_at(driver.store, at) == [state] * 3
+
+
 def test_a_rollback_brings_them_back(history: tuple[Driver, list[tuple[OpTime, Records]]]) -> None:
     driver, points = history
     note(driver, {KEYS[0]: None, KEYS[1]: a_record(1, "newer")})

@@ -1,0 +1,131 @@
+"""A set at rest: nothing happens in it that nobody asked for, and each member says of all what is so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from replset.core.member_state import MemberState
+from replset.ids import HostPort, OpTime
+from replset.optime import optime_document
+
+if TYPE_CHECKING:
+    from replset.core.node import Node
+    from tests.simulation.kit.cluster import SimCluster
+
+REST_S, RESTS = 1.5, 4
+"""Three heartbeats: by then each member has heard how the others are."""
+
+
+class Fact(NamedTuple):
+    """What is so of one member."""
+
+    state: MemberState
+    term: int
+    source: HostPort | None
+    config: tuple[int, int]
+    applied: OpTime
+    durable: OpTime
+
+
+def fault_at_rest(cluster: SimCluster) -> str | None:
+    """What happens though nobody writes and nothing fails, or what a member says that is not so; None: all is well."""
+    before = _facts(cluster)
+    for _ in range(RESTS):
+        cluster.run(asyncio.sleep(REST_S))
+        facts = _facts(cluster)
+        for host, fact in facts.items():
+            if fact[:4] != before[host][:4]:
+                return f"{host} was {before[host]}, is {fact}, and nothing happened"
+        if facts == before:  # else an entry was written, of which not everybody may have heard
+            return next(filter(None, (_fault_of_member(cluster, name, facts) for name in cluster.alive())), None)
+        before = facts
+    return None
+
+
+def _fault_of_member(cluster: SimCluster, name: str, facts: dict[HostPort, Fact]) -> str | None:
+    member = cluster.machines[name].running
+    if member is None or member.host not in facts:
+        return None
+    status, hello = cluster.command(name, {"replSetGetStatus": 1}), cluster.command(name, {"hello": 1})
+    if _facts(cluster) != facts:
+        return None
+    wrong = _fault_of_status(member.node, status, facts) or _fault_of_hello(member.host, hello, facts)
+    return wrong and f"{name} says {wrong}"
+
+
+def _facts(cluster: SimCluster) -> dict[HostPort, Fact]:
+    config = cluster.config()
+    members = [] if config is None else config.members
+    nodes = {machine.host: machine.running.node for machine in cluster.machines.values() if machine.running}
+    return {member.host: _fact(nodes[member.host]) for member in members}
+
+
+def _fact(node: Node) -> Fact:
+    config, position = node.config, node.position
+    return Fact(
+        node._state.shown_state,
+        node.term,
+        node.sync_source,
+        (0, 0) if config is None else (config.version, config.term),
+        position.last_applied,
+        position.last_durable,
+    )
+
+
+def _fault_of_status(node: Node, status: dict[str, Any], facts: dict[HostPort, Fact]) -> str | None:
+    own, point = facts[node._state.host], optime_document(node.commit_point)
+    expected: dict[str, object] = {
+        "myState": int(own.state),
+        "term": own.term,
+        "syncSourceHost": str(own.source or ""),
+    }
+    found = {name: status[name] for name in expected}
+    if found != expected:
+        return f"{found}, where it is {expected}"
+    optimes = {"lastCommittedOpTime": point, "appliedOpTime": optime_document(own.applied)}
+    optimes |= {"durableOpTime": optime_document(own.durable)}
+    if any(status["optimes"][name] != optime for name, optime in optimes.items()):
+        return f"{status['optimes']}, where they are {optimes}"
+    rows = {HostPort(row["name"]): row for row in status["members"]}
+    if rows.keys() != facts.keys():
+        return f"that the members are {list(rows)}"
+    for host, fact in facts.items():
+        wrong = _fault_of_row(rows[host], fact, is_self=host == node._state.host)
+        if wrong:
+            return f"of {host} {wrong}, where it is {fact}"
+    return None
+
+
+def _fault_of_row(row: dict[str, Any], fact: Fact, *, is_self: bool) -> str | None:
+    expected: dict[str, object] = {
+        "health": 1.0,
+        "state": int(fact.state),
+        "stateStr": fact.state.name,
+        "syncSourceHost": str(fact.source or ""),
+        "configVersion": fact.config[0],
+        "configTerm": fact.config[1],
+    }
+    if "optime" in row:
+        expected["optime"] = optime_document(fact.applied)
+        if not is_self:
+            expected["optimeDurable"] = optime_document(fact.durable)
+    found = {name: row.get(name) for name in expected}
+    if found != expected:
+        return str({name: value for name, value in found.items() if value != expected[name]})
+    if row.get("self", False) is not is_self or ("electionTime" in row) is not (fact.state is MemberState.PRIMARY):
+        return str(row)
+    return None
+
+
+def _fault_of_hello(host: HostPort, hello: dict[str, Any], facts: dict[HostPort, Fact]) -> str | None:
+    primary = next(other for other, fact in facts.items() if fact.state is MemberState.PRIMARY)
+    state = facts[host].state
+    expected = {
+        "isWritablePrimary": state is MemberState.PRIMARY,
+        "secondary": state is MemberState.SECONDARY,
+        "primary": str(primary),
+        "me": str(host),
+    }
+    found = {name: hello.get(name) for name in expected}
+    return None if found == expected else f"{found}, where it is {expected}"
