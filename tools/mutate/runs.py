@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import logging
 import multiprocessing
 import os
 import sys
@@ -37,7 +36,7 @@ POOL: dict[str, range] = {
     "follow": range(10, 12),
 }
 """The seeds of each kind that judge, a mutation those of them that run its line."""
-RUNS_S = 60
+RUNS_S = 40
 """Seconds of processor for the runs of one mutation."""
 PATH = ROOT / ".venv" / ".runs-by-line.json"
 SIMULATOR = "tests/simulation"
@@ -92,7 +91,6 @@ def begin() -> None:
     """Prepare a process of its own for runs."""
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    logging.disable()
 
 
 def _lines_of_run(run: Run) -> tuple[Run, float, dict[str, list[int]]]:

@@ -30,6 +30,7 @@ from tests.simulation.kit.index_model import definitions_of, index_fault_on
 from tests.simulation.kit.operations import ClientOperation
 from tests.simulation.kit.replay import documents_of, first_difference, replay
 from tests.simulation.kit.retries import RetriedWrite
+from tests.simulation.kit.stored_state import stored_fault
 from tests.simulation.kit.transfers import Transfers
 from tests.simulation.kit.workload import History, Write
 
@@ -93,6 +94,7 @@ class Checkers:
         self.holders: dict[OpTime, set[str]] = {}  # who ever had the entry
         self.wiped: set[str] = set()
         self._whole_looks = 0
+        self._rng = cluster.random_for("points of reads")
         self._seen_processes: dict[str, str] = {}
         self._last_points: dict[str, OpTime] = {}
         cluster.on_change.append(self.look_at)
@@ -408,6 +410,7 @@ class Checkers:
             if found != expected:
                 self.fail("5", f"{row.name} in {row.node_state.state.name}: {first_difference(expected, found)}")
             self.check_indexes(row.name, mine)
+        self.check_stored(row.name)
         places = {entry.optime: place for place, entry in enumerate(mine)}
         for other, mirror in self.mirrors.items():
             theirs = mirror.entries
@@ -421,6 +424,17 @@ class Checkers:
         fault = index_fault_on(self.cluster.machines[name].disk, expected)
         if fault is not None:
             self.fail("15", f"{name}: {fault}")
+
+    def check_stored(self, name: str) -> None:
+        """Invariant 23."""
+        machine = self.cluster.machines[name]
+        member = machine.running
+        in_service = (MemberState.PRIMARY, MemberState.SECONDARY)
+        if member is None or self.cluster.is_unsound(machine) or member.node.state not in in_service:
+            return
+        fault = stored_fault(member.store, machine.disk, self.mirrors[name].entries, self._rng)
+        if fault is not None:
+            self.fail("23", f"{name}: {fault}")
 
     def majority_writes_are_on(self, name: str) -> None:
         marks = self.mirrors[name].marks

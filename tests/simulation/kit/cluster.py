@@ -39,6 +39,7 @@ from tests.simulation.kit.archives import SimArchive
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment, step_sizes
+from tests.simulation.kit.error_log import ErrorLog
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.loop import Process, SimLoop, current_process
 from tests.simulation.kit.machine import DamagedEntry, Machine, RunningNode
@@ -149,6 +150,13 @@ class SimCluster:
         self.on_disk_death: list[Callable[[str], None]] = []  # a member ended because its disk failed
         self.loop.on_step = self._step if beside is None else self._step_of_both
         self._closing: list[SimDisk] = []
+        self._errors = ErrorLog(self._note_error)
+        self._errors.begin()
+
+    def _note_error(self, process: str, text: str) -> None:
+        machine = next((m for m in self.machines.values() if m.process and m.process.name == process), None)
+        if machine is not None and not self.is_unsound(machine):
+            self.broken.append(f"{machine.name} logs an error: {text}")
 
     def random_for(self, concern: str) -> random.Random:
         """A generator of its own for each concern; strings seed it the same under every PYTHONHASHSEED."""
@@ -574,6 +582,7 @@ class SimCluster:
 
     def close(self) -> None:
         """End every process, close every disk, remove the folders."""
+        self._errors.close()
         rollback.UNDO_STEP_ENTRIES = self._undo_step_before
         archive_lease.LEASE_MS = archiver.LEASE_MS = self._lease_before  # type: ignore[misc]
         insert.GROUP_STATEMENTS = search_batch.GROUP_STATEMENTS = self._statements_before

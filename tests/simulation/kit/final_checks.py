@@ -200,6 +200,7 @@ class FinalChecks:
                 self._seen.fail("5", f"{name}: {first_difference(expected, found)}")
             if not self._seen.cluster.machines[name].witness:
                 self._seen.check_indexes(name, mirror.entries)
+            self._seen.check_stored(name)
 
     def _documents(self, name: str) -> Documents:
         found = documents_of(self._seen.cluster.machines[name].disk)

@@ -25,6 +25,7 @@ from tests.simulation.kit.faults import Faults
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
+from tests.simulation.kit.rest_checks import fault_at_rest
 from tests.simulation.kit.retries import RetryingClients, RetryMix
 from tests.simulation.kit.streams import StreamMix, StreamReaders
 from tests.simulation.kit.time_checks import TRIMMED_WITHIN_S, violation_of_time
@@ -450,6 +451,7 @@ class Run:
         self._prove_it_takes_writes()
         self._drain_consumers()
         self.checkers.at_the_end()
+        self._judge_rest()
         self._judge_consumers()
         self._judge_archive()
         self._judge_registers()
@@ -517,6 +519,12 @@ class Run:
         if self.streams is not None or self.consumers is not None:
             # Time went by: a delayed member may lack a no-op entry that the primary wrote meanwhile.
             cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged after the last read")
+
+    def _judge_rest(self) -> None:
+        """Invariant 24."""
+        wrong = fault_at_rest(self.cluster)
+        if wrong:
+            self.checkers.fail("24", wrong)
 
     def _judge_consumers(self) -> None:
         """Invariants 18 and 19."""

@@ -15,7 +15,7 @@ from replset.errors import CatalogChangedError, SnapshotTooOldError
 from replset.ids import OpTime
 from replset.storage.snapshot import Snapshot
 from tests.simulation.kit.entries import Entry
-from tests.simulation.kit.replay import first_difference, replay
+from tests.simulation.kit.replay import SESSIONS_TABLE, first_difference, replay
 
 if TYPE_CHECKING:
     import apsw
@@ -101,11 +101,9 @@ def _fault_in_memory(connection: apsw.Connection, store: Store) -> str | None:
     for name, default in numbers.items():
         if getattr(store, name) != saved.get(name, default):
             return f"{name} is {saved.get(name, default)}, and the store says {getattr(store, name)}"
-    for key, record in store._sessions.items():
-        if connection.execute("SELECT doc FROM d_5e5510005e5540008000000000000001 WHERE key = ?", (key,)).fetchall() != [
-            (record,)
-        ]:
-            return f"the record of the session {key!r} in memory is another one"
+    records = dict(connection.execute(f"SELECT key, doc FROM d_{SESSIONS_TABLE}").fetchall())
+    if not store._sessions.items() <= records.items():
+        return "a record of a session in memory is another one than in the file"
     sql = "SELECT uuid, ns, options, created_ts FROM catalog WHERE dropped_ts IS NULL ORDER BY ns"
     known = [(coll.uuid, coll.ns, coll.options.raw, coll.created_ts) for coll in store.collections()]
     if known != connection.execute(sql).fetchall():
