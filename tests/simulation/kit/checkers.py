@@ -30,6 +30,7 @@ from tests.simulation.kit.index_model import definitions_of, index_fault_on
 from tests.simulation.kit.operations import ClientOperation
 from tests.simulation.kit.replay import documents_of, first_difference, replay
 from tests.simulation.kit.retries import RetriedWrite
+from tests.simulation.kit.rollback_checks import Histories, rollback_fault
 from tests.simulation.kit.stored_state import stored_fault
 from tests.simulation.kit.transfers import Transfers
 from tests.simulation.kit.workload import History, Write
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _DAMAGED = "not the one that was written"
 _MEMBER_ONLY = {"member.db"}
-WHOLE_LOOK_EVERY = 4
+WHOLE_LOOK_EVERY = 6
 """Thousands of steps."""
 
 
@@ -88,6 +89,7 @@ class Checkers:
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
         self.erased_by_hand: set[str] = set()  # marks of entries that only a wiped disk held
         self.undone: dict[OpTime, Entry] = {}
+        self.histories: Histories = {}  # each oplog of which something was undone, as it was before
         self.rollbacks = 0
         self.copies = 0
         self.replaced_ms: dict[str, list[int]] = {name: [] for name in self.mirrors}  # when it lost entries, or all
@@ -200,7 +202,7 @@ class Checkers:
             self.replaced_ms[name].append(self.cluster.loop.now_ms)
             self.note_undone(name, removed)
         self._read_on(name, mirror, connection)
-        self._note_replaced(mirror, before)
+        self._note_replaced(name, mirror, before)
 
     def _take_back(self, mirror: Mirror, connection: apsw.Connection) -> list[Entry]:
         """Drop what the store has no more; returns it, newest first."""
@@ -220,17 +222,21 @@ class Checkers:
         Its copy may go.
         """
         newest = removed[0].optime.term if removed else 0
+        if removed:
+            self.histories[name, str(removed[0].optime)] = [*self.mirrors[name].entries, *reversed(removed)]
         for entry in removed:
             if self.committed_in.get(entry.optime, newest + 1) <= newest:
                 self.fail("3", f"{name} rolled back {entry.optime}, which was below a commit point")
             self.undone[entry.optime] = entry
             self.uncounted_undone += entry.optime in self.committed_in
 
-    def _note_replaced(self, mirror: Mirror, before: list[Entry]) -> None:
+    def _note_replaced(self, name: str, mirror: Mirror, before: list[Entry]) -> None:
         """What a copy does not have of the data that it replaced went into a rollback's files, unless it is committed:
         then it comes again.
         """
         kept = {entry.optime for entry in mirror.entries} if before else set()
+        if before:
+            self.histories[name, str(before[-1].optime)] = before
         for entry in before:
             if entry.optime not in kept and entry.optime not in self.committed_in:
                 self.undone[entry.optime] = entry
@@ -424,6 +430,13 @@ class Checkers:
         fault = index_fault_on(self.cluster.machines[name].disk, expected)
         if fault is not None:
             self.fail("15", f"{name}: {fault}")
+
+    def check_rollbacks(self, name: str) -> None:
+        """Invariant 4, of the manifests and the documents in the files."""
+        machine = self.cluster.machines[name]
+        fault = None if self.cluster.is_unsound(machine) else rollback_fault(self.cluster, machine, self.histories)
+        if fault is not None:
+            self.fail("4", f"{name}: {fault}")
 
     def check_stored(self, name: str) -> None:
         """Invariant 23."""

@@ -201,6 +201,7 @@ class FinalChecks:
             if not self._seen.cluster.machines[name].witness:
                 self._seen.check_indexes(name, mirror.entries)
             self._seen.check_stored(name)
+            self._seen.check_rollbacks(name)
 
     def _documents(self, name: str) -> Documents:
         found = documents_of(self._seen.cluster.machines[name].disk)

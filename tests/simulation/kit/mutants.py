@@ -56,6 +56,7 @@ from tests.simulation.kit.many import run_many
 from tests.simulation.kit.member_mutants import MEMBER_MUTANTS
 from tests.simulation.kit.mutant import Mutant
 from tests.simulation.kit.session_mutants import SESSION_MUTANTS
+from tests.simulation.kit.state_mutants import STATE_MUTANTS
 from tests.simulation.kit.stream_mutants import STREAM_MUTANTS
 from tests.simulation.kit.transaction_mutants import TRANSACTION_MUTANTS
 from tests.simulation.kit.wiring import WIRING
@@ -406,6 +407,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(leads_on_in_an_old_term, (5, 1), "invariant 1"),
     *CORE_MUTANTS,
     *MEMBER_MUTANTS,
+    *STATE_MUTANTS,
     *SESSION_MUTANTS,
     *TRANSACTION_MUTANTS,
     *INDEX_MUTANTS,

@@ -11,8 +11,12 @@ from replset.optime import optime_document
 
 if TYPE_CHECKING:
     from replset.core.node import Node
+    from replset.runtime.member import RunningMember
     from tests.simulation.kit.cluster import SimCluster
 
+_INCOMPATIBLE = "NewReplicaSetConfigurationIncompatible"
+_OF_FAULTS = ("cannot archive", "ahead of the wall time")
+"""Remarks on an archive, which fails at any time, and on what a wrong clock leaves behind."""
 REST_S, RESTS = 1.5, 4
 """Three heartbeats: by then each member has heard how the others are."""
 
@@ -22,8 +26,8 @@ class Fact(NamedTuple):
 
     state: MemberState
     term: int
-    source: HostPort | None
     config: tuple[int, int]
+    source: HostPort | None
     applied: OpTime
     durable: OpTime
 
@@ -35,9 +39,9 @@ def fault_at_rest(cluster: SimCluster) -> str | None:
         cluster.run(asyncio.sleep(REST_S))
         facts = _facts(cluster)
         for host, fact in facts.items():
-            if fact[:4] != before[host][:4]:
+            if fact[:3] != before[host][:3]:
                 return f"{host} was {before[host]}, is {fact}, and nothing happened"
-        if facts == before:  # else an entry was written, of which not everybody may have heard
+        if facts == before:  # else an entry was written, or a closer source taken, of which not everybody has heard
             return next(filter(None, (_fault_of_member(cluster, name, facts) for name in cluster.alive())), None)
         before = facts
     return None
@@ -50,8 +54,55 @@ def _fault_of_member(cluster: SimCluster, name: str, facts: dict[HostPort, Fact]
     status, hello = cluster.command(name, {"replSetGetStatus": 1}), cluster.command(name, {"hello": 1})
     if _facts(cluster) != facts:
         return None
-    wrong = _fault_of_status(member.node, status, facts) or _fault_of_hello(member.host, hello, facts)
+    wrong = (
+        _fault_of_copy(member, facts)
+        or _fault_of_status(member.node, status, facts)
+        or _fault_of_hello(member.host, hello, facts)
+    )
     return wrong and f"{name} says {wrong}"
+
+
+def refusal_fault(cluster: SimCluster) -> str | None:
+    """Which command is taken that a set at rest has to refuse, or changes something though it is refused."""
+    config, primary = cluster.config(), cluster.primary()
+    if config is None or primary is None:
+        return None
+    document = config.document()
+    others = [name for name in cluster.secondaries() if cluster.host(name) in {m.host for m in config.members}]
+    host = cluster.host(primary)
+    next_one = {**document, "version": config.version + 1}
+    without = [row for row in document["members"] if row["host"] != host]
+    own = {**next(row for row in document["members"] if row["host"] == host)}
+    refused: list[tuple[str, dict[str, object], str]] = [
+        (primary, {"replSetReconfig": document}, _INCOMPATIBLE),
+        (primary, {"replSetReconfig": {**next_one, "_id": "other"}}, _INCOMPATIBLE),
+        (primary, {"replSetReconfig": {**next_one, "members": [*without, own | {"_id": 99}]}}, _INCOMPATIBLE),
+        (primary, {"replSetInitiate": document}, "AlreadyInitialized"),
+        (primary, {"replSetSyncFrom": host}, "NotSecondary"),
+        (primary, {"replSetMaintenance": 1}, "NotSecondary"),
+        (primary, {"replSetFreeze": 5}, "NotSecondary"),
+        *((name, {"replSetReconfig": next_one}, "NotWritablePrimary") for name in others),
+        *((name, {"replSetStepDown": 5}, "NotWritablePrimary") for name in others),
+        *((name, {"replSetSyncFrom": cluster.host(name)}, "InvalidOptions") for name in others),
+        *((name, {"replSetSyncFrom": "nobody:1"}, "NodeNotFound") for name in others),
+    ]
+    if any(member.is_electable for member in config.members if member.host != host):  # else nobody could lead
+        refused += [
+            (primary, {"replSetReconfig": {**next_one, "members": without}}, "NodeNotFound"),
+            (
+                primary,
+                {"replSetReconfig": {**next_one, "members": [*without, own | {"priority": 0}]}},
+                "NodeNotElectable",
+            ),
+        ]
+    before = _facts(cluster)
+    for name, command, code in refused:
+        reply = cluster.command(name, command)
+        if reply.get("codeName") != code:
+            return f"{name} answers {command} with {reply}, and not {code}"
+    after = _facts(cluster)
+    changed = [host for host, fact in before.items() if after[host][:3] != fact[:3]]
+    return f"{changed} changed by commands that were refused" if changed else None
 
 
 def _facts(cluster: SimCluster) -> dict[HostPort, Fact]:
@@ -66,8 +117,8 @@ def _fact(node: Node) -> Fact:
     return Fact(
         node._state.shown_state,
         node.term,
-        node.sync_source,
         (0, 0) if config is None else (config.version, config.term),
+        node.sync_source,
         position.last_applied,
         position.last_durable,
     )
@@ -87,6 +138,9 @@ def _fault_of_status(node: Node, status: dict[str, Any], facts: dict[HostPort, F
     optimes |= {"durableOpTime": optime_document(own.durable)}
     if any(status["optimes"][name] != optime for name, optime in optimes.items()):
         return f"{status['optimes']}, where they are {optimes}"
+    remarks = [remark for remark in status["remarks"] if not any(word in remark["why"] for word in _OF_FAULTS)]
+    if remarks:
+        return f"{remarks}, where all is well"
     rows = {HostPort(row["name"]): row for row in status["members"]}
     if rows.keys() != facts.keys():
         return f"that the members are {list(rows)}"
@@ -95,6 +149,20 @@ def _fault_of_status(node: Node, status: dict[str, Any], facts: dict[HostPort, F
         if wrong:
             return f"of {host} {wrong}, where it is {fact}"
     return None
+
+
+def _fault_of_copy(member: RunningMember, facts: dict[HostPort, Fact]) -> str | None:
+    """What the progress of an initial sync came to, where this process had one."""
+    done = member.initial_sync_progress
+    if not done.source:
+        return None
+    is_whole = bool(done.compared) or done.copied == done.total > 0
+    is_in_order = 0 < done.began <= done.ended <= member.clock.now() and len(done.attempts) == min(done.failed, 10)
+    is_from_another = done.source != member.host and 0 < done.begins_at.ts <= member.store.last_applied.ts
+    is_at_rest = not done.running and not done.waiting_for
+    if is_whole and is_in_order and is_from_another and is_at_rest:
+        return None
+    return f"that its initial sync came to {done}"
 
 
 def _fault_of_row(row: dict[str, Any], fact: Fact, *, is_self: bool) -> str | None:

@@ -25,8 +25,9 @@ from tests.simulation.kit.faults import Faults
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
-from tests.simulation.kit.rest_checks import fault_at_rest
+from tests.simulation.kit.rest_checks import fault_at_rest, refusal_fault
 from tests.simulation.kit.retries import RetryingClients, RetryMix
+from tests.simulation.kit.small_sizes import small_sizes
 from tests.simulation.kit.streams import StreamMix, StreamReaders
 from tests.simulation.kit.time_checks import TRIMMED_WITHIN_S, violation_of_time
 from tests.simulation.kit.transfers import TransferMix, Transfers
@@ -378,6 +379,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
     plan = plan or draw_plan(seed)
     with (
         without_collector(),
+        small_sizes(seed, timed=seed >= RECORDED),
         SimCluster(
             plan.members,
             plan.arbiters,
@@ -522,7 +524,7 @@ class Run:
 
     def _judge_rest(self) -> None:
         """Invariant 24."""
-        wrong = fault_at_rest(self.cluster)
+        wrong = fault_at_rest(self.cluster) or refusal_fault(self.cluster)
         if wrong:
             self.checkers.fail("24", wrong)
 

@@ -13,6 +13,8 @@ from xxhash import xxh3_64_intdigest
 from replset.bson import decode, encode_key
 from replset.errors import CatalogChangedError, SnapshotTooOldError
 from replset.ids import OpTime
+from replset.oplog_row import StoredRow
+from replset.storage import oplog
 from replset.storage.snapshot import Snapshot
 from tests.simulation.kit.entries import Entry
 from tests.simulation.kit.replay import SESSIONS_TABLE, first_difference, replay
@@ -96,6 +98,9 @@ def _fault_in_memory(connection: apsw.Connection, store: Store) -> str | None:
     kept = [row for row in store.tail.rows if row[0] > store.trimmed_through]
     if kept and kept != rows[-len(kept) :]:
         return "the rows in memory are not the newest ones on the disk"
+    wrong = _fault_of_tail(store.tail.rows, store.options.tail_bytes)
+    if wrong:
+        return wrong
     numbers = {"rollback_id": 1, "pruned_through": 0, "trimmed_through": 0}
     saved = dict(connection.execute("SELECT name, value FROM meta").fetchall())
     for name, default in numbers.items():
@@ -108,6 +113,16 @@ def _fault_in_memory(connection: apsw.Connection, store: Store) -> str | None:
     known = [(coll.uuid, coll.ns, coll.options.raw, coll.created_ts) for coll in store.collections()]
     if known != connection.execute(sql).fetchall():
         return f"there are other collections than in memory: {known}"
+    return None
+
+
+def _fault_of_tail(rows: list[StoredRow], max_bytes: int) -> str | None:
+    """It holds as many rows as it may, and no more: those that are dropped at once are a small part."""
+    if not rows:
+        return None
+    sizes = [len(row[8]) + oplog.ROW_BYTES for row in rows]
+    if sum(sizes) > max_bytes + max_bytes // oplog.DROP_PARTS:
+        return f"the rows in memory take {sum(sizes)} bytes of {max_bytes}"
     return None
 
 

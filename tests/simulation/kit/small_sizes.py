@@ -1,0 +1,54 @@
+"""Sizes of pages, batches and caches that a run makes so small that each comes to its end again and again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from replset.replication import applier, common_point, difference_copy, rollback_files
+from replset.storage import copies, index_build, natural_order, oplog, retention, snapshot, sqlite, store
+
+Size = tuple[ModuleType, str, tuple[int, ...]]
+UNTIMED: tuple[Size, ...] = (
+    (oplog, "ROW_BYTES", (400, 60_000)),  # so that the rows in memory, up to 8 MiB, are some of a run's
+    (sqlite, "PAGE_BYTES", (100, 4 << 20)),
+    (natural_order, "PAGE_BYTES", (100, 4 << 20)),
+    (natural_order, "PAGE_ROWS", (3, 256)),
+    (snapshot, "_CHANGES", (3, 1000)),
+    (store, "SESSIONS_IN_MEMORY", (1, 10_000)),
+    (rollback_files, "PAGE_ENTRIES", (1, 3, 1000)),
+    (rollback_files, "PAGE_BYTES", (300, 4 << 20)),
+    (rollback_files, "TOUCHED_PAGE", (1, 3, 1000)),
+    (rollback_files, "_BUFFER_BYTES", (300, 4 << 20)),
+    (copies, "_PAGES_A_STEP", (1, 1024)),
+    (copies, "_ROWS_A_STEP", (3, 1000)),
+)
+"""They change no moment of a run, so each seed draws them."""
+TIMED: tuple[Size, ...] = (
+    (retention, "_ROWS", (3, 1000)),
+    (store, "_SAVE_SIZE_EVERY", (2_000, 64 << 20)),
+    (applier, "MAX_GROUP_ENTRIES", (2, 500)),
+    (applier, "MAX_GROUP_BYTES", (1_000, 1 << 20)),
+    (applier, "MAX_RUN", (2, 100)),
+    (common_point, "PROBE_POINTS", (2, 16)),
+    (difference_copy, "SPANS_ASKED", (1, 512)),
+    (index_build, "CHECK_ROWS", (1, 100)),
+    (index_build, "VERIFY_ROWS", (2, 2000)),
+)
+"""They do, so only seeds draw them that are not recorded for what happens in them."""
+
+
+@contextmanager
+def small_sizes(seed: int, *, timed: bool) -> Iterator[None]:
+    """Some of the sizes are small meanwhile, those that the seed draws."""
+    rng, before = random.Random(f"{seed} sizes"), list[tuple[ModuleType, str, int]]()
+    for module, name, choices in (*UNTIMED, *(TIMED if timed else ())):
+        before.append((module, name, getattr(module, name)))
+        setattr(module, name, rng.choice(choices))
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
