@@ -11,8 +11,8 @@ from enum import Enum
 from struct import Struct
 from typing import Any, TypeAlias
 
+from api.bodies import DocumentList, times_of
 from api.commands import Reply, decode_reply
-from api.content import DocumentList, times_of
 from api.errors import (
     APPLIED,
     HttpError,

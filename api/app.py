@@ -9,11 +9,11 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from api.access import LoginRequired, check_route
 from api.errors import HttpError
 from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, to_response
 from api.guard import Guard, check_content_type
 from api.limits import RequestLimits
-from api.login import LoginRequired, check_route
 from api.openapi import with_actions
 from api.routes import (
     backup,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.actions import ActionCommand, ActionType, FieldKind, Fields, NewId, check_fields, number_of, wrong_type
+from api.bodies import parts_of
 from api.commands import Reply, check_reply, decode_reply, run_write
-from api.content import parts_of
 from api.errors import HttpError, failure, unknown_outcome
 from api.exchange import HttpRequest
 from api.idempotency import KeyedWrite

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from api.errors import HttpError, failure, http_error, unknown_outcome
 from api.exchange import HttpRequest
 from replset.bson import MAX_BSON_SIZE, RawDocument, encode
-from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.member_port import CommandRequest, ConnectionContext
 from replset.commands.replies import decode_only_batch, decode_write_reply
 from replset.commands.sessions.session_request import KEYED, foreign_session
 from replset.commands.table import COMMANDS

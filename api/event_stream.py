@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from fastapi import Response
 
-from api.content import NO_TIMES, Form, encode_body
+from api.bodies import NO_TIMES, Form, encode_body
 from api.errors import HttpError, http_error
 from api.exchange import HttpRequest, Receive, Scope, Send
 from api.lines import NDJSON, encoded_line, line_of, wants_lines

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from starlette.responses import Response
 
-from api.content import (
+from api.bodies import (
     LARGE_BYTES,
     NO_TIMES,
     Form,
@@ -25,7 +25,7 @@ from api.errors import HttpError, error_body, failure, http_error
 from replset.auth.users import Login
 from replset.bson import InvalidBSONError, RawDocument
 from replset.bson.limits import MAX_MESSAGE_SIZE
-from replset.commands.ports import ConnectionContext
+from replset.commands.member_port import ConnectionContext
 from replset.errors import ErrorCode
 from replset.runtime.member import RunningMember
 from replset.runtime.net.admission import SMALL_BYTES, STALLED_S, Admission

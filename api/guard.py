@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from functools import cached_property
 
-from api.content import JSON, is_bson
+from api.bodies import JSON, is_bson
 from api.errors import HttpError, failure
 from api.exchange import Scope
 from replset.errors import ErrorCode

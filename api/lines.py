@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 
-from api.content import LARGE_BYTES
+from api.bodies import LARGE_BYTES
 from api.errors import HttpError
 from api.exchange import HttpRequest, Receive, Send
 from api.limits import UnfinishedAnswerError

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from api.action_table import ACTIONS
 from api.actions import ActionType, FieldKind
-from api.content import BSON, EJSON, JSON
+from api.bodies import BSON, EJSON, JSON
 from api.exchange import LONGEST_KEY
 
 Schema: TypeAlias = dict[str, Any]

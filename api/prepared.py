@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 from api.action_table import ACTIONS
 from api.actions import ActionCommand, action_answer, build_command
+from api.bodies import Form, form_of, parse_fields
 from api.commands import check_reply
-from api.content import Form, form_of, parse_fields
 from api.errors import HttpError
 from api.exchange import IDEMPOTENCY_KEY, HttpAnswer, answer_headers, encode_answer, error_answer
 from replset.bson import RawDocument, encode
 from replset.commands.evaluation import SMALL_STATEMENT
+from replset.commands.member_port import CommandRequest, ConnectionContext
 from replset.commands.namespaces import writable_namespace
-from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.replies import decode_write_reply
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.commands.writes.prepared import PreparedWrite, insert_work

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
-from api.content import JSON
+from api.bodies import JSON
 from api.errors import HttpError, rollback_error, unknown_outcome
 from api.exchange import Receive, Scope, Send
 from replset.errors import ReplError

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from replset.long_work import LongWork
     from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
-    from spark.progress import SparkTasks
     from spark.render.charts import Chart
     from spark.render.content import Content
+    from spark.session import SparkTasks
 
 PROGRAM = "oplog-spark"
 NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark", "jinja2")
@@ -164,7 +164,7 @@ class CommandRun:
                     del os.environ[JAVA_OPTIONS]
             self.begin(f"{self.command} of {scaled(self.rows, 'entries')}", unit="tasks")
             if self._work is not None:
-                from spark.progress import SparkTasks
+                from spark.session import SparkTasks
 
                 self._tasks = SparkTasks(self._session, self._work)
         return self._session
@@ -192,7 +192,7 @@ class CommandRun:
         document = {**head, **found}
         self.write_tables(tables)
         if self.form is Format.HTML or self.html is not None:
-            from spark.render.page import page
+            from spark.render.html import page
 
             whole = {**document, **only_on_page()}
             text = page(whole, content(whole), charts(whole))

@@ -1,4 +1,6 @@
-"""The Spark session behind every command: a quiet local one, or on the master that was asked for."""
+"""The Spark session behind every command: a quiet local one, or on the master that was asked for; and how far its jobs
+are: the tasks of the stages that run now, asked of Spark twice a second.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,14 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from replset.errors import ReplError
+from replset.long_work import LongWork
 from replset.own_process import ROOT
 from replset.text import printable
 from spark.java import find_java, home_for_spark
@@ -146,3 +150,31 @@ def _environment(**variables: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+ASK_EVERY_S: Final = 0.5
+
+
+class SparkTasks:
+    """Asks in a thread of its own, until `close`."""
+
+    def __init__(self, session: SparkSession, work: LongWork) -> None:
+        self._tracker = session.sparkContext.statusTracker()
+        self._work = work
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spark-progress", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Return when nothing is asked any more. Spark may be stopped then."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(Exception):  # Spark has ended meanwhile, or its Java has; whoever uses it says so
+            while not self._is_over.wait(ASK_EVERY_S):
+                stages = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
+                running = [stage for stage in stages if stage is not None]
+                if running:
+                    done = sum(stage.numCompletedTasks for stage in running)
+                    self._work.update(done, sum(stage.numTasks for stage in running))

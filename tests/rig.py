@@ -19,7 +19,7 @@ from replset.bson import RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
 from replset.commands.command import PROVE
 from replset.commands.dispatcher import Dispatcher
-from replset.commands.ports import CommandRequest, ConnectionContext, Reply, Source
+from replset.commands.member_port import CommandRequest, ConnectionContext, Reply, Source
 from replset.commands.table import PRIVATE
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig

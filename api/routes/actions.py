@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from api.action_table import ACTIONS
 from api.actions import ActionCommand, ActionType, action_answer, build_command, found, read_cursor
+from api.bodies import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
 from api.bulk_write import BulkWrite, run_bulk
 from api.commands import Reply, check_reply, run_command, run_write
-from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
 from api.errors import HttpError, failure
 from api.exchange import (
     App,

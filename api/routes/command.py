@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api.bodies import times_of
 from api.commands import check_reply, decode_reply, run_command
-from api.content import times_of
 from api.errors import APPLIED, HttpError, headers_of
 from api.exchange import HttpAnswer, HttpRequest, read_document, to_response
 from api.openapi import answers

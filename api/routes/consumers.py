@@ -9,8 +9,8 @@ from weakref import WeakSet
 from fastapi import APIRouter, Request, Response
 
 from api.actions import documents_in
+from api.bodies import NO_TIMES, DocumentList, Form, encode_body, parts_of, times_of
 from api.commands import Reply, check_reply, decode_reply, run_command, run_write
-from api.content import NO_TIMES, DocumentList, Form, encode_body, parts_of, times_of
 from api.errors import HttpError
 from api.event_stream import RESPONSE_OR_LINES, EventStream, change_events, sse_event
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response

@@ -8,8 +8,8 @@ from weakref import WeakSet
 
 from fastapi import APIRouter, Request, Response
 
+from api.bodies import NO_TIMES, Form, encode_body
 from api.commands import check_reply, decode_reply, run_command
-from api.content import NO_TIMES, Form, encode_body
 from api.event_stream import RESPONSE, EventStream, sse_event
 from api.exchange import HttpRequest
 from api.openapi import answers

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request, Response
 
+from api.access import token_keys, user_of_password
 from api.errors import failure
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
-from api.login import token_keys, user_of_password
 from api.openapi import answers, body
 from replset.auth.tokens import LIFETIME_S, make_token
 from replset.errors import ErrorCode

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.content import DocumentList, DocumentParts, Form, parts_of
+from api.bodies import DocumentList, DocumentParts, Form, parts_of
 from api.errors import failure
 from api.exchange import HttpAnswer, HttpRequest, to_response
 from api.openapi import answers

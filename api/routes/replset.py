@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from api.bodies import times_of
 from api.commands import check_reply, decode_reply, run_command, run_write
-from api.content import times_of
 from api.errors import HttpError, failure
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
 
+from api.bodies import BSON, times_of
 from api.commands import check_reply, decode_reply, run_command
-from api.content import BSON, times_of
 from api.errors import failure
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body

@@ -17,8 +17,7 @@ import apsw
 
 from replset.archive.archive import Archive
 from replset.archive.files import open_files
-from replset.archive.messages import HEADER, Failure, ReadJob, frame, unframe
-from replset.archive.ports import WriteJob
+from replset.archive.jobs import HEADER, Failure, ReadJob, WriteJob, pack, unpack
 from replset.archive.write_segment import write_segment
 from replset.errors import ErrorCode, ReplError
 from replset.storage.disk import RealDisk
@@ -62,7 +61,7 @@ class Worker:
 
 def _read_jobs(source: BinaryIO, jobs: queue.Queue[object]) -> None:
     while header := source.read(HEADER.size):
-        jobs.put(unframe(source.read(HEADER.unpack(header)[0])))
+        jobs.put(unpack(source.read(HEADER.unpack(header)[0])))
     os._exit(0)
 
 
@@ -73,7 +72,7 @@ def main(address: str) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between
     while True:
-        answers.write(frame(worker.answer(jobs.get())))
+        answers.write(pack(worker.answer(jobs.get())))
         answers.flush()
 
 

@@ -8,7 +8,7 @@ import apsw
 
 from replset.archive.archive import Archive
 from replset.archive.files import ArchiveError, Files
-from replset.archive.ports import WriteJob, Written
+from replset.archive.jobs import WriteJob, Written
 from replset.archive.segments import ArchiveInfo, Position, Segment, SegmentName
 from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL

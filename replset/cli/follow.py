@@ -76,7 +76,7 @@ def print_status(host: str) -> None:
     echo(f"{mode}: {reply['setName']} ({', '.join(reply['hosts'])}), consumer {reply['consumer']}")
     echo(f"applied up to {_place(reply)}")
     if mode == "following":
-        from replset.cli.show import age_of_newest
+        from replset.cli.status import age_of_newest
 
         echo(age_of_newest(reply.get("lagSecs")))
         if reply.get("error"):

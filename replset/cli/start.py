@@ -24,7 +24,7 @@ import uvloop
 from api.app import create_app
 from api.prepared import PreparedActions
 from api.serve import HttpServer
-from replset.archive.ports import ArchivePort
+from replset.archive.jobs import ArchivePort
 from replset.client import SETTINGS
 from replset.commands.users.audit_trail import AuditTrail
 from replset.errors import ReplError
@@ -39,7 +39,7 @@ from replset.runtime.net.connections import (
 from replset.runtime.net.credentials import Credentials
 from replset.runtime.net.network import RealNetwork, split_host_port
 from replset.runtime.options import JSON_LOG, MemberOptions, flag_of, resolve_options, variable_of
-from replset.runtime.ports import MemberPorts
+from replset.runtime.outside import MemberPorts
 from replset.runtime.process.log_writer import LogWriter, log_to_file, start_log
 from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.process.watchdog import Watchdog

@@ -12,7 +12,7 @@ from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.cursors import CursorTable
-from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
+from replset.commands.member_port import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.slow_operations import SlowReason, Work
 from replset.commands.waiters import Completion
 from replset.errors import DocumentHeldError, MaxTimeMSExpiredError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from replset.bson import MAX_BSON_SIZE, Int64, RawDocument
-from replset.commands.ports import MemoryCounter, Owner
+from replset.commands.member_port import MemoryCounter, Owner
 from replset.commands.sessions.session_table import EndsSession
 from replset.commands.stable_api import NO_API, ApiParameters
 from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError

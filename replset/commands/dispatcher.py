@@ -14,8 +14,8 @@ from replset.commands.cursors import CursorTable
 from replset.commands.evaluation import IS_TIME_UP
 from replset.commands.fail_command import fail_command
 from replset.commands.known_fields import unknown_command
+from replset.commands.member_port import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.operations import OperationTable
-from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.commands.read_concern import check_readable
 from replset.commands.replies import (
     LargeReply,

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from replset.bson import RawDocument
-from replset.commands.ports import MemberPort
-from replset.query.expressions.frame import has_loops
+from replset.commands.member_port import MemberPort
+from replset.query.expressions.compiler import has_loops
 from replset.query.regex import begin_time_slice, contains_regex, is_time_slice_over
 from replset.query.time_limit import time_limit
 from replset.replication.ports import Clock

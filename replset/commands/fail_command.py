@@ -15,7 +15,7 @@ from replset.commands.fail_points import (
     MAX_TIME_ALWAYS_RUNS_OUT,
     MAX_TIME_NEVER_RUNS_OUT,
 )
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.errors import ErrorCode, InvalidOptionsError, MaxTimeMSExpiredError, ReplError
 
 _MESSAGE = "Failing command due to 'failCommand' failpoint"

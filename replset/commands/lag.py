@@ -12,7 +12,7 @@ from replset.ids import OpTime
 from replset.storage import oplog
 
 if TYPE_CHECKING:
-    from replset.commands.ports import MemberPort
+    from replset.commands.member_port import MemberPort
 
 
 def behind_ms(member: MemberPort, at: OpTime) -> int:

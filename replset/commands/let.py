@@ -10,7 +10,7 @@ from replset.bson import DateTime, RawDocument
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.optime import timestamp
 from replset.query.expressions import compile_expression, fault
 from replset.query.expressions.logic import variable_name

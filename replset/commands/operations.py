@@ -17,7 +17,7 @@ from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import read_statement, run_in_thread
-from replset.commands.ports import FlowControlState, Reply
+from replset.commands.member_port import FlowControlState, Reply
 from replset.commands.replies import LargeReply
 from replset.commands.slow_operations import SLOW_MS, TEXTS, SlowOperation, SlowOperations, SlowReason
 from replset.commands.users.audit_trail import without_secrets

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from replset.bson import RawDocument, Timestamp
 from replset.commands.command import CommandContext
 from replset.commands.fields import unknown_field, wrong_type
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.commands.read_preference import read_preference_of, refuse_unsuitable_member
 from replset.commands.slow_operations import SlowReason
 from replset.commands.write_concern import WriteConcernFailure, wait_until_met

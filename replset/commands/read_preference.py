@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import CommandContext
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.config import Member
 from replset.core.member_state import MemberState
 from replset.errors import (

@@ -8,7 +8,7 @@ from struct import Struct
 from replset.bson import Int64, ObjectId, RawDocument, Timestamp
 from replset.commands import fields
 from replset.commands.command import CommandContext
-from replset.commands.ports import MemberPort, Reply
+from replset.commands.member_port import MemberPort, Reply
 from replset.errors import ReplError, Trait, has_trait
 from replset.ids import OpTime
 from replset.optime import optime_document, timestamp

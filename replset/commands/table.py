@@ -18,13 +18,13 @@ from replset.commands.admin import (
 )
 from replset.commands.catalog import collection_changes, collections, indexes, statistics
 from replset.commands.command import Command, CommandContext
+from replset.commands.member_port import Reply
 from replset.commands.members import archive_lease, document_checks, member_commands
 from replset.commands.pipelines import aggregate, view_reads
-from replset.commands.ports import Reply
 from replset.commands.reads import count_distinct, explain, find, get_more
 from replset.commands.sessions import session_commands, transactions
 from replset.commands.streams import consumer_commands, follow
-from replset.commands.users import login, user_commands
+from replset.commands.users import sasl, user_commands
 from replset.commands.writes import apply_ops, delete, find_and_modify, insert, update
 
 FAMILIES = (
@@ -49,7 +49,7 @@ FAMILIES = (
     hello.COMMANDS,
     indexes.COMMANDS,
     insert.COMMANDS,
-    login.COMMANDS,
+    sasl.COMMANDS,
     member_commands.COMMANDS,
     operations.COMMANDS,
     parameters.COMMANDS,

@@ -19,7 +19,7 @@ from replset.bson import DateTime, RawDocument, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.fail_command import replaced_write_concern_error
-from replset.commands.ports import MemberPort, Reply
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.replies import write_times
 from replset.commands.slow_operations import SlowReason
 from replset.commands.waiters import Completion, done_within

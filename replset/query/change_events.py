@@ -24,7 +24,7 @@ KEPT_BYTES, KEPT_OPERATIONS = 64 << 10, 1_000
 """Events up to this size, of entries with so many operations at most, are kept for the next stream that shows them."""
 
 
-class Scope(NamedTuple):
+class Watched(NamedTuple):
     """What is followed: one collection, one database, or without names the whole deployment."""
 
     database: str = ""

@@ -15,9 +15,9 @@ from replset.bson import Decimal128, Regex, Undefined, encode_key
 from replset.bson.types import TYPE_BYTES, TYPE_NAMES, type_byte
 from replset.errors import ErrorCode, ReplError
 from replset.query import regex
-from replset.query.arithmetic import whole_number
 from replset.query.bits import bits_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
+from replset.query.numbers import whole_number
 from replset.query.order import (
     MISSING,
     Predicate,

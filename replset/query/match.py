@@ -88,7 +88,7 @@ class Matcher:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
+class _FilterScope:
     """The variables of $expr. names: those that it may use. values: looked up when it is evaluated.
 
     paths: gets what the filter reads, as `Expression.paths`.
@@ -112,7 +112,7 @@ def compile_filter(
     Raises BadValueError for unknown operators and bad operands, 238 for operators that are not built, FailedToParse
     and TypeMismatch where MongoDB does. The message names the operator or the place.
     """
-    scope = _Scope(frozenset(variables if names is None else names), variables)
+    scope = _FilterScope(frozenset(variables if names is None else names), variables)
     test = _all_tests(_tests(query, scope))
     return Matcher(test, query, frozenset(scope.paths))
 
@@ -134,7 +134,7 @@ def compile_value_filter(operators: Document, path: str = "") -> Predicate:
     return all_predicates([value_predicate(condition) for condition in parse(operators, path, compile_item_filter)])
 
 
-def _tests(query: Document, scope: _Scope | None) -> list[Test]:
+def _tests(query: Document, scope: _FilterScope | None) -> list[Test]:
     """Return the tests of a filter. scope: None below the top level of the document."""
     tests: list[Test] = []
     for name, value in query.items():
@@ -185,7 +185,7 @@ def _schema_test(schema: Schema) -> Test:
     return lambda doc, found: schema.matches(doc)
 
 
-def _expression_test(value: object, scope: _Scope) -> Test:
+def _expression_test(value: object, scope: _FilterScope) -> Test:
     expression, variables = compile_expression(value, scope.names), scope.values
     scope.paths.update(expression.paths)
     return lambda doc, found: is_true(expression.evaluate(doc, variables))
@@ -200,7 +200,7 @@ def _sample_test(rate: Any) -> Test:
     return lambda doc, found: random.random() < number  # noqa: TID251 - a sample need not repeat
 
 
-def _branches(name: str, value: object, scope: _Scope | None) -> list[Test]:
+def _branches(name: str, value: object, scope: _FilterScope | None) -> list[Test]:
     if type(value) is not list:
         raise BadValueError(f"{name} must be an array")
     if not value:

@@ -1,7 +1,7 @@
 """Compiles aggregation pipelines: the table of the stages, and what holds for a pipeline as a whole.
 
 A new stage is a class in `stages/` and a row in STAGES. A stage that reads collections is a `ReadingStage` and has a
-row in `commands/pipelines/segments.py` too.
+row in `commands/pipelines/pipeline_run.py` too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from replset.query.stages.fields import (
 from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.stage import Stage, StageScope
 from replset.query.stages.unwind import UnwindStage
 from replset.query.stages.window import compile_fill, compile_window
 
@@ -52,7 +52,7 @@ class StageRow:
     pipelines it may not be.
     """
 
-    compile: Callable[[object, Scope], Stage | list[Stage]]
+    compile: Callable[[object, StageScope], Stage | list[Stage]]
     is_first: bool = False
     is_last: bool = False
     not_inside: frozenset[str] = frozenset()
@@ -99,12 +99,12 @@ STAGES: Final[dict[str, StageRow]] = {
 }
 
 
-def compile_pipeline(elements: object, scope: Scope | None = None) -> list[Stage]:
+def compile_pipeline(elements: object, scope: StageScope | None = None) -> list[Stage]:
     """Return the stages. 40324 for an unknown one, 238 for one that is not built, 40601 and 40602 for a wrong place.
 
     scope: with the caller's variables. Raises what the stages raise, too.
     """
-    scope = scope or Scope(compile_pipeline)
+    scope = scope or StageScope(compile_pipeline)
     if type(elements) is not list:
         raise TypeMismatchError("'pipeline' must be an array of stages")
     if len(elements) > MAX_STAGES:
@@ -116,7 +116,7 @@ def compile_pipeline(elements: object, scope: Scope | None = None) -> list[Stage
     return rewrite(stages, scope)
 
 
-def _compile_stage(name: str, spec: object, scope: Scope, number: int, count: int) -> Stage | list[Stage]:
+def _compile_stage(name: str, spec: object, scope: StageScope, number: int, count: int) -> Stage | list[Stage]:
     if name in NOT_BUILT_STAGES:
         raise not_built(f"the stage {name}")
     if name not in STAGES:

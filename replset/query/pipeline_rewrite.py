@@ -16,13 +16,13 @@ from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortSt
 from replset.query.stages.fields import FieldsStage, ReplaceRootStage
 from replset.query.stages.group import GroupStage
 from replset.query.stages.joins import RANDOM, JoinStage, UnionWithStage, names_any
-from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.stage import Stage, StageScope
 from replset.query.stages.unwind import UnwindStage
 
 _COMPARISONS = frozenset({"$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin"})
 
 
-def rewrite(stages: Sequence[Stage], scope: Scope) -> list[Stage]:
+def rewrite(stages: Sequence[Stage], scope: StageScope) -> list[Stage]:
     """Return the stages to run instead."""
     result: list[Stage] = []
     for stage in stages:
@@ -61,7 +61,7 @@ def _wanted(stages: Iterable[Stage]) -> int:
     return 0
 
 
-def _put_match(stages: list[Stage], match: MatchStage, scope: Scope) -> None:
+def _put_match(stages: list[Stage], match: MatchStage, scope: StageScope) -> None:
     """Put each condition of a $match as far to the front as it may stand."""
     by_place: dict[int, list[dict[str, object]]] = {}
     into_union: list[dict[str, object]] = []
@@ -83,11 +83,11 @@ def _put_match(stages: list[Stage], match: MatchStage, scope: Scope) -> None:
         stages[: unions[-1]] = first
 
 
-def _match(filters: list[dict[str, object]], scope: Scope) -> MatchStage:
+def _match(filters: list[dict[str, object]], scope: StageScope) -> MatchStage:
     return MatchStage(filters[0] if len(filters) == 1 else {"$and": filters}, scope)
 
 
-def _fields(condition: dict[str, object], scope: Scope) -> frozenset[str] | None:
+def _fields(condition: dict[str, object], scope: StageScope) -> frozenset[str] | None:
     """Return the fields that a condition is about; None: it may not move."""
     return None if names_any(condition, RANDOM) else compile_filter(condition, names=scope.names).fields
 
@@ -104,7 +104,7 @@ def _conditions(filter_: Mapping[str, object]) -> list[dict[str, object]]:
     return found
 
 
-def _place(stages: list[Stage], condition: dict[str, object], scope: Scope) -> tuple[int, dict[str, object]]:
+def _place(stages: list[Stage], condition: dict[str, object], scope: StageScope) -> tuple[int, dict[str, object]]:
     """Return in front of which stage the condition may stand, and the condition there."""
     names = _fields(condition, scope)
     found, moved = len(stages), condition

@@ -26,7 +26,7 @@ from replset.query.match import NO_VARIABLES, Matcher, compile_filter
 from replset.query.order import MISSING, Predicate, type_name
 from replset.query.pipeline import compile_pipeline, stage_of
 from replset.query.row import Row
-from replset.query.stages.stage import Chain, Run, Scope
+from replset.query.stages.stage import Chain, Run, StageScope
 from replset.query.time_limit import check_time
 from replset.query.update_operators import UpdateOperation
 from replset.query.update_paths import (
@@ -182,7 +182,7 @@ def compile_update(
 
 
 def _compile_stages(update: list[object], variables: Mapping[str, Any]) -> Chain:
-    stages = compile_pipeline(update, Scope(compile_pipeline, frozenset(variables)))
+    stages = compile_pipeline(update, StageScope(compile_pipeline, frozenset(variables)))
     for element in update:
         name, _ = stage_of(element)
         if name not in _UPDATE_STAGES:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from replset.bson import Regex, encode_key
-from replset.query.arithmetic import whole_number
 from replset.query.conditions import are_for_values, literal, value_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, show
 from replset.query.match import compile_item_filter, compile_value_filter
+from replset.query.numbers import whole_number
 from replset.query.order import MISSING, Predicate, equals, is_number, type_name
 from replset.query.sort import ItemKey, compile_item_sort, sort_by_key
 from replset.query.time_limit import check_time

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from replset.bson import compare
-from replset.query.arithmetic import add, is_long, multiply, to_stored_int, zero_like
 from replset.query.errors import BadValueError, TypeMismatchError, show
+from replset.query.numbers import add, is_long, multiply, to_stored_int, zero_like
 from replset.query.order import MISSING, is_number, type_name
 from replset.query.update_paths import Change, UpdateContext
 

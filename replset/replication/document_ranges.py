@@ -16,7 +16,7 @@ from replset.ids import OpTime
 from replset.optime import optime_document, parse_optime
 from replset.replication.context import MemberContext
 from replset.replication.protocol import check_ok, parse_chain
-from replset.storage.digests import EMPTY_RANGE, DocumentRange, KeptDocument, read_digest, read_range
+from replset.storage.range_digests import EMPTY_RANGE, DocumentRange, KeptDocument, read_digest, read_range
 from replset.storage.snapshot import Snapshot
 
 CUTS_MAX = 5

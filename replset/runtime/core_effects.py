@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from replset.commands.members.messages import parse_reply, request_document
+from replset.commands.members.message_documents import parse_reply, request_document
 from replset.commands.sessions.transactions import TransactionTable
 from replset.commands.waiters import Notifier, WaiterList
 from replset.config import ReplSetConfig

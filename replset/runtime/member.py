@@ -14,15 +14,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal, Self, TypeVar
 
-from replset.archive.ports import ArchivePort
+from replset.archive.jobs import ArchivePort
 from replset.bson import ObjectId, ObjectIds
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
+from replset.commands.member_port import RecentLog
 from replset.commands.members.archive_lease import ArchiveLease
 from replset.commands.members.oplog_fetch import OplogFetches
 from replset.commands.members.snapshot_server import SnapshotServer
 from replset.commands.operations import Histogram
-from replset.commands.ports import RecentLog
 from replset.commands.sessions.transactions import TransactionTable
 from replset.commands.streams.consumer_directory import ConsumerDirectory
 from replset.commands.streams.history import History
@@ -65,9 +65,9 @@ from replset.runtime.core_effects import CoreEffects
 from replset.runtime.disk.data_replacement import DataReplacement
 from replset.runtime.disk.durability import Durability
 from replset.runtime.disk.durability_mark import DurabilityMark
-from replset.runtime.disk.files import OpenData, open_data
 from replset.runtime.disk.flow_control import FlowControl
 from replset.runtime.disk.housekeeping import Housekeeper
+from replset.runtime.disk.member_files import OpenData, open_data
 from replset.runtime.disk.writer import Writer
 from replset.runtime.jobs.archiver import ArchivedEntries, ArchiveOptions, Archiver
 from replset.runtime.jobs.scrubber import Scrubber
@@ -80,7 +80,7 @@ from replset.runtime.net.server import WireServer
 from replset.runtime.net.transport import Transport
 from replset.runtime.net.turns import Turns
 from replset.runtime.options import MemberOptions, command_line, exposure_warnings
-from replset.runtime.ports import MemberPorts, StepSizes
+from replset.runtime.outside import MemberPorts, StepSizes
 from replset.runtime.positions import Positions
 from replset.runtime.process.machine import BackgroundTasks, LimitedWorkers, Load, TrackedWorkers
 from replset.runtime.role.hook import RoleHook

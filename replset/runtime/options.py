@@ -16,7 +16,7 @@ import yaml
 from replset.config import MAX_VOTERS, parse_host
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.ids import HostPort
-from replset.runtime.role.guard import is_url
+from replset.runtime.role.hook_process import is_url
 
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
 TEXT_LOG, JSON_LOG = "text", "json"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
 
 from replset.bson import RawDocument
-from replset.commands.members.messages import progress_document
+from replset.commands.members.message_documents import progress_document
 from replset.core.effects import Send
 from replset.core.messages import ReplyBody, Response
 from replset.core.node import Node

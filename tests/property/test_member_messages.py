@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import ObjectId, RawDocument, encode, with_fields
-from replset.commands.members.messages import _parse_position, parse_progress, progress_document
+from replset.commands.members.message_documents import _parse_position, parse_progress, progress_document
 from replset.commands.replies import encode_times, finish
 from replset.core.messages import MemberProgress, Position, ProgressRequest
 from replset.errors import ReplError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from replset.archive.files import ArchiveError
-from replset.archive.ports import WriteJob, Written
+from replset.archive.jobs import WriteJob, Written
 from replset.archive.write_segment import write_segment
 from replset.commands.members.archive_lease import ArchiveRecord, read_record
 from replset.runtime.member import RunningMember

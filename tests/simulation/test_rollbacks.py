@@ -11,7 +11,7 @@ import pytest
 from replset.bson import Timestamp
 from replset.core.member_state import MemberState
 from replset.errors import OutOfDiskSpaceError
-from replset.runtime.disk import files
+from replset.runtime.disk import member_files
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
@@ -85,7 +85,7 @@ def test_a_start_without_disk_space_shows_rollback_and_finishes_it_later(monkeyp
         scenario.heal()
         cluster.run_until(lambda: machine.process is None, 30, "the old primary dies in its rollback")
         assert interrupted == [True]
-        finish = files.finish_rollbacks
+        finish = member_files.finish_rollbacks
         tries = 0
 
         async def without_disk_space(*arguments: Any) -> Any:
@@ -95,7 +95,7 @@ def test_a_start_without_disk_space_shows_rollback_and_finishes_it_later(monkeyp
                 raise OutOfDiskSpaceError("replset.db: no space left on the disk")
             return await finish(*arguments)
 
-        monkeypatch.setattr(files, "finish_rollbacks", without_disk_space)
+        monkeypatch.setattr(member_files, "finish_rollbacks", without_disk_space)
         states: list[MemberState] = []
 
         def watch() -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from hypothesis import strategies as st
 
 from replset.bson import InvalidBSONError, InvalidValueError, decode, encode
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.core.messages import MAX_TERM, MAX_TERM_JUMP
 from tests.simulation.kit.errors import SimulationError
 from tools.fuzz.kit import Check, Target

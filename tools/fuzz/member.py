@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from api.app import create_app
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
-from replset.commands.ports import CommandRequest, ConnectionContext, Source
+from replset.commands.member_port import CommandRequest, ConnectionContext, Source
 from replset.commands.table import PRIVATE
 from replset.errors import LONGEST_MESSAGE
 from replset.ids import HostPort

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from replset.bson import DateTime, Int64, InvalidBSONError, InvalidValueError, ObjectId, Timestamp, decode, encode
 from replset.bson.raw import RawDocument
-from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.member_port import CommandRequest, ConnectionContext
 from replset.core.messages import MAX_TERM, MAX_TERM_JUMP
 from replset.optime import optime_document
 from replset.runtime.member import RunningMember

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from replset.auth.roles import Action
 from replset.commands.command import Command, CommandContext
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.errors import ErrorCode, NotYetInitializedError, ReplError
 
 COMMIT_WAIT_MS = 60_000

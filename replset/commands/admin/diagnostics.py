@@ -11,8 +11,8 @@ from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, Int64, to_ejson
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import collection_field, namespace
-from replset.commands.ports import Reply
 from replset.errors import BadValueError, NamespaceNotFoundError, NotBuiltError
 
 log = logging.getLogger("replset.commands")

@@ -16,7 +16,7 @@ from replset.auth.roles import Action
 from replset.bson import DateTime, Int64
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.core.effects import ElectionEvent as Event
 from replset.errors import ReplError
 from replset.ids import HostPort, Millis

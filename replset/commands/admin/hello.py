@@ -8,10 +8,10 @@ from replset.bson import MAX_BSON_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH, DateT
 from replset.commands import fields
 from replset.commands.admin.diagnostics import MAX_WIRE_VERSION
 from replset.commands.command import Command, CommandContext, remember_client
-from replset.commands.ports import MemberPort, Reply
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.replies import election_id
 from replset.commands.sessions.session_request import SESSION_MINUTES
-from replset.commands.users.login import start_with_hello
+from replset.commands.users.sasl import start_with_hello
 from replset.config import MAX_GIVEN_VERSION, Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import ErrorCode, ReplError, ShutdownInProgressError, StorageError, TypeMismatchError

@@ -12,7 +12,7 @@ from replset.auth.users import AUTH_SCHEMA
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, Command, CommandContext
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.errors import IllegalOperationError, InvalidOptionsError, NotBuiltError, TypeMismatchError
 
 _log = logging.getLogger("replset")

@@ -9,7 +9,7 @@ from replset.auth.roles import Action
 from replset.bson import Timestamp
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.commands.read_concern import append_at_least, beyond_cluster_time, may_write_at
 from replset.commands.write_concern import store_default, stored_default, write_and_wait
 from replset.config import ReplSetConfig, next_member_id, parse_host

@@ -11,7 +11,7 @@ from replset.commands.admin.hello import wall_of
 from replset.commands.admin.server_status import candidate_document, flow_control_document, participant_document
 from replset.commands.command import Command, CommandContext
 from replset.commands.lag import behind_ms
-from replset.commands.ports import MemberPort, Reply
+from replset.commands.member_port import MemberPort, Reply
 from replset.config import ReplSetConfig
 from replset.core.election_metrics import CandidateMetrics
 from replset.core.member_state import MemberState

@@ -9,7 +9,7 @@ from replset.auth.roles import Action
 from replset.bson import encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.errors import ReplError
 from replset.ids import HostPort, Millis
 

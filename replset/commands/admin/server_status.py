@@ -10,8 +10,8 @@ from replset.bson import DateTime, Int64
 from replset.commands.admin.diagnostics import SERVER_VERSION
 from replset.commands.admin.hello import set_fields
 from replset.commands.command import Command, CommandContext
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.operations import KINDS, WRITES
-from replset.commands.ports import MemberPort, Reply
 from replset.core.election_metrics import CandidateMetrics, ElectionMetrics, ParticipantMetrics
 from replset.optime import optime_document
 

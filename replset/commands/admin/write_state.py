@@ -16,7 +16,7 @@ from enum import Enum
 from replset.auth.roles import Action
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
-from replset.commands.ports import MemberPort, Reply
+from replset.commands.member_port import MemberPort, Reply
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.rollback_manifest import RollbackState

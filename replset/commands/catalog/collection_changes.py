@@ -10,9 +10,9 @@ from replset.commands import fields
 from replset.commands.catalog.collection_options import capped_max, capped_size, images_option, validation_options
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import collection_field, writable_namespace
-from replset.commands.pipelines.views import check_definition, definition_of, refuse_view
-from replset.commands.ports import Reply
+from replset.commands.pipelines.view_definitions import check_definition, definition_of, refuse_view
 from replset.commands.users.authorization import authorize
 from replset.commands.write_concern import write_and_wait
 from replset.errors import (

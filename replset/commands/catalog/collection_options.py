@@ -5,7 +5,7 @@ from __future__ import annotations
 from replset.bson import RawDocument, encode
 from replset.commands import fields
 from replset.commands.catalog.index_specs import parse_index
-from replset.commands.pipelines.views import view_options
+from replset.commands.pipelines.view_definitions import view_options
 from replset.commands.writes.validators import Validator
 from replset.errors import BadValueError, InvalidOptionsError
 from replset.replication.write_ops import IMAGES, OPTION_ORDER, changed_options

@@ -10,6 +10,7 @@ from replset.commands.catalog.collection_options import CREATE_FIELDS, options_o
 from replset.commands.catalog.statistics import bytes_by_database
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement, run_in_thread
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import (
     INTERNAL_DATABASES,
     check_database,
@@ -17,8 +18,7 @@ from replset.commands.namespaces import (
     droppable_database,
     writable_namespace,
 )
-from replset.commands.pipelines.views import check_definition
-from replset.commands.ports import Reply
+from replset.commands.pipelines.view_definitions import check_definition
 from replset.commands.replies import list_reply
 from replset.commands.users.authorization import is_allowed
 from replset.commands.write_concern import write_and_wait

@@ -12,10 +12,10 @@ from replset.commands import fields
 from replset.commands.catalog.index_specs import existing_index, parse_index
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import read_statement
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import OPLOG, collection_field, namespace, writable_namespace
-from replset.commands.pipelines.views import refuse_view
-from replset.commands.ports import Reply
-from replset.commands.reads.sources import view_of
+from replset.commands.pipelines.view_definitions import refuse_view
+from replset.commands.reads.candidates import view_of
 from replset.commands.replies import list_reply, write_times
 from replset.commands.write_concern import (
     MAX_W,

@@ -17,9 +17,9 @@ from replset.auth.roles import Action
 from replset.bson import Binary, Int64, InvalidBSONError, decode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import OPLOG, check_database, collection_field, namespace
-from replset.commands.pipelines.views import refuse_view
-from replset.commands.ports import Reply
+from replset.commands.pipelines.view_definitions import refuse_view
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_RAW, pause
 from replset.errors import NamespaceNotFoundError, NotBuiltError, SnapshotCutError
 from replset.storage.catalog import Collection

@@ -18,8 +18,8 @@ from replset.bson import DateTime, Int64, RawDocument, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.lag import behind_ms
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.members.member_commands import refuse_foreign_member
-from replset.commands.ports import MemberPort, Reply
 from replset.commands.write_concern import write_and_wait
 from replset.errors import FailedToParseError
 from replset.ids import HostPort, Millis, OpTime, invariant

@@ -13,8 +13,8 @@ from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
+from replset.commands.member_port import Reply
 from replset.commands.members.member_commands import refuse_foreign_member
-from replset.commands.ports import Reply
 from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import HostPort, OpTime
 from replset.replication.document_check import Difference

@@ -9,9 +9,9 @@ from replset.auth.roles import Action
 from replset.bson import Binary, ObjectId
 from replset.commands import fields
 from replset.commands.command import PROVE, AtOnce, Command, CommandContext
-from replset.commands.members.messages import parse_request, reply_document
+from replset.commands.member_port import Reply
+from replset.commands.members.message_documents import parse_request, reply_document
 from replset.commands.members.oplog_fetch import oplog_probe, refuse_other_set
-from replset.commands.ports import Reply
 from replset.commands.waiters import Completion
 from replset.core.messages import Refused
 from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError

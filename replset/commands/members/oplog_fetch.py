@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from replset.bson import ObjectId, RawDocument, append_fields
 from replset.commands.lag import behind_ms
-from replset.commands.members.messages import parse_progress
+from replset.commands.member_port import MemberPort
+from replset.commands.members.message_documents import parse_progress
 from replset.commands.members.snapshot_server import check_serves_oplog
-from replset.commands.ports import MemberPort
 from replset.commands.replies import encode_times
 from replset.commands.waiters import ByteRate, Completion
 from replset.config import MAX_MEMBER_ID

@@ -14,15 +14,15 @@ from replset.commands.cursors import FIRST_BATCH, DocumentsCursor
 from replset.commands.evaluation import compiled, read_statement, weight_of
 from replset.commands.known_fields import unknown_command
 from replset.commands.let import let_of, variables_of
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import OPLOG, collection_field, namespace
-from replset.commands.pipelines import sources as aggregate_sources
-from replset.commands.pipelines.explain import explain_pipeline
-from replset.commands.pipelines.joins import open_facet, open_graph_lookup, open_lookup, open_union
-from replset.commands.pipelines.output import authorize_output, run_on_primary, write_merge, write_out
-from replset.commands.pipelines.segments import Opener, PipelineRun, split_pipeline
-from replset.commands.pipelines.sources import NEEDS, WITHOUT_COLLECTION, check_collection
-from replset.commands.pipelines.views import collection_here
-from replset.commands.ports import Reply
+from replset.commands.pipelines import run_sources as aggregate_sources
+from replset.commands.pipelines.explain_pipeline import explain_pipeline
+from replset.commands.pipelines.pipeline_run import Opener, PipelineRun, split_pipeline
+from replset.commands.pipelines.run_joins import open_facet, open_graph_lookup, open_lookup, open_union
+from replset.commands.pipelines.run_output import authorize_output, run_on_primary, write_merge, write_out
+from replset.commands.pipelines.run_sources import NEEDS, WITHOUT_COLLECTION, check_collection
+from replset.commands.pipelines.view_definitions import collection_here
 from replset.commands.read_concern import read_concern_of
 from replset.commands.reads.count_distinct import count_in_worker
 from replset.commands.reads.explained import VERBOSITY
@@ -44,7 +44,7 @@ from replset.query.stages.changes import ChangeStreamStage, check_change_stream
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.stage import Run, Scope, Stage
+from replset.query.stages.stage import Run, Stage, StageScope
 from replset.query.views import collections_named
 from replset.storage.snapshot import Snapshot
 
@@ -94,7 +94,7 @@ async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
     _check_target(ctx, pipeline)
     weight = weight_of(len(body.raw), pipeline, let_of(body))
     variables = await variables_of(ctx)
-    scope = Scope(compile_pipeline, frozenset(variables))
+    scope = StageScope(compile_pipeline, frozenset(variables))
     stages = await compiled(member, weight, lambda: compile_pipeline(pipeline, scope))
     check_change_stream(names_of(pipeline))
     return run_of(ctx, weight, variables), stages

@@ -12,12 +12,12 @@ from replset.commands.command import Command, CommandContext, Handler
 from replset.commands.cursors import FIRST_BATCH, Cursor
 from replset.commands.evaluation import compiled, evaluate, read_statement, weight_of
 from replset.commands.let import variables_of
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import collection_of
 from replset.commands.pipelines.aggregate import run_of
-from replset.commands.pipelines.explain import explain_pipeline
-from replset.commands.pipelines.segments import PipelineRun
-from replset.commands.pipelines.views import collection_here
-from replset.commands.ports import Reply
+from replset.commands.pipelines.explain_pipeline import explain_pipeline
+from replset.commands.pipelines.pipeline_run import PipelineRun
+from replset.commands.pipelines.view_definitions import collection_here
 from replset.commands.read_concern import confirm_linearizable
 from replset.commands.reads import count_distinct, find
 from replset.commands.reads.get_more import first_batch
@@ -27,7 +27,7 @@ from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.query.distinct import Distinct
 from replset.query.pipeline import compile_pipeline
-from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.stage import Stage, StageScope
 
 _NOT_IN_VIEWS = frozenset({"$elemMatch", "$slice"})
 
@@ -52,7 +52,7 @@ async def _open(ctx: CommandContext, elements: list[object]) -> tuple[Cursor, Op
 async def _compiled(ctx: CommandContext, elements: list[object]) -> tuple[PipelineRun, list[Stage]]:
     weight = weight_of(len(ctx.body.raw), elements)
     variables = await variables_of(ctx)
-    scope = Scope(compile_pipeline, frozenset(variables))
+    scope = StageScope(compile_pipeline, frozenset(variables))
     stages = await compiled(ctx.member, weight, lambda: compile_pipeline(elements, scope))
     return run_of(ctx, weight, variables), stages
 

@@ -12,8 +12,8 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
 from replset.commands.let import variables_of
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import OPLOG, collection_field, namespace
-from replset.commands.ports import Reply
 from replset.commands.read_concern import confirm_linearizable, read_concern_of, read_point, refuse_linearizable
 from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.reads.hint import hint_of

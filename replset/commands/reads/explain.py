@@ -12,12 +12,12 @@ from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, Command, CommandContext, Where
 from replset.commands.evaluation import compiled, read_statement, weight_of
 from replset.commands.let import variables_of
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.pipelines import aggregate
 from replset.commands.pipelines.aggregate import explain_aggregate
+from replset.commands.pipelines.view_definitions import collection_here
 from replset.commands.pipelines.view_reads import VIEW_READS, explain_on_view
-from replset.commands.pipelines.views import collection_here
-from replset.commands.ports import Reply
 from replset.commands.reads import count_distinct, find
 from replset.commands.reads.count_distinct import command_filter
 from replset.commands.reads.explained import VERBOSITY, Explained, explain_query

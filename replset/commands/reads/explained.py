@@ -10,7 +10,7 @@ from replset.bson import RawDocument
 from replset.commands.admin.diagnostics import SERVER_VERSION
 from replset.commands.command import CommandContext
 from replset.commands.namespaces import OPLOG, namespace
-from replset.commands.pipelines.views import refuse_view
+from replset.commands.pipelines.view_definitions import refuse_view
 from replset.commands.read_concern import read_concern_of
 from replset.commands.reads.filters import Filter
 from replset.commands.reads.hint import Hint, Limits

@@ -24,9 +24,10 @@ from replset.commands.evaluation import (
     weight_of,
 )
 from replset.commands.let import let_of, variables_of
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.namespaces import OPLOG, collection_of, namespace
-from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import ReadConcern, read_concern_of, read_point, refuse_linearizable
+from replset.commands.reads.candidates import index_key
 from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.reads.find_by_id import begin_find, find_by_id, has_simple_fields
 from replset.commands.reads.get_more import first_batch
@@ -34,7 +35,6 @@ from replset.commands.reads.hint import Hint, bad_hint, hint_of, limits_of
 from replset.commands.reads.oplog_cursor import OplogCursor
 from replset.commands.reads.plan import choose_plan, natural_direction
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection
-from replset.commands.reads.sources import index_key
 from replset.commands.reads.tailing import CappedCursor, Wanted
 from replset.commands.users.authorization import authorize
 from replset.commands.users.user_directory import users_of

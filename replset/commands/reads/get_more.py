@@ -10,9 +10,9 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.cursors import NOBODY, Cursor, Opener
 from replset.commands.fail_command import check_max_time, fail_get_more
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import collection_field, cursor_namespace
 from replset.commands.operations import SHOWN_BYTES
-from replset.commands.ports import Reply
 from replset.commands.read_concern import LINEARIZABLE, confirm_linearizable, read_point
 from replset.commands.reads.scan import pause
 from replset.commands.stable_api import NO_API, api_parameters

@@ -11,8 +11,8 @@ from dataclasses import replace
 from replset.auth.users import USERS_NS
 from replset.bson import decode, encode
 from replset.commands.evaluation import SMALL_STATEMENT, UNBOUNDED, TimeSlice, is_small, run_in_thread
+from replset.commands.member_port import MemberPort
 from replset.commands.namespaces import OPLOG
-from replset.commands.ports import MemberPort
 from replset.commands.reads.oplog_filter import OplogFilter, head_document, oplog_filter
 from replset.commands.reads.tailing import TailingCursor, Wanted
 from replset.errors import BadValueError, CappedPositionLostError

@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import evaluate_all
+from replset.commands.member_port import MemberPort
 from replset.commands.namespaces import namespace
-from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_point
+from replset.commands.reads.candidates import Candidate, OverlayView, SnapshotView, View, source_of
 from replset.commands.reads.plan import ByKeys, Natural, Plan, index_names
-from replset.commands.reads.sources import Candidate, OverlayView, SnapshotView, View, source_of
 from replset.commands.slow_operations import WORK
 from replset.errors import CatalogChangedError, CursorNotFoundError, QueryPlanKilledError
 from replset.ids import OpTime
@@ -36,7 +36,7 @@ class Scan(Generic[T]):
     """A position in the documents of one collection that match a filter.
 
     at: the point of the read, None for the newest state of each moment. Between slices nothing is held but the position
-    (sources.py).
+    (candidates.py).
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from replset.bson import decode, encode
 from replset.commands.cursors import Cursor, Pause
 from replset.commands.evaluation import evaluate
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.commands.slow_operations import WORK
 from replset.errors import (
     CappedPositionLostError,

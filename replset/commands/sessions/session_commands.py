@@ -16,7 +16,7 @@ from replset.bson import Binary, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.evaluation import read_statement
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.commands.sessions.session_request import NOBODY, SESSION_MINUTES, parse_lsid, uid_of
 from replset.errors import BadValueError
 

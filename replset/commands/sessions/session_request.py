@@ -18,7 +18,7 @@ from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 from replset.ids import INCREMENT_BITS
 
 if TYPE_CHECKING:
-    from replset.commands.ports import MemberPort
+    from replset.commands.member_port import MemberPort
 
 NOBODY = Binary(hashlib.sha256(b"").digest())
 """`uid` of the sessions of clients that have not logged in."""

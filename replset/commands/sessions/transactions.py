@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 from replset.auth.roles import Action
 from replset.bson import Int64, Timestamp
 from replset.commands.command import Command, CommandContext
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.namespaces import collection_field
-from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import ReadConcern, read_concern_of, read_point
 from replset.commands.sessions.session_request import SessionRequest
 from replset.commands.sessions.session_table import EndsSession

@@ -19,14 +19,14 @@ from replset.commands.command import CommandContext
 from replset.commands.cursors import Cursor, Pause
 from replset.commands.evaluation import UNBOUNDED, evaluate
 from replset.commands.namespaces import INTERNAL_DATABASES, collection_field, namespace
-from replset.commands.pipelines.views import refuse_view
+from replset.commands.pipelines.view_definitions import refuse_view
 from replset.commands.read_concern import ReadConcern, read_concern_of, read_point
 from replset.commands.slow_operations import WORK
 from replset.commands.streams.event_reader import PAGE_EVENTS, EventOptions, EventReader, ToldEvent
 from replset.commands.users.authorization import authorize
 from replset.errors import ErrorCode, InvalidNamespaceError, InvalidOptionsError, ReplError, Trait
 from replset.ids import OpTime
-from replset.query.change_events import Scope
+from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token, behind
 from replset.query.row import Row
 from replset.query.stages.changes import ChangeStreamStage, SplitStage, split_event
@@ -242,7 +242,7 @@ def _has_level(body: RawDocument) -> bool:
     return given is not None and "level" in given
 
 
-def _scope_of(ctx: CommandContext, stage: ChangeStreamStage) -> tuple[Scope, str]:
+def _scope_of(ctx: CommandContext, stage: ChangeStreamStage) -> tuple[Watched, str]:
     """What is followed, and the namespace of the cursor. 72 and 73 for what cannot be followed."""
     body, name, database = ctx.body, ctx.name, ctx.database
     is_whole = body.type_of(name) != 2
@@ -252,17 +252,17 @@ def _scope_of(ctx: CommandContext, stage: ChangeStreamStage) -> tuple[Scope, str
                 "A $changeStream with 'allChangesForCluster:true' may only be opened on the 'admin' database, and with"
                 f" no collection name; found {database}.{'$cmd.aggregate' if is_whole else body.get(name)}"
             )
-        return Scope(), "admin.$cmd.aggregate"
+        return Watched(), "admin.$cmd.aggregate"
     if database in INTERNAL_DATABASES or database == "admin":
         raise InvalidNamespaceError(f"$changeStream may not be opened on the internal {database} database")
     if is_whole:
-        return Scope(database), f"{database}.$cmd.aggregate"
+        return Watched(database), f"{database}.$cmd.aggregate"
     collection = collection_field(body, name)
     ns = namespace(database, collection)
     if collection.startswith("system."):
         raise InvalidNamespaceError(f"$changeStream may not be opened on the internal {ns} collection")
     refuse_view(ctx.member.store.collection(ns))
-    return Scope(database, collection), ns
+    return Watched(database, collection), ns
 
 
 def add_resumable_label(ctx: CommandContext, error: ReplError) -> None:

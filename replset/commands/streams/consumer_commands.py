@@ -10,8 +10,8 @@ from replset.bson import DateTime, Timestamp, decode, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Handler, Where
 from replset.commands.evaluation import read_statement
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import check_database, namespace
-from replset.commands.ports import Reply
 from replset.commands.reads.filters import filter_of
 from replset.commands.streams.consumer_directory import REMOVED_KEY, lag_document, not_found, removed_in
 from replset.commands.streams.consumer_reads import read, reader_of, save, save_by, state_of, token_of

@@ -26,7 +26,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn
 
 if TYPE_CHECKING:
-    from replset.commands.ports import MemberPort
+    from replset.commands.member_port import MemberPort
 
 REMOVED_KEY = encode_key(REMOVED_ID)
 

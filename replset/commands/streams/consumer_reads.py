@@ -17,7 +17,7 @@ from replset.bson import Int64, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import compiled, evaluate, weight_of
-from replset.commands.ports import MemberPort, Reply
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.reads.filters import Filter, filter_of
 from replset.commands.streams.consumer_directory import PrimaryState, change
 from replset.commands.streams.event_reader import EventOptions, EventReader, ToldEvent
@@ -26,7 +26,7 @@ from replset.consumers.consumer import Claim, Consumer, Mode
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.ids import Millis, OpTime
-from replset.query.change_events import Scope
+from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token
 from replset.replication.write_ops import WriteGroup
 
@@ -145,7 +145,7 @@ class EventSource:
 
     def __init__(self, member: MemberPort, consumer: Consumer, wanted: Filter, weight: int) -> None:
         self._member = member
-        self._reader = EventReader(member, EventOptions(Scope(consumer.database, consumer.collection)))
+        self._reader = EventReader(member, EventOptions(Watched(consumer.database, consumer.collection)))
         self._wanted = wanted
         self._weight = weight
 

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 from replset.bson import RawDocument, encode
 from replset.commands.evaluation import TimeSlice, run_in_thread
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.errors import (
     CatalogChangedError,
     ErrorCode,
@@ -23,7 +23,7 @@ from replset.errors import (
 )
 from replset.ids import OpTime
 from replset.oplog_row import OplogRow
-from replset.query.change_events import ChangeEvent, EntryEvents, Scope, invalidate_document
+from replset.query.change_events import ChangeEvent, EntryEvents, Watched, invalidate_document
 from replset.query.change_tokens import Kind, Token, behind
 from replset.storage.snapshot import Snapshot
 
@@ -46,7 +46,7 @@ _Found = tuple[ChangeEvent, EntryEvents]
 class EventOptions:
     """What is told, and how: see the options of `$changeStream`."""
 
-    scope: Scope
+    scope: Watched
     full_document: FullDocument = "default"
     before_change: BeforeChange = "off"
     expanded: bool = False

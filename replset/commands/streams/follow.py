@@ -13,7 +13,7 @@ from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.commands.reads.oplog_cursor import shown_entry
 from replset.commands.streams.consumer_reads import CONCERN
 from replset.commands.streams.follow_source import OwnHistory, SourceSet

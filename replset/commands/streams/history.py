@@ -13,13 +13,13 @@ from collections import OrderedDict
 from typing import Protocol
 
 from replset.commands.evaluation import run_in_thread
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.commands.waiters import done_within
 from replset.errors import ChangeStreamHistoryLostError, DamagedEntryError
 from replset.ids import OPTIME_NULL, OpTime, invariant
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.oplog_row import OplogRow
-from replset.query.change_events import EntryEvents, Scope
+from replset.query.change_events import EntryEvents, Watched
 from replset.query.change_tokens import in_front_of
 
 PAGE_ENTRIES = 512
@@ -31,7 +31,7 @@ SMALL_ENTRY = 256 << 10
 KEPT_EVENTS, KEPT_BYTES = 2_000, 8 << 20
 WAKE_MS = 0.2
 """What one reader that is woken costs. So long after it others are woken, so that many readers leave writers time."""
-_EVERYTHING = Scope()
+_EVERYTHING = Watched()
 
 
 class OlderEntries(Protocol):
@@ -58,7 +58,7 @@ class History:
     def __init__(self, member: MemberPort) -> None:
         self.older: OlderEntries | None = None
         self._member = member
-        self._waiting: dict[Scope, dict[asyncio.Future[OpTime], None]] = {}
+        self._waiting: dict[Watched, dict[asyncio.Future[OpTime], None]] = {}
         self._looked_at = OPTIME_NULL
         """Up to here entries were looked at for all who wait."""
         self._life: tuple[object, ...] = ()
@@ -150,7 +150,7 @@ class History:
 
     # --- waiting
 
-    async def wait(self, position: OpTime, scope: Scope, timeout_ms: int) -> OpTime:
+    async def wait(self, position: OpTime, scope: Watched, timeout_ms: int) -> OpTime:
         """Wait for an entry behind `position` that may concern `scope`; who wakes then looks by `after`.
 
         Returns a position, `position` itself or a later one: nothing up to there concerns `scope`. It returns as well
@@ -208,8 +208,8 @@ class History:
         if woken:
             self._timer = asyncio.get_running_loop().call_later(woken * WAKE_MS / 1000, self._look)
 
-    def _concerned(self, rows: list[OplogRow]) -> list[Scope]:
-        found: dict[Scope, None] = {}
+    def _concerned(self, rows: list[OplogRow]) -> list[Watched]:
+        found: dict[Watched, None] = {}
         seen: set[tuple[str, str]] = set()
         for row in rows:
             if row.op == NOOP or (row.op, row.ns) in seen:
@@ -219,12 +219,12 @@ class History:
                 continue
             seen.add((row.op, row.ns))
             database, _, collection = row.ns.partition(".")
-            for scope in (Scope(database, collection), Scope(database), _EVERYTHING):
+            for scope in (Watched(database, collection), Watched(database), _EVERYTHING):
                 if scope in self._waiting and scope.covers(row.ns):
                     found[scope] = None
         return list(found)
 
-    def _wake(self, scopes: list[Scope], looked_at: OpTime) -> int:
+    def _wake(self, scopes: list[Watched], looked_at: OpTime) -> int:
         woken = 0
         for scope in scopes:
             for future in self._waiting.pop(scope, ()):
@@ -238,7 +238,7 @@ def _ts(optime: OpTime) -> int:
     return optime.ts
 
 
-def _concerns(row: OplogRow, scope: Scope) -> bool:
+def _concerns(row: OplogRow, scope: Watched) -> bool:
     if not scope.may_concern(row):
         return False
     return any(

@@ -14,7 +14,7 @@ from typing import Final
 from replset.auth.roles import AUDITED
 from replset.bson import InvalidBSONError, RawDocument, to_ejson
 from replset.commands.command import GENERIC_FIELDS, CommandContext
-from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.member_port import CommandRequest, ConnectionContext
 from replset.commands.repeated_warnings import RepeatedWarnings
 from replset.errors import ErrorCode
 

@@ -6,7 +6,7 @@ import ipaddress
 from typing import Final
 
 from replset.auth.roles import Action
-from replset.commands.ports import ConnectionContext, MemberPort
+from replset.commands.member_port import ConnectionContext, MemberPort
 from replset.errors import ErrorCode, ReplError
 
 _BEFORE_ANY_USER: Final = frozenset({Action.CONFIGURE_SET, Action.SET_STATUS, Action.SET_CONFIG})

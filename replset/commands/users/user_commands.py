@@ -12,8 +12,8 @@ from replset.auth.users import USERS_NS, User, user_id
 from replset.bson import Binary, RawDocument, decode, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Handler, Where
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import check_database, writable_namespace
-from replset.commands.ports import Reply
 from replset.commands.users.authorization import authorize, is_allowed
 from replset.commands.users.user_directory import users_of
 from replset.commands.write_concern import write_and_wait

@@ -23,7 +23,7 @@ from replset.ids import HostPort, Millis
 from replset.storage.sqlite import first_row
 
 if TYPE_CHECKING:
-    from replset.commands.ports import MemberPort
+    from replset.commands.member_port import MemberPort
     from replset.storage.store import Store
 
 log = logging.getLogger("replset.users")

@@ -22,9 +22,9 @@ from replset.commands.catalog.collections import create_in
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, read_statement, run_in_thread
 from replset.commands.known_fields import KNOWN
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import check_database, droppable_database, writable_namespace
-from replset.commands.pipelines.views import refuse_view
-from replset.commands.ports import Reply
+from replset.commands.pipelines.view_definitions import refuse_view
 from replset.commands.replies import LargeReply
 from replset.commands.write_concern import SETTINGS_NS, wait_for_write_concern, write_concern_of
 from replset.commands.writes.insert import duplicate_key, prepare

@@ -8,7 +8,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import weight_of
 from replset.commands.let import variables_of
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.commands.reads.filters import filter_of
 from replset.commands.reads.hint import hint_of
 from replset.commands.writes.retryable import refuse_retryable

@@ -12,7 +12,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import UNBOUNDED, compiled, read_statement, weight_of
 from replset.commands.let import let_of, variables_of
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.commands.reads.hint import hint_of
 from replset.commands.replies import write_times
 from replset.commands.write_concern import also_if_it_fails, wait_for_write_concern, write_concern_of

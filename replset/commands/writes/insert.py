@@ -13,7 +13,7 @@ from replset.bson.keystring import encode_key_of
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small, run_in_thread
-from replset.commands.ports import MemberPort, Reply
+from replset.commands.member_port import MemberPort, Reply
 from replset.commands.reads.scan import pause
 from replset.commands.writes.retryable import Executed
 from replset.commands.writes.validators import Validator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from replset.bson import DateTime, RawDocument, decode, encode
 from replset.bson.repeated import with_repeated_names
 from replset.commands.evaluation import SMALL_STATEMENT, is_small, weight_of
-from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort
+from replset.commands.member_port import CommandRequest, ConnectionContext, MemberPort
 from replset.commands.reads.find_by_id import only_key
 from replset.commands.reads.plan import ID_INDEX
 from replset.commands.replies import encode_write_reply, write_times

@@ -17,11 +17,11 @@ from replset.bson import decode, encode
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small
 from replset.commands.let import let_weight
+from replset.commands.reads.candidates import Candidate, KeySource, Source, source_of, view_of
 from replset.commands.reads.filters import Filter
 from replset.commands.reads.hint import Hint
 from replset.commands.reads.plan import ID_INDEX, AnyOf, ByIndex, Natural, choose_plan, index_names
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED
-from replset.commands.reads.sources import Candidate, KeySource, Source, source_of, view_of
 from replset.commands.writes.retryable import Executed
 from replset.commands.writes.write_batch import GROUP_MS, GROUP_STATEMENTS, Batch
 from replset.errors import (

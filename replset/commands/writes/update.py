@@ -14,7 +14,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
 from replset.commands.let import variables_of, with_constants
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.commands.reads.filters import filter_of
 from replset.commands.reads.hint import hint_of
 from replset.commands.writes.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key

@@ -10,7 +10,7 @@ from typing import Any
 from replset.bson import RawDocument, decode
 from replset.commands.evaluation import UNBOUNDED, weight_of
 from replset.commands.let import system_variables
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.errors import DocumentValidationError
 from replset.query.conditions import is_operators
 from replset.query.errors import show

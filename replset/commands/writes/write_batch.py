@@ -16,9 +16,9 @@ from replset.bson import MAX_WRITE_BATCH, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, run_in_thread
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import collection_of, writable_namespace
-from replset.commands.pipelines.views import refuse_view
-from replset.commands.ports import Reply
+from replset.commands.pipelines.view_definitions import refuse_view
 from replset.commands.reads.scan import pause
 from replset.commands.replies import LargeReply, encode_write_reply, write_times
 from replset.commands.write_concern import note_awaited, wait_for_write_concern, write_concern_of

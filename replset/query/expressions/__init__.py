@@ -1,6 +1,6 @@
 """The expression language: compiles an expression to closures, which give its value for one document after the other.
 
-`frame.py` has what all share; each other file has the operators of one subject, a table `OPERATORS` of one row each.
+`compiler.py` has what all share; each other file has the operators of one subject, a table `OPERATORS` of one row each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replset.query.expressions import (
     trigonometry,
 )
 from replset.query.expressions.accumulators import Accumulator, build_accumulator
-from replset.query.expressions.frame import (
+from replset.query.expressions.compiler import (
     WHOLE,
     Expression,
     Operator,

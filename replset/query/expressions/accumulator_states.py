@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Any, Final, Protocol
 
 from replset.bson import Decimal128, Int64
-from replset.query.arithmetic import DECIMAL128, INT32, to_decimal, to_stored_int
+from replset.query.numbers import DECIMAL128, INT32, to_decimal, to_stored_int
 from replset.query.order import MISSING, is_null, is_number
 from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
 from replset.query.time_limit import check_time

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 from replset.errors import BadValueError, ErrorCode, ReplError, TypeMismatchError, UnknownFieldError
-from replset.query.arithmetic import whole_number
 from replset.query.errors import not_built, show
 from replset.query.expressions.accumulator_states import (
     AddToSet,
@@ -26,7 +25,7 @@ from replset.query.expressions.accumulator_states import (
     Window,
     as_double,
 )
-from replset.query.expressions.frame import (
+from replset.query.expressions.compiler import (
     Document,
     Expression,
     Operator,
@@ -39,6 +38,7 @@ from replset.query.expressions.frame import (
     need_array,
 )
 from replset.query.expressions.objects import merged
+from replset.query.numbers import whole_number
 from replset.query.order import is_number
 from replset.query.pipeline_names import NOT_BUILT_EXPRESSIONS
 from replset.query.sort import compile_sort

@@ -15,8 +15,8 @@ from typing import Any, Final
 from replset.bson import DateTime, Decimal128, Int64
 from replset.bson.values import INT64_MAX, INT64_MIN
 from replset.errors import BadValueError, ErrorCode, TypeMismatchError
-from replset.query.arithmetic import DECIMAL128, INT32, is_long, to_decimal, whole_number
-from replset.query.expressions.frame import Operator, fault, plain
+from replset.query.expressions.compiler import Operator, fault, plain
+from replset.query.numbers import DECIMAL128, INT32, is_long, to_decimal, whole_number
 from replset.query.order import is_null, is_number, type_name
 
 WIDE: Final = decimal.Context(prec=12_500, Emin=-decimal.MAX_EMAX, Emax=decimal.MAX_EMAX, traps=[])

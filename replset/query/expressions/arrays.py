@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from replset.errors import ReplError
-from replset.query.arithmetic import INT32, whole_number
 from replset.query.errors import show
-from replset.query.expressions.frame import (
+from replset.query.expressions.compiler import (
     Document,
     Expression,
     Operator,
@@ -29,6 +28,7 @@ from replset.query.expressions.frame import (
 )
 from replset.query.expressions.logic import variable_name
 from replset.query.expressions.shared import index_argument
+from replset.query.numbers import INT32, whole_number
 from replset.query.order import MISSING, is_null, is_number, is_true, type_name
 from replset.query.sizes import size_of
 from replset.query.sort import SORT_RUN, compile_item_sort, sort_by_key

@@ -12,14 +12,14 @@ from typing import Any, Final
 from replset.bson import Binary, DateTime, Decimal128, Int64, InvalidValueError, ObjectId, Timestamp, encode
 from replset.bson.types import TYPE_BYTES, TYPE_NAMES
 from replset.errors import BadValueError, FailedToParseError, TypeMismatchError
-from replset.query.arithmetic import DECIMAL128, INT32, INT64, to_decimal, whole_number
 from replset.query.errors import show
+from replset.query.expressions.compiler import Expression, Operator, Scope, fault, plain
 from replset.query.expressions.date_text import iso_text, read_date
 from replset.query.expressions.dates import ms_of
-from replset.query.expressions.frame import Expression, Operator, Scope, fault, plain
 from replset.query.expressions.shared import NO_INPUT, conversion_failure, with_fallbacks
 from replset.query.expressions.strings import double_text
 from replset.query.expressions.time_zones import ZULU
+from replset.query.numbers import DECIMAL128, INT32, INT64, to_decimal, whole_number
 from replset.query.order import is_null, is_number, is_true, type_name
 from replset.query.sizes import size_of
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from replset.bson import DateTime
 from replset.errors import ReplError
 from replset.query.errors import shorten
-from replset.query.expressions.frame import fault, spend
+from replset.query.expressions.compiler import fault, spend
 from replset.query.expressions.shared import conversion_failure
 from replset.query.expressions.time_zones import (
     MINUTE,

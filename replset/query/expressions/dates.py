@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from replset.bson import DateTime, Int64, ObjectId, Timestamp
 from replset.errors import ErrorCode, FailedToParseError, ReplError
-from replset.query.arithmetic import INT64, whole_number
 from replset.query.errors import show
+from replset.query.expressions.compiler import Expression, Operator, Scope, apply, arguments, combine, fault, named
 from replset.query.expressions.date_text import ISO, check_reading, check_writing, date_text, read_date
-from replset.query.expressions.frame import Expression, Operator, Scope, apply, arguments, combine, fault, named
 from replset.query.expressions.shared import ABSENT, NO_INPUT, conversion_failure, with_fallbacks
 from replset.query.expressions.time_zones import (
     DAY,
@@ -28,6 +27,7 @@ from replset.query.expressions.time_zones import (
     parts_of,
     zone_of,
 )
+from replset.query.numbers import INT64, whole_number
 from replset.query.order import is_null, type_name
 
 _NO_ZONE: Final = "UTC"

@@ -10,7 +10,7 @@ from typing import Any, Final
 from replset.bson import Int64
 from replset.errors import FailedToParseError
 from replset.query.errors import show
-from replset.query.expressions.frame import (
+from replset.query.expressions.compiler import (
     Document,
     Expression,
     Operator,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from replset.query.errors import show
-from replset.query.expressions.frame import (
+from replset.query.expressions.compiler import (
     Document,
     Expression,
     Operator,

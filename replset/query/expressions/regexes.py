@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from replset.bson import Regex
 from replset.errors import ErrorCode, ReplError
-from replset.query.expressions.frame import fault, named, spend
+from replset.query.expressions.compiler import fault, named, spend
 from replset.query.order import is_null
 from replset.query.regex import Find, find_in
 

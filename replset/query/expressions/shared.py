@@ -1,4 +1,4 @@
-"""What operators of several files share beside the frame: indexes, and values to fall back to."""
+"""What operators of several files share beside `compiler.py`: indexes, and values to fall back to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from enum import Enum
 from typing import Any, Final
 
 from replset.errors import ErrorCode, ReplError
-from replset.query.arithmetic import INT32, whole_number
 from replset.query.errors import show
-from replset.query.expressions.frame import (
+from replset.query.expressions.compiler import (
     Document,
     Expression,
     Operator,
@@ -20,6 +19,7 @@ from replset.query.expressions.frame import (
     constant,
     fault,
 )
+from replset.query.numbers import INT32, whole_number
 from replset.query.order import type_name
 
 

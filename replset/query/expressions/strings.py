@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, Final
 
 from replset.bson import Code, DateTime, Decimal128, Symbol, Timestamp
-from replset.query.arithmetic import INT32, whole_number
 from replset.query.errors import show
+from replset.query.expressions.compiler import fault, named, plain, spend
 from replset.query.expressions.date_text import iso_text
-from replset.query.expressions.frame import fault, named, plain, spend
 from replset.query.expressions.shared import index_argument
+from replset.query.numbers import INT32, whole_number
 from replset.query.order import is_null, is_number, type_name
 
 _BLANKS: Final = "\0 \t\n\v\f\r\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from replset.query.errors import show
-from replset.query.expressions.frame import fault
+from replset.query.expressions.compiler import fault
 from replset.query.order import type_name
 
 SECOND: Final = 1000

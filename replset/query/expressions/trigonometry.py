@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import Any, Final
 
 from replset.bson import Decimal128
-from replset.query.arithmetic import to_decimal
 from replset.query.expressions.arithmetic import numeric, to_value
-from replset.query.expressions.frame import Operator, fault, plain
+from replset.query.expressions.compiler import Operator, fault, plain
+from replset.query.numbers import to_decimal
 from replset.query.order import is_number, type_name
 
 _PRECISE: Final = decimal.Context(prec=90, Emin=-99_999, Emax=99_999, traps=[])

@@ -15,7 +15,7 @@ from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.sort import compile_sort
 from replset.query.sorter import Sorter
-from replset.query.stages.stage import ChainStage, Run, Scope
+from replset.query.stages.stage import ChainStage, Run, StageScope
 
 
 class MatchStage(ChainStage):
@@ -23,7 +23,7 @@ class MatchStage(ChainStage):
 
     is_simple = True
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise ReplError("the match filter must be an expression in an object", code=ErrorCode.MATCH_NO_OBJECT)
         self.filter = dict(spec)
@@ -47,7 +47,7 @@ class SkipStage(ChainStage):
     is_simple = True
     reads = frozenset()
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         self.count = whole("$skip", spec, ErrorCode.SKIP_NO_COUNT)
 
     def start(self, run: Run) -> None:
@@ -66,7 +66,7 @@ class LimitStage(ChainStage):
     is_simple = True
     reads = frozenset()
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         self.count = whole("$limit", spec, ErrorCode.LIMIT_NO_COUNT)
         if self.count == 0:
             raise ReplError("the limit must be positive", code=ErrorCode.LIMIT_ZERO)
@@ -125,7 +125,7 @@ class SortStage(SortingStage):
 
     is_simple = True
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise ReplError("the $sort key specification must be an object", code=ErrorCode.SORT_NO_OBJECT)
         if not spec:
@@ -157,7 +157,7 @@ class SampleStage(SortingStage):
     is_simple = True
     reads = frozenset()
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise fault(28745, "the $sample stage specification must be an object")
         size: Any = None
@@ -189,7 +189,7 @@ class CountStage(ChainStage):
     is_simple = makes_anew = True
     reads = frozenset()
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, str):
             raise ReplError("the count field must be a non-empty string", code=ErrorCode.COUNT_NO_STRING)
         for code, reason, is_bad in (

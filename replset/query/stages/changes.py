@@ -18,7 +18,7 @@ from replset.query.change_tokens import Kind, Token, in_front_of
 from replset.query.errors import check_fields, not_built
 from replset.query.expressions import fault
 from replset.query.order import type_name
-from replset.query.stages.stage import ReadingStage, Scope, SourceStage
+from replset.query.stages.stage import ReadingStage, SourceStage, StageScope
 
 ALLOWED_BEHIND: Final = frozenset(
     {"$match", "$project", "$addFields", "$set", "$unset", "$replaceRoot", "$replaceWith", "$redact"}
@@ -33,7 +33,7 @@ _FLAGS: Final = ("allChangesForCluster", "showExpandedEvents", "showSystemEvents
 class ChangeStreamStage(SourceStage):
     """`start`: where the stream goes on, None for now. is_resumed: `start` is a token that the client had before."""
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise fault(50808, f"$changeStream stage expects a document as argument, not {type_name(spec)}")
         check_fields(spec, ("fullDocument", "fullDocumentBeforeChange", *_PLACES, *_FLAGS), "$changeStream")
@@ -57,7 +57,7 @@ class ChangeStreamStage(SourceStage):
 class SplitStage(ReadingStage):
     """Cuts an event that is too large for one document into parts. It is the last stage of a change stream."""
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping) or spec:
             raise fault(7182800, "$changeStreamSplitLargeEvent spec should be an empty object")
 

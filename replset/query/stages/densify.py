@@ -7,17 +7,17 @@ from typing import Any, Final
 
 from replset.bson import DateTime, encode_key
 from replset.errors import FailedToParseError, TypeMismatchError
-from replset.query.arithmetic import add, multiply
 from replset.query.errors import check_fields, show
 from replset.query.expressions import fault
 from replset.query.expressions.dates import UNITS, shifted
 from replset.query.expressions.time_zones import ZULU
+from replset.query.numbers import add, multiply
 from replset.query.order import MISSING, is_null, is_number, type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.sorter import Sorter
 from replset.query.stages.basic import SortingStage
-from replset.query.stages.stage import Run, Scope
+from replset.query.stages.stage import Run, StageScope
 from replset.query.stages.unwind import inner_value, with_value
 
 MAX_ADDED: Final = 500_000
@@ -26,7 +26,7 @@ MAX_ADDED: Final = 500_000
 class DensifyStage(SortingStage):
     """Sorts the documents by partition and field. Of each partition it adds what is missing."""
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise FailedToParseError(f"The $densify stage specification must be an object, found {type_name(spec)}")
         check_fields(spec, ("field", "partitionByFields", "range"), "$densify")

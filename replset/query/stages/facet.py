@@ -11,7 +11,7 @@ from replset.query.order import type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.sorter import MAX_BYTES
-from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, Scope, Stage
+from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, Stage, StageScope
 
 
 class FacetStage(ChainStage):
@@ -74,7 +74,7 @@ class ReadingFacetStage(ReadingStage):
         self.pipelines: Final = pipelines
 
 
-def compile_facet(spec: object, scope: Scope) -> Stage:
+def compile_facet(spec: object, scope: StageScope) -> Stage:
     """Return the stage of `{name: [stages], ...}`."""
     if not isinstance(spec, Mapping) or not spec:
         raise fault(40169, f"the $facet specification must be a non-empty object, but found: {type_name(spec)}")

@@ -12,7 +12,7 @@ from replset.query.match import NO_VARIABLES
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.projection import Projection, compile_added_fields, compile_projection, is_computed
 from replset.query.row import Row
-from replset.query.stages.stage import ChainStage, Run, Scope, Stage
+from replset.query.stages.stage import ChainStage, Run, Stage, StageScope
 from replset.query.time_limit import check_time
 
 
@@ -43,7 +43,7 @@ class FieldsStage(ChainStage):
 class ProjectStage(FieldsStage):
     """Shows or hides fields by their names, and computes others. is_plain: it computes none."""
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise ReplError("$project specification must be an object", code=ErrorCode.PROJECT_NO_OBJECT)
         if not spec:
@@ -69,7 +69,7 @@ def _is_flag(value: object) -> bool:
 class AddFieldsStage(FieldsStage):
     """Adds computed fields."""
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise fault(40272, f"$addFields specification stage must be an object, got {type_name(spec)}")
         self.shown = {"$addFields": dict(spec)}
@@ -83,7 +83,7 @@ class UnsetStage(FieldsStage):
 
     reads = frozenset()
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         names = [spec] if type(spec) is str else spec
         if type(names) is not list:
             raise fault(31002, "$unset specification must be a string or an array")
@@ -100,7 +100,7 @@ class ReplaceRootStage(ChainStage):
 
     is_simple = is_growing = makes_anew = True
 
-    def __init__(self, expression: object, what: str, scope: Scope) -> None:
+    def __init__(self, expression: object, what: str, scope: StageScope) -> None:
         self._expression = compile_expression(expression, scope.names)
         self.reads = top_fields(self._expression.paths)
         self._what = what
@@ -121,7 +121,7 @@ class ReplaceRootStage(ChainStage):
         return (Row(document=value if type(value) is dict else dict(value)),)
 
 
-def compile_replace_root(spec: object, scope: Scope) -> Stage:
+def compile_replace_root(spec: object, scope: StageScope) -> Stage:
     """Return the stage of `{newRoot: expression}`."""
     if not isinstance(spec, Mapping):
         raise fault(40229, f"expected an object as specification for $replaceRoot stage, got {type_name(spec)}")
@@ -133,7 +133,7 @@ def compile_replace_root(spec: object, scope: Scope) -> Stage:
     return ReplaceRootStage(spec["newRoot"], "'newRoot' expression ", scope)
 
 
-def compile_replace_with(spec: object, scope: Scope) -> Stage:
+def compile_replace_with(spec: object, scope: StageScope) -> Stage:
     return ReplaceRootStage(spec, "'replacement document' ", scope)
 
 
@@ -143,7 +143,7 @@ class RedactStage(ChainStage):
     is_simple = True
     _DECISIONS: ClassVar[Mapping[str, str]] = {"KEEP": "keep", "PRUNE": "prune", "DESCEND": "descend"}
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         names = scope.names | self._DECISIONS.keys() | {"CURRENT"}
         self._expression: Final[Expression] = compile_expression(spec, names)
 

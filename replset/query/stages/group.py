@@ -26,7 +26,7 @@ from replset.query.order import MISSING, is_number, type_name
 from replset.query.row import Row
 from replset.query.sorter import MAX_BYTES, Place, Sorter, SpillFile, open_spill
 from replset.query.stages.basic import SortingStage, SortStage
-from replset.query.stages.stage import ChainStage, Run, Scope, Stage
+from replset.query.stages.stage import ChainStage, Run, Stage, StageScope
 
 _GROUP_BYTES: Final = 400
 """What Python takes for a group beside its key and its states."""
@@ -262,7 +262,7 @@ class GroupStage(ChainStage):
         self._groups.close()
 
 
-def compile_group(spec: object, scope: Scope) -> Stage:
+def compile_group(spec: object, scope: StageScope) -> Stage:
     """Return the stage of `{_id: expression, name: accumulator}`.
 
     Raises 15947, 15955 and 17390, and what `_spec_of` raises.
@@ -307,7 +307,9 @@ def _counts_alike(accumulator: Accumulator) -> bool:
     return accumulator.make is Sum and of.is_constant and type(of.value) not in (float, Decimal128)
 
 
-def _spec_of(key: Callable[..., Any], paths: frozenset[str], output: Mapping[str, object], scope: Scope) -> GroupSpec:
+def _spec_of(
+    key: Callable[..., Any], paths: frozenset[str], output: Mapping[str, object], scope: StageScope
+) -> GroupSpec:
     """paths: that the key reads. Raises 40234, 40235, 40236, 40238 and 15952 for the fields."""
     accumulators = []
     growing = []
@@ -325,7 +327,7 @@ def _spec_of(key: Callable[..., Any], paths: frozenset[str], output: Mapping[str
     return GroupSpec(key, tuple(output), tuple(accumulators), tuple(growing), reads)
 
 
-def compile_sort_by_count(spec: object, scope: Scope) -> list[Stage]:
+def compile_sort_by_count(spec: object, scope: StageScope) -> list[Stage]:
     """Return the stages of $sortByCount."""
     if isinstance(spec, Mapping):
         if not next(iter(spec), "").startswith("$"):
@@ -341,7 +343,7 @@ def compile_sort_by_count(spec: object, scope: Scope) -> list[Stage]:
 _COUNT: Final[Mapping[str, object]] = {"count": {"$sum": 1}}
 
 
-def compile_bucket(spec: object, scope: Scope) -> list[Stage]:
+def compile_bucket(spec: object, scope: StageScope) -> list[Stage]:
     """Return the stages of $bucket: groups by the boundaries around a value."""
     if not isinstance(spec, Mapping):
         raise fault(40201, f"Argument to $bucket stage must be an object, but found type: {type_name(spec)}")
@@ -380,7 +382,7 @@ def compile_bucket(spec: object, scope: Scope) -> list[Stage]:
     return [GroupStage(_spec_of(key, group_by.paths, output, scope)), SortStage({"_id": 1}, scope)]
 
 
-def _group_by(value: object, code: int, name: str, scope: Scope) -> Expression:
+def _group_by(value: object, code: int, name: str, scope: StageScope) -> Expression:
     is_path = type(value) is str and value.startswith("$")
     if not is_path and not (isinstance(value, Mapping) and next(iter(value), "").startswith("$")):
         raise fault(
@@ -389,7 +391,7 @@ def _group_by(value: object, code: int, name: str, scope: Scope) -> Expression:
     return compile_expression(value, scope.names)
 
 
-def _boundaries(value: object, scope: Scope) -> tuple[list[Any], list[bytes]]:
+def _boundaries(value: object, scope: StageScope) -> tuple[list[Any], list[bytes]]:
     if type(value) is not list:
         raise fault(40200, f"The $bucket 'boundaries' field must be an array, but found type: {type_name(value)}.")
     values: list[Any] = []
@@ -414,7 +416,7 @@ class BucketAutoStage(SortingStage):
 
     is_simple = is_growing = True
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise fault(40240, f"The argument to $bucketAuto must be an object, but found type: {type_name(spec)}")
         for name in spec:

@@ -1,6 +1,6 @@
 """Stages that read other collections: $lookup, $graphLookup and $unionWith. Their arguments, and the pure part of each.
 
-commands/pipelines/joins.py reads the collections.
+commands/pipelines/run_joins.py reads the collections.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from replset.query.expressions.logic import variable_name
 from replset.query.match import compile_filter
 from replset.query.order import MISSING, is_number
 from replset.query.paths import field_path, split_path, values_at
-from replset.query.stages.stage import ReadingStage, Scope, Stage
+from replset.query.stages.stage import ReadingStage, Stage, StageScope
 from replset.query.stages.unwind import UnwindStage
 from replset.query.time_limit import check_time
 
@@ -56,7 +56,7 @@ class LookupStage(JoinStage):
     stages: of the pipeline, None without one. is_constant: the array depends on `localField` and `let` alone.
     """
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise FailedToParseError("the $lookup specification must be an Object")
         for name, value in spec.items():
@@ -129,7 +129,7 @@ def _check_fields_and_pipeline(spec: Mapping[str, Any], has_local: bool, has_for
 class UnionWithStage(ReadingStage):
     """Adds the documents of another collection behind its own. source: as in JoinStage. stages: of its pipeline."""
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if isinstance(spec, str):
             spec = {"coll": spec}
         if not isinstance(spec, Mapping):
@@ -142,7 +142,7 @@ class UnionWithStage(ReadingStage):
 class GraphLookupStage(JoinStage):
     """Adds to each document those that can be reached from it, link after link, in another collection."""
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise FailedToParseError("the $graphLookup stage specification must be an object")
         for name, value in spec.items():
@@ -195,7 +195,7 @@ def _source(spec: Mapping[str, Any], stage: str, name: str) -> str:
     return source
 
 
-def _let(spec: object, scope: Scope) -> dict[str, Expression]:
+def _let(spec: object, scope: StageScope) -> dict[str, Expression]:
     if not isinstance(spec, Mapping):
         raise FailedToParseError("$lookup argument 'let' must be an object")
     return {variable_name(name, "$lookup"): compile_expression(value, scope.names) for name, value in spec.items()}

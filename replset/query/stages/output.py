@@ -20,7 +20,7 @@ from replset.query.errors import check_fields, not_built
 from replset.query.expressions import Expression, compile_expression, fault
 from replset.query.order import MISSING
 from replset.query.paths import field_path
-from replset.query.stages.stage import Chain, ReadingStage, Run, Scope, Stage
+from replset.query.stages.stage import Chain, ReadingStage, Run, Stage, StageScope
 
 Document = dict[str, Any]
 Matched: TypeAlias = Literal["replace", "keepExisting", "merge", "fail", "pipeline"]
@@ -33,7 +33,7 @@ _IN_UPDATES: Final = frozenset({"$addFields", "$set", "$project", "$unset", "$re
 class OutStage(ReadingStage):
     """Replaces a collection by the documents that come. database: empty for that of the command."""
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if isinstance(spec, Mapping) and "timeseries" in spec:
             raise not_built("$out to a time-series collection")
         if not isinstance(spec, str | Mapping):
@@ -48,7 +48,7 @@ class MergeStage(ReadingStage):
     are found.
     """
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if isinstance(spec, str):
             spec = {"into": spec}
         if not isinstance(spec, Mapping):
@@ -70,7 +70,7 @@ class MergeStage(ReadingStage):
             )
         self.let = self._let_of(spec.get("let"), scope)
 
-    def _let_of(self, spec: object, scope: Scope) -> dict[str, Expression]:
+    def _let_of(self, spec: object, scope: StageScope) -> dict[str, Expression]:
         if spec is None:
             return {}
         if self.when_matched != "pipeline":
@@ -144,7 +144,7 @@ def _on_fields(spec: object) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _when_matched(spec: Mapping[str, Any], scope: Scope) -> tuple[Matched, list[Stage]]:
+def _when_matched(spec: Mapping[str, Any], scope: StageScope) -> tuple[Matched, list[Stage]]:
     mode = spec.get("whenMatched", "merge")
     if not isinstance(mode, list):
         if not isinstance(mode, str):

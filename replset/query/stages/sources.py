@@ -11,7 +11,7 @@ from replset.query.errors import check_fields, not_built
 from replset.query.expressions import compile_expression, fault
 from replset.query.order import is_number, type_name
 from replset.query.stages.basic import whole
-from replset.query.stages.stage import Scope, SourceStage
+from replset.query.stages.stage import SourceStage, StageScope
 
 
 class CollStatsStage(SourceStage):
@@ -22,7 +22,7 @@ class CollStatsStage(SourceStage):
 
     _PARTS: ClassVar = frozenset({"count", "latencyStats", "storageStats", "queryExecStats", "operationStats"})
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise TypeMismatchError("$collStats must take a nested object")
         check_fields(spec, self._PARTS, "$collStats")
@@ -53,7 +53,7 @@ class CurrentOpStage(SourceStage):
         {"allUsers", "idleConnections", "idleCursors", "idleSessions", "localOps", "truncateOps", "backtrace"}
     )
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise FailedToParseError("$currentOp options must be specified in an object")
         for name, value in spec.items():
@@ -68,7 +68,7 @@ class CurrentOpStage(SourceStage):
 class IndexStatsStage(SourceStage):
     """Makes a document for each index of the collection: how often it was used."""
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if spec != {}:
             raise fault(28803, "The $indexStats stage specification must be an empty object")
 
@@ -78,7 +78,7 @@ class ListLocalSessionsStage(SourceStage):
 
     _NAME: ClassVar = "$listLocalSessions"
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise TypeMismatchError(f"{self._NAME} options must be specified in an object")
         check_fields(spec, ("allUsers", "users"), self._NAME)
@@ -104,7 +104,7 @@ class ListSessionsStage(ListLocalSessionsStage):
 class DocumentsStage(SourceStage):
     """Makes documents of an expression, without a collection."""
 
-    def __init__(self, spec: object, scope: Scope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         self._expression = compile_expression(spec, scope.names)
 
     def documents(self, variables: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -41,14 +41,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class StageScope:
     """What surrounds a stage when it is compiled.
 
     names: the user's variables. compile: of pipeline.py, for a pipeline within the stage's argument. inside: the stage
     whose pipeline this is, empty at the top. depth: how many there are around it.
     """
 
-    compile: Callable[[object, Scope], list[Stage]]
+    compile: Callable[[object, StageScope], list[Stage]]
     names: frozenset[str] = frozenset()
     inside: str = ""
     depth: int = 0
@@ -60,7 +60,7 @@ class Scope:
                 f"Maximum number of nested sub-pipelines exceeded. Limit is {MAX_DEPTH}",
                 code=ErrorCode.MAX_SUB_PIPELINE_DEPTH_EXCEEDED,
             )
-        return self.compile(elements, Scope(self.compile, self.names.union(names), inside, self.depth + 1))
+        return self.compile(elements, StageScope(self.compile, self.names.union(names), inside, self.depth + 1))
 
 
 class Stage:
@@ -87,7 +87,7 @@ class Stage:
 
 
 class ReadingStage(Stage):
-    """A stage that must read or write collections: its argument alone. commands/pipelines/segments.py runs it.
+    """A stage that must read or write collections: its argument alone. commands/pipelines/pipeline_run.py runs it.
 
     A pipeline is cut at such stages.
     """

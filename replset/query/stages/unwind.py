@@ -10,7 +10,7 @@ from replset.query.expressions import fault
 from replset.query.order import MISSING, is_null, type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
-from replset.query.stages.stage import ChainStage, Scope
+from replset.query.stages.stage import ChainStage, StageScope
 
 _FEW: Final = 16
 """Items of which the documents are made at once."""
@@ -19,7 +19,7 @@ _FEW: Final = 16
 class UnwindStage(ChainStage):
     """Makes one document for each item of an array."""
 
-    def __init__(self, spec: object, _scope: Scope) -> None:
+    def __init__(self, spec: object, _scope: StageScope) -> None:
         if type(spec) is str:
             spec = {"path": spec}
         if not isinstance(spec, Mapping):

@@ -17,7 +17,7 @@ from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import MAX_BYTES, Sorter
 from replset.query.stages.basic import SortingStage
 from replset.query.stages.fields import AddFieldsStage
-from replset.query.stages.stage import TURN, Run, Scope, Stage
+from replset.query.stages.stage import TURN, Run, Stage, StageScope
 from replset.query.stages.unwind import with_value
 from replset.query.stages.window_functions import Compute, Documents, Order, Partition, compile_function, paths_read
 
@@ -90,7 +90,7 @@ class WindowStage(SortingStage):
             yield Row(document=found)
 
 
-def compile_window(spec: object, scope: Scope) -> Stage:
+def compile_window(spec: object, scope: StageScope) -> Stage:
     """Return the stage of `{partitionBy, sortBy, output}`."""
     if not isinstance(spec, Mapping):
         raise FailedToParseError(f"the $setWindowFields stage specification must be an object, found {type_name(spec)}")
@@ -117,7 +117,7 @@ def compile_window(spec: object, scope: Scope) -> Stage:
     return WindowStage(partition_by, sort, order, output, reads)
 
 
-def compile_fill(spec: object, scope: Scope) -> list[Stage]:
+def compile_fill(spec: object, scope: StageScope) -> list[Stage]:
     """Return the stages of `{partitionBy or partitionByFields, sortBy, output}`: a window stage, and $addFields."""
     if not isinstance(spec, Mapping):
         raise FailedToParseError(f"Argument to $fill stage must be an object, but found type: {type_name(spec)}")

@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Final, TypeAlias
 from replset.bson import DateTime, Decimal128, Int64, encode_key
 from replset.bson.alike import FieldsReader
 from replset.errors import FailedToParseError
-from replset.query.arithmetic import add, to_decimal
 from replset.query.errors import show
 from replset.query.expressions import Expression, compile_accumulator, compile_expression, fault
 from replset.query.expressions.accumulator_states import as_double
 from replset.query.expressions.accumulators import ACCUMULATORS
 from replset.query.expressions.dates import UNITS, shifted
 from replset.query.expressions.time_zones import ZULU
+from replset.query.numbers import add, to_decimal
 from replset.query.order import MISSING, is_null, is_number, type_name
 from replset.query.sort import Sort
-from replset.query.stages.stage import Scope
+from replset.query.stages.stage import StageScope
 from replset.query.stages.unwind import inner_value
 from replset.query.time_limit import check_time
 
@@ -88,7 +88,7 @@ Bounds: TypeAlias = Callable[[Partition], Iterator[tuple[int, int]]]
 """Gives for each document where its window begins and ends (exclusive). Neither ever moves back."""
 
 
-def compile_function(spec: Mapping[str, Any], order: Order, scope: Scope) -> Compute:
+def compile_function(spec: Mapping[str, Any], order: Order, scope: StageScope) -> Compute:
     """Return the function of `{$function: argument, window: {...}}`."""
     names = [name for name in spec if name != "window"]
     if len(names) != 1 or not names[0].startswith("$"):
@@ -113,7 +113,7 @@ def compile_function(spec: Mapping[str, Any], order: Order, scope: Scope) -> Com
     return compute
 
 
-def paths_read(spec: Mapping[str, Any], scope: Scope) -> frozenset[str]:
+def paths_read(spec: Mapping[str, Any], scope: StageScope) -> frozenset[str]:
     """Return the paths that a function, which has been compiled, reads beside the sort's, as `Expression.paths`."""
     name = next(name for name in spec if name != "window")
     argument = spec[name]
@@ -246,7 +246,7 @@ def _need_order(name: str, order: Order, code: int) -> None:
         raise fault(code, f"{name} must be specified with a top level sortBy expression with exactly one element")
 
 
-def _rank(name: str, argument: Any, order: Order, _scope: Scope) -> Compute:
+def _rank(name: str, argument: Any, order: Order, _scope: StageScope) -> Compute:
     if argument != {}:
         raise fault(5371603, f"(None) {name} must be specified with '{{}}' as the value")
     if name != "$documentNumber":
@@ -266,7 +266,7 @@ def _rank(name: str, argument: Any, order: Order, _scope: Scope) -> Compute:
     return compute
 
 
-def _shift(name: str, argument: Any, order: Order, scope: Scope) -> Compute:
+def _shift(name: str, argument: Any, order: Order, scope: StageScope) -> Compute:
     if not isinstance(argument, Mapping) or not {"output", "by"} <= argument.keys() <= {"output", "by", "default"}:
         raise FailedToParseError(f"{name} requires 'output' and 'by', and takes 'default': {show(argument)}")
     if not order:
@@ -287,7 +287,7 @@ def _shift(name: str, argument: Any, order: Order, scope: Scope) -> Compute:
     return compute
 
 
-def _moving_average(name: str, argument: Any, order: Order, scope: Scope) -> Compute:
+def _moving_average(name: str, argument: Any, order: Order, scope: StageScope) -> Compute:
     if not order:
         raise FailedToParseError(f"{name} requires an explicit 'sortBy'")
     if not isinstance(argument, Mapping) or "input" not in argument or len(argument) != 2:
@@ -325,7 +325,7 @@ def _moving_average(name: str, argument: Any, order: Order, scope: Scope) -> Com
     return compute
 
 
-def _last_known(_name: str, argument: Any, _order: Order, scope: Scope) -> Compute:
+def _last_known(_name: str, argument: Any, _order: Order, scope: StageScope) -> Compute:
     source = compile_expression(argument, scope.names)
 
     def compute(partition: Partition) -> Iterator[Any]:
@@ -338,7 +338,7 @@ def _last_known(_name: str, argument: Any, _order: Order, scope: Scope) -> Compu
     return compute
 
 
-def _linear_fill(name: str, argument: Any, order: Order, scope: Scope) -> Compute:
+def _linear_fill(name: str, argument: Any, order: Order, scope: StageScope) -> Compute:
     if len(order) != 1:
         raise fault(6050001, f"{name} must be specified with a top level sortBy expression with exactly one element")
     source = compile_expression(argument, scope.names)
@@ -396,7 +396,7 @@ def _between(before: tuple[Any, Any], after: tuple[Any, Any], place: Any) -> Any
 # --- functions with a window ---------------------------------------------------------------------------------------
 
 
-def _steps(name: str, argument: Any, order: Order, scope: Scope) -> tuple[Expression, int]:
+def _steps(name: str, argument: Any, order: Order, scope: StageScope) -> tuple[Expression, int]:
     """Return the input of $derivative or $integral, and the milliseconds of its unit, 0 without one."""
     if not isinstance(argument, Mapping) or not {"input"} <= argument.keys() <= {"input", "unit"}:
         raise FailedToParseError(f"{name} requires 'input', and takes 'unit': {show(argument)}")
@@ -419,7 +419,7 @@ def _point(partition: Partition, source: Expression, unit_ms: int, number: int, 
     return position.ms / unit_ms if unit_ms else as_double(position), as_double(value)
 
 
-def _derivative(name: str, argument: Any, order: Order, scope: Scope, bounds: Bounds) -> Compute:
+def _derivative(name: str, argument: Any, order: Order, scope: StageScope, bounds: Bounds) -> Compute:
     source, unit_ms = _steps(name, argument, order, scope)
 
     def compute(partition: Partition) -> Iterator[Any]:
@@ -434,7 +434,7 @@ def _derivative(name: str, argument: Any, order: Order, scope: Scope, bounds: Bo
     return compute
 
 
-def _integral(name: str, argument: Any, order: Order, scope: Scope, bounds: Bounds) -> Compute:
+def _integral(name: str, argument: Any, order: Order, scope: StageScope, bounds: Bounds) -> Compute:
     source, unit_ms = _steps(name, argument, order, scope)
 
     def compute(partition: Partition) -> Iterator[Any]:
@@ -491,14 +491,14 @@ def _pair(pair: Any) -> tuple[float, float] | None:
     return as_double(pair[0]), as_double(pair[1])
 
 
-def _covariance(name: str, argument: Any, _order: Order, scope: Scope, bounds: Bounds) -> Compute:
+def _covariance(name: str, argument: Any, _order: Order, scope: StageScope, bounds: Bounds) -> Compute:
     if type(argument) is not list or len(argument) != 2:
         raise FailedToParseError(f"{name} needs an array of two expressions: {show(argument)}")
     source = compile_expression(argument, scope.names)
     return lambda partition: _slide(partition, bounds, source, _Covariance(name == "$covarianceSamp"))
 
 
-_WITHOUT_WINDOW: Final[dict[str, Callable[[str, Any, Order, Scope], Compute]]] = {
+_WITHOUT_WINDOW: Final[dict[str, Callable[[str, Any, Order, StageScope], Compute]]] = {
     "$rank": _rank,
     "$denseRank": _rank,
     "$documentNumber": _rank,
@@ -507,7 +507,7 @@ _WITHOUT_WINDOW: Final[dict[str, Callable[[str, Any, Order, Scope], Compute]]] =
     "$locf": _last_known,
     "$linearFill": _linear_fill,
 }
-_WITH_WINDOW: Final[dict[str, Callable[[str, Any, Order, Scope, Bounds], Compute]]] = {
+_WITH_WINDOW: Final[dict[str, Callable[[str, Any, Order, StageScope, Bounds], Compute]]] = {
     "$derivative": _derivative,
     "$integral": _integral,
     "$covariancePop": _covariance,

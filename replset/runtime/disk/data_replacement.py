@@ -14,7 +14,7 @@ from replset.replication.initial_sync import InitialSyncMarker, RequiredEntries,
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.runtime.disk.durability import Durability
 from replset.runtime.disk.durability_mark import DurabilityMark
-from replset.runtime.disk.files import MemberFiles
+from replset.runtime.disk.member_files import MemberFiles
 from replset.storage.copies import install_copy
 
 

@@ -9,8 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from replset.archive.files import ArchiveError
-from replset.archive.messages import HEADER, Failure, OldestJob, ReadJob, frame, unframe
-from replset.archive.ports import WriteJob, Written
+from replset.archive.jobs import HEADER, Failure, OldestJob, ReadJob, WriteJob, Written, pack, unpack
 from replset.archive.segments import Segment
 from replset.archive.worker import MODULE
 from replset.errors import CappedPositionLostError, ErrorCode
@@ -87,10 +86,10 @@ class ArchiveProcess:
         source, target = process.stdout, process.stdin
         if source is None or target is None:
             raise OSError("no pipe")
-        target.write(frame(job))
+        target.write(pack(job))
         await target.drain()
         size = HEADER.unpack(await source.readexactly(HEADER.size))[0]
-        return unframe(await source.readexactly(size))
+        return unpack(await source.readexactly(size))
 
     def _end_idle(self) -> None:
         """Let it end by itself: it sees the end of its input."""

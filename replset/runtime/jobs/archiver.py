@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from replset.archive.files import ArchiveError
-from replset.archive.ports import ArchivePort, WriteJob
+from replset.archive.jobs import ArchivePort, WriteJob
 from replset.archive.segments import Segment
 from replset.commands.members.archive_lease import (
     LEASE_MS,

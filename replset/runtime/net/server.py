@@ -12,7 +12,7 @@ from itertools import count
 
 from replset.commands.cursors import CursorTable
 from replset.commands.dispatcher import Dispatcher
-from replset.commands.ports import Owner, Traffic
+from replset.commands.member_port import Owner, Traffic
 from replset.commands.repeated_warnings import RepeatedWarnings
 from replset.ids import HostPort
 from replset.replication.ports import Listener, Network

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
-from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
+from replset.commands.member_port import CommandRequest, ConnectionContext, Owner, Reply
 from replset.commands.writes.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedWrite
 from replset.commands.writes.shapes import ARRAYS, Shape
 from replset.errors import (

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from replset.commands.ports import RecentLog
+from replset.commands.member_port import RecentLog
 from replset.text import printable
 
 TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"

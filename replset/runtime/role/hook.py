@@ -1,4 +1,4 @@
-"""Tells the guard process of a role hook (guard.py) until when this member may hold the primary's role."""
+"""Tells the guard process of a role hook (hook_process.py) until when this member may hold the primary's role."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replset.core.node import Node
 from replset.ids import HostPort, Millis
 from replset.own_process import command_of
 from replset.replication.ports import Clock
-from replset.runtime.role.guard import MODULE
+from replset.runtime.role.hook_process import MODULE
 
 log = logging.getLogger("replset.role_hook")
 

@@ -7,7 +7,7 @@ import random
 
 from replset.archive.archive import Archive
 from replset.archive.files import ArchiveError
-from replset.archive.ports import WriteJob, Written
+from replset.archive.jobs import WriteJob, Written
 from replset.archive.segments import Position, Segment
 from replset.archive.write_segment import write_segment
 from replset.commands.members.archive_lease import read_record

@@ -32,7 +32,7 @@ from replset.runtime.jobs import archiver
 from replset.runtime.member import RunningMember
 from replset.runtime.net.credentials import Credentials
 from replset.runtime.options import MemberOptions
-from replset.runtime.ports import MemberPorts
+from replset.runtime.outside import MemberPorts
 from replset.storage import differences, member_file, store
 from tests.simulation.kit import archives
 from tests.simulation.kit.archives import SimArchive

@@ -17,7 +17,7 @@ from typing import Any
 import replset.replication.initial_sync as initial_sync_module
 import replset.replication.rollback as rollback_module
 import replset.runtime.disk.data_replacement as data_replacement
-import replset.runtime.disk.files as files
+import replset.runtime.disk.member_files as files
 import replset.runtime.member as member_module
 import replset.storage.copies as copies_module
 import replset.storage.member_file as member_file_module

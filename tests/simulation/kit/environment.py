@@ -8,7 +8,7 @@ from replset.ids import Millis
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import FetchOptions
 from replset.replication.index_builder import IndexBuildOptions
-from replset.runtime.ports import StepSizes
+from replset.runtime.outside import StepSizes
 from replset.storage import differences
 from replset.storage.store import StoreOptions
 

@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from replset.bson import RawDocument
-from replset.commands.members.messages import progress_document
+from replset.commands.members.message_documents import progress_document
 from replset.commands.writes.write_batch import Batch
 from replset.core import node
 from replset.core.ages import OptimeAges
@@ -31,7 +31,7 @@ from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.document_check import Difference
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
-from replset.runtime.disk import files
+from replset.runtime.disk import member_files
 from replset.runtime.positions import Positions
 from replset.storage import copies, oplog, retention, store, undo
 from replset.storage.catalog import Collection
@@ -211,7 +211,7 @@ def manifest_stays_planned(patch: pytest.MonkeyPatch) -> None:
         return []
 
     patch.setattr(rollback, "finish_rollbacks", finish_rollbacks)
-    patch.setattr(files, "finish_rollbacks", finish_rollbacks)
+    patch.setattr(member_files, "finish_rollbacks", finish_rollbacks)
 
 
 def undo_pruned_past_the_commit_point(patch: pytest.MonkeyPatch) -> None:

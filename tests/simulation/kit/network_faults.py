@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from replset.bson import ObjectId, decode, encode
-from replset.commands.members.messages import request_document
+from replset.commands.members.message_documents import request_document
 from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import OpTime
 from tests.simulation.kit.cluster import FORGED_TERMS

@@ -6,7 +6,7 @@ import pytest
 
 from replset.commands import read_concern
 from replset.commands.command import CommandContext
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.commands.read_concern import ReadConcern
 from replset.commands.reads import scan
 from replset.commands.sessions import transactions

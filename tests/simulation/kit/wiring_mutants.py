@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replset.commands import read_concern, write_concern
-from replset.commands.ports import MemberPort
+from replset.commands.member_port import MemberPort
 from replset.commands.waiters import WaiterList
 from replset.core.quorum import WriteConcern
 from replset.ids import OPTIME_NULL, Millis, OpTime

@@ -15,8 +15,8 @@ import httpx
 
 from api.app import create_routes, with_limits
 from replset.bson import ObjectIds, RawDocument, encode
+from replset.commands.member_port import CommandRequest, RecentLog, Reply, Traffic
 from replset.commands.operations import SECONDS, SIZES, Histogram, OperationTable
-from replset.commands.ports import CommandRequest, RecentLog, Reply, Traffic
 from replset.commands.replies import finish
 from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.waiters import WaiterList

@@ -22,7 +22,7 @@ from api.lines import BATCH_BYTES
 from api.serve import HttpServer
 from replset.bson import Int64, RawDocument, encode
 from replset.cli.local_set import free_ports
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.ids import HostPort
 from replset.runtime.net import turns
 from replset.runtime.net.admission import MAX_BYTES_IN_USE

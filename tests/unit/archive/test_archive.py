@@ -18,8 +18,7 @@ import pytest
 from replset.archive import worker
 from replset.archive.archive import Archive
 from replset.archive.files import ArchiveError, Files, FolderFiles, open_files
-from replset.archive.messages import Failure, OldestJob, ReadJob, frame
-from replset.archive.ports import WriteJob, Written
+from replset.archive.jobs import Failure, OldestJob, ReadJob, WriteJob, Written, pack
 from replset.archive.segments import ArchiveInfo, Position, Segment, SegmentName
 from replset.archive.write_segment import write_segment
 from replset.errors import BadValueError, CappedPositionLostError, CorruptDataError
@@ -422,7 +421,7 @@ def test_a_worker_takes_requests_until_its_pipe_ends(monkeypatch: pytest.MonkeyP
     jobs: queue.Queue[object] = queue.Queue()
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    worker._read_jobs(io.BytesIO(b"".join(map(frame, ("one", "x" * 1_000, 3)))), jobs)
+    worker._read_jobs(io.BytesIO(b"".join(map(pack, ("one", "x" * 1_000, 3)))), jobs)
     assert ([jobs.get_nowait() for _ in range(jobs.qsize())], ended) == (["one", "x" * 1_000, 3], [0])
 
 

@@ -14,8 +14,8 @@ import pytest
 from replset.archive import point_in_time
 from replset.archive.archive import Archive
 from replset.archive.files import FolderFiles
+from replset.archive.jobs import WriteJob
 from replset.archive.point_in_time import PointInTime, bring_to
-from replset.archive.ports import WriteJob
 from replset.archive.write_segment import write_segment
 from replset.bson import encode
 from replset.errors import BadValueError

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Int64, Timestamp
-from replset.cli import administer, calls, operations, show
+from replset.cli import administer, calls, operations, status
+from replset.terminal import console
 
 HOST = "127.0.0.1:27017"
 
@@ -24,7 +25,7 @@ def reply(*members: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def shown(capsys: pytest.CaptureFixture[str], document: dict[str, Any]) -> str:
-    show.status(document)
+    console().print(status.screen_of(document), soft_wrap=True)
     return " ".join(capsys.readouterr().out.split())
 
 

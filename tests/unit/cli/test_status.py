@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from replset.bson import DateTime, Int64, Timestamp
 from replset.cli import calls, status
 from replset.cli.main import main
-from replset.cli.show import role_of
+from replset.cli.status import role_of
 from replset.errors import HostUnreachableError
 from replset.terminal import console
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, decode, encode
-from replset.commands.pipelines import segments as pipelines
-from replset.commands.pipelines.segments import split_pipeline
+from replset.commands.pipelines import pipeline_run as pipelines
+from replset.commands.pipelines.pipeline_run import split_pipeline
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages import group
 from replset.query.stages.stage import Chain

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64
-from replset.commands.pipelines import output as aggregate_output
+from replset.commands.pipelines import run_output as aggregate_output
 from replset.errors import NotWritablePrimaryError
 from replset.ids import HostPort
 from tests.rig import Client, Rig, a_set

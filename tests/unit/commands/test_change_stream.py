@@ -13,7 +13,7 @@ from replset.commands.streams import change_stream
 from replset.commands.streams.event_reader import EventOptions, EventReader
 from replset.errors import ReplError
 from replset.ids import OpTime, pack_ts
-from replset.query.change_events import Scope
+from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token, behind
 from replset.query.stages.changes import split_event
 from replset.runtime.member import RunningMember
@@ -321,7 +321,7 @@ def test_what_is_kept_between_two_batches_is_counted_and_limited(
 def test_images_are_kept_a_few_at_a_time(items: Client, member: RunningMember) -> None:
     text, page_bytes = "x" * (3 << 10), 4 << 10
     items.ok({"insert": "items", "documents": [{"_id": 9, "text": text}]})
-    options = EventOptions(Scope("test", "items"), full_document="updateLookup", before_change="whenAvailable")
+    options = EventOptions(Watched("test", "items"), full_document="updateLookup", before_change="whenAvailable")
     at, reader = behind(member.store.last_applied), EventReader(member, options)
     found: list[int] = []
     for number in range(6):

@@ -10,7 +10,7 @@ import pytest
 from replset.bson import RawDocument, encode
 from replset.commands import cursors
 from replset.commands.cursors import IDLE_MS, LEAST_BATCH_BYTES, MAX_BATCH_BYTES, RECENTLY_USED_MS, DocumentsCursor
-from replset.commands.ports import ConnectionContext
+from replset.commands.member_port import ConnectionContext
 from replset.commands.streams.change_stream import KEPT_BYTES
 from replset.ids import Millis
 from replset.runtime.member import RunningMember

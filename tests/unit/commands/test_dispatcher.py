@@ -15,7 +15,7 @@ from replset.bson import Binary, Int64, RawDocument, Timestamp, encode
 from replset.commands.command import Command, CommandContext
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.known_fields import NOT_BUILT, SEARCH_INDEX_COMMANDS
-from replset.commands.ports import CommandRequest
+from replset.commands.member_port import CommandRequest
 from replset.commands.table import COMMANDS
 from replset.errors import InvariantError, ReplError
 from replset.ids import HostPort

@@ -10,11 +10,11 @@ import pytest
 from replset.bson import Int64, decode
 from replset.commands.streams.event_reader import EventOptions, EventReader, ToldEvent
 from replset.ids import pack_ts
-from replset.query.change_events import Scope
+from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token, behind, in_front_of
 from tests.rig import Client, Rig
 
-ITEMS, DATABASE, DEPLOYMENT = Scope("test", "items"), Scope("test"), Scope()
+ITEMS, DATABASE, DEPLOYMENT = Watched("test", "items"), Watched("test"), Watched()
 LARGE = 1 << 30
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands.dispatcher import Dispatcher
-from replset.commands.ports import CommandRequest
+from replset.commands.member_port import CommandRequest
 from replset.commands.writes.search_batch import FirstMatches
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember

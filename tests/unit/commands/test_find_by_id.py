@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, DateTime, Decimal128, Int64, ObjectId, RawDocument, decode, encode, encode_key
-from replset.commands.ports import CommandRequest
+from replset.commands.member_port import CommandRequest
 from replset.runtime.member import RunningMember
 from tests.rig import Client
 

@@ -12,14 +12,14 @@ import pytest
 
 from replset.archive.archive import Archive
 from replset.archive.files import FolderFiles
-from replset.archive.ports import ArchivePort
+from replset.archive.jobs import ArchivePort
 from replset.archive.segments import ArchiveInfo, Position, Segment
 from replset.commands.members.archive_lease import ArchiveRecord, ArchiveStart, ArchiveStatus
 from replset.commands.streams import history
 from replset.errors import ChangeStreamHistoryLostError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
-from replset.query.change_events import EntryEvents, Scope
+from replset.query.change_events import EntryEvents, Watched
 from replset.replication.write_ops import do_noop
 from replset.runtime.jobs.archiver import ArchivedEntries
 from replset.runtime.member import RunningMember
@@ -28,7 +28,7 @@ from tests.rig import Client, Rig
 from tests.unit.commands.test_event_reader import inserted, transaction
 
 LONG_MS = 60_000
-ITEMS, OTHERS, DATABASE, DEPLOYMENT = Scope("test", "items"), Scope("test", "others"), Scope("test"), Scope()
+ITEMS, OTHERS, DATABASE, DEPLOYMENT = Watched("test", "items"), Watched("test", "others"), Watched("test"), Watched()
 
 
 def insert(client: Client, collection: str, *ids: int, **more: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, Regex
-from replset.commands.pipelines import joins
+from replset.commands.pipelines import run_joins
 from tests.rig import Client
 from tests.unit.commands.test_transactions import Session
 
@@ -61,7 +61,7 @@ def same(one: Any, other: Any) -> bool:
 def test_lookup_joins_like_the_naive_join(client: Client, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     if seed >= 6:
-        monkeypatch.setattr(joins, "MOST_ASKED", 0)  # one read for each document
+        monkeypatch.setattr(run_joins, "MOST_ASKED", 0)  # one read for each document
     local = [{"_id": i} | ({"a": rng.choice(VALUES[:-1])} if rng.random() < 0.9 else {}) for i in range(30)]
     foreign = [{"_id": i} | ({"b": rng.choice(VALUES[:-1])} if rng.random() < 0.9 else {}) for i in range(30)]
     insert(client, "c", local)
@@ -136,15 +136,15 @@ def test_lookup_remembers_equal_questions(client: Client, monkeypatch: pytest.Mo
     insert(client, "c", [{"_id": i, "a": i % 3} for i in range(30)])
     insert(client, "f", [{"_id": i, "b": i % 3} for i in range(3)])
     reads = []
-    read = joins.JoinCursor._read
-    monkeypatch.setattr(joins.JoinCursor, "_read", lambda *given: reads.append(1) or read(*given))
+    read = run_joins.JoinCursor._read
+    monkeypatch.setattr(run_joins.JoinCursor, "_read", lambda *given: reads.append(1) or read(*given))
     assert all(one["x"] == [{"_id": one["a"], "b": one["a"]}] for one in run(client, "c", lookup()))
     assert len(reads) == 1
     run(client, "c", lookup(pipeline=[]))
     assert len(reads) == 4
     run(client, "c", lookup(pipeline=[{"$sample": {"size": 1}}]))
     assert len(reads) == 34
-    monkeypatch.setattr(joins, "KNOWN_BYTES", 0)
+    monkeypatch.setattr(run_joins, "KNOWN_BYTES", 0)
     assert all(one["x"] == [{"_id": one["a"], "b": one["a"]}] for one in run(client, "c", lookup()))
     assert len(reads) == 65
 

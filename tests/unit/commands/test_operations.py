@@ -9,7 +9,7 @@ import pytest
 
 from replset.bson import Int64, RawDocument, encode
 from replset.commands import fail_command
-from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.member_port import CommandRequest, ConnectionContext
 from replset.commands.slow_operations import SlowReason, Work
 from replset.ids import HostPort
 from replset.runtime.member import RunningMember

@@ -205,7 +205,7 @@ def test_a_cursor_at_a_point_sees_no_change(
     client: Client, member: RunningMember, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("replset.storage.snapshot._CHANGES", 3)
-    monkeypatch.setattr("replset.commands.reads.sources.PAGE_ROWS", 2 + seed % 3)
+    monkeypatch.setattr("replset.commands.reads.candidates.PAGE_ROWS", 2 + seed % 3)
     monkeypatch.setattr("replset.commands.reads.scan.SLICE_DECODED", 1 + seed % 4)
     draw = Draw(100 + seed)
     fill(client, draw)
@@ -306,7 +306,7 @@ def test_count_does_not_trust_bounds_that_were_left_out(client: Client) -> None:
 def test_ranges_without_entries_end_a_slice_but_lose_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch, direction: int
 ) -> None:
-    monkeypatch.setattr("replset.commands.reads.sources._EMPTY_RANGES", 2)
+    monkeypatch.setattr("replset.commands.reads.candidates._EMPTY_RANGES", 2)
     monkeypatch.setattr("replset.commands.reads.scan.FETCH_MS", 0)
     client.ok({"insert": "c", "documents": [{"_id": n, "a": n * 7 % 100} for n in range(0, 100, 3)]})
     client.ok({"createIndexes": "c", "indexes": [{"key": {"a": direction}, "name": "a"}]})

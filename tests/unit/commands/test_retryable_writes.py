@@ -11,7 +11,7 @@ import pytest
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
 from replset.commands import write_concern
-from replset.commands.ports import CommandRequest
+from replset.commands.member_port import CommandRequest
 from replset.commands.sessions.session_request import KEYED, NOBODY, session_id
 from replset.commands.write_concern import WriteConcernFailure
 from replset.errors import ErrorCode, NotWritablePrimaryError, ShutdownInProgressError

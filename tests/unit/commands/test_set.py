@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Document, Int64, ObjectId, RawDocument, Timestamp, decode, encode
-from replset.commands.members.messages import request_document
-from replset.commands.ports import CommandRequest
+from replset.commands.member_port import CommandRequest
+from replset.commands.members.message_documents import request_document
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import MAX_GIVEN_VERSION
 from replset.core.election_metrics import CandidateMetrics, ElectionMetrics

@@ -12,9 +12,9 @@ import pytest
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
 from replset.commands.command import CommandContext
 from replset.commands.cursors import Pause
-from replset.commands.ports import CommandRequest
+from replset.commands.member_port import CommandRequest
 from replset.commands.read_concern import ReadConcern
-from replset.commands.reads import sources
+from replset.commands.reads import candidates
 from replset.commands.reads.find import FindCursor
 from replset.commands.reads.plan import Range
 from replset.commands.sessions import transactions
@@ -476,13 +476,13 @@ def test_many_own_documents_are_placed_in_an_index_once(filled: Client, monkeypa
     filled.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n_1"}]})
     session = Session(filled)
     session.ok(insert(*({"_id": number, "n": -number} for number in range(1_000, 2_000))))
-    placed, first_key = list[bytes](), sources.first_key
+    placed, first_key = list[bytes](), candidates.first_key
 
     def noted(index: Index, ranges: Sequence[Range], doc: bytes, backwards: bool) -> bytes | None:
         placed.append(doc)
         return first_key(index, ranges, doc, backwards)
 
-    monkeypatch.setattr(sources, "first_key", noted)
+    monkeypatch.setattr(candidates, "first_key", noted)
     cursor = session.ok(find({"n": {"$lt": 0}}, hint="n_1", batchSize=500))["cursor"]
     assert len(placed) == 1_000
     session.ok(update({"_id": {"$in": [1_999, 1_000]}}, {"$set": {"late": 1}}, multi=True))

@@ -13,7 +13,7 @@ from replset.auth.roles import ADMIN_ROLES, DATABASE_ROLES, Action, Grants, Role
 from replset.auth.scram import ClientExchange
 from replset.auth.users import USERS_NS
 from replset.bson import Binary, RawDocument, encode
-from replset.commands.ports import ConnectionContext
+from replset.commands.member_port import ConnectionContext
 from replset.commands.table import COMMANDS
 from replset.commands.users.audit_trail import AuditTrail
 from replset.commands.users.user_directory import MOST_ASKED, UserDirectory

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64
-from replset.commands.pipelines import views
+from replset.commands.pipelines import view_definitions
 from tests.rig import Client, Rig
 from tests.unit.commands.test_transactions import Session
 
@@ -182,12 +182,12 @@ def test_views_lie_on_at_most_twenty_views(client: Client) -> None:
 
 
 def test_a_database_has_not_too_many_views(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "MOST_VIEWS", 3)
+    monkeypatch.setattr(view_definitions, "MOST_VIEWS", 3)
     for number in range(2):
         client.ok({"create": f"v{number}", "viewOn": "c"})
     assert client.code({"create": "v2", "viewOn": "c"}) == 195
-    monkeypatch.setattr(views, "MOST_VIEWS", 99)
-    monkeypatch.setattr(views, "MOST_BYTES", 20)
+    monkeypatch.setattr(view_definitions, "MOST_VIEWS", 99)
+    monkeypatch.setattr(view_definitions, "MOST_BYTES", 20)
     assert client.code({"collMod": "v1", "pipeline": []}) == 195
 
 

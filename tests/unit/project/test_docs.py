@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.core import TyperGroup
 
-from api.login import PUBLIC
+from api.access import PUBLIC
 from replset import terminal
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser

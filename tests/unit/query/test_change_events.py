@@ -25,7 +25,7 @@ from replset.query.change_events import (
     KEPT_OPERATIONS,
     ChangeEvent,
     EntryEvents,
-    Scope,
+    Watched,
     invalidate_document,
     update_description,
 )
@@ -35,7 +35,7 @@ from replset.query.diff import apply_diff, compute_diff
 UI = bytes(range(16))
 AT = OpTime(3, pack_ts(1_700_000_000, 7))
 ID = encode({"_id": 1})
-DEPLOYMENT, DATABASE, COLLECTION = Scope(), Scope("shop"), Scope("shop", "items")
+DEPLOYMENT, DATABASE, COLLECTION = Watched(), Watched("shop"), Watched("shop", "items")
 
 
 def insert(ns: str = "shop.items") -> bytes:
@@ -173,7 +173,7 @@ def test_what_no_client_did_is_not_told() -> None:
 
 @pytest.mark.parametrize("ns", ["admin.system.users", "config.transactions", "local.x", "shop.system.views", "shop"])
 def test_internal_collections_are_never_told(ns: str) -> None:
-    assert not any(scope.covers(ns) for scope in (DEPLOYMENT, DATABASE, Scope(*ns.split(".")[:1])))
+    assert not any(scope.covers(ns) for scope in (DEPLOYMENT, DATABASE, Watched(*ns.split(".")[:1])))
 
 
 def test_a_stream_ends_with_what_it_follows() -> None:

@@ -13,7 +13,7 @@ from replset.bson import DateTime, Decimal128, Int64, encode
 from replset.commands.evaluation import UNBOUNDED, weight_of
 from replset.errors import MaxTimeMSExpiredError, ReplError
 from replset.query import sizes
-from replset.query.expressions import OPERATORS, WHOLE, compile_expression, frame
+from replset.query.expressions import OPERATORS, WHOLE, compile_expression, compiler
 from replset.query.order import MISSING
 from replset.query.projection import compile_projection
 from replset.query.time_limit import time_limit
@@ -388,7 +388,7 @@ TWICE = {"$reduce": {"input": {"$range": [0, 60]}, "initialValue": "x", "in": ["
 )
 def test_a_short_expression_cannot_take_memory_without_limit(monkeypatch: pytest.MonkeyPatch, expression: Any) -> None:
     monkeypatch.setattr(sizes, "MAX_BYTES", 1 << 20)
-    monkeypatch.setattr(frame, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(compiler, "MAX_BYTES", 1 << 20)
     with pytest.raises(ReplError) as failure:
         value_of(expression)
     assert failure.value.code == 146

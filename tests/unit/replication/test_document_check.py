@@ -23,7 +23,7 @@ from replset.replication.document_repair import DocumentRepair, RepairedRange, m
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from replset.runtime.jobs import scrubber
 from replset.runtime.jobs.scrubber import Scrubber
-from replset.storage import digests
+from replset.storage import range_digests
 from replset.storage.txn import next_key
 from tests.unit.replication.kit import WALL_MS, Member, Network, trim, undo_to
 
@@ -114,15 +114,15 @@ def test_a_digest_is_that_of_the_same_documents(
     """With each beginning and end, and however much a range holds. Where both end, the digest may name one more range,
     which is empty, but none that begins at the end.
     """
-    monkeypatch.setattr(digests, "RANGE_DOCUMENTS", documents)
-    monkeypatch.setattr(digests, "RANGE_BYTES", size)
+    monkeypatch.setattr(range_digests, "RANGE_DOCUMENTS", documents)
+    monkeypatch.setattr(range_digests, "RANGE_BYTES", size)
     coll, at = three.a.store.collection(NS), three.a.store.last_applied
     keys = [b"", *map(encode_key, range(6)), *(next_key(encode_key(number)) for number in range(6)), encode_key(99)]
     with three.a.store.read() as snapshot:
         for low in keys:
             for high in (None, *(key for key in keys if key > low)):
-                whole = digests.read_range(snapshot, coll, at, low, high)
-                found = digests.read_digest(snapshot, coll, at, low, high)
+                whole = range_digests.read_range(snapshot, coll, at, low, high)
+                found = range_digests.read_digest(snapshot, coll, at, low, high)
                 assert replace(found, end=whole.end) == replace(whole, documents=())
                 if found.end != whole.end:
                     assert (whole.end, found.end is None or high is None or found.end < high) == (None, True)
@@ -131,7 +131,7 @@ def test_a_digest_is_that_of_the_same_documents(
 @pytest.mark.parametrize("at_once", [1, 3, 1_000])
 def test_each_kind_of_difference_is_named(three: Three, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """at_once: how many documents a range has at most."""
-    monkeypatch.setattr(digests, "RANGE_DOCUMENTS", at_once)
+    monkeypatch.setattr(range_digests, "RANGE_DOCUMENTS", at_once)
     documents = 20
     last = documents - 1
     rot(three.b, 3, {"_id": 3, "n": 999})

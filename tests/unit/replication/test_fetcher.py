@@ -12,7 +12,7 @@ import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode, encode_key
 from replset.commands.members import oplog_fetch as oplog_fetch_module
-from replset.commands.members.messages import request_document
+from replset.commands.members.message_documents import request_document
 from replset.commands.members.oplog_fetch import fetch_now, has_news, oplog_probe
 from replset.core.member_state import MemberState
 from replset.core.messages import MemberProgress, Position, ProgressRequest, SourceBatch, SourceFailed, SourceProblem

@@ -10,7 +10,7 @@ from typing import Any
 
 from replset.bson import Binary, RawDocument, encode
 from replset.commands.command import PROVE
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.commands.waiters import Completion
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, Keys

@@ -15,10 +15,10 @@ import pytest
 
 from replset.ids import HostPort
 from replset.replication.ports import Listener
-from replset.runtime.disk.files import find_torn_page
+from replset.runtime.disk.member_files import find_torn_page
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
-from replset.runtime.ports import MemberPorts
+from replset.runtime.outside import MemberPorts
 from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions, lock_dbpath

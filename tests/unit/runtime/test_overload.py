@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replset.bson import encode
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.runtime.net import wire_connection
 from replset.wire.framing import encode_msg
 from tests.unit.runtime.served import HELLO, SERVED, Served, ping, serving

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, RawDocument, encode
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.core.messages import Done
 from replset.errors import NothingSentError, UnprovenMemberError
 from replset.ids import HostPort, Millis

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from replset.cli.local_set import wait_until
-from replset.runtime.role.guard import MODULE
+from replset.runtime.role.hook_process import MODULE
 
 MakeGuard = Callable[..., "Guard"]
 

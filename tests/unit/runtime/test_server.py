@@ -14,7 +14,7 @@ import pytest
 from replset.auth.users import Login
 from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.command import PROVE
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.errors import InvariantError
 from replset.runtime.net import server
 from replset.runtime.net.wire_connection import TURN

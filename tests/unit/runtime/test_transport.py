@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replset.bson import RawDocument, encode
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSentError
 from replset.ids import HostPort, Millis
 from replset.key_file import Keys

@@ -10,7 +10,7 @@ import pytest
 
 from replset.bson import encode
 from replset.commands.command import PROVE
-from replset.commands.ports import CommandRequest, Reply
+from replset.commands.member_port import CommandRequest, Reply
 from replset.runtime.net import server as wire_server
 from replset.runtime.net.turns import BYTES, COMMANDS, TIME_MS, Turns
 from replset.runtime.net.wire_connection import TURN

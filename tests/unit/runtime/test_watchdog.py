@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from replset.commands.ports import RecentLog
+from replset.commands.member_port import RecentLog
 from replset.runtime.process.watchdog import REPORT_EVERY_S, StallReports, Watchdog, place_of
 
 
@@ -61,5 +61,5 @@ def test_the_place_is_in_the_product() -> None:
 
     log = RecentLog()
     log.add(Line())
-    assert re.fullmatch(r"commands/ports\.py:\d+ add", log.lines[0])
+    assert re.fullmatch(r"commands/member_port\.py:\d+ add", log.lines[0])
     assert place_of(sys._getframe()) == "no code of this product: the machine was busy", "tests are not the product"

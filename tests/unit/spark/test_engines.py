@@ -17,8 +17,7 @@ from spark.cli import main
 from spark.command_run import CommandRun
 from spark.local_jobs import run_spans
 from spark.members import open_members
-from spark.progress import SparkTasks
-from spark.session import GATEWAY
+from spark.session import GATEWAY, SparkTasks
 from tests.spark.kit import insert, write_oplog
 
 Capture = pytest.CaptureFixture[str]

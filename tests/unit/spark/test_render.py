@@ -24,7 +24,7 @@ from spark.render.content import (
     listed,
     several,
 )
-from spark.render.page import page
+from spark.render.html import page
 from spark.render.terminal import print_content
 from spark.reports.summary_text import widened
 

@@ -15,7 +15,7 @@ from replset.oplog_row import CHAIN_START, UnchainedRow, chained_rows
 from spark.oplog import Bounds
 from spark.render import documents
 from spark.render.content import ContentSamples, ContentTable, text_of
-from spark.render.page import page
+from spark.render.html import page
 from spark.reports import elections_text, export, lag, summary_text
 from spark.reports.elections import Elections
 from spark.reports.summary import local_summary

@@ -11,7 +11,7 @@ import pytest
 
 from spark.shipping import WORKERS_NEED, main, reason_of, write_archive
 
-DRIVER_ONLY = ("spark.__main__", "spark.cli", "spark.command_run", "spark.render.page", "spark.render.terminal")
+DRIVER_ONLY = ("spark.__main__", "spark.cli", "spark.command_run", "spark.render.html", "spark.render.terminal")
 """What stands on the command's side."""
 ALLOWED = {*WORKERS_NEED, "pyspark", "py4j", "typing_extensions", "replset", "spark"}
 IMPORT_ALONE = """

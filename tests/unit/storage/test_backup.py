@@ -14,7 +14,7 @@ import pytest
 
 from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, OutOfDiskSpaceError, StorageError
 from replset.ids import HostPort
-from replset.runtime.disk.files import open_files
+from replset.runtime.disk.member_files import open_files
 from replset.runtime.options import MemberOptions
 from replset.storage.backup import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.storage.disk import Disk, RealDisk

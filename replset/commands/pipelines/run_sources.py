@@ -16,9 +16,9 @@ from replset.commands.cursors import Cursor, DocumentsCursor
 from replset.commands.evaluation import run_in_thread
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.operations import OperationTable, current_operations
-from replset.commands.pipelines.joins import UnionCursor
-from replset.commands.pipelines.segments import Opener, PipelineRun, checked
-from replset.commands.pipelines.views import refuse_view
+from replset.commands.pipelines.pipeline_run import Opener, PipelineRun, checked
+from replset.commands.pipelines.run_joins import UnionCursor
+from replset.commands.pipelines.view_definitions import refuse_view
 from replset.commands.sessions.session_request import NOBODY, SESSION_MINUTES, lsid_of, uid_of
 from replset.commands.users.authorization import authorize, is_allowed
 from replset.errors import InvalidNamespaceError, NamespaceNotFoundError
@@ -32,7 +32,7 @@ from replset.query.stages.sources import (
     ListLocalSessionsStage,
     ListSessionsStage,
 )
-from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.stage import Stage, StageScope
 from replset.replication.write_ops import ID_INDEX
 
 SESSIONS_NS: Final = "config.system.sessions"
@@ -149,7 +149,7 @@ async def _sessions(run: PipelineRun, stage: ListSessionsStage, _source: Cursor 
     if uids is not None:
         match["_id.uid"] = {"$in": sorted(uids)}
     stages = [{"$match": match}, {"$project": {"lastUse": "$lastWriteDate"}}]
-    rest = UnionWithStage({"coll": "transactions", "pipeline": stages}, Scope(compile_pipeline))
+    rest = UnionWithStage({"coll": "transactions", "pipeline": stages}, StageScope(compile_pipeline))
     return UnionCursor(run, rest, DocumentsCursor(SESSIONS_NS, [encode(row) for row in rows]))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from api.access import NEEDS, is_public
 from api.idempotency import KeyedWrite
-from api.login import NEEDS, is_public
 from replset.auth.roles import Grants, Role
 from replset.auth.scram import Credentials
 from replset.auth.tokens import LIFETIME_S
@@ -99,7 +99,7 @@ def token_of(api: Api, **more: str) -> str:
     "path", [path for path in sorted(Api().get("/openapi.json").json()["paths"]) if not path.startswith(ACTIONS)]
 )
 def test_every_route_says_what_it_needs(path: str) -> None:
-    assert path in NEEDS or is_public(path), "write down in api/login.py what this route needs"
+    assert path in NEEDS or is_public(path), "write down in api/access.py what this route needs"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/primary", "/secondary", "/arbiter", "/"])

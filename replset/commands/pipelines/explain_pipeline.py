@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from replset.bson import Int64, RawDocument
-from replset.commands.pipelines.segments import PipelineRun, split_pipeline
+from replset.commands.pipelines.pipeline_run import PipelineRun, split_pipeline
 from replset.commands.reads.explained import VERBOSITY, Explained, explain_query, with_command
 from replset.commands.reads.find import make_query
 from replset.commands.reads.scan import pause

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from replset.archive.ports import ArchivePort
+from replset.archive.jobs import ArchivePort
 from replset.ids import Millis
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import FetchOptions

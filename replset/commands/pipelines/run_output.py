@@ -19,10 +19,10 @@ from replset.commands.catalog.collection_changes import rename
 from replset.commands.command import CommandContext
 from replset.commands.cursors import Cursor, DocumentsCursor
 from replset.commands.evaluation import UNBOUNDED, evaluate, read_statement, weight_of
+from replset.commands.member_port import Reply
 from replset.commands.namespaces import writable_namespace
-from replset.commands.pipelines.segments import PipelineRun
-from replset.commands.pipelines.views import refuse_view
-from replset.commands.ports import Reply
+from replset.commands.pipelines.pipeline_run import PipelineRun
+from replset.commands.pipelines.view_definitions import refuse_view
 from replset.commands.reads.filters import filter_of
 from replset.commands.reads.scan import pause
 from replset.commands.users.authorization import authorize

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from replset.bson import MAX_BSON_SIZE, Int64, RawDocument, decode, encode, encode_key
 from replset.commands.cursors import Cursor, DocumentsCursor, Pause
 from replset.commands.evaluation import evaluate, run_in_thread
-from replset.commands.pipelines.segments import PipelineRun, checked
+from replset.commands.pipelines.pipeline_run import PipelineRun, checked
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED, pause
 from replset.errors import ReplError
 from replset.query.expressions import fault
@@ -24,7 +24,7 @@ from replset.query.sorter import MAX_BYTES
 from replset.query.stages.basic import MatchStage
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, JoinStage, LookupStage, UnionWithStage, values_on
-from replset.query.stages.stage import Scope, Stage
+from replset.query.stages.stage import Stage, StageScope
 from replset.query.stages.unwind import UnwindStage, with_value
 
 T = TypeVar("T")
@@ -408,7 +408,7 @@ def _key(values: list[object] | None, variables: dict[str, Any]) -> bytes:
 
 
 def _match(filter_: dict[str, Any]) -> MatchStage:
-    return MatchStage(filter_, Scope(compile_pipeline))
+    return MatchStage(filter_, StageScope(compile_pipeline))
 
 
 async def open_facet(run: PipelineRun, stage: ReadingFacetStage, source: Cursor | None) -> Cursor:

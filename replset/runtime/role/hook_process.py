@@ -1,4 +1,4 @@
-"""The process that runs a member's role hook: `replset.runtime.role.guard HOOK SECONDS LOCK` (docs/hooks.md).
+"""The process that runs a member's role hook: `replset.runtime.role.hook_process HOOK SECONDS LOCK` (docs/hooks.md).
 
 It is a process of its own so that it releases the role when the member hangs, is stopped or killed. The member writes
 lines to it, `NUMBER UNTIL TERM`: it may hold the role until this moment of the machine's monotonic clock, in
@@ -40,7 +40,7 @@ GUARD, CALL = 0, 1
 _LOCK: Final = "hhqqi" if sys.platform == "linux" else "qqihh"
 """C's struct flock: type, whence, start, length and process; elsewhere start, length, process, type and whence."""
 POST: Final = "--post"
-MODULE: Final = "replset.runtime.role.guard"
+MODULE: Final = "replset.runtime.role.hook_process"
 
 
 class RoleGuard:

@@ -15,9 +15,9 @@ from replset.bson import MAX_BSON_SIZE, encode
 from replset.commands.command import CommandContext
 from replset.commands.cursors import Cursor, CursorTable, Pause
 from replset.commands.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
+from replset.commands.member_port import MemberPort
 from replset.commands.namespaces import namespace
-from replset.commands.pipelines.views import resolve
-from replset.commands.ports import MemberPort
+from replset.commands.pipelines.view_definitions import resolve
 from replset.commands.read_concern import read_concern_of
 from replset.commands.reads.find import Query, make_query, open_cursor
 from replset.commands.reads.scan import SLICE_BYTES, SLICE_DECODED
@@ -27,7 +27,7 @@ from replset.query.pipeline import compile_pipeline
 from replset.query.pipeline_rewrite import rewrite
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
 from replset.query.stages.fields import ProjectStage
-from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, Scope, SourceStage, Stage
+from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, SourceStage, Stage, StageScope
 from replset.query.views import MAX_DEPTH, too_deep
 
 _SMALL_END = 1 << 20
@@ -125,7 +125,7 @@ class PipelineRun:
 
     async def rewritten(self, stages: Sequence[Stage]) -> list[Stage]:
         """Return the stages of several pipelines, one behind the other, rewritten as one."""
-        scope = Scope(compile_pipeline, frozenset(self.run.variables))
+        scope = StageScope(compile_pipeline, frozenset(self.run.variables))
         return await compiled(self.ctx.member, self.weight, lambda: rewrite(stages, scope))
 
     async def open(self, collection: str, stages: Sequence[Stage]) -> Cursor:

@@ -1,8 +1,16 @@
-"""What a member needs of its archive. The runtime has it in a process of its own, the simulator in memory."""
+"""What a member asks of its archive, and the answers.
+
+The runtime has the archive in a process of its own, the simulator in memory.
+
+Between the two go pickled values, each behind its length. They are not in worker.py, since
+the process runs that under the name `__main__`.
+"""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
+from struct import Struct
 from typing import Protocol
 
 from replset.archive.segments import Position, Segment
@@ -60,3 +68,39 @@ class ArchivePort(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+HEADER = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadJob:
+    """Asks for rows, as ArchivePort.read."""
+
+    after: OpTime
+    limit: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OldestJob:
+    """Asks for the oldest segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Answers a request that failed."""
+
+    code: int
+    message: str
+
+
+def pack(value: object) -> bytes:
+    data = pickle.dumps(value)
+    return HEADER.pack(len(data)) + data
+
+
+def unpack(data: bytes) -> object:
+    """Read what follows the header."""
+    value: object = pickle.loads(data)
+    return value

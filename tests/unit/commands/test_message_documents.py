@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from replset.bson import Int64, ObjectId, RawDocument, Timestamp, encode
-from replset.commands.members.messages import (
+from replset.commands.members.message_documents import (
     MemberRequest,
     parse_reply,
     parse_request,

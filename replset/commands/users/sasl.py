@@ -11,7 +11,7 @@ from replset.auth.users import SaslConversation
 from replset.bson import Binary, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
-from replset.commands.ports import Reply
+from replset.commands.member_port import Reply
 from replset.errors import AuthenticationFailedError, BadValueError, ErrorCode, ReplError
 
 CONVERSATION: Final = 1
