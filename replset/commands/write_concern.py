@@ -42,7 +42,7 @@ from replset.errors import (
 )
 from replset.ids import Millis, OpTime
 from replset.optime import optime_document
-from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_update
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup, do_create
 from replset.storage.catalog import SESSIONS
 from replset.storage.sessions import read_record
 from replset.storage.store import Store
@@ -53,7 +53,7 @@ SURVIVAL_MS: Final = Millis(2_000)
 """So long a write of a primary that has stepped down may still turn out to be committed."""
 SETTINGS_NS = "config.settings"
 DEFAULTS_ID = "ReadWriteConcernDefaults"
-DEFAULTS_KEY = encode_key(DEFAULTS_ID)
+DEFAULTS = ReplicatedDocument(SETTINGS_NS, encode_key(DEFAULTS_ID))
 _FIELDS = frozenset({"w", "j", "fsync", "wtimeout", "provenance"})
 
 # --- parsing ----------------------------------------------------------------------------------------------------
@@ -430,8 +430,7 @@ def has_stored_default(store: Store) -> bool:
 
 
 def _stored_document(store: Store) -> RawDocument | None:
-    settings = store.collection(SETTINGS_NS)
-    raw = None if settings is None else store.get(settings, DEFAULTS_KEY)
+    raw = DEFAULTS.read(store)
     return None if raw is None else RawDocument(raw)
 
 
@@ -446,19 +445,15 @@ async def store_default(ctx: CommandContext, concern: WriteConcern) -> tuple[OpT
     """Write the default and wait until a majority holds it; return (optime, writeConcernError or None)."""
 
     def operation(group: WriteGroup) -> OpTime:
-        coll = group.txn.catalog.by_ns.get(SETTINGS_NS) or do_create(group, SETTINGS_NS)
+        if SETTINGS_NS not in group.txn.catalog.by_ns:
+            do_create(group, SETTINGS_NS)  # before the optime of the document is known
         document: dict[str, object] = {
             "_id": DEFAULTS_ID,
             "defaultWriteConcern": _fields_of(concern),
             "updateOpTime": optime_document(group.next_optime()),
             "updateWallClockTime": DateTime(group.wall_ms),
         }
-        before = group.txn.get(coll, DEFAULTS_KEY)
-        after = encode(document)
-        if before is None:
-            do_insert(group, coll, DEFAULTS_KEY, after)
-        else:
-            do_update(group, coll, DEFAULTS_KEY, before, after, after)
+        DEFAULTS.put(group, encode(document))
         return group.txn.last
 
     optime = await ctx.member.write(operation)

@@ -79,7 +79,7 @@ class RangeRow:
 
 @dataclass(frozen=True, slots=True)
 class RangeReply:
-    """See storage.digests.DocumentRange. rows: unless only the digest was asked for."""
+    """See storage.range_digests.DocumentRange. rows: unless only the digest was asked for."""
 
     end: bytes | None
     count: int

@@ -21,14 +21,14 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import NOOP, OplogEntry
 from replset.optime import optime_document, parse_optime
 from replset.replication.ports import Clock
-from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_update
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup
 from replset.storage.sqlite import rows_of
 from replset.storage.store import Store
 from replset.storage.txn import Txn
 
 FOLLOW_NS = "config.follow"
 DOCUMENT_ID = "source"
-DOCUMENT_KEY = encode_key(DOCUMENT_ID)
+DOCUMENT = ReplicatedDocument(FOLLOW_NS, encode_key(DOCUMENT_ID))
 OWN_DATABASES = frozenset({"admin", "config", "local", ""})
 """What each set has for itself: its users, its consumers, its settings, its sessions' table."""
 _FROM = "from"
@@ -123,15 +123,13 @@ class FollowProgress:
 
 def read_state(store: Store) -> FollowState | None:
     """As this member has it; None: this set never followed another one."""
-    coll = store.collection(FOLLOW_NS)
-    raw = None if coll is None else store.get(coll, DOCUMENT_KEY)
+    raw = DOCUMENT.read(store)
     return None if raw is None else _parsed(raw)
 
 
 def state_in(txn: Txn) -> FollowState | None:
     """The same within a group."""
-    coll = txn.catalog.by_ns.get(FOLLOW_NS)
-    raw = None if coll is None else txn.get(coll, DOCUMENT_KEY)
+    raw = DOCUMENT.read_in(txn)
     return None if raw is None else _parsed(raw)
 
 
@@ -142,13 +140,8 @@ def _parsed(raw: bytes) -> FollowState:
 
 
 def save_state(group: WriteGroup, state: FollowState) -> None:
-    """Write the document."""
-    coll = group.txn.catalog.by_ns.get(FOLLOW_NS) or do_create(group, FOLLOW_NS)
-    before, after = group.txn.get(coll, DOCUMENT_KEY), encode(state.document())
-    if before is None:
-        do_insert(group, coll, DOCUMENT_KEY, after)
-    else:
-        do_update(group, coll, DOCUMENT_KEY, before, after, after)
+    """Write the document, even if it is the same: its entry says how far the source's history is applied."""
+    DOCUMENT.put(group, encode(state.document()), anew=True)
 
 
 def stopped(state: FollowState, group: WriteGroup) -> FollowState:

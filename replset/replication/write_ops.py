@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from struct import Struct
+from typing import NamedTuple
 
-from replset.bson import Binary, RawDocument, encode
+from replset.bson import Binary, RawDocument, decode, encode
 from replset.bson.decoding import FIXED_SIZE, value_end
 from replset.errors import ErrorCode, ReplError
 from replset.ids import OpTime
@@ -31,6 +32,7 @@ from replset.replication.held_keys import NOTHING_HELD, HeldKeys
 from replset.replication.session_write import SessionWrite
 from replset.storage.catalog import Catalog, Collection
 from replset.storage.indexes import Index
+from replset.storage.store import Store
 from replset.storage.txn import Txn
 
 ID_INDEX: dict[str, object] = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
@@ -208,6 +210,45 @@ def do_create(
     o = {"create": name, **given, **({} if "viewOn" in given else {"idIndex": ID_INDEX})}
     _append_command(group, database, coll_uuid, o, optime)
     return coll
+
+
+class ReplicatedDocument(NamedTuple):
+    """A document that the set keeps under one key. Its collection is made with it."""
+
+    ns: str
+    key: bytes
+
+    def read(self, store: Store) -> bytes | None:
+        """Return it as this member has it."""
+        coll = store.collection(self.ns)
+        return None if coll is None else store.get(coll, self.key)
+
+    def read_in(self, txn: Txn) -> bytes | None:
+        """Return it within a group."""
+        coll = txn.catalog.by_ns.get(self.ns)
+        return None if coll is None else txn.get(coll, self.key)
+
+    def put(self, group: WriteGroup, after: bytes, *, anew: bool = False) -> None:
+        """Insert it, or give it these bytes. anew: write an entry even if it has them already."""
+        coll, before = group.txn.catalog.by_ns.get(self.ns) or do_create(group, self.ns), self.read_in(group.txn)
+        if before is None:
+            do_insert(group, coll, self.key, after)
+        elif anew or before != after:
+            do_update(group, coll, self.key, before, after, after)
+
+    def revise(self, group: WriteGroup, before: bytes, document: dict[str, object]) -> None:
+        """Make it `document`, by an entry that holds what differs from `before`, its bytes now."""
+        after = encode(document)
+        o = update_object(decode(before), document, after)
+        if o is not None:
+            do_update(group, group.txn.catalog.by_ns[self.ns], self.key, before, after, o)
+
+    def remove(self, group: WriteGroup) -> bytes | None:
+        """Delete it; return what it was, None if it was not there."""
+        before = self.read_in(group.txn)
+        if before is not None:
+            do_delete(group, group.txn.catalog.by_ns[self.ns], self.key, before)
+        return before
 
 
 def check_case(catalog: Catalog, database: str) -> None:

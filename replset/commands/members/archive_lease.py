@@ -25,7 +25,7 @@ from replset.errors import FailedToParseError
 from replset.ids import HostPort, Millis, OpTime, invariant
 from replset.optime import optime_document, parse_optime
 from replset.replication.protocol import parse_chain
-from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup
 from replset.storage.store import Store
 
 NAMESPACE: Final = "config.archive"
@@ -33,7 +33,7 @@ NAME: Final = "replSetArchiveLease"
 LEASE_MS: Final = Millis(60_000)
 GAPS_MAX: Final = 100
 _ID: Final = "archive"
-_KEY: Final = encode_key(_ID)
+_RECORD: Final = ReplicatedDocument(NAMESPACE, encode_key(_ID))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,7 @@ def _position(value: object) -> Position:
 
 def read_record(store: Store, set_id: str) -> ArchiveRecord:
     """Return the record as this member has it."""
-    coll = store.collection(NAMESPACE)
-    return _record_of(None if coll is None else store.get(coll, _KEY), set_id)
+    return _record_of(_RECORD.read(store), set_id)
 
 
 def _record_of(document: bytes | None, set_id: str) -> ArchiveRecord:
@@ -165,9 +164,7 @@ class ArchiveLease:
 
     def grant(self, group: WriteGroup, claim: Claim, set_id: str) -> ArchiveRecord:
         """Give or renew the lease in this group, unless another member has it; return the record as it is then."""
-        coll = group.txn.catalog.by_ns.get(NAMESPACE) or do_create(group, NAMESPACE)
-        before = group.txn.get(coll, _KEY)
-        record = _record_of(before, set_id)
+        record = _record_of(_RECORD.read_in(group.txn), set_id)
         if record.holder not in ("", claim.holder) and not self._has_ended(record):
             return record
         granted = _with_progress(replace(record, holder=claim.holder, until_ms=group.wall_ms + LEASE_MS), claim)
@@ -178,11 +175,7 @@ class ArchiveLease:
             known is None or (through is not None and through.optime.ts >= known.optime.ts),
             "what is archived stays archived",
         )
-        after = encode(granted.document())
-        if before is None:
-            do_insert(group, coll, _KEY, after)
-        elif before != after:
-            do_update(group, coll, _KEY, before, after, after)
+        _RECORD.put(group, encode(granted.document()))
         return granted
 
     def _has_ended(self, record: ArchiveRecord) -> bool:
@@ -227,14 +220,7 @@ async def archive_lease(ctx: CommandContext) -> Reply:
 
 async def forget_archive(ctx: CommandContext) -> Reply:
     """Forget the set's archive, so that the next segment begins a new one at the members' address."""
-
-    def operation(group: WriteGroup) -> None:
-        coll = group.txn.catalog.by_ns.get(NAMESPACE)
-        before = None if coll is None else group.txn.get(coll, _KEY)
-        if coll is not None and before is not None:
-            do_delete(group, coll, _KEY, before)
-
-    _, reply = await write_and_wait(ctx, operation)
+    _, reply = await write_and_wait(ctx, _RECORD.remove)
     return reply
 
 

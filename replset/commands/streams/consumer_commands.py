@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from replset.auth.roles import Action
-from replset.bson import DateTime, Timestamp, decode, encode, encode_key
+from replset.bson import DateTime, Timestamp, decode, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Handler, Where
 from replset.commands.evaluation import read_statement
 from replset.commands.member_port import Reply
 from replset.commands.namespaces import check_database, namespace
 from replset.commands.reads.filters import filter_of
-from replset.commands.streams.consumer_directory import REMOVED_KEY, lag_document, not_found, removed_in
+from replset.commands.streams.consumer_directory import REMOVED_KEY, document_of, lag_document, not_found, removed_in
 from replset.commands.streams.consumer_reads import read, reader_of, save, save_by, state_of, token_of
 from replset.commands.users.authorization import authorize, is_allowed
 from replset.consumers.consumer import (
@@ -21,6 +21,7 @@ from replset.consumers.consumer import (
     LONGEST_NAME,
     MOST_CONSUMERS,
     MOST_OUTSTANDING,
+    REMOVED_ID,
     Consumer,
     Mode,
     first_generation,
@@ -37,8 +38,7 @@ from replset.errors import (
 from replset.ids import Millis, pack_ts
 from replset.query.change_events import HIDDEN_DATABASES
 from replset.query.change_tokens import Token, behind, in_front_of
-from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update
-from replset.storage.catalog import Collection
+from replset.replication.write_ops import WriteGroup, do_create
 from replset.storage.sqlite import first_row
 
 LEAST_TIMEOUT_MS, MOST_TIMEOUT_MS, USUAL_TIMEOUT_MS = 100, 24 * 3_600_000, 30_000
@@ -74,8 +74,7 @@ async def create(ctx: CommandContext) -> Reply:
 
     def operation(group: WriteGroup) -> None:
         coll = group.txn.catalog.by_ns.get(CONSUMERS_NS) or do_create(group, CONSUMERS_NS)
-        key = encode_key(name)
-        before = group.txn.get(coll, key)
+        before = document_of(name).read_in(group.txn)
         if before is not None:
             if not Consumer.parse(decode(before)).has_same_options(made):
                 raise NamespaceExistsError(f"consumer {name!r} is there already, with other options")
@@ -83,9 +82,9 @@ async def create(ctx: CommandContext) -> Reply:
         (count,) = first_row(group.txn.connection, f"SELECT count(*) FROM {coll.table} WHERE key != ?", (REMOVED_KEY,))
         if count >= MOST_CONSUMERS:
             raise OverloadedError(f"the set has {count} consumers: remove one first")
-        generation = first_generation(group.next_optime(), removed_generation(removed_in(group.txn, coll)))
+        generation = first_generation(group.next_optime(), removed_generation(removed_in(group.txn)))
         new = replace(made, position=str(place()), generation=generation)
-        do_insert(group, coll, key, encode(new.document()))
+        document_of(name).put(group, encode(new.document()))
 
     await save_by(ctx, operation)
     return _shown(ctx, ctx.member.consumers.find(name))
@@ -111,25 +110,15 @@ async def remove(ctx: CommandContext) -> Reply:
     consumer = _find(ctx, Action.MANAGE_CONSUMERS)
 
     def operation(group: WriteGroup) -> None:
-        coll, key = group.txn.catalog.by_ns.get(CONSUMERS_NS), encode_key(consumer.name)
-        before = None if coll is None else group.txn.get(coll, key)
-        if coll is None or before is None:
+        before = document_of(consumer.name).remove(group)
+        if before is None:
             raise not_found(consumer.name)
-        removed = encode(removed_document(removed_in(group.txn, coll), Consumer.parse(decode(before))))
-        do_delete(group, coll, key, before)
-        _put(group, coll, REMOVED_KEY, removed)
+        removed = removed_document(removed_in(group.txn), Consumer.parse(decode(before)))
+        document_of(REMOVED_ID).put(group, encode(removed))
 
     await save_by(ctx, operation)
     ctx.member.consumers.state.forget(consumer.name)
     return {}
-
-
-def _put(group: WriteGroup, coll: Collection, key: bytes, document: bytes) -> None:
-    before = group.txn.get(coll, key)
-    if before is None:
-        do_insert(group, coll, key, document)
-    elif before != document:
-        do_update(group, coll, key, before, document, document)
 
 
 async def seek(ctx: CommandContext) -> Reply:

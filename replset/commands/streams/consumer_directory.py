@@ -10,15 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from replset.bson import Int64, decode, encode, encode_key
+from replset.bson import Int64, decode, encode_key
 from replset.commands.lag import behind_ms
 from replset.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, REMOVED_ID, Consumer, Leases
 from replset.consumers.shared_window import SharedWindow
 from replset.errors import ConsumerNotFoundError, ReplError
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.query.change_tokens import Token
-from replset.replication.write_ops import WriteGroup, do_update, update_object
-from replset.storage.catalog import Collection
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup
 from replset.storage.retention import falls_off_in_s
 from replset.storage.schema import DOC, KEY
 from replset.storage.sqlite import rows_of
@@ -107,9 +106,7 @@ class ConsumerDirectory:
 
     def find(self, name: str) -> Consumer:
         """ConsumerNotFoundError."""
-        store = self._member.store
-        coll = store.collection(CONSUMERS_NS)
-        raw = None if coll is None else store.get(coll, encode_key(name))
+        raw = document_of(name).read(self._member.store)
         if raw is None:
             raise not_found(name)
         return Consumer.parse(decode(raw))
@@ -187,9 +184,13 @@ def lag_s(member: MemberPort, consumer: Consumer) -> int:
     return 0 if at >= member.history.committed else behind_ms(member, at) // 1000
 
 
-def removed_in(txn: Txn, coll: Collection) -> dict[str, object]:
+def document_of(name: str) -> ReplicatedDocument:
+    return ReplicatedDocument(CONSUMERS_NS, encode_key(name))
+
+
+def removed_in(txn: Txn) -> dict[str, object]:
     """The document of REMOVED_ID inside of a write; empty before the first removal."""
-    raw = txn.get(coll, REMOVED_KEY)
+    raw = document_of(REMOVED_ID).read_in(txn)
     return {} if raw is None else decode(raw)
 
 
@@ -199,15 +200,10 @@ def not_found(name: str) -> ReplError:
 
 def change(group: WriteGroup, name: str, new: Callable[[Consumer], Consumer]) -> Consumer:
     """Change the document of a consumer inside of a write. ConsumerNotFoundError, and what `new` raises."""
-    coll, key = group.txn.catalog.by_ns.get(CONSUMERS_NS), encode_key(name)
-    raw = None if coll is None else group.txn.get(coll, key)
-    if coll is None or raw is None:
+    document = document_of(name)
+    raw = document.read_in(group.txn)
+    if raw is None:
         raise not_found(name)
-    before = decode(raw)
-    consumer = new(Consumer.parse(before))
-    document = consumer.document()
-    after = encode(document)
-    o = update_object(before, document, after)
-    if o is not None:
-        do_update(group, coll, key, raw, after, o)
+    consumer = new(Consumer.parse(decode(raw)))
+    document.revise(group, raw, consumer.document())
     return consumer

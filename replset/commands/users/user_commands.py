@@ -18,7 +18,7 @@ from replset.commands.users.authorization import authorize, is_allowed
 from replset.commands.users.user_directory import users_of
 from replset.commands.write_concern import write_and_wait
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOrSecondaryError, ReplError
-from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_update, update_object
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup, do_create, do_insert
 
 LONGEST_NAME = 256
 MERGED_AT_ONCE = 200
@@ -72,11 +72,8 @@ async def drop_user(ctx: CommandContext) -> Reply:
     key = _key(ctx)
 
     def operation(group: WriteGroup) -> None:
-        coll = group.txn.catalog.by_ns.get(USERS_NS)
-        before = None if coll is None else group.txn.get(coll, key)
-        if coll is None or before is None:
+        if ReplicatedDocument(USERS_NS, key).remove(group) is None:
             raise _unknown(ctx)
-        do_delete(group, coll, key, before)
 
     return await _write(ctx, operation)
 
@@ -102,19 +99,15 @@ async def revoke_roles(ctx: CommandContext) -> Reply:
 
 
 async def _change(ctx: CommandContext, change: Change) -> Reply:
-    key = _key(ctx)
+    user = ReplicatedDocument(USERS_NS, _key(ctx))
 
     def operation(group: WriteGroup) -> None:
-        coll = group.txn.catalog.by_ns.get(USERS_NS)
-        before = None if coll is None else group.txn.get(coll, key)
-        if coll is None or before is None:
+        before = user.read_in(group.txn)
+        if before is None:
             raise _unknown(ctx)
         document = decode(before)
         change(document)
-        after = encode(document)
-        o = update_object(decode(before), document, after)
-        if o is not None:
-            do_update(group, coll, key, before, after, o)
+        user.revise(group, before, document)
 
     return await _write(ctx, operation)
 
@@ -180,16 +173,12 @@ def _documents_of(ctx: CommandContext, field: str) -> list[bytes]:
 
 def _put_users(rows: Sequence[tuple[bytes, bytes | None]], group: WriteGroup) -> None:
     """Give each of these users, by key, this document; None: remove the user."""
-    coll = group.txn.catalog.by_ns.get(USERS_NS) or do_create(group, USERS_NS)
     for key, after in rows:
-        before = group.txn.get(coll, key)
+        user = ReplicatedDocument(USERS_NS, key)
         if after is None:
-            if before is not None:
-                do_delete(group, coll, key, before)
-        elif before is None:
-            do_insert(group, coll, key, after)
-        elif before != after:
-            do_update(group, coll, key, before, after, after)
+            user.remove(group)
+        else:
+            user.put(group, after)
 
 
 # --- reading the commands ------------------------------------------------------------------------------------------

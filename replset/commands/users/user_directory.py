@@ -20,6 +20,7 @@ from replset.auth.users import USERS_NS, Login, User, user_id
 from replset.bson import RawDocument, encode_key
 from replset.errors import AuthenticationFailedError, OverloadedError, ReplError
 from replset.ids import HostPort, Millis
+from replset.replication.write_ops import ReplicatedDocument
 from replset.storage.sqlite import first_row
 
 if TYPE_CHECKING:
@@ -136,10 +137,7 @@ class UserDirectory:
 
     def _read(self, key: str, now: Millis) -> _Known | None:
         """Read the user from this member's own documents."""
-        store = self._member.store
-        coll = store.collection(USERS_NS)
-        raw = None if coll is None else store.get(coll, encode_key(key))
-        return self._keep(key, raw, now)
+        return self._keep(key, ReplicatedDocument(USERS_NS, encode_key(key)).read(self._member.store), now)
 
     def _keep(self, key: str, raw: bytes | None, now: Millis) -> _Known | None:
         if raw is None:
