@@ -79,6 +79,39 @@ class Opener:
 NOBODY = Opener()
 
 
+class Batch:
+    """The documents of one reply: at most the least of `limits` (None: no limit) and `most_bytes`, but at least one.
+
+    space: how many more there may be.
+    """
+
+    __slots__ = ("_most_bytes", "_size", "documents", "space")
+
+    def __init__(self, most_bytes: int, *limits: int | None) -> None:
+        self.documents: list[bytes] = []
+        self.space = min((limit for limit in limits if limit is not None), default=None)
+        self._most_bytes = most_bytes
+        self._size = 0
+
+    def fill(self, waiting: list[bytes]) -> bool:
+        """Take documents from the end of `waiting`, the next one last. Return whether there is room for more."""
+        end = len(waiting)
+        count = end if self.space is None else min(end, self.space)
+        taken = waiting[end - count :]
+        taken.reverse()
+        size = self._size + sum(map(len, taken)) + 16 * count
+        while size > self._most_bytes and (count > 1 or (count and self.documents)):
+            count -= 1
+            size -= len(taken.pop()) + 16
+            self.space = 0
+        del waiting[end - count :]
+        self.documents += taken
+        self._size = size
+        if self.space:
+            self.space -= count
+        return self.space != 0
+
+
 class Cursor(ABC):
     """An open cursor: documents still to come. `finished`: none are left. Subclasses know where they come from."""
 
@@ -141,15 +174,10 @@ class DocumentsCursor(Cursor):
         self.finished = not documents
 
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
-        documents: list[bytes] = []
-        size = 0
-        while self._left and (limit is None or len(documents) < limit):
-            size += len(self._left[-1]) + 16
-            if size > self.batch_bytes and documents:
-                break
-            documents.append(self._left.pop())
+        batch = Batch(self.batch_bytes, limit)
+        batch.fill(self._left)
         self.finished = not self._left
-        return documents
+        return batch.documents
 
 
 class CursorTable:

@@ -13,7 +13,7 @@ from typing import Any
 
 from replset.bson import MAX_BSON_SIZE, encode
 from replset.commands.command import CommandContext
-from replset.commands.cursors import Cursor, CursorTable, Pause
+from replset.commands.cursors import Batch, Cursor, CursorTable, Pause
 from replset.commands.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
 from replset.commands.member_port import MemberPort
 from replset.commands.namespaces import namespace
@@ -221,20 +221,11 @@ class ChainCursor(Cursor):
         """What came out and is still to be answered, the first document last."""
 
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
-        documents: list[bytes] = []
-        size = 0
-        while limit is None or len(documents) < limit:
-            if not self._waiting:
-                if self._is_over:
-                    break
-                await self._go_on(pause)
-                continue
-            size += len(self._waiting[-1]) + 16
-            if size > self.batch_bytes and documents:
-                return documents
-            documents.append(self._waiting.pop())
+        batch = Batch(self.batch_bytes, limit)
+        while batch.fill(self._waiting) and not self._is_over:
+            await self._go_on(pause)
         self.finished = self._is_over and not self._waiting
-        return documents
+        return batch.documents
 
     async def _go_on(self, pause: Pause) -> None:
         """Feed the next documents, or end the chain behind the last, for one slice."""

@@ -13,7 +13,7 @@ from replset.auth.users import AUTH_SCHEMA, USERS_NS
 from replset.bson import decode, encode
 from replset.commands import fields
 from replset.commands.command import AtOnce, Command, CommandContext, Where
-from replset.commands.cursors import FIRST_BATCH, Cursor, CursorTable, DocumentsCursor, Pause
+from replset.commands.cursors import FIRST_BATCH, Batch, Cursor, CursorTable, DocumentsCursor, Pause
 from replset.commands.evaluation import (
     SMALL_STATEMENT,
     compiled,
@@ -203,43 +203,20 @@ class FindCursor(Cursor):
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
         if self._to_sort is not None and self._ordered is None:
             self._ordered = await self._sort(pause, self._to_sort)
-        documents: list[bytes] = []
-        size = slices = 0
-        while True:
-            space = None if limit is None else limit - len(documents)
-            if self._left is not None and (space is None or self._left < space):
-                space = self._left
-            if space == 0:
-                break
-            if not self._waiting:
-                if self._is_at_end():
-                    break
-                if slices:
-                    await pause()
-                    self.check_alive()
-                slices += 1
-                rows = await self._next_rows(space)
+        batch = Batch(self.batch_bytes, limit, self._left)
+        slices = 0
+        while batch.fill(self._waiting) and not self._is_at_end():
+            if slices:
+                await pause()
                 self.check_alive()
-                total = sum(map(len, rows)) + 16 * len(rows)
-                if size + total <= self.batch_bytes and (space is None or len(rows) <= space):
-                    documents += rows
-                    size += total
-                    if self._left is not None:
-                        self._left -= len(rows)
-                    continue
-                self._waiting = rows
-                self._waiting.reverse()
-                continue
-            raw = self._waiting[-1]
-            size += len(raw) + 16
-            if size > self.batch_bytes and documents:
-                return documents
-            documents.append(self._waiting.pop())
-            if self._left is not None:
-                self._left -= 1
+            slices += 1
+            self._waiting = (await self._next_rows(batch.space))[::-1]
+            self.check_alive()
+        if self._left is not None:
+            self._left -= len(batch.documents)
         if self._left == 0 or (self._is_at_end() and not self._waiting):
             self.finished = True
-        return documents
+        return batch.documents
 
     def _is_at_end(self) -> bool:
         return self._scan.exhausted if self._ordered is None else self._is_ordered_out

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from replset.bson import decode, encode
-from replset.commands.cursors import Cursor, Pause
+from replset.commands.cursors import Batch, Cursor, Pause
 from replset.commands.evaluation import evaluate
 from replset.commands.member_port import MemberPort
 from replset.commands.slow_operations import WORK
@@ -74,27 +74,19 @@ class TailingCursor(Cursor):
         return documents
 
     async def _collect(self, pause: Pause, limit: int | None) -> list[bytes]:
-        documents: list[bytes] = []
-        size = 0
+        batch = Batch(self.batch_bytes, limit, self._left)
         while True:
             self._check()
-            while self._pending and (limit is None or len(documents) < limit) and self._left != 0:
-                raw = self._pending[-1]
-                size += len(raw) + 16
-                if size > self.batch_bytes and documents:
-                    return documents
-                documents.append(self._pending.pop())
-                if self._left is not None:
-                    self._left -= 1
-            if self._left == 0:
-                self.finished = True
-                return documents
-            if self._pending or (limit is not None and len(documents) >= limit):
-                return documents
+            if not batch.fill(self._pending):
+                break
             if not await self._read_page():
                 self.finished = not self._tailable
-                return documents
+                break
             await pause()
+        if self._left is not None:
+            self._left -= len(batch.documents)
+            self.finished |= self._left == 0
+        return batch.documents
 
     def _check(self) -> None:
         """Raise an error if this member rolled back, or does not serve reads: the cursor must not mix two histories."""
