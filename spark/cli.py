@@ -145,7 +145,7 @@ def diff(
     run.open(members)
     if len(run.oplogs) == 1:
         raise BadValueError(f"{run.oplogs[0].name} is alone: give two members or more to compare")
-    from spark.render.documents import rows_of
+    from spark.render.report_documents import rows_of
     from spark.reports.diff import report
     from spark.reports.diff.documents import check_oplogs, document_diff, newest_common
 
@@ -175,7 +175,7 @@ def diff(
 
 def _only_on_page(run: CommandRun, found: Diff[Any], span: Span) -> dict[str, Any]:
     """What only the page of a diff shows: the differences over time, what each member holds, with Spark the lag."""
-    from spark.render.documents import rows_of
+    from spark.render.report_documents import rows_of
     from spark.reports import lag, summary
     from spark.reports.diff.report import timeline
 

@@ -186,7 +186,7 @@ class CommandRun:
 
         content, charts: how its document is put into words and drawn.
         """
-        from spark.render.documents import header
+        from spark.render.report_documents import header
 
         head = header(self.command, self.engine.value, zip(self.oplogs, self.bounds, strict=True))
         document = {**head, **found}

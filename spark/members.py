@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from replset.archive.segments import ARCHIVE_FILE
 from replset.errors import ReplError
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 from spark.oplog import Oplog, OplogError
 from spark.readers.shared_file import shared_file
 

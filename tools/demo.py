@@ -27,7 +27,7 @@ from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_por
 from replset.client import HttpClient
 from replset.errors import ReplError
 from replset.own_process import command_of
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 
 FAST: dict[str, object] = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1}
 DATABASE, COLLECTION = "shop", "orders"

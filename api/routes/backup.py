@@ -16,8 +16,8 @@ from api.openapi import answers, body
 from replset.bson import to_ejson
 from replset.errors import ReplError
 from replset.runtime.member import RunningMember
+from replset.storage import DATABASE_FILE
 from replset.storage.backup import MANIFEST_FILE, BackupManifest
-from replset.storage.file_names import DATABASE_FILE
 
 TAR = "application/x-tar"
 CHUNK_BYTES = 1 << 20

@@ -20,8 +20,8 @@ from replset.archive.files import open_files
 from replset.archive.jobs import HEADER, Failure, ReadJob, WriteJob, pack, unpack
 from replset.archive.write_segment import write_segment
 from replset.errors import ErrorCode, ReplError
+from replset.storage import DATABASE_FILE
 from replset.storage.disk import RealDisk
-from replset.storage.file_names import DATABASE_FILE
 from replset.storage.sqlite import BUSY_MS
 
 MODULE = "replset.archive.worker"

@@ -19,8 +19,8 @@ from replset.client import HttpClient
 from replset.config import ReplSetConfig
 from replset.errors import BadValueError, CorruptDataError, HostUnreachableError, OutOfDiskSpaceError, ReplError
 from replset.long_work import LongWork
+from replset.storage import DATABASE_FILE
 from replset.storage.disk import RealDisk, file_sha256
-from replset.storage.file_names import DATABASE_FILE
 from replset.terminal import echo
 
 if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run

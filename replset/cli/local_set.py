@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from replset.cli.processes import lock_holder, start_mark
-from replset.cli.remembered import remembered_hosts
 from replset.client import WireClient
 from replset.config import MAX_VOTERS
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
@@ -476,3 +475,55 @@ def _not_proved(member: LocalMember) -> str:
         if pid != member.pid:
             return f"another process than {member.pid} answers on {member.host} (pid {pid})"
     return ""
+
+
+# --- the set that the last `--host` in each folder led to, so that it need not be said each time. The file is the
+# user's own, not in the folder: a folder may belong to others, or be read-only.
+
+MOST_FOLDERS = 200
+
+
+def remembered_hosts() -> list[str]:
+    """Return the member that was named last in this folder, and the others of its set; empty: none was."""
+    found = _folders().get(_folder())
+    return [host for host in found if isinstance(host, str)] if isinstance(found, list) else []
+
+
+def remember_hosts(hosts: Sequence[str]) -> None:
+    """Note these for this folder. Without a home that can be written, nothing is remembered."""
+    folder, folders = _folder(), _folders()
+    if not folder:
+        return
+    folders.pop(folder, None)
+    kept = dict([*folders.items(), (folder, list(hosts))][-MOST_FOLDERS:])
+    with contextlib.suppress(OSError):
+        path = _folders_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _folder() -> str:
+    """Where this process runs; empty: that folder is gone."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return ""
+
+
+def _folders_file() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    if home.startswith("~"):  # a user of a container, who has no home
+        home = os.devnull
+    return Path(home, "replset", "hosts.json")
+
+
+def _folders() -> dict[str, object]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(_folders_file().read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from replset.storage.file_names import LOCK_FILE
+from replset.storage import LOCK_FILE
 
 
 def start_mark(pid: int) -> str:

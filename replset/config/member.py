@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from replset.bson import Int64
-from replset.config.fields import read_boolean, read_integer
+from replset.config.settings import read_boolean, read_integer
 from replset.errors import BadValueError, InvalidReplicaSetConfigError, TypeMismatchError
 from replset.ids import HostPort, MemberId
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from replset.bson import Int64
-from replset.config.fields import read_boolean, read_integer
 from replset.config.member import Member, parse_member
-from replset.config.settings import Settings, parse_settings
+from replset.config.settings import Settings, parse_settings, read_boolean, read_integer
 from replset.errors import BadValueError, ErrorCode, ReplError, TypeMismatchError
 from replset.ids import HostPort, MemberId
 

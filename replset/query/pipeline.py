@@ -26,7 +26,10 @@ from replset.query.stages.basic import (
 from replset.query.stages.changes import ChangeStreamStage, SplitStage
 from replset.query.stages.densify import DensifyStage
 from replset.query.stages.facet import compile_facet
-from replset.query.stages.fields import (
+from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
+from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
+from replset.query.stages.output import MergeStage, OutStage
+from replset.query.stages.projections import (
     AddFieldsStage,
     ProjectStage,
     RedactStage,
@@ -34,9 +37,6 @@ from replset.query.stages.fields import (
     compile_replace_root,
     compile_replace_with,
 )
-from replset.query.stages.group import BucketAutoStage, compile_bucket, compile_group, compile_sort_by_count
-from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
-from replset.query.stages.output import MergeStage, OutStage
 from replset.query.stages.stage import Stage, StageScope
 from replset.query.stages.unwind import UnwindStage
 from replset.query.stages.window import compile_fill, compile_window

@@ -13,9 +13,9 @@ from typing import cast
 
 from replset.query.match import compile_filter
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
-from replset.query.stages.fields import FieldsStage, ReplaceRootStage
 from replset.query.stages.group import GroupStage
 from replset.query.stages.joins import RANDOM, JoinStage, UnionWithStage, names_any
+from replset.query.stages.projections import FieldsStage, ReplaceRootStage
 from replset.query.stages.stage import Stage, StageScope
 from replset.query.stages.unwind import UnwindStage
 

@@ -18,9 +18,9 @@ from replset.config import Member, ReplSetConfig, Settings
 from replset.errors import BadValueError, CorruptDataError, OutOfDiskSpaceError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.manifest import encode_manifest, parse_manifest
+from replset.storage import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
 from replset.storage.copies import OPLOG_ONLY, install_copy
 from replset.storage.disk import Disk, file_sha256, read_chunks
-from replset.storage.file_names import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
 from replset.storage.member_file import MEMBER_FILE, MemberFile
 from replset.storage.sqlite import first_row, storage_error
 from replset.storage.store import lock_dbpath

@@ -14,9 +14,8 @@ import apsw
 from replset.errors import CorruptDataError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import READ_COLUMNS
-from replset.storage import oplog
+from replset.storage import DATABASE_FILE, oplog
 from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
-from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, SESSIONS_UUID, collection_table
 from replset.storage.sqlite import first_row, rows_of, storage_error, transaction
 from replset.storage.txn import INDEX, read_meta, write_meta

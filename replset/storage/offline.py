@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import READ_COLUMNS, OplogRow, TermSpan
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, load_sqlite_utils
 
 if TYPE_CHECKING:

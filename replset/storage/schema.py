@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from replset.errors import CorruptDataError
-from replset.storage.file_names import DATA_APPLICATION_ID
+from replset.storage import DATA_APPLICATION_ID
 from replset.storage.sqlite import first_row, rows_of, transaction
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from struct import Struct
 from typing import Final
 
 from replset.errors import OutOfDiskSpaceError, StorageError
+from replset.storage import SPILL_PREFIX
 from replset.storage.disk import Disk
-from replset.storage.file_names import SPILL_PREFIX
 from replset.storage.sqlite import storage_error
 from replset.storage.store import Store
 

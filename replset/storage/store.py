@@ -21,11 +21,10 @@ from replset.core.ages import OptimeAges
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError, StoreBusyError
 from replset.ids import OPTIME_NULL, Millis, OpTime, invariant
 from replset.oplog_row import OplogRow, StoredRow, TermSpan
-from replset.storage import copies, oplog
+from replset.storage import DATABASE_FILE, LOCK_FILE, copies, oplog
 from replset.storage.catalog import SESSIONS, Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
 from replset.storage.disk import Disk, Lock
-from replset.storage.file_names import DATABASE_FILE, LOCK_FILE
 from replset.storage.oplog import OplogTail
 from replset.storage.readers import Readers
 from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema

@@ -21,7 +21,7 @@ from adbc_driver_manager import Error as AdbcError
 from adbc_driver_sqlite import dbapi
 
 from replset.ids import OPTIME_NULL, OpTime
-from replset.storage.file_names import DATA_APPLICATION_ID, DATABASE_FILE
+from replset.storage import DATA_APPLICATION_ID, DATABASE_FILE
 from spark.columns import FIELDS, arrow_schema
 from spark.oplog import (
     ALL,

@@ -23,7 +23,7 @@ from spark.render.content import (
     several,
     shortened,
 )
-from spark.render.documents import SAMPLES, action_value, camel_row, entry_value, rows_of
+from spark.render.report_documents import SAMPLES, action_value, camel_row, entry_value, rows_of
 from spark.reports.elections import Elections
 
 

@@ -28,7 +28,7 @@ from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema, batch_fro
 from spark.jobs import map_spans, table_of, with_member
 from spark.oplog import EVERYTHING, Oplog, OplogError, Span
 from spark.render.content import Content, ContentTable, Document, Phrase, Tone, byte_size, count_text, several
-from spark.render.documents import Rows, rows_of
+from spark.render.report_documents import Rows, rows_of
 from spark.reports.export_folder import TEMPORARY, ExportedFile, Mode, Target, day_of, folder_of
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from spark.oplog import EVERYTHING, EntryFilter, Oplog, OplogError, Span
 from spark.readers.live import LiveOplog
 from spark.render.charts import Chart, Line, line_chart
 from spark.render.content import Content, ContentTable, Document, Phrase, Tone, count_text, duration
-from spark.render.documents import Rows, rows_of
+from spark.render.report_documents import Rows, rows_of
 from spark.reports.elections import MemberTerm, fork_of, winner_of
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from replset.bson import InvalidBSONError
 from replset.oplog_entry import UPDATE
 from spark.columns import ddl_of, repeated, sorted_by
 from spark.entry_bytes import EntryPrefixes, diff_size, id_text
-from spark.jobs import ROWS_PER_TASK, map_spans, pinned
-from spark.local_jobs import OnPart, no_progress, run_spans
+from spark.jobs import ROWS_PER_TASK, OnPart, map_spans, no_progress, pinned, run_spans
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from spark.render.content import (
     operation,
     several,
 )
-from spark.render.documents import camel_row, rows_of
+from spark.render.report_documents import camel_row, rows_of
 from spark.reports.summary import MINUTE_MS, Summary
 
 _WIDTHS = tuple(MINUTE_MS * minutes for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10_080, 43_200))

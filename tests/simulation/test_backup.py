@@ -10,8 +10,8 @@ import pytest
 from replset.core.member_state import MemberState
 from replset.ids import OpTime
 from replset.runtime.member import RunningMember
+from replset.storage import DATABASE_FILE
 from replset.storage.backup import BackupManifest, restore_backup
-from replset.storage.file_names import DATABASE_FILE
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.scenarios import Scenario, scenario_run
 

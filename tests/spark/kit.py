@@ -15,7 +15,7 @@ from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, UnchainedRow, chained_rows
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, statements_of
 from spark.oplog import ALL, Bounds, EntryFilter, Span
 from spark.readers.rows import Row, batch_of, batched, chosen

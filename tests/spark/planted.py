@@ -20,7 +20,7 @@ from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.diff.classify import ENTRY_ORDER
 from tests.spark.kit import T0, UUID, ListOplog, write_rows

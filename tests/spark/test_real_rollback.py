@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from replset.bson import RawDocument, to_ejson_value
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 from spark.cli import main
 from spark.command_run import CommandRun
 from spark.reports.replay.base import bson_documents

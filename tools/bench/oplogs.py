@@ -28,7 +28,7 @@ from replset.bson import Int64, ObjectId, encode
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import delete_entry, insert_entry, update_entry
 from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, UnchainedRow, chained_rows, entry_hash
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 from tests.spark.kit import T0, write_rows
 
 CYCLE = 20

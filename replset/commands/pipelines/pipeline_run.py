@@ -26,7 +26,7 @@ from replset.ids import OpTime
 from replset.query.pipeline import compile_pipeline
 from replset.query.pipeline_rewrite import rewrite
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
-from replset.query.stages.fields import ProjectStage
+from replset.query.stages.projections import ProjectStage
 from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, SourceStage, Stage, StageScope
 from replset.query.views import MAX_DEPTH, too_deep
 

@@ -16,7 +16,7 @@ from replset.query.row import Row
 from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import MAX_BYTES, Sorter
 from replset.query.stages.basic import SortingStage
-from replset.query.stages.fields import AddFieldsStage
+from replset.query.stages.projections import AddFieldsStage
 from replset.query.stages.stage import TURN, Run, Stage, StageScope
 from replset.query.stages.unwind import with_value
 from replset.query.stages.window_functions import Compute, Documents, Order, Partition, compile_function, paths_read

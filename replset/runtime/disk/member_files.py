@@ -15,9 +15,9 @@ from replset.replication.rollback import NotUndoneError, finish_rollbacks
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.process.machine import TrackedWorkers
+from replset.storage import RESTORE_FILE
 from replset.storage.copies import check_database
 from replset.storage.disk import Disk, Lock
-from replset.storage.file_names import RESTORE_FILE
 from replset.storage.member_file import MemberFile
 from replset.storage.spill import remove_spill_files
 from replset.storage.sqlite import is_disk_full

@@ -20,11 +20,10 @@ from replset.errors import BadValueError, ReplError
 from replset.ids import OpTime
 from replset.oplog_row import entry_hash
 from spark.columns import ddl_of, repeated, schema_of, sorted_by
-from spark.jobs import map_numbers
-from spark.local_jobs import THREADS
+from spark.jobs import THREADS, map_numbers
 from spark.oplog import Oplog, OplogError
 from spark.readers.sqlite import SqliteOplog
-from spark.render.documents import SAMPLES, entry_value
+from spark.render.report_documents import SAMPLES, entry_value
 from spark.reports.replay.base import DbpathBase
 
 if TYPE_CHECKING:

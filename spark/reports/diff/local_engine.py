@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark.columns import sorted_by
-from spark.jobs import ROWS_PER_TASK
-from spark.local_jobs import THREADS, OnPart, no_progress, run_spans
+from spark.jobs import ROWS_PER_TASK, THREADS, OnPart, no_progress, run_spans
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff import classify, digests
 

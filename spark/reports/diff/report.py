@@ -34,7 +34,7 @@ from spark.render.content import (
     several,
     shortened,
 )
-from spark.render.documents import SAMPLES, Rows, action_value, camel, camel_row, entry_value, rows_of
+from spark.render.report_documents import SAMPLES, Rows, action_value, camel, camel_row, entry_value, rows_of
 from spark.reports.diff.classify import Diff, Kind, Reason, Verdict
 from spark.reports.diff.documents import DocumentDiff
 from spark.reports.diff.samples import Sample, entry_about, samples_of

@@ -29,8 +29,7 @@ from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, VERSION, 
 from replset.oplog_row import CHAIN_START, next_chain
 from spark.columns import batch_from, ddl_of, schema_of, sorted_by
 from spark.entry_bytes import EntryPrefixes, collection_of, id_text
-from spark.jobs import ROWS_PER_TASK, map_spans, pinned, table_of
-from spark.local_jobs import OnPart, no_progress, run_spans
+from spark.jobs import ROWS_PER_TASK, OnPart, map_spans, no_progress, pinned, run_spans, table_of
 from spark.oplog import EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff.digests import is_among
 from spark.reports.elections import INITIATING

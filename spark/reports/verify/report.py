@@ -24,7 +24,7 @@ from spark.render.content import (
     several,
     shortened,
 )
-from spark.render.documents import SAMPLES, Rows, camel_row, entry_value, rows_of
+from spark.render.report_documents import SAMPLES, Rows, camel_row, entry_value, rows_of
 from spark.reports.diff.samples import versions_of
 from spark.reports.verify.check import COUNTS, Verification
 

@@ -14,10 +14,9 @@ import psutil
 import pytest
 
 from replset.cli import calls, cluster, host_option, local_set
-from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, remember_hosts, wait_until
 from replset.cli.main import main
 from replset.cli.processes import lock_holder, start_mark
-from replset.cli.remembered import remember_hosts
 from replset.config import ReplSetConfig
 from replset.errors import HostUnreachableError
 from replset.storage.disk import RealDisk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.storage.file_names import DATABASE_FILE
+from replset.storage import DATABASE_FILE
 from spark import jobs
 from spark.cli import app, main
 from spark.reports.tail import TailPrinter

@@ -15,7 +15,7 @@ from replset.long_work import LongWork
 from spark import command_run
 from spark.cli import main
 from spark.command_run import CommandRun
-from spark.local_jobs import run_spans
+from spark.jobs import run_spans
 from spark.members import open_members
 from spark.session import GATEWAY, SparkTasks
 from tests.spark.kit import insert, write_oplog

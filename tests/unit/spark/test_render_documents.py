@@ -13,7 +13,7 @@ from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_row import CHAIN_START, UnchainedRow, chained_rows
 from spark.oplog import Bounds
-from spark.render import documents
+from spark.render import report_documents
 from spark.render.content import ContentSamples, ContentTable, text_of
 from spark.render.html import page
 from spark.reports import elections_text, export, lag, summary_text
@@ -32,7 +32,7 @@ class Shown:
     """A document as a command prints it, and as a terminal and a page show it."""
 
     def __init__(self, command: str, found: Document) -> None:
-        self.document: Document = json.loads(json.dumps({**documents.header(command, "spark", []), **found}))
+        self.document: Document = json.loads(json.dumps({**report_documents.header(command, "spark", []), **found}))
         report = REPORTS[command]
         self.content = report.content(self.document)
         self.answers = [(said.tone.value, said.text) for said in self.content.answers]
@@ -54,7 +54,7 @@ class Shown:
 
 def test_the_head_of_every_document_and_what_is_no_bson() -> None:
     ends = Bounds(OpTime(1, pack_ts(T0, 1)), OpTime(1, pack_ts(T0, 5)), 5)
-    assert documents.header("diff", "local", [(ListOplog("m1", ()), ends), (ListOplog("m2", ()), Bounds())]) == {
+    assert report_documents.header("diff", "local", [(ListOplog("m1", ()), ends), (ListOplog("m2", ()), Bounds())]) == {
         "command": "diff",
         "engine": "local",
         "members": [
@@ -62,11 +62,11 @@ def test_the_head_of_every_document_and_what_is_no_bson() -> None:
             {"name": "m2", "oldest": None, "newest": None},
         ],
     }
-    damaged = documents.entry_value(b"\x05\x00")
+    damaged = report_documents.entry_value(b"\x05\x00")
     assert damaged["bytes"] == "0500"
     assert damaged["damaged"]
-    assert documents.entry_value(None) is None
-    assert documents.entry_value(encode({"_id": 1})) == {"_id": 1}
+    assert report_documents.entry_value(None) is None
+    assert report_documents.entry_value(encode({"_id": 1})) == {"_id": 1}
 
 
 @pytest.mark.parametrize(

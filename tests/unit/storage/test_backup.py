@@ -16,9 +16,9 @@ from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, O
 from replset.ids import HostPort
 from replset.runtime.disk.member_files import open_files
 from replset.runtime.options import MemberOptions
+from replset.storage import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
 from replset.storage.backup import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.storage.disk import Disk, RealDisk
-from replset.storage.file_names import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 from tests.simulation.kit.disk import SimDisk

@@ -11,8 +11,8 @@ import pytest
 from sqlite_utils import Database
 
 from replset.errors import CorruptDataError
+from replset.storage import DATABASE_FILE
 from replset.storage.disk import RealDisk
-from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import (
     DATA_SCHEMA,
     SESSIONS_UUID,

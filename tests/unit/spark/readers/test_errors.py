@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replset.bson import Timestamp, encode
-from replset.storage.file_names import DATA_APPLICATION_ID
+from replset.storage import DATA_APPLICATION_ID
 from spark.columns import COLUMNS, arrow_schema
 from spark.members import open_members
 from spark.oplog import EVERYTHING, START, GrowingOplog, Oplog, OplogError
