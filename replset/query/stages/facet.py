@@ -12,6 +12,7 @@ from replset.query.paths import field_path
 from replset.query.row import Row
 from replset.query.sorter import MAX_BYTES
 from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, Stage, StageScope
+from replset.query.time_limit import check_time
 
 
 class FacetStage(ChainStage):
@@ -60,6 +61,7 @@ class Found:
     def add(self, rows: Iterable[Row | None]) -> None:
         """Keep results. 4031700 over 100 MiB."""
         for row in rows:
+            check_time()  # the rows of one document, of which None stands for turns, come without a pause
             if row is not None:
                 self.rows.append(RawDocument(row.raw))
                 self.size += len(row.raw)
