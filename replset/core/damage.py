@@ -107,6 +107,9 @@ class DamageMonitor:
         counted = f"{found.same} of {members} have this member's hash chain at {found.at}, {found.other} another one"
         if found.other >= majority and not any(other.is_electable for other in self._others()):
             self.on_damage_found(f"outvoted by members that cannot lead: {counted}; {found.detail}")
+        # One primary wrote each entry, so of two members with different chains at one entry, one is wrong. A majority
+        # that agrees holds what was committed. If the outvoted member led or were copied, its damaged entries would
+        # become the set's. (docs/adr/0006.)
         elif found.other >= majority:
             self._leave(f"outvoted: {counted}; {found.detail}")
         elif found.same < majority and not found.silent and not node.is_primary:

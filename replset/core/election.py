@@ -59,6 +59,10 @@ class Elections:
         node = self.node
         if term <= node.term:
             return
+        # A member that has voted in the higher term may still report entries of this primary. Counted, such a report
+        # would complete a majority, while the candidate that the member voted for lacks the entry and may lead already:
+        # the acknowledged write is then rolled back. So a higher term ends a primary before anything else is counted.
+        # (Raft, 5.1; map H6.)
         self._leader.step_down(f"another member is in term {term}")
         self.end_round(f"another member is in term {term}")
         node.term = term
@@ -71,6 +75,8 @@ class Elections:
         ignores the whole message.
         """
         node = self.node
+        # A member that was removed hears no heartbeats, starts elections and raises its term. If its term counted, it
+        # would depose one primary after the other. (Raft, 6.) For a term that cannot be true see term_limits.py.
         if not node.is_member(host) or node.term_refusal(term) is not None:
             return False
         self.observe_term(term)
@@ -141,17 +147,27 @@ class Elections:
         node = self.node
         if node.config is None or node.self_member is None:
             return "this member is not in the set's configuration"
+        # A member whose disk was replaced has forgotten for whom it voted in this term, and the entries that it
+        # acknowledged. Its vote could be its second of one term, or elect a candidate that lacks a committed entry.
+        # (docs/adr/0007.)
         if not node.self_member.is_voter or not node.incarnation_matches:
             return "this member has no vote: the configuration does not name its incarnation"
+        # A candidate with an older configuration counts voters that the newer one may have replaced. Elected by them,
+        # it would lead beside a primary that the new voters elected. Since a majority has a committed configuration,
+        # this check leaves a candidate with an older one without a majority. (Map C11, E5.)
         if node.config.is_newer_than(request.config_version, request.config_term):
             return (
                 f"the candidate's configuration (version {request.config_version}, term {request.config_term}) "
                 f"is older than this member's (version {node.config.version}, term {node.config.term})"
             )
+        # Elected now, the candidate would commit entries in a term that is over. A primary of the higher term need not
+        # have them, and whoever follows that one rolls them back. (Raft, 5.1.)
         if request.term < node.term:
             return f"the candidate's term {request.term} is lower than this member's, {node.term}"
         if node.is_other_set(request.set_name, request.set_id):
             return f"the candidate's set {request.set_name!r} is not {node.set_name!r} with id {node.set_id}"
+        # The candidate's disk was replaced, or is not known yet. It may lack entries that its old disk was counted for,
+        # and as primary it would have them rolled back. (docs/adr/0007.)
         if not self._is_candidate(request):
             return "the configuration does not name the candidate's incarnation"
         if request.term > node.term:
@@ -162,6 +178,8 @@ class Elections:
         own = node.commit_point if node.is_arbiter else node.position.last_applied
         if request.last_applied < own:
             return f"the candidate is at {request.last_applied}, this member at {own}"
+        # With a second vote of one member, two candidates could each have a majority in one term. Two primaries of one
+        # term give the same optime to different entries, and a member cannot tell their histories apart. (Raft, 5.2.)
         if not request.dry_run and node.last_vote.term == request.term and node.last_vote.candidate is not None:
             return f"this member has voted for member {node.last_vote.candidate} in term {request.term}"
         if not request.dry_run and node.last_vote.term > request.term:
@@ -438,6 +456,9 @@ class Elections:
             return
         member = node.config.member(voter)
         reason = why_not if reply is None else reply.reason
+        # A voter goes by its own configuration, which may still name the disk that it had before. This member's may be
+        # newer. So the candidate checks the voter's incarnation too: the vote of a new disk may be a second one in this
+        # term.
         if reply is not None and reply.granted and member is not None and member.incarnation == reply.incarnation:
             election.granted.add(voter)
         else:

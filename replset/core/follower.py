@@ -157,6 +157,9 @@ class Follower:
         if batch.source_is_primary and batch.term == node.term and batch.source == node.primary_host:
             node.push_election_timer()
         if node.state is not MemberState.PRIMARY:
+            # The batch continued this member's own oplog, so everything up to its newest entry here is the source's
+            # history, in whatever term. A heartbeat proves no such thing (`Heartbeats.accept_commit_point`). A commit
+            # point beyond that entry would name one that is not here, and that a later rollback may replace.
             term = max(batch.commit_term, batch.commit_point.term)
             self._leader.advance_commit_point(min(batch.commit_point, node.position.last_applied), term)
         if node.state is MemberState.RECOVERING and not node.quarantine and not node.maintenance:
@@ -184,11 +187,18 @@ class Follower:
             # The source was away while this member's commit point was committed, so it may lack committed entries. To
             # roll back or copy towards it could take the last copies of a majority write from the set.
             return
+        # The source has no entry as old as this member's newest, so the two have no entry to compare. To undo on a
+        # guess could take back committed entries, and to go on behind the gap would leave out what was written in it.
+        # If only the term of the source's oldest entry is later, the oplogs may overlap, and the search for the common
+        # point decides.
         if failed.oldest > own and failed.oldest.ts > own.ts:
             if node.has_data and self.sources.on_too_stale(failed.source, failed.oldest) is not None:
                 return  # another one may reach back farther
             why = f"{_TOO_STALE}: the oldest entry of {failed.source} is {failed.oldest}, this member's newest {own}"
             self._on_too_stale(failed.source, why)
+        # A source whose newest entry is of a higher term has everything that was committed up to this member's newest
+        # entry (Raft, 5.4.3). A source that is only behind in the same term may lack entries of this member that a
+        # majority has: to roll back towards it would take them away. It is left for another one. (Map Ro1.)
         elif failed.newest.term > own.term and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
             node.journal("rollback", f"the newest entry {own} is not in the history of {failed.source}")
             node.rolling_back = True

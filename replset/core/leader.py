@@ -122,6 +122,9 @@ class Leader:
             self.phase = Phase.DRAIN
             node.sync_source = None
             node.journal(ElectionEvent.DRAINING, why)
+            # What is fetched and not applied yet comes before the first entry of the new term, since an oplog only goes
+            # forward. Left out, it would be rolled back on the members that have it, although this one had it too. (Map
+            # E7.)
             node.emit(Drain(node.term))
 
     def on_abort_catch_up(self, request_id: int) -> None:
@@ -135,6 +138,8 @@ class Leader:
 
     def on_drain_finished(self, term: int) -> None:
         node = self.node
+        # A drain of an earlier term may end after this member lost and won again. What it fetched since may not be
+        # applied.
         if self.phase is not Phase.DRAIN or term != node.term:
             return
         self.phase = Phase.ROLE_WAIT
@@ -170,9 +175,13 @@ class Leader:
             return
         self.advance_catch_up()
         self.advance_role_wait()
+        # On the other side of a cut a majority may have elected another primary. This one could commit nothing, and
+        # would go on to acknowledge w: 1 writes that are rolled back when the cut has healed. (Map H5.)
         if not self._sees_majority():
             self.step_down("it cannot see a majority")
             return
+        # Heartbeats need no disk, so the others would keep this primary for as long as its disk hangs, and every write
+        # that waits for that disk would wait as long.
         if node.disk_stalled:
             self.step_down("its disk does not sync")
             return
@@ -228,6 +237,9 @@ class Leader:
         if node.config.write_majority < node.config.majority_vote_count and not node.is_config_committed:
             return
         holders = [member.id for member in node.config.oplog_voters]
+        # What counts is on disk. An entry in the memory of a majority is gone if these members lose their power
+        # together, and the member that still has it may then be outvoted. A set may accept that
+        # (writeConcernMajorityJournalDefault: false).
         journal = node.config.write_concern_majority_journal_default
         durable = {
             member_id: position.last_durable if journal else position.last_applied
@@ -285,6 +297,8 @@ class Leader:
         node.in_sync, node.levels = frozenset(), {}
         node.sync_source = None
         node.journal(ElectionEvent.STEPPED_DOWN, why)
+        # Writes end before anybody learns of the stepdown. One that was taken later would be in no other member's
+        # history, and be rolled back after it was acknowledged.
         node.emit(AcceptWrites(False, node.term), StopFetching())
         if freeze_ms:
             node.frozen_until = Millis(node.now + freeze_ms)

@@ -185,6 +185,8 @@ class Node:
                 if self._elections.accept_term(message.source, message.term):
                     self._follower.on_batch(message)
             case SourceFailed():
+                # A source whose newest entry is of a later term than its own contradicts itself. Believed, it would
+                # start a rollback here towards a history that does not exist.
                 is_true = message.newest.term <= message.term
                 if not (self._elections.accept_term(message.source, message.term) and is_true):
                     message = replace(message, problem=SourceProblem.NOT_READABLE)

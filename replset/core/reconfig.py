@@ -187,6 +187,8 @@ class Reconfigs:
             return Refused(ErrorCode.NOT_YET_INITIALIZED, "the set is not initiated")
         if self._change is not None:
             return Refused(ErrorCode.CONFIGURATION_IN_PROGRESS, "another reconfig is under way")
+        # Two members could otherwise change the same configuration, each by another voter. Majorities of the two
+        # results need have no member in common, and each could elect a primary. (Map C10.)
         if not request.force and not node.writable:
             return Refused(
                 ErrorCode.NOT_WRITABLE_PRIMARY,
@@ -222,6 +224,8 @@ class Reconfigs:
         if change is None:
             return
         current = None if node.config is None else node.config.version_and_term
+        # The change was checked against another configuration. On top of this one it could be two voters away from it,
+        # so that majorities of old and new voters need have no member in common. (Map C10.)
         if change.stage is not ReconfigStage.PROPAGATING and current != change.based_on:
             code = ErrorCode.ALREADY_INITIALIZED if change.initiating else ErrorCode.NEW_CONFIG_INCOMPATIBLE
             self._end(change, Refused(code, "another configuration was installed meanwhile"))
@@ -295,10 +299,14 @@ class Reconfigs:
                 return Refused(ErrorCode.INVALID_CONFIG, f"the hosts {other} and {host} are the same member")
         for host, answer in sorted(change.answers.items()):
             if change.initiating:
+                # The host may be a member of another set. Two sets in one would take each other's entries, terms and
+                # votes for their own. (Map C9.)
                 if answer.has_data or answer.config_version > 0:
                     return Refused(
                         ErrorCode.CANNOT_INITIALIZE_NODE_WITH_DATA, f"{host} holds data or a configuration already"
                     )
+            # Another primary has changed the configuration, and this one has not heard of it yet. Its own change would
+            # be made beside that one, and majorities of the two need have no member in common. (Map C12.)
             elif (
                 answer.config is not None
                 and node.config is not None
@@ -323,6 +331,7 @@ class Reconfigs:
         """Every other member must have answered, and be empty."""
         if change.pending:
             return
+        # A host that did not answer may have data of its own, or be initiated too: see `_veto`.
         if change.failures:
             host, why = min(change.failures.items())
             self._end(change, Refused(ErrorCode.NODE_NOT_FOUND, f"cannot reach {host}: {why}"))
@@ -349,6 +358,8 @@ class Reconfigs:
         electable = any(member.host in answered and member.is_electable for member in config.members)
         if self._awaits_new_host(change):
             return
+        # If a majority of the new voters cannot be reached, the new configuration can never be committed. Nor can the
+        # change that would mend it, since that waits for the present one, and no primary sees a majority. (Map C12.)
         if votes >= config.majority_vote_count and electable:
             change.pending.clear()
             change.stage = ReconfigStage.PROPAGATING
@@ -403,6 +414,9 @@ class Reconfigs:
         durable = {member_id: position.last_durable for member_id, position in node.positions().items()}
         needed = max(1, config.write_majority - lost)
         point = commit_point(durable, holders, needed, node.term) if holders else OPTIME_NULL
+        # What the configuration before had committed may be on too few of the present voters: after the next change,
+        # some majority might have no member with it. An entry of this term behind that commit point has everything
+        # before it in its history, and is now on a write majority of the present voters. (Map C11.)
         return point != OPTIME_NULL and point >= self._committed_at_install
 
     # --- installing ----------------------------------------------------------------------------------------------
@@ -440,10 +454,15 @@ class Reconfigs:
         node = self.node
         if config is None or config.set_name != node.set_name:
             return
+        # Until the configuration has the new term (`on_step_up`), one that an earlier primary made, and nobody
+        # committed, may be newer. This primary was elected by the voters of its own: under the other one it would lead
+        # voters of whom no majority elected it. With its term, its own is the newer one.
         if self._leader.phase in (Phase.CATCH_UP, Phase.DRAIN, Phase.ROLE_WAIT):
             return
         if node.config is not None and node.set_id != config.settings.replica_set_id:
             return  # another set of the same name
+        # A configuration only gives way to a newer one. After a damaged message with the highest term or version
+        # nothing could be newer, and the set could never be changed again.
         if node.term_refusal(config.term) is not None:
             return
         if node.config is not None and not config.is_plausible_after(node.config.version):
@@ -508,6 +527,9 @@ class Reconfigs:
         """Give the configuration the new term (map E7)."""
         node = self.node
         self._votes.on_step_up()
+        # The primary before may have made a configuration of the next version that nobody committed. This one makes the
+        # same version. Without the term in it, members could not tell which of the two is newer, and would keep
+        # different voters.
         # A forced configuration (term -1) keeps no term until the next safe change.
         if node.config is not None and node.config.term not in (-1, node.term):
             self.install(replace(node.config, term=node.term))
@@ -516,6 +538,8 @@ class Reconfigs:
 
     def _automatic_change(self) -> None:
         node = self.node
+        # As of a change by a user, see `is_committed`. What the entries must be on first differs from change to change,
+        # see voter_changes.py and spares.py.
         if not node.writable or node.config is None or not node.is_config_committed:
             return
         if node.config.version >= MAX_VERSION:

@@ -41,6 +41,9 @@ def reconfig_refusal(
             return Refused(
                 ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"{at}: its _id is {before.id} and cannot become {member.id}"
             )
+        # What a member counts for rests on its disk: an arbiter keeps no entries, a witness no documents. If its kind
+        # changed in place, it would count at once for entries or documents that it does not have. Added again, it has
+        # its vote only when its disk is of the new kind and has caught up. (Map C10.)
         if before.arbiter_only != member.arbiter_only:
             return Refused(
                 ErrorCode.NEW_CONFIG_INCOMPATIBLE,
@@ -131,6 +134,8 @@ def complete_config(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSe
             known = replace(member, newly_added=before.newly_added, incarnation=before.incarnation)
             members.append(replace(known, spare_for=spare_for))
         else:
+            # A voter that has nothing yet raises the majority. Until it has copied the data, writes could not be
+            # committed without one more of the others. (Map C14; docs/core.md.)
             members.append(replace(member, newly_added=member.votes == 1, incarnation=None, spare_for=None))
     settings = replace(new.settings, replica_set_id=old.settings.replica_set_id)
     removed = () if term == -1 else tuple(row.host for row in old.members if new.member_at(row.host) is None)

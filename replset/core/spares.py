@@ -87,6 +87,8 @@ class Spares:
 
     def _may_lose_vote(self, config: ReplSetConfig, member: Member) -> bool:
         without = without_vote(config, member)
+        # `is_safe` is about what is committed by now. If afterwards a write needed fewer copies than an election needs
+        # votes, voters that lack a later entry could elect one of themselves, and the entry would be rolled back.
         return _commits_by_majority(without) and self._is_safe(without)
 
     def _is_back(self, spare: Member, peer: Peer) -> bool:

@@ -217,8 +217,11 @@ class NodeState:
 
     def __post_init__(self) -> None:
         """After a restart the term is the highest of last vote, newest entry and configuration."""
+        # With a lower term this member could vote again in a term in which it has voted, or lead one that is over.
         config_term = 0 if self.config is None else self.config.term
         self.term = max(self.last_vote.term, self.position.last_applied.term, config_term)
+        # A mark that the data reaches says that nothing is lost. During an initial sync the marker keeps the member
+        # from voting, and what its copy must reach is saved with the marker.
         if self.initial_sync_pending or self.durability_mark <= self.position.last_applied:
             self.durability_mark = OPTIME_NULL
 
@@ -409,6 +412,8 @@ class NodeState:
             if voter.host == self.host:
                 holders += 1
             elif peer is not None and (peer.config_version, peer.config_term) == self.config.version_and_term:
+                # A member that has this configuration refuses its vote to a candidate with an older one. A member whose
+                # disk was replaced has no vote to refuse.
                 holders += self.peer_incarnation_matches(peer)
         return holders >= self.config.majority_vote_count
 

@@ -140,6 +140,10 @@ class SyncSources:
         node = self.node
         newest = peer.position.last_applied
         me, it = node.self_member, None if node.config is None else node.config.member(peer.id)
+        # A source whose newest entry is of a term before the one in which this member's commit point was committed may
+        # lack committed entries, and what came from it would have to be rolled back. While there is a primary, entries
+        # of an older term on a secondary may be of a history that is rolled back too. From a source that is not ahead
+        # nothing comes: two members that follow each other would wait for ever. (Map R1.)
         return (
             peer.state is MemberState.SECONDARY
             and newest > node.position.last_applied

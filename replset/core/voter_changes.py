@@ -80,6 +80,8 @@ class VoterChanges:
         if not member.arbiter_only:
             if peer.state not in (MemberState.SECONDARY, MemberState.RECOVERING):
                 return None
+            # With its vote a majority may need this member, and commits would wait until it has everything up to here.
+            # The target is that of the first look, since a newest entry that moves on could not be reached. (Map C14.)
             target = self._catch_up_targets.setdefault(member.id, node.position.last_applied)
             if peer.position.last_applied < target or not peer.has_data:
                 return None
