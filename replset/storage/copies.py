@@ -229,6 +229,8 @@ def _prepare_copy(disk: Disk, copy_path: str, rollback_id_before: int, keep_inde
             raise CorruptDataError(f"{copy_path} is no copy of a member's database")
         with transaction(connection):
             theirs = read_meta(connection, "rollback_id")
+            # If the id stayed the same, whoever compares its oplog with this member's meanwhile would take answers
+            # about the old data and about the copy for answers about one oplog (`CommonPoint`).
             write_meta(connection, "rollback_id", max(theirs if isinstance(theirs, int) else 1, rollback_id_before) + 1)
             write_meta(connection, "rollbacks_done", None)
             if not keep_indexes:

@@ -60,8 +60,8 @@ class MemberFile:
         self.moved_from = ""
         """The address that the saved incarnation belongs to, if that is another one."""
         self.is_other_file = False
-        self._unsaved_place: dict[str, Value] = {}
         """Whether the file was opened at this address before, and is another one now, or on another machine."""
+        self._unsaved_place: dict[str, Value] = {}
         self.path = os.path.join(dbpath, MEMBER_FILE)
         self._disk = disk
         self._new_incarnation = new_incarnation
@@ -70,7 +70,7 @@ class MemberFile:
         self.config: ReplSetConfig | None = None
         self.incarnation = ""
         self.initial_sync_id = ""
-        """Of the initial sync whose marker is set; empty when none is."""
+        """The id of the initial sync whose marker is set; empty when none is."""
         self.initial_sync_requested = False
         """Whether somebody asked for it. Then the data that it is to replace is sound, and not replaced yet."""
         self.initial_sync_newest = OPTIME_NULL
@@ -285,6 +285,8 @@ class MemberFile:
         sync_id, incarnation = self.initial_sync_id, self.incarnation
         if not sync_id:
             sync_id = self._new_incarnation()
+            # The others count this incarnation as a holder of entries that are not on this disk any more. Under another
+            # one it counts for nothing until the configuration names it, once it has caught up. (docs/adr/0007.)
             if newest == OPTIME_NULL or data_lost:
                 incarnation = sync_id
         newest, committed = max(newest, self.initial_sync_newest), max(committed, self.initial_sync_committed)
@@ -314,6 +316,8 @@ class MemberFile:
         incarnation, held = self.incarnation, self.initial_sync_newest
         if self.initial_sync_requested:  # after a crash nobody may take the copy, whole or not, for the old data
             changes["initial_sync_requested"] = None
+        # This member may have acknowledged an entry that the copy lacks. Under the old incarnation it would go on to
+        # count for it, and could elect a candidate without it.
         if newest < held:
             incarnation, held = self._new_incarnation(), OPTIME_NULL
             changes |= {"incarnation": incarnation, **self._place(), "initial_sync_held": None}

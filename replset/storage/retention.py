@@ -76,6 +76,8 @@ def _prune(store: Store, now: Millis) -> bool:
     if pin is not None:
         limits.append(pin.ts)
     limit = min(limits)
+    # What an interrupted rollback has still to undo needs its undo rows, wherever the commit point is said to be after
+    # the restart. Without them the rollback could neither be finished nor left.
     if limit <= store.pruned_through or rollback_in_progress(store) is not None:
         return False
     first = store.query(lambda connection: first_row(connection, "SELECT ts FROM undo ORDER BY ts LIMIT 1"))
@@ -118,6 +120,12 @@ def _trim(store: Store, now: Millis, needed: OpTime | None, copied: OpTime | Non
         if copied is not None:
             bound = min(bound, copied.ts - 1)
         if needed is not None and needed.ts <= bound:
+            # Up to the larger limit a lagging member finds its next entry here, and catches up without a copy. Beyond
+            # it the entries are given up: a member that never comes back would fill the disk, and on a full disk nobody
+            # could write. Nothing committed is lost by that, since the documents are here and on a majority. The member
+            # is too stale when it comes back, exports what only it has, and copies the data (`Follower._on_diverged`).
+            # What no segment of the archive has then is a gap in it (`Archiver._look_for_gap`). (Map O11;
+            # docs/replication.md.)
             if over > 0:
                 excess = min(excess, over)
             else:
@@ -163,6 +171,9 @@ def falls_off_in_s(store: Store, newest: OpTime) -> int | None:
 def _remove_dropped(store: Store) -> bool:
     """Remove the documents of a collection whose drop cannot be undone or read behind any more; at last its table."""
     dropped = store.dropped_collections()
+    # The undo of a drop only makes the collection visible again (`txn.revert`), and its documents are in no rollback
+    # file. If they were gone by then, acknowledged writes would be lost. A read at a point before the drop needs them
+    # as well.
     if not dropped or (dropped[0].dropped_ts or 0) > min(store.pruned_through, store.commit_point.ts):
         return False
     table, uuid = dropped[0].table, dropped[0].uuid
@@ -179,7 +190,10 @@ def _remove_dropped(store: Store) -> bool:
 
 
 def _remove_dropped_index(store: Store) -> bool:
-    """The same for the entries of an index that is dropped, whose creation was undone, or whose collection is gone."""
+    """Remove the entries of an index that is dropped, whose creation was undone, or whose collection is gone.
+
+    They stay for as long as the documents of a dropped collection do (`_remove_dropped`).
+    """
     sql = "SELECT id FROM indexes WHERE dropped_ts <= ? LIMIT 1"
     until = min(store.pruned_through, store.commit_point.ts)
     dropped = store.query(lambda connection: first_row(connection, sql, (until,)))

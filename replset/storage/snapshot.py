@@ -169,7 +169,7 @@ class Snapshot:
         return at.ts
 
     def collection_by_uuid(self, uuid: bytes) -> Collection | None:
-        """Also one that is dropped but not yet removed."""
+        """Return a collection, also one that is dropped but not yet removed."""
         return self._known(uuid)
 
     def meta(self, name: str) -> Meta:

@@ -78,7 +78,7 @@ class Pin:
         self._on_release = on_release
 
     def release(self) -> None:
-        """Nothing happens the second time."""
+        """Give the undo free; the second time this does nothing."""
         self._on_release(self)
 
 
@@ -271,7 +271,7 @@ class Store:
         return Group(self)
 
     def maintenance(self) -> Group:
-        """As `group`, also while the disk is nearly full: for undo, which has to go on, and for what makes space."""
+        """Begin a `group`, also while the disk is nearly full: for undo, which must go on, and for what makes space."""
         return Group(self)
 
     def _begin(self) -> Txn:
@@ -324,6 +324,12 @@ class Store:
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+            # Only the file says whether a COMMIT that failed has taken effect. If it has, the newest entry in memory is
+            # an old one: the next group would be chained to it and could use its timestamps again, and this member's
+            # oplog would differ from every other. Then all is loaded. If the newest entry is the known one, no entry
+            # was written, and only the catalog is loaded, which the operations changed in memory. A reload for each
+            # group that is taken back (`LargeUpdateError`) would count up to 64 MiB of entries, and empty `tail`, from
+            # which the others fetch.
             if self._newest == _newest_entry(self._connection):
                 self._catalog = Catalog(load_catalog(self._connection))
             else:
@@ -339,7 +345,7 @@ class Store:
         return self._catalog.by_ns.get(ns) or (SESSIONS if ns == SESSIONS.ns else None)
 
     def collection_by_uuid(self, uuid: bytes) -> Collection | None:
-        """Also one that is dropped but not yet removed."""
+        """Return a collection, also one that is dropped but not yet removed."""
         return self._catalog.by_uuid.get(uuid)
 
     def copy_catalog(self) -> Catalog:
@@ -413,6 +419,8 @@ class Store:
         kept = self.tail.after(after.ts, limit, max_bytes)
         if kept is not None:
             return [OplogRow._make(row) for row in kept]
+        # What followed `after` may be trimmed. A reader that went on with the oldest entry there is would lack the
+        # entries in between for ever, and not know it.
         if after != OPTIME_NULL and after.ts < self.trimmed_through:
             raise oplog.trimmed_error(after)
 
@@ -423,7 +431,7 @@ class Store:
         return self.query(read)
 
     def entries_after(self, after: OpTime, *, limit: int, max_bytes: int) -> tuple[list[bytes], int | None]:
-        """As `oplog_after`: the entries, and the chain behind the last of them, None without any."""
+        """Return the entries of `oplog_after`, and the chain behind the last of them; None: there is none."""
         kept = None
         if after.ts < self._newest.optime.ts:
             kept = self.tail.after(after.ts, limit, max_bytes)
@@ -435,7 +443,7 @@ class Store:
         return self.query(lambda connection: oplog.row_at(connection, optime))
 
     def sound_row_at(self, optime: OpTime) -> OplogRow | None:
-        """As `oplog_row_at`, checked against its hash and the chain before it. DamagedEntryError."""
+        """Return the row of `oplog_row_at`, checked against its hash and the chain before it. DamagedEntryError."""
         row = self.oplog_row_at(optime)
         if row is not None:
             self.query(lambda connection: oplog.undamaged(connection, self.path, [row]))
@@ -486,7 +494,7 @@ class Store:
         return max(0, self.last_wall_ms - self._oldest_wall_ms) // 1000
 
     def seconds_above_oldest(self, optime: OpTime) -> int:
-        """As `window_s`, up to the first entry that is not older than `optime`."""
+        """How many seconds lie between the oldest entry and the first that is not older than `optime`, by wall time."""
         wall_ms = self.query(lambda connection: oplog.wall_ms_at(connection, optime.ts))
         return max(0, (self.last_wall_ms if wall_ms is None else wall_ms) - self._oldest_wall_ms) // 1000
 

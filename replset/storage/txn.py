@@ -177,13 +177,15 @@ class Txn:
     def append_accepted(
         self, entry: bytes, optime: OpTime, *, op: str, ns: str, key: bytes | None = None, wall_ms: int
     ) -> None:
-        """As `append`, an entry that another member or set wrote: it may have grown on its way."""
+        """Add an entry that another member or set wrote, as `append` does its own: it may have grown on its way."""
         self._append(entry, optime, MAX_INTERNAL_SIZE, op, ns, key, wall_ms)
 
     def _append(
         self, entry: bytes, optime: OpTime, most: int, op: str, ns: str, key: bytes | None, wall_ms: int
     ) -> None:
         last = self.last
+        # Voters judge who has more by the newest entry, and readers ask for what follows an entry. An entry that went
+        # back would be seen by neither.
         invariant(optime.ts > last.ts and optime.term >= last.term, "oplog entries only move forward")
         if len(entry) > most:
             raise ReplError(f"an oplog entry of {len(entry)} bytes is too large", code=ErrorCode.TRANSACTION_TOO_LARGE)
@@ -200,7 +202,7 @@ class Txn:
     def scan(
         self, coll: Collection, *, low: bytes = b"", high: bytes | None = None, backwards: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        """As Snapshot.scan. Documents may be written meanwhile."""
+        """Read as Snapshot.scan does. Documents may be written meanwhile."""
         sql = key_sql(coll, backwards)
         high = TO_THE_END if high is None else high
         more = True
@@ -355,7 +357,7 @@ class Txn:
         limit: int,
         backwards: bool = False,
     ) -> list[tuple[bytes, bytes]]:
-        """As Snapshot.index_scan, of this group's state."""
+        """Read this group's state as Snapshot.index_scan does a snapshot's."""
         return scan_index(self.connection, index, low, high, after=after, limit=limit, backwards=backwards)
 
     # --- records of sessions
@@ -449,6 +451,8 @@ class Txn:
 
     def revert_to(self, mark: tuple[int, int, int, OpTime]) -> None:
         """Take back everything since `mark`. StorageError when SQLite ended the transaction itself: fail the group."""
+        # After some errors (a full disk, no memory) SQLite ends the transaction. What this group wrote is gone then,
+        # and each later statement would be committed at once: documents without their entry and without undo.
         if not self.connection.in_transaction:
             raise StorageError("SQLite gave the transaction up after an error")
         undo, oplog, meta, last = mark

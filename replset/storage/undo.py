@@ -61,6 +61,9 @@ def undo_step(store: Store, common_point: OpTime, *, stem: str, limit: int = 500
         connection = txn.connection
         if _in_progress(connection) is None:
             write_meta(connection, _IN_PROGRESS, _text([mark])[1:-1])
+            # Who searches a common point here, or copies the data, finds this number in each answer. It rises in the
+            # transaction that takes the first entry away. So nobody joins what was here before with what is here
+            # afterwards. (Map Ro2.)
             write_meta(connection, "rollback_id", store.rollback_id + 1)
         floor = _floor(connection, common_point.ts, limit, max_bytes)
         # The files of the rollback hold what lies behind the common point. What is undone below would be in no file.
