@@ -108,6 +108,8 @@ class Archive:
         known_id: of the archive that the set writes to; empty: of none yet. ArchiveError: what is there is another's.
         """
         data = files.read(ARCHIVE_FILE)
+        # A file system that is not mounted looks like this. A new archive there would go on from where the set's record
+        # says, and the entries before would seem to be archived nowhere.
         if data is None and known_id:
             raise ArchiveError(f"{files.address} is empty, and the set's archive {known_id} is not")
         try:
@@ -294,6 +296,8 @@ class Archive:
                 found.setdefault(name, []).append(f"{FOLDER}/{file}")
         for name, files in sorted(found.items()):
             yield name
+            # A manifest says that its rows are there. If the rows went first and the process died, a reader would find
+            # the manifest alone and take the archive for damaged. Rows without a manifest count for nothing.
             for file in () if dry_run else sorted(files, key=name.manifest.__ne__):
                 self.files.remove(file)
 

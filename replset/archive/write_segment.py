@@ -37,6 +37,8 @@ def write_segment(files: Files, connection: apsw.Connection, job: WriteJob) -> W
     finally:
         connection.execute("ROLLBACK")
     is_gap = before is None and job.after is not None
+    # Another member may have what is trimmed here. A segment behind the gap would move the set's record over it; then
+    # the others trim these entries too, and they are in no archive. So the others are waited for first (`Archiver`).
     if not rows or (is_gap and not job.may_leave_gap):
         return Written(archive_id, None, is_gap=False)
     segment = archive.add(rows, before, member=job.member, written=job.written)
@@ -73,6 +75,7 @@ def _whole(archive: Archive, connection: apsw.Connection, name: SegmentName, aft
             return None
         archive.rows(segment)
     except CorruptDataError as error:
+        # Without its manifest a segment is gone. Only if this oplog still has its entries, it can be written again.
         if not all(_has_ts(connection, ts) for ts in name):
             raise
         log.warning("%s; it is written again", error.message)

@@ -166,6 +166,7 @@ def _append_only(txn: Txn, entries: Sequence[bytes], start: int, stop: int, is_t
     done = size = 0
     for raw in entries[start:stop]:
         entry = OplogEntry(raw)
+        # As in `apply_entry`: an entry that is not newer is in the oplog already.
         if entry.optime.ts > txn.last.ts:
             txn.append_accepted(raw, entry.optime, op=entry.op, ns=entry.ns, key=entry.key(), wall_ms=entry.wall_ms)
         done += 1
@@ -213,7 +214,7 @@ def _apply_inserts(txn: Txn, entries: Sequence[bytes], start: int, stop: int) ->
 
 
 def _updated_on_loop(before: bytes, o: RawDocument, known: Mapping[tuple[bytes, bytes], bytes]) -> bytes:
-    """As `apply_update_bytes`, on the event loop: LargeUpdateError for a large document not computed yet."""
+    """Call `apply_update_bytes` on the event loop. LargeUpdateError: the document is large, and not computed yet."""
     if not _is_large(before, o):
         return apply_update_bytes(before, o)
     after = known.get((o.raw, before))
@@ -260,6 +261,10 @@ def apply_entry(txn: Txn, entry: OplogEntry, changed: UpdateFunction = apply_upd
     changed: what an update entry makes of a document; nothing is written yet when it is called.
     """
     optime = entry.optime
+    # The entry, its effect and its undo rows are committed together, so an entry that is not newer is here whole. A
+    # second effect would write undo rows that hold the document as the entry left it, and a rollback would put that
+    # back instead of what was there before. An entry that only goes back in time is left out too: then the page ends
+    # with another chain than this oplog, and the fetcher says so (`Fetcher._apply_page`). (Map O8, O14.)
     if optime.ts <= txn.last.ts:
         return False
     wanted = image_of_entry(entry)
@@ -291,6 +296,8 @@ def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction =
             key = document_key(entry.o.raw)
             coll = _collection(txn, entry)
             before = None if coll is None else txn.get(coll, key)
+            # Where a later entry has been applied already, the document may be gone. A delete of it changes nothing
+            # then; to fail would stop this member at an entry that every other one has passed. (Map O8.)
             if coll is not None and before is not None:
                 txn.remove(coll, key, ts=ts, before=before)
             return key
@@ -326,6 +333,8 @@ def _collection(txn: Txn, entry: OplogEntry) -> Collection | None:
     """The entry's collection, by UUID; None when it was dropped since, or never was."""
     uuid = entry.ui
     coll = None if uuid is None else txn.catalog.by_uuid.get(uuid)
+    # A collection of the same name is another one if it has another UUID. By the name, a write to a collection that was
+    # dropped would change the one that took its name.
     return coll if coll is not None and coll.dropped_ts is None else None
 
 
@@ -342,6 +351,8 @@ def _update(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> by
     key = document_key(target.raw)
     coll = _collection(txn, entry)
     before = None if coll is None else txn.get(coll, key)
+    # As of a delete in `apply_effect`. Nor may the update insert what it can: the document would have the fields of
+    # this update alone, and a document that the set has deleted would be back here. (Map O8.)
     if coll is not None and before is not None:
         after = changed(before, entry.o)
         if after != before:
@@ -375,6 +386,8 @@ def _command(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> N
                 index_ops.apply_index_entry(txn, entry, coll, ts)
         case "dropDatabase":
             for coll in list(txn.catalog.by_ns.values()):
+                # Where later entries are applied already, the database may have new collections. Dropped here, they
+                # would be missing on this member alone.
                 if coll.database == entry.database and coll.created_ts < entry.optime.ts:
                     txn.drop_collection(coll, ts=ts)
         case _:

@@ -56,10 +56,15 @@ class CommonPoint:
         store = self._store
         mine, my_oldest = store.last_applied, store.oldest
         head = await self._probe([mine, my_oldest])
+        # The core chose this source for its higher term, and it has none any more: it rolled back meanwhile, or lost
+        # its disk. It may lack entries that a majority has, and to roll back towards it would take them away. (Raft,
+        # 5.4.3; map Ro1.)
         if head.newest.term <= mine.term and head.chains[0] is None and not of_any_term:
             raise SourceChangedError(f"{self._source} ends at {head.newest}, not in a later term than my {mine}")
         if head.chains[0] is not None:
             return await self._agreed(mine, head.chains[0])
+        # What the two share is trimmed there, if there is anything. Without a common point nobody knows which entries
+        # are not in the set's history, so none is undone: the caller exports and copies.
         if head.oldest.ts > mine.ts:
             raise NoCommonPointError(f"{self._source} begins at {head.oldest}, after my newest {mine}")
         low = my_oldest if head.chains[1] is not None else await self._first_shared(head.oldest)
@@ -132,6 +137,9 @@ class CommonPoint:
             raise SourceChangedError(f"{self._source} answered {len(reply.chains)} of {len(optimes)} questions")
         if self._rollback_id is None:
             self._rollback_id = reply.rollback_id
+        # An answer from before the source's rollback and one from after are about two histories. Together they could
+        # give a common point that is not the newest shared entry: entries that the set has would be undone here, or
+        # others kept that it does not have. (Map Ro1.)
         if reply.rollback_id != self._rollback_id:
             raise SourceChangedError(f"{self._source} rolled back while its log was compared with mine")
         return reply

@@ -96,6 +96,7 @@ class CopyTransfer:
                     raise
             await asyncio.sleep(self._options.pause_ms / 1000)
         reply = CompareReply.parse(document)
+        # As in `_ask`: the documents that it compares may be undone by now.
         if reply.rollback_id != record.rollback_id:
             raise RemoteProtocolError(f"{record.source} rolled back while its copy was compared")
         self._progress.on_compared(len(document.raw))
@@ -159,6 +160,8 @@ class CopyTransfer:
                 raise
             log.info("the copy of %s cannot be fetched any more: %s", record.source, error.message)
             return None
+        # Joined with what is here, the rest of another copy would give a file of two moments. Its SHA-256 would show
+        # that, but only after everything was fetched.
         if record.size and not _is_same(record, offer):
             log.warning("%s has another copy under the name %s", record.source, record.snapshot_id)
             return None

@@ -61,6 +61,8 @@ def majority_version(difference: Difference, members: int) -> tuple[bool, int | 
 
     A member that did not answer counts for no version.
     """
+    # With fewer than half, the members that did not answer could turn the count, and this member would take over what a
+    # disk has damaged.
     versions = Counter(None if row is None else row.hash for row in difference.rows.values())
     version, count = versions.most_common(1)[0]
     return count > members // 2, version
@@ -75,7 +77,7 @@ class DocumentRepair:
         self._check = check
         self._is_held = is_held
         self._one_writer = asyncio.Lock()
-        """Of rollback files: two that are written at once, of two collections, would take the same name."""
+        """Held while rollback files are written: two at once, of two collections, would take the same name."""
 
     async def repair(
         self,
@@ -189,6 +191,8 @@ class DocumentRepair:
         """Replace the documents in one transaction, except those that were written since."""
         done: list[Difference] = []
         store = self._context.store
+        # Entries since the comparison are trimmed, so nothing shows which documents were written since. To replace one
+        # of these would take an acknowledged write away, with no entry that says so and no rollback file that has it.
         if store.trimmed_through > at.ts:
             return done
         with store.group() as txn:
@@ -199,6 +203,9 @@ class DocumentRepair:
                 key = one.difference.key
                 is_held = self._is_held((coll.uuid, key))
                 here = txn.get(coll, key)  # b"": of a damaged row; a comparison sees no document there
+                # The majority's version is that of the comparison. A document that was written since is newer, and one
+                # that an open transaction holds is about to be: with the old version under it, its entry would give
+                # another result here than on all other members.
                 if not is_held and key not in written and (here or None) == one.before:
                     correct(txn, coll, key, here, one.after)
                     done.append(one.difference)

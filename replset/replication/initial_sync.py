@@ -160,6 +160,8 @@ class InitialSync:
                 copy = await context.workers.run(
                     lambda: _checked_copy(context.disk, path, marker.sync_id, required.committed, newest)
                 )
+                # The core takes the copy for one of the kind that was asked for. If it had no documents, a member that
+                # should have some would serve reads from none, and look up to date.
                 if copy.oplog_only != oplog_only:
                     kind = "without documents" if copy.oplog_only else "with documents"
                     raise RemoteProtocolError(f"{record.source} sent a copy {kind}, which was not asked for")
@@ -177,6 +179,8 @@ class InitialSync:
                 await self._abandon(exported)
             self.exported = ""
             self.progress.begins_at = copy.newest
+            # The incarnation changes before the data does. If the member died between the two in the other order, its
+            # shorter oplog would count as the one for which others counted this incarnation.
             incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
                 context.on_report(InitialSyncStarted(incarnation))

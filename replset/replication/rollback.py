@@ -179,6 +179,7 @@ class Rollback:
     async def _common_point(self, source: HostPort) -> OpTime:
         store = self._context.store
         common = await CommonPoint(self._peer, store, source).find()
+        # `undo_step` refuses this too. Found here, it is refused before files are written that name it as planned.
         floor = max(self._node.commit_point.ts, store.pruned_through)
         if common.ts < floor:
             raise TooFarBackError(

@@ -46,6 +46,9 @@ class DataReplacement:
     def required(self) -> RequiredEntries:
         """Return what a copy must hold, with what an earlier attempt saved in member.db."""
         file, store = self._files.member_file, self._context.store
+        # What an earlier attempt saved counts too. After a crash in the swap the store may be empty or the copy, while
+        # others still count what the old data was known to hold: a shorter copy would take acknowledged entries from
+        # the set.
         lost = file.durability_mark if self._node.has_lost_data else OPTIME_NULL
         return RequiredEntries(
             max(newest_entry_to_keep(store), file.initial_sync_newest, lost),

@@ -140,6 +140,8 @@ class Durability:
         if self._stalled:
             self._stalled = False
             self._on_stalled(False)
+        # A sync that began before a rollback, or before the store was replaced, may cover entries that are gone. Others
+        # would count them for a majority write.
         if sync is not None and sync.epoch == self._epoch:
             self.last_durable, self.durable_wall_ms = sync.target, sync.wall_ms
             self._on_moved()

@@ -30,6 +30,8 @@ class DurabilityMark:
 
     def durable(self) -> OpTime:
         """Return what member.db may say that this member holds: nothing that is being undone or replaced."""
+        # While a rollback or a copy takes entries away, what is synced includes some that are about to go. A mark above
+        # what the disk then holds would look like lost entries to the next start.
         if self.suspended or self._node.rolling_back or self._node.has_lost_data:
             return OPTIME_NULL
         return self._durability.last_durable

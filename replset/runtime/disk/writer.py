@@ -101,7 +101,7 @@ class Writer:
         return future
 
     def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
-        """As `write`; `completion` gets the result or the error. It raises only if clients' writes are refused."""
+        """Do as `write`; `completion` gets the result or the error. It raises only if clients' writes are refused."""
         if self._term is None or self._closed:
             raise self._refusal()
         self._operations.append((operation, completion))
@@ -167,6 +167,8 @@ class Writer:
         if not queue:
             return
         term = self._term
+        # These were taken before a stepdown and are not committed. Written now, they would be in no other member's
+        # history, and be rolled back although they were acknowledged.
         if term is None or self._closed:
             for _, completion in queue:
                 completion.set_exception(self._refusal())
