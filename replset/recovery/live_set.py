@@ -262,8 +262,11 @@ class LiveSet:
                 reason = reason or error.message
         raise HostUnreachableError(reason)
 
-    def _primary_by(self, host: str) -> WireClient:
-        """Connect to the primary that `host` knows, which may be `host` itself."""
+    def _primary_by(self, host: str, asked: frozenset[str] = frozenset()) -> WireClient:
+        """Connect to the primary that `host` knows, which may be `host` itself.
+
+        asked: who named `host`. Two members may each take the other for the primary while one takes over.
+        """
         client = WireClient(host, timeout_s=WAIT_FOR_MAJORITY_MS / 1000 + 10)
         try:
             hello = client.command("admin", {"hello": 1})
@@ -278,9 +281,9 @@ class LiveSet:
             raise
         client.close()
         primary = hello.get("primary")
-        if primary is None or primary == host:
+        if primary is None or primary == host or primary in asked:
             raise HostUnreachableError(f"{host} knows no primary (see `replset status --host {host}`)")
-        return self._primary_by(str(primary))
+        return self._primary_by(str(primary), asked | {host})
 
     def _disconnect(self) -> None:
         if self._client is not None:

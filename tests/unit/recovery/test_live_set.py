@@ -127,6 +127,15 @@ def test_a_wrong_address_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             LiveSet(f"127.0.0.1:{silent.getsockname()[1]}", "rs0")
 
 
+def test_members_that_name_each_other_as_primary_are_no_primary() -> None:
+    """While a failover is under way each may know another one that was primary before."""
+    with members(2) as (one, other):
+        one.hello |= {"isWritablePrimary": False, "primary": other.host}
+        other.hello |= {"isWritablePrimary": False, "primary": one.host}
+        with pytest.raises(HostUnreachableError, match="knows no primary"):
+            LiveSet(one.host, "rs0", timeout_s=0.01)
+
+
 def test_no_primary_in_time(member: FakeMember) -> None:
     member.hello |= {"isWritablePrimary": False, "primary": None}
     with pytest.raises(HostUnreachableError, match="knows no primary"):
