@@ -48,8 +48,11 @@ def node_uri(local: LocalSet) -> str:
 
     If its monitor is first, it clears the pool. The commands on connections of a cleared pool then fail without the
     labels that lead to another try (`decorateCommandError` of the driver), whatever the server is.
+
+    No wait is without an end, so that a client that hangs says at which step: for a connection, or for an answer.
     """
-    return uri_of(local, serverMonitoringMode="poll", serverSelectionTimeoutMS=30_000)
+    limits = {"serverSelectionTimeoutMS": 30_000, "waitQueueTimeoutMS": 30_000, "socketTimeoutMS": 60_000}
+    return uri_of(local, serverMonitoringMode="poll", **limits)
 
 
 def steps_down(local: LocalSet) -> None:

@@ -106,6 +106,7 @@ class NodeClient:
             status = self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
             logs = [file.read_text()[-4000:] for file in self._output.parent.glob(".mongodb/mongosh/*_log")]
             raise AssertionError("\n".join((f"{self.name} hangs", self._output.read_text(), *logs))) from None
         assert status == 0, self._output.with_suffix(".err").read_text()
