@@ -34,7 +34,7 @@ from replset.wire.framing import FrameReader, encode_request, message_ids
 _CHUNK = 1 << 16
 _DOWNLOAD_CHUNK = 1 << 20
 TLS_VARIABLE, TLS_CA_VARIABLE = "REPLSET_TLS", "REPLSET_TLS_CA"
-"""With TLS, if the second names the CAs or the first is 1. They count for processes that this one starts too."""
+"""TLS is used if the second names the CAs or the first is 1. They count for processes that this one starts too."""
 
 USER_VARIABLE, PASSWORD_VARIABLE, PASSWORD_FILE_VARIABLE = "REPLSET_USER", "REPLSET_PASSWORD", "REPLSET_PASSWORD_FILE"
 """Whom clients log in as; the password itself, or a file with it in its first line."""
@@ -63,7 +63,7 @@ class ClientUser:
 
     @property
     def basic(self) -> str:
-        """As HTTP's Basic has it."""
+        """The value of HTTP's Basic for this login."""
         return "Basic " + base64.b64encode(f"{self.database}/{self.name}:{self.password}".encode()).decode("ascii")
 
 

@@ -295,7 +295,7 @@ _BY_NUMBER: dict[object, ErrorCode] = {int(code): code for code in ErrorCode}
 
 
 LONGEST_MESSAGE = 2_000
-"""In characters. A message quotes the request, which may hold a name of 16 MB."""
+"""How many characters a message has. It quotes the request, which may hold a name of 16 MB."""
 
 
 def cut_message(text: str) -> str:

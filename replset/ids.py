@@ -51,12 +51,12 @@ class OpTime(NamedTuple):
 
 
 def pack_ts(seconds: int, increment: int) -> int:
-    """One integer for a BSON timestamp, ordered like it and positive beyond 2038."""
+    """Return one integer for a BSON timestamp, ordered like it and positive beyond 2038."""
     return (seconds << INCREMENT_BITS) | increment
 
 
 OPTIME_NULL = OpTime(0, 0)
-"""Before every entry: an empty oplog."""
+"""The optime before every entry, of an empty oplog."""
 
 
 def invariant(condition: object, why: str) -> None:

@@ -119,7 +119,7 @@ class OplogEntry:
         return (self._within or self)._document.get(name)
 
     def get_document(self, name: str) -> RawDocument | None:
-        """As `get`, of a field that is a document; None when it is absent or no document."""
+        """Get a field that is a document; None when it is absent or no document."""
         raw = self._document.get_raw(name)
         return None if raw is None else RawDocument(raw)
 
@@ -216,7 +216,7 @@ def insert_entry(ns: str, ui: bytes, doc: bytes, optime: OpTime, wall_ms: int, e
 def insert_entries(
     ns: str, ui: bytes, documents: Iterable[bytes], first: OpTime, wall_ms: int, extras: Iterable[bytes]
 ) -> list[tuple[int, bytes]]:
-    """As `insert_entry`, of documents under one `ts` after the other from `first` on: (ts, entry) each."""
+    """Do as `insert_entry` with documents under one `ts` after the other from `first` on: (ts, entry) each."""
     head, (term, first_ts) = _head(INSERT, ns, ui), first
     size = 5 + _TAIL_SIZE + len(head)
     return [

@@ -21,7 +21,7 @@ READ_COLUMNS = (
     "ts, CAST(term AS INTEGER), CAST(op AS TEXT), CAST(ns AS TEXT), CAST(key AS BLOB), CAST(wall AS INTEGER),"
     " CAST(hash AS INTEGER), CAST(chain AS INTEGER), CAST(entry AS BLOB)"
 )
-"""Of a row, each as what it was written as: a disk that changes one bit of a row's header makes text of bytes, or a
+"""The columns of a row, each as it was written: a disk that changes one bit of a row's header makes text of bytes, or a
 float of a number.
 """
 CHAIN_START = 0
@@ -97,7 +97,7 @@ def stored_rows(pending: Iterable[UnchainedRow], chain: int) -> list[StoredRow]:
 
 
 def chained_rows(pending: Iterable[UnchainedRow], chain: int) -> list[OplogRow]:
-    """As `stored_rows`, with names."""
+    """Return `stored_rows` with names."""
     return [OplogRow._make(row) for row in stored_rows(pending, chain)]
 
 

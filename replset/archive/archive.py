@@ -19,7 +19,7 @@ from replset.oplog_row import OplogRow, first_damaged, next_chain
 # --- a segment: a Parquet file, with the columns that oplog-spark reads
 
 _GROUP_BYTES = 1 << 20
-"""Of entries in a row group: a reader of a part of a segment reads little more than it needs."""
+"""How many bytes of entries a row group has: who reads a part of a segment reads little more than it needs."""
 _NAMES = ("ts", "term", "op", "ns", "key", "wall", "hash", "chain", "entry")
 
 

@@ -32,7 +32,7 @@ class Files(Protocol):
         """The names of the files in this folder, sorted; none where it is missing."""
 
     def remove(self, name: str) -> None:
-        """Nothing happens when there is no such file."""
+        """Remove a file. Nothing happens when there is none."""
 
 
 def open_files(address: str) -> Files:

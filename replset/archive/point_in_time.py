@@ -33,7 +33,7 @@ from replset.storage.undo import clear_rollback_done, undo_step
 SKEW_MS = 60_000
 """The clocks of two primaries may differ by so much without a word."""
 _STEM = "restore"
-"""Of the undo that goes back; no manifest has this name."""
+"""The name under which the undo goes back; no manifest has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def _shown(ts: int) -> str:
 
 
 def _hashes(store: Store) -> Restored:
-    """As dbHash: MD5 of each collection's documents by `_id`, and of a database's hashes in the order of the names."""
+    """Return dbHash's hashes: MD5 of a collection's documents by `_id`, and of a database's hashes by their names."""
     whole: dict[str, hashlib._Hash] = {}
     documents = 0
     for coll in store.collections():

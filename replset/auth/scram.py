@@ -41,13 +41,13 @@ class Credentials:
 
     @classmethod
     def of(cls, password: str, salt: bytes, iterations: int = ITERATIONS) -> Credentials:
-        """Of a password; takes milliseconds on purpose. BadValueError: it has characters that none may have."""
+        """Make those of a password; it takes milliseconds on purpose. BadValueError: a character that none may have."""
         client_key, server_key = _keys(password, salt, iterations)
         return cls(iterations, salt, _hash(client_key), server_key)
 
     @classmethod
     def parse(cls, document: Mapping[str, object]) -> Credentials:
-        """As `document` returned it; BadValueError."""
+        """Read what `document` returned; BadValueError."""
         count = document.get("iterationCount")
         texts = [document.get(name) for name in ("salt", "storedKey", "serverKey")]
         if not isinstance(count, int) or not all(isinstance(text, str) for text in texts):
@@ -55,7 +55,7 @@ class Credentials:
         return cls(count, *(_decoded(str(text)) for text in texts))
 
     def document(self) -> dict[str, object]:
-        """As MongoDB keeps it in a user's `credentials`."""
+        """The document that MongoDB keeps in a user's `credentials`."""
         keys = {"salt": self.salt, "storedKey": self.stored_key, "serverKey": self.server_key}
         return {"iterationCount": self.iterations, **{name: _encoded(value) for name, value in keys.items()}}
 

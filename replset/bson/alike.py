@@ -21,7 +21,7 @@ Column = Sequence[Any]
 _TOGETHER: Final = 128
 """Documents that are decoded at once."""
 _MOST_BYTES: Final = 256 << 10
-"""Of such documents: more are decoded one by one, since the next may not be wanted."""
+"""How many bytes these have together: more are decoded one by one, since the next may not be wanted."""
 _LEAST: Final = 4
 _LEAST_AT_FIRST: Final = 16
 """An expression takes half a millisecond to compile."""
@@ -131,7 +131,7 @@ class _Segment:
         """Name and type of a wanted field, and its group; 0 for a value without bytes."""
         self.kind: int | None = None
         self.name: str | None = None
-        """Of the value that ends it, if it is wanted."""
+        """The name of the value that ends it, if it is wanted."""
         self.match: Callable[[bytes, int], re.Match[bytes] | None]
 
     def add(self, source: bytes, groups: int = 0) -> int:

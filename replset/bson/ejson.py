@@ -46,9 +46,9 @@ from replset.bson.values import (
 _INT32_MIN, _INT32_MAX = -0x80000000, 0x7FFFFFFF
 _YEAR_10000_MS = 253_402_300_800_000
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
-"""Of JSON; the group is there behind a key."""
+"""Matches a string of JSON; the group is there behind a key."""
 _SPACES: Final = (b'" ', b'"\t', b'"\n', b'"\r')
-"""Without them each key is followed by a colon at once."""
+"""The spaces without which each key is followed by a colon at once."""
 _INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 _DOUBLE = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _SPECIAL_DOUBLES: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}

@@ -95,7 +95,7 @@ def encode_key(value: object) -> bytes:
 
 
 def encode_key_of(data: bytes, kind: int, start: int, end: int) -> bytes:
-    """As `encode_key`, of the value of type `kind` at `start`, in a document whose last byte is at `end`."""
+    """Do as `encode_key` with the value of type `kind` at `start`, in a document whose last byte is at `end`."""
     if kind == 0x07 and start + 12 <= end:
         return _OBJECT_ID + data[start : start + 12]
     return encode_key(read_value(data, kind, start, end))

@@ -26,12 +26,12 @@ class RepeatedName(str):
 
 
 def decode_whole(data: bytes) -> dict[str, object]:
-    """As `decode`, and no field is lost: a name that comes again is a RepeatedName."""
+    """Do as `decode`, and lose no field: a name that comes again is a RepeatedName."""
     return with_repeated_names(decode(data), data)
 
 
 def with_repeated_names(document: dict[str, object], data: bytes) -> dict[str, object]:
-    """As `decode_whole`, of what `decode` made of `data`."""
+    """Do as `decode_whole` with what `decode` made of `data`."""
     # Only a lost field makes the bytes fewer.
     return document if len(encode(document)) == len(data) else _read_fields(data)
 

@@ -23,7 +23,7 @@ app = typer.Typer(help="Named consumers, which follow the set's changes.", no_ar
 Name = Annotated[str, typer.Argument(help="the consumer's name")]
 Place = Annotated[str, typer.Option(help="now, oldest, SECONDS:INC, a date as 2026-11-23T05:00:00Z, or a token")]
 _CONSUMER_ELSEWHERE = (ErrorCode.CONSUMER_MOVED, ErrorCode.WRITE_CONCERN_TIMEOUT)
-"""After these, too, `read --follow` goes on."""
+"""The errors after which `read --follow` goes on, too."""
 WAIT_MS = 5_000
 
 

@@ -115,7 +115,7 @@ class LocalSet:
         self.base_port = 0
         self.initiated = False
         self.settings: dict[str, object] = {}
-        """Of the first configuration."""
+        """The settings of the first configuration."""
         self.stores_default = False
         """Whether `cluster up` still has to store the default write concern, which arbiters would weaken."""
         self.members: list[LocalMember] = []

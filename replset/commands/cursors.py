@@ -134,13 +134,13 @@ class Cursor(ABC):
         """What opened it, unless that is large: currentOp shows it, with its comment."""
         self.is_change_stream = False
         self.resume_token: dict[str, object] | None = None
-        """Of a change stream: where it is behind the newest batch."""
+        """Where a change stream is, behind its newest batch."""
         self.await_data = False
         """A getMore without documents waits for some."""
         self.linearizable = False
         """Each batch must be confirmed before it is answered (read_concern.confirm_linearizable)."""
         self.snapshot_at: OpTime | None = None
-        """Of read concern snapshot outside of a transaction: told with each batch."""
+        """The point of a read concern snapshot outside of a transaction; each batch names it."""
         self.left_ms: int | None = None
         """What its batches have left of find's maxTimeMS; None: no limit."""
 

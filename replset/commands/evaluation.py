@@ -109,7 +109,7 @@ async def evaluate_all(
     read: Callable[[Sequence[bytes]], Iterable[T | None]],
     want: int | None = None,
 ) -> tuple[list[T], int]:
-    """As `evaluate`. read: gives a result for each of the documents, when it is asked for."""
+    """Do as `evaluate`. read: gives a result for each of the documents, when it is asked for."""
 
     def work() -> tuple[list[T], int]:
         time_slice = TimeSlice(member.clock)

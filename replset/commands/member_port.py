@@ -208,7 +208,7 @@ class MemberPort(Protocol):
 
     @property
     def set_name(self) -> str:
-        """As given at start (`--replSet`)."""
+        """The set's name that was given at start (`--replSet`)."""
         ...
 
     @property
@@ -237,7 +237,7 @@ class MemberPort(Protocol):
 
     @property
     def keys(self) -> Keys:
-        """Of the key file, or the one that all members without a key file have."""
+        """The keys of the key file, or those that all members without a key file have."""
         ...
 
     def reload_credentials(self) -> bool:
@@ -331,7 +331,7 @@ class MemberPort(Protocol):
 
     @property
     def rollback_progress(self) -> RollbackProgress:
-        """Of the rollback that runs."""
+        """How far the rollback is that runs."""
         ...
 
     @property
@@ -370,7 +370,7 @@ class MemberPort(Protocol):
 
     @property
     def initial_sync_progress(self) -> InitialSyncProgress:
-        """Of the initial sync under way, or of this process's last one."""
+        """How far the initial sync under way is, or this process's last one was."""
         ...
 
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
@@ -382,7 +382,7 @@ class MemberPort(Protocol):
         ...
 
     def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
-        """As `write`: `completion` gets the result or the error, in the turn in which the group ends.
+        """Do as `write`: `completion` gets the result or the error, in the turn in which the group ends.
 
         It raises only NotWritablePrimaryError and ShutdownInProgressError, at once.
         """

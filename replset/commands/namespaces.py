@@ -29,7 +29,7 @@ def check_database(name: str) -> str:
 
 
 def droppable_database(name: str) -> str:
-    """As `check_database`, and it may be dropped (20): admin holds the users, local and config are the member's own."""
+    """Do as `check_database`, and refuse (20) admin, which has the users, and local and config, the member's own."""
     if check_database(name) in INTERNAL_DATABASES or name == "admin":
         raise IllegalOperationError(f"dropping the '{name}' database is prohibited")
     return name
@@ -62,7 +62,7 @@ def cursor_namespace(database: str, collection: str) -> str:
 
 @lru_cache(maxsize=4096)
 def writable_namespace(database: str, collection: str) -> str:
-    """As `namespace`, and clients may write to it."""
+    """Return `namespace` if clients may write to it."""
     ns = namespace(database, collection)
     if database in INTERNAL_DATABASES:
         raise InvalidNamespaceError(f"cannot write to {ns}: the database {database} is the member's own")
@@ -72,7 +72,7 @@ def writable_namespace(database: str, collection: str) -> str:
 
 
 def collection_of(ctx: CommandContext) -> str:
-    """As `collection_field`, of this command. It is kept, since currentOp's table asks for it too."""
+    """Return the `collection_field` of this command. It is kept, since currentOp's table asks for it too."""
     name = ctx.collection
     if name is None:
         name = ctx.collection = collection_field(ctx.body, ctx.name)

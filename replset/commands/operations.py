@@ -127,12 +127,12 @@ class OperationTable:
         return operation
 
     def begin_prepared(self, write: PreparedWrite) -> None:
-        """As `begin`, of a write that runs in no task; `end_prepared` must follow."""
+        """Do as `begin` for a write that runs in no task; `end_prepared` must follow."""
         write.id, write.began, write.held_before = next(self._ids), self._now(), self._flow_control.held_ms
         self.running[write.id] = write
 
     def end_prepared(self, write: PreparedWrite, *, counts: bool) -> None:
-        """As `end`. counts: False if the write goes the usual way, where it begins anew."""
+        """Do as `end`. counts: False if the write goes the usual way, where it begins anew."""
         del self.running[write.id]
         if counts:
             took_ms, name = self._now() - write.began, write.target.name

@@ -18,7 +18,7 @@ _INC_MASK = (1 << 31) - 1
 
 
 def election_id(term: int) -> ObjectId:
-    """As MongoDB makes it of the term, so that drivers can order primaries (map E7)."""
+    """Return what MongoDB makes of the term, so that drivers can order primaries (map E7)."""
     return ObjectId(b"\x7f\xff\xff\xff" + term.to_bytes(8, "big"))
 
 
@@ -88,7 +88,7 @@ def add_retry_labels(error: ReplError, *, has_written: bool) -> None:
 
 
 def label_concern_error(reply: dict[str, object]) -> None:
-    """As `add_retry_labels`, for the reply of a write that is applied and whose write concern is not met."""
+    """Do as `add_retry_labels` for the reply of a write that is applied and whose write concern is not met."""
     error = reply["writeConcernError"]
     if isinstance(error, dict) and has_trait(error.get("code"), Trait.RETRYABLE):
         reply["errorLabels"] = [RETRYABLE]

@@ -76,7 +76,7 @@ class Work:
 
 
 WORK: Final[ContextVar[Work | None]] = ContextVar("work", default=None)
-"""Of the command that this task runs, for code that serves several commands, such as a cursor."""
+"""The work of the command that this task runs, for code that serves several commands, such as a cursor."""
 
 
 @dataclass(frozen=True, slots=True)

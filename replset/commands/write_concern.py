@@ -50,7 +50,7 @@ from replset.storage.store import Store
 T = TypeVar("T")
 MAX_W = 50
 SURVIVAL_MS: Final = Millis(2_000)
-"""So long a write of a primary that has stepped down may still turn out to be committed."""
+"""How long a write of a primary that has stepped down may still turn out to be committed."""
 SETTINGS_NS = "config.settings"
 DEFAULTS_ID = "ReadWriteConcernDefaults"
 DEFAULTS = ReplicatedDocument(SETTINGS_NS, encode_key(DEFAULTS_ID))

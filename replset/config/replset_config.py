@@ -98,7 +98,7 @@ class ReplSetConfig:
         return self._by_host.get(host)
 
     def with_member(self, changed: Member) -> ReplSetConfig:
-        """The same configuration with the member of this `_id` replaced."""
+        """Return the same configuration with the member of this `_id` replaced."""
         return replace(self, members=tuple(changed if member.id == changed.id else member for member in self.members))
 
     # --- order ---------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class ReplSetConfig:
     # --- documents -----------------------------------------------------------------------------------------------
 
     def document(self, internal: bool = False) -> dict[str, object]:
-        """As replSetGetConfig shows it; internal: with what users do not see (between members and on disk)."""
+        """Return what replSetGetConfig shows; internal: with what users do not see (between members and on disk)."""
         document: dict[str, object] = {"_id": self.set_name, "version": self.version}
         if self.term != -1:
             document["term"] = self.term

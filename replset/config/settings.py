@@ -34,7 +34,7 @@ def read_boolean(document: Mapping[str, object], name: str, default: bool, place
 
 RESERVED_MODES = frozenset({"majority", "inSync"})
 TagCounts = tuple[tuple[str, int], ...]
-"""Of how many different values of each tag there must be a member: `(("dc", 2), ("disk", 1))`."""
+"""For how many different values of each tag there must be a member: `(("dc", 2), ("disk", 1))`."""
 HEARTBEAT_INTERVAL_MS = Millis(2_000)
 ELECTION_TIMEOUT_MS = Millis(10_000)
 

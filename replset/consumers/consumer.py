@@ -111,15 +111,15 @@ class Consumer:
     # --- changes
 
     def taken_by(self, reader: str) -> Consumer:
-        """With another holder: what the former one read before, it can acknowledge no more."""
+        """Return it with another holder: what the former one read before, it can acknowledge no more."""
         return replace(self, holder=reader, generation=self.generation + 1)
 
     def moved_to(self, position: str) -> Consumer:
-        """From another place on; what was read before counts no more."""
+        """Return it from another place on; what was read before counts no more."""
         return replace(self, position=position, acked=(), holder="", generation=self.generation + 1, delay_ms=0)
 
     def acknowledged_through(self, generation: int, token: str) -> Consumer:
-        """With all events up to `token` acknowledged. It never goes back: an acknowledgement may come twice, or late.
+        """Return it with all up to `token` acknowledged, never less: an acknowledgement may come twice, or late.
 
         ConsumerMovedError: of an earlier generation.
         """
@@ -129,13 +129,13 @@ class Consumer:
         return replace(self, position=token, acked=tuple(one for one in self.acked if one > token))
 
     def given_back(self, generation: int, delay_ms: int) -> Consumer:
-        """With what was read not given again before so long. ConsumerMovedError: of an earlier generation."""
+        """Return it with what was read given again after `delay_ms`. ConsumerMovedError: an earlier generation."""
         self.check_generation(generation)
         return replace(self, delay_ms=delay_ms)
 
     def acknowledged(self, generation: int, tokens: Iterable[str]) -> Consumer:
-        """With these single events of a shared consumer acknowledged. ConsumerMovedError; BadValueError: too many are
-        ahead of the position.
+        """Return it with these single events of a shared one acknowledged. ConsumerMovedError; BadValueError: too many
+        are ahead of the position.
         """
         self.check_generation(generation)
         acked = sorted({*self.acked, *(token for token in tokens if token > self.position)})

@@ -16,7 +16,7 @@ FAST_FAILOVER: Final = "fastFailover"
 TRIES: Final = 3
 FIRST_DELAY_MS, RANK_DELAY_MS, RANDOM_DELAY_MS = 20, 80, 40
 RETRY_MS: Final = 150
-"""Until the next try, and up to as much more at random."""
+"""The time until the next try, and up to as much more at random."""
 MAX_DOUBLINGS: Final = 6
 
 

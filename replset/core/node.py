@@ -299,7 +299,7 @@ class Node:
 
     @property
     def state(self) -> MemberState:
-        """As clients see it: a witness in service is ARBITER."""
+        """The state as clients see it: a witness in service is ARBITER."""
         return self._state.shown_state
 
     @property

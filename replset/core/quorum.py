@@ -94,7 +94,7 @@ def tag_counts(config: ReplSetConfig, concern: WriteConcern) -> TagCounts | None
 
 
 class Number(NamedTuple):
-    """So many of these members."""
+    """A write concern that asks for a number of these members."""
 
     needed: int
     members: tuple[Member, ...]

@@ -397,7 +397,7 @@ class NodeState:
         return found
 
     def document_positions(self) -> list[Position]:
-        """As `positions`, of members with documents: what `w: N` counts."""
+        """Return those `positions` that are of members with documents: what `w: N` counts."""
         bearing = {member.id for member in self.config.data_bearing} if self.config is not None else set()
         return [position for member_id, position in self.positions().items() if member_id in bearing]
 

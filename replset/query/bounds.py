@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
     @property
     def reverse(self) -> Cut:
-        """The same place among complemented keys, which have the opposite order."""
+        """Return the same place among complemented keys, which have the opposite order."""
         return Cut(self.prefix.translate(_COMPLEMENT), not self.is_behind, self.value)
 
 
@@ -68,19 +68,19 @@ class Interval(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As MongoDB's explain shows it."""
+        """Return the text of MongoDB's explain."""
         begin, end = "(" if self.low.is_behind else "[", "]" if self.high.is_behind else ")"
         return f"{begin}{self.low.text}, {self.high.text}{end}"
 
     @property
     def text_backwards(self) -> str:
-        """As `text`, of a scan from the end to the beginning."""
+        """Return the `text` of a scan from the end to the beginning."""
         begin, end = "[" if self.high.is_behind else "(", ")" if self.low.is_behind else "]"
         return f"{begin}{self.high.text}, {self.low.text}{end}"
 
 
 Intervals = tuple[Interval, ...]
-"""In order, none touches another one."""
+"""Intervals in order, of which none touches another one."""
 EVERYTHING: Final = Interval(Cut(b"\x0a", False, Text("MinKey")), Cut(b"\xf0", True, Text("MaxKey")))
 FULL: Final[Intervals] = (EVERYTHING,)
 NULL_KEY: Final = encode_key(None)

@@ -44,7 +44,7 @@ class Token(NamedTuple):
 
     @property
     def optime(self) -> OpTime:
-        """Of the entry that the token names."""
+        """The optime of the entry that the token names."""
         return OpTime(self.term, self.ts)
 
     @property

@@ -354,7 +354,7 @@ def _properties(schemas: Mapping[str, Any], errors: list[tuple[list[Any], Any]])
 
 
 def _children(rule: str, schema: Any, errors: list[tuple[list[Any], Any]]) -> list[Document]:
-    """Of a keyword that holds one schema, or one by pattern or index."""
+    """Describe a keyword that holds one schema, or one by pattern or index."""
     is_keyed = rule == "patternProperties" or isinstance(schema, list)
     found: list[Document] = []
     for path, error in errors:
@@ -363,7 +363,7 @@ def _children(rule: str, schema: Any, errors: list[tuple[list[Any], Any]]) -> li
 
 
 def _numbered(schemas: Sequence[Any], errors: list[tuple[list[Any], Any]]) -> list[Document]:
-    """Of a keyword that holds several schemas, those that are not satisfied."""
+    """Describe those of a keyword's several schemas that are not satisfied."""
     by_index: dict[int, list[tuple[list[Any], Any]]] = {}
     for path, error in errors:
         by_index.setdefault(path[0], []).append((path[1:], error))

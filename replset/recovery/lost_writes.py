@@ -128,7 +128,7 @@ class LostCommand:
 
     @property
     def options(self) -> dict[str, object]:
-        """Of a create: the collection's options. Of a drop: nothing. Of other commands: the whole command."""
+        """The collection's options of a create, nothing of a drop, the whole command of others."""
         match self.kind:
             case CommandKind.DROP:
                 return {}

@@ -97,7 +97,7 @@ class CommonPoint:
                 low = point
 
     def _between(self, low: OpTime, high: OpTime) -> list[OpTime]:
-        """Up to PROBE_POINTS of my entries strictly between, spread over time; empty when there are none."""
+        """Return up to PROBE_POINTS of my entries strictly between, spread over time; empty when there are none."""
         found: set[OpTime] = set()
         first = self._store.oplog_after(low, limit=1, max_bytes=1)
         if first and first[0].optime < high:

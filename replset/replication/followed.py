@@ -122,13 +122,13 @@ class FollowProgress:
 
 
 def read_state(store: Store) -> FollowState | None:
-    """As this member has it; None: this set never followed another one."""
+    """Return the state as this member has it; None: this set never followed another one."""
     raw = DOCUMENT.read(store)
     return None if raw is None else _parsed(raw)
 
 
 def state_in(txn: Txn) -> FollowState | None:
-    """The same within a group."""
+    """Return the state within a group; see `read_state`."""
     raw = DOCUMENT.read_in(txn)
     return None if raw is None else _parsed(raw)
 

@@ -47,7 +47,7 @@ from replset.storage.undo import rollback_in_progress
 log = logging.getLogger("replset.initial_sync")
 
 CHECKED_ENTRIES = 1 << 60
-"""Of a copy: all that it has. A damaged entry that is copied would be damaged on both."""
+"""How many entries of a copy are checked: all. A damaged entry that is copied would be damaged on both."""
 _COPY_FOR = "copy_for"  # meta of an installed copy: the id of the initial sync that it was fetched for
 
 

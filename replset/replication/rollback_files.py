@@ -142,7 +142,7 @@ class RollbackFiles:
             self._add(writer, FileKind.BEFORE, coll.ns, uuid, before)
 
     def _current_documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
-        """For an export that begins before the undo log does: the documents' state at the common point is not known."""
+        """Export from before the undo log begins: the documents' state at the common point is not known."""
         seen, renamed = self._from_commands(snapshot)
         place: tuple[str, bytes] | None = None
         while written := snapshot.written_after(self.common.ts, place, WRITTEN_PAGE):

@@ -64,7 +64,7 @@ class SessionWrite:
         return tail + (_image_fields[self.image] if has_image and self.image is not None else b"")
 
     def extras(self, statements: Iterable[int], first: OpTime) -> list[bytes]:
-        """As `extra`, of an insert for each of these statements, under one `ts` after the other from `first` on."""
+        """Return the `extra` of an insert for each of these statements, whose `ts` go on from `first`."""
         term, ts = first
         previous = chain((self.previous,), (OpTime(term, later) for later in count(ts)))
         return [self._chained(statement, before) for statement, before in zip(statements, previous, strict=False)]
@@ -112,7 +112,7 @@ def read_extra(extra: bytes) -> tuple[bytes, int] | None:
 
 
 def record_insert(txn: Txn, session: tuple[bytes, int], optime: OpTime, wall_ms: int) -> None:
-    """As `record_applied`, of an insert. session: see `read_extra`."""
+    """Do as `record_applied` for an insert. session: see `read_extra`."""
     lsid, txn_number = session
     txn.put_session(session_key(lsid), encode_record(lsid, SessionRecord(txn_number, optime, wall_ms)), ts=optime.ts)
 

@@ -301,7 +301,7 @@ OPTION_ORDER = (
     *("viewOn", "pipeline", "capped", "size", "max"),
     *("validator", "validationLevel", "validationAction", IMAGES),
 )
-"""Of the options that a collection may have, so that equal ones are equal bytes."""
+"""The order of the options that a collection may have, so that equal ones are equal bytes."""
 COLL_MOD_NAMES = {"cappedSize": "size", "cappedMax": "max"}
 """What collMod calls an option, where that differs."""
 _NOTHING = {

@@ -33,7 +33,7 @@ from replset.storage.txn import Txn
 
 T = TypeVar("T")
 Documents = Mapping[bytes, bytes | None]
-"""Of one collection, by key, in the order of the first write; None: deleted."""
+"""The documents of one collection, by key, in the order of the first write; None: deleted."""
 ADMIN_NS: Final = "admin.$cmd"
 _NO_DOCUMENTS: Documents = {}
 _ENTRY_OVERHEAD: Final = 16 << 10
@@ -43,7 +43,7 @@ WRITES_MAX: Final = 100_000
 _OPERATION_BYTES: Final = 200
 """What Python adds to an operation and a document."""
 _KEYSTRING_BYTES: Final = 400
-"""And to a key of a unique index. An array of small values takes far more there than in the document."""
+"""What a key of a unique index adds to it. An array of small values takes far more there than in the document."""
 
 
 class _Change(NamedTuple):
@@ -75,7 +75,7 @@ class WriteSet(Txn):
         self._changes: list[_Change] = []
         self._created: set[bytes] = set()
         self._keystrings: dict[tuple[int, bytes], set[bytes]] = {}
-        """Of unique indexes: which documents of the transaction have or had the keystring."""
+        """Which documents of the transaction have or had a keystring of a unique index."""
         self._operations: list[bytes] = []
         self.at = self.last = store.last_applied
         self.catalog = store.copy_catalog()

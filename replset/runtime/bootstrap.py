@@ -17,7 +17,7 @@ from replset.runtime.options import MemberOptions
 log = logging.getLogger("replset.bootstrap")
 ASK_EVERY_S: Final = 1
 LISTEN_S: Final = 5
-"""So long the first member waits before it asks, two heartbeats: if all disks of the list were emptied, a member of the
+"""How long the first member waits before it asks, two heartbeats: were all disks of the list emptied, a member of the
 set that is not in the list finds it before."""
 
 

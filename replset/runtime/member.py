@@ -148,7 +148,7 @@ class RunningMember:
         steps: StepSizes,
         ids: ObjectIds,
     ) -> None:
-        """For `start`."""
+        """Use `start`."""
         self._set_outside(options, ports, credentials, audit, ids)
         self._is_started = False
         self._is_stopping = False

@@ -71,7 +71,7 @@ class Collection:
 
     @property
     def pipeline(self) -> list[object]:
-        """Of a view: its stages."""
+        """The stages of a view."""
         found = self.options.get("pipeline", [])
         return found if isinstance(found, list) else []
 

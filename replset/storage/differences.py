@@ -30,9 +30,9 @@ from replset.storage.txn import write_meta
 
 SPAN_BITS = 4
 SPANS_MAX, SPANS_BYTES = 4096, 64 << 20
-"""Of one answer: spans, and bytes of their rows in hex."""
+"""How much one answer has: spans, and bytes of their rows in hex."""
 ROWS_BYTES = 8 << 20
-"""Of the rows in one answer, one row more than these included."""
+"""How many bytes of rows one answer has, and one row more."""
 FIRST_PLACE, LAST_PLACE = -(1 << 63), (1 << 63) - 1
 _READ_ROWS, _READ_BYTES = 1024, 1 << 20
 _pair = Struct("<qq")

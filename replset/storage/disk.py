@@ -58,7 +58,7 @@ class Disk(Protocol):
     def read_file(self, path: str) -> bytes: ...
 
     def read_at(self, path: str, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset`; fewer only at the end of the file."""
+        """Read `length` bytes from `offset`; fewer only at the end of the file."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -80,7 +80,7 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Nothing happens when there is no such file."""
+        """Remove a file. Nothing happens when there is none."""
         ...
 
     def sync_folder(self, path: str) -> None:

@@ -147,7 +147,7 @@ class IndexCheck:
     _after_key: bytes | None = b""
     _after_entry: tuple[bytes, bytes] | None = None
     _keys: dict[bytes, tuple[bytes, frozenset[bytes]]] = field(default_factory=dict)
-    """Of some documents their bytes and keystrings: a document may have entries all over the index."""
+    """The bytes and keystrings of some documents: a document may have entries all over the index."""
     _keys_made: int = 0
 
     def next_slice(self, snapshot: Snapshot, limit: int) -> bool:
@@ -203,7 +203,7 @@ class IndexCheck:
         return keys
 
     def _keys_of(self, doc: bytes) -> list[bytes]:
-        """As `keys_of`; a document that cannot be in the index, or whose bytes a disk has changed, has no key."""
+        """Do as `keys_of`; a document that cannot be in the index, or whose bytes a disk has changed, has no key."""
         try:
             return keys_of(self.index, doc)
         except ReplError:

@@ -330,7 +330,7 @@ def _touched(indexes: list[Index], before: bytes, after: bytes) -> list[Index]:
 
 
 def _known_keys(index: Index, document: bytes | None) -> tuple[set[bytes], int]:
-    """As `_keys`; a document that cannot be indexed has no entries, and is refused by the primary's build."""
+    """Do as `_keys`; a document that cannot be indexed has no entries, and is refused by the primary's build."""
     if not document:
         return set(), 0
     try:
@@ -400,7 +400,7 @@ def load_indexes(connection: apsw.Connection, coll: bytes) -> tuple[Index, ...]:
 
 
 def load_all_indexes(connection: apsw.Connection) -> dict[bytes, tuple[Index, ...]]:
-    """As `load_indexes`, of all collections that have some."""
+    """Do as `load_indexes` for all collections that have some."""
     found: dict[bytes, tuple[Index, ...]] = {}
     for row in rows_of(connection, f"SELECT {_AS_WRITTEN} FROM indexes WHERE dropped_ts IS NULL ORDER BY id"):
         index = _index(row)
@@ -433,7 +433,7 @@ def state_of(connection: apsw.Connection, id_: int) -> bytes:
 
 
 def state_before_creation(id_: int) -> bytes:
-    """As `state_of`, of an index that is about to be made: undone, it waits for its removal (retention.py)."""
+    """Return the `state_of` an index that is about to be made: undone, it waits for its removal (retention.py)."""
     return encode({"id": Int64(id_), "dropped": Int64(0)})
 
 

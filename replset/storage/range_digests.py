@@ -68,7 +68,7 @@ def read_range(snapshot: Snapshot, coll: Collection, at: OpTime, low: bytes, hig
 
 
 def read_digest(snapshot: Snapshot, coll: Collection, at: OpTime, low: bytes, high: bytes | None) -> DocumentRange:
-    """As `read_range`, without the documents.
+    """Do as `read_range` without the documents.
 
     SQLite puts the whole range together in one call. Between rows, a thread that walks them in Python would take the
     interpreter's lock from the event loop again and again, and halve what writers get done.

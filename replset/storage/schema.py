@@ -137,7 +137,7 @@ def _vote_config_and_journal(db: Database) -> None:
 
 
 SESSIONS_UUID = bytes.fromhex("5e5510005e5540008000000000000001")
-"""Of the collection of session records (sessions.py): the same on every member."""
+"""The UUID of the collection of session records (sessions.py): the same on every member."""
 
 
 def _session_records(db: Database) -> None:

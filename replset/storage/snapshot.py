@@ -305,7 +305,7 @@ class Snapshot:
         backwards: bool = False,
         rows: int = PAGE_ROWS,
     ) -> Iterator[list[tuple[int, bytes, bytes]]]:
-        """As `natural_scan`, the rows together that were read together."""
+        """Do as `natural_scan`, and give the rows together that were read together."""
         since = self._prepare(coll, at)
         pages = natural_order.pages(self.connection, coll, since, after, backwards, rows)
         while (page := self._query(lambda: next(pages, None))) is not None:
@@ -363,7 +363,7 @@ class Snapshot:
         return 0 if known is None else self._bytes_of(*_trees(known))
 
     def all_bytes_on_disk(self, collections: Iterable[Collection]) -> list[int]:
-        """As `bytes_on_disk`, of each, in one walk over all pages of the database.
+        """Return the `bytes_on_disk` of each, in one walk over all pages of the database.
 
         To find one table by its name, SQLite reads the whole schema. For a thousand collections that takes seconds.
         """

@@ -12,7 +12,7 @@ import apsw
 from replset.errors import CorruptDataError, DataMismatchError, OutOfDiskSpaceError, StorageError, SyncFailedError
 
 MIN_SQLITE = (3, 51, 3)
-"""Before it, two connections could reset one WAL twice and lose commits."""
+"""The oldest SQLite that may be used: before it, two connections could reset one WAL twice and lose commits."""
 BUSY_MS = 2000
 """How long a connection that may wait waits for another connection's lock."""
 _FAILED_SYNCS = (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)

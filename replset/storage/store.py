@@ -258,7 +258,7 @@ class Store:
             raise storage_error(error, self.dbpath) from error
 
     def group(self) -> Group:
-        """One transaction: `with store.group() as txn`. At its end it is committed, on an exception taken back.
+        """Begin one transaction: `with store.group() as txn`. At its end it is committed, on an exception taken back.
 
         A failed COMMIT fails the group, and what is kept in memory is loaded from the file again. Raises
         OutOfDiskSpaceError before anything is done while the disk is nearly full; StorageError.
@@ -353,7 +353,7 @@ class Store:
         return Catalog(list(self._catalog.by_uuid.values()))
 
     def collections(self, database: str | None = None) -> list[Collection]:
-        """In the order of their names."""
+        """Return the collections in the order of their names."""
         found = self._catalog.by_ns.values()
         return sorted((c for c in found if database is None or c.database == database), key=lambda c: c.ns)
 
@@ -522,7 +522,7 @@ class Store:
     # --- commit point and size, in meta
 
     def set_commit_point(self, optime: OpTime) -> None:
-        """Never moves back."""
+        """Take over the commit point, which never moves back."""
         self.commit_point = max(self.commit_point, optime)
 
     def saved_commit_point(self) -> OpTime:

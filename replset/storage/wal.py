@@ -15,7 +15,7 @@ from replset.storage.disk import WAL_SUFFIX, Disk
 from replset.storage.sqlite import first_row, storage_error
 
 _SALT_AT, _SALT_BYTES = 16, 8
-"""In the WAL's header (SQLite's file format, section 4.1)."""
+"""Where the salt is in the WAL's header (SQLite's file format, section 4.1)."""
 
 
 class Wal:

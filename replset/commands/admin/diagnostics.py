@@ -83,7 +83,7 @@ async def get_log(ctx: CommandContext) -> Reply:
 
 
 def _warning_lines(ctx: CommandContext) -> list[str]:
-    """As lines of MongoDB's log, which are JSON."""
+    """Return them as lines of MongoDB's log, which are JSON."""
     begun = DateTime(ctx.member.clock.wall_ms() - (ctx.member.clock.now() - ctx.member.started_at))
     head: dict[str, object] = {"t": begun, "s": "W", "c": "CONTROL", "id": 1, "ctx": "initandlisten"}
     return [to_ejson({**head, "msg": warning}) for warning in ctx.member.warnings]

@@ -35,7 +35,7 @@ def options_of(body: RawDocument, place: str) -> RawDocument:
 
 
 def _capped_options(body: RawDocument, place: str) -> dict[str, object]:
-    """As in MongoDB, the size is raised to a multiple of 256, and to 4096."""
+    """Read the options of a capped collection. As in MongoDB, the size is raised to a multiple of 256, and to 4096."""
     if fields.is_absent(body, "size"):
         raise InvalidOptionsError("the 'size' field is required when 'capped' is true")
     options: dict[str, object] = {"capped": True, "size": capped_size(body, "size", place)}

@@ -51,7 +51,7 @@ async def create(ctx: CommandContext) -> Reply:
 
 
 def create_in(group: WriteGroup, ns: str, options: RawDocument, uuid: bytes | None = None) -> None:
-    """As `create`, in an open group. NamespaceExistsError when the collection is there with other options."""
+    """Do as `create` in an open group. NamespaceExistsError: the collection is there with other options."""
     coll = group.txn.catalog.by_ns.get(ns)
     if coll is None:
         if "viewOn" in options:

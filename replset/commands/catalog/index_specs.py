@@ -25,7 +25,7 @@ from replset.query.paths import DBREF_NAMES
 from replset.query.sort import MAX_FIELDS
 
 INDEXES_MAX: Final = 64
-"""Of one collection, the one on `_id` included."""
+"""How many indexes a collection may have, the one on `_id` included."""
 _KEY_BYTES_MAX: Final = 2048
 _EXPIRE_MAX: Final = (1 << 31) - 1
 _OF_ID_INDEX = frozenset({"key", "name", "v", "ns", "collation"})
@@ -154,7 +154,7 @@ def _key_pattern(key: bytes) -> dict[str, object]:
 
 
 def _default_name(pattern: Mapping[str, Any]) -> str:
-    """As drivers make it: a_1_b_-1."""
+    """Return the name that drivers make: a_1_b_-1."""
     return "_".join(
         f"{path}_{int(direction) if float(direction).is_integer() else direction}"
         for path, direction in pattern.items()

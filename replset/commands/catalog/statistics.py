@@ -33,7 +33,7 @@ INDEX_SLICE = 500
 COLLECTIONS_AT_ONCE = 32
 """Collections whose size a worker finds before others get a turn."""
 BYTES_AT_ONCE = 256 << 20
-"""Of a database in which one walk finds the sizes of all collections, in about a tenth of a second."""
+"""The size of a database in which one walk finds the sizes of all collections, in about a tenth of a second."""
 MOST_SHOWN = 100
 """Damaged documents that validate names."""
 

@@ -105,7 +105,7 @@ class ArchiveStatus:
         return behind_ms(member, through.optime) // 1000
 
     def document(self, member: MemberPort) -> dict[str, object]:
-        """As replSetGetStatus shows it."""
+        """Return what replSetGetStatus shows."""
         record = self.record
         document: dict[str, object] = {"holder": record.holder, "segmentsWritten": self.segments_written}
         if record.through is not None:

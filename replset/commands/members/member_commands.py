@@ -30,7 +30,7 @@ async def ask_core(ctx: CommandContext) -> Reply:
 
 
 def refuse_foreign_member(ctx: CommandContext) -> None:
-    """As `refuse_other_set`, of a command with the field `setId`."""
+    """Do as `refuse_other_set` for a command with the field `setId`."""
     theirs = ctx.body.get("setId")
     if theirs is not None and not isinstance(theirs, ObjectId):
         raise RemoteProtocolError("field 'setId' is not an ObjectId")

@@ -36,7 +36,7 @@ COMMIT_POINT_DELAY_MS = 10
 """How long a new commit point waits for entries that it can go with, if nobody waits for it at the other end."""
 FAR_BEHIND_MS = 10_000
 LONGEST_WAIT_S = 2.0
-"""Of one answer, for the byte rate: the other member waits for it for 5 s."""
+"""How long one answer may wait for the byte rate: the other member waits for it for 5 s."""
 BEHIND_MS = 1_000
 """How long a secondary waits for the entry that another one wants to go on from: it may be a moment behind it."""
 

@@ -29,7 +29,7 @@ from replset.query.stages.unwind import UnwindStage, with_value
 
 T = TypeVar("T")
 KNOWN_BYTES: Final = 16 << 20
-"""Of results that a $lookup keeps for further documents with the same values."""
+"""How many bytes of results a $lookup keeps for further documents with the same values."""
 KNOWN_OVERHEAD: Final = 200
 TURN_MS: Final = 10
 """How long documents are joined before others get a turn."""
@@ -130,7 +130,7 @@ class JoinCursor(RowCursor):
     """
 
     most_bytes = MAX_BSON_SIZE
-    """Of one read."""
+    """How many bytes one read takes at most."""
 
     def __init__(self, run: PipelineRun, stage: JoinStage, source: Cursor) -> None:
         super().__init__(run, source)
@@ -142,13 +142,13 @@ class JoinCursor(RowCursor):
         self._items: list[bytes] = []
         """What is still to come of its array, the next one last."""
         self._number = -1
-        """Of the next item; -1 where there is no document."""
+        """The number of the next item; -1 where there is no document."""
         self._collection = stage.source
         self._view: Sequence[Stage] | None = None
         """The stages of the view that is joined, once they are known; none for a collection."""
         self._within = run.inner({})
         self._inner: Cursor | None = None
-        """Of the pipeline that is read; with an $unwind it stays open as long as an array goes on."""
+        """The cursor of the pipeline that is read; with an $unwind it stays open as long as an array goes on."""
 
     async def _next(self, pause: Pause) -> bytes | None:
         if self._unwind is not None:

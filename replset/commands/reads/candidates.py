@@ -58,7 +58,7 @@ class View(ABC):
     def natural(self, after: int | None, backwards: bool) -> Iterator[tuple[int, bytes, bytes]]: ...
 
     def natural_pages(self, after: int | None, backwards: bool) -> Iterator[list[tuple[int, bytes, bytes]]]:
-        """As `natural`, those together that were read together."""
+        """Give what `natural` gives, those together that were read together."""
         for row in self.natural(after, backwards):
             yield [row]
 
@@ -237,7 +237,7 @@ class Source(ABC):
         """Those behind the position, each document once. The documents may be written meanwhile."""
 
     def pages(self, view: View) -> Iterator[list[Candidate]]:
-        """As `candidates`, those together that were read together. A page that is asked for has at least one."""
+        """Give `candidates`, those together that were read together. A page that is asked for has at least one."""
         for candidate in self.candidates(view):
             yield [candidate]
 
@@ -324,7 +324,7 @@ class _IndexOrder(Source):
         self._moved: list[Entry] = []
         """Places of documents that were changed since the point of the read."""
         self._firsts: dict[bytes, tuple[int, bytes | None]] = {}
-        """Of a multikey index: by key, a document's hash and the first of its keys. It may have thousands of them."""
+        """Of a multikey index, by key: the document's hash and the first of its keys. It may have thousands of them."""
         self._own: dict[bytes, tuple[bytes, bytes | None]] = {}
         """By key, a document of the reader's transaction, which may have many, and the first of its keys."""
 

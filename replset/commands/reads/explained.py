@@ -60,7 +60,7 @@ class Explained:
 
 @dataclass(slots=True)
 class _Counts:
-    """Of an execution: documents that match, entries and documents that were looked at, milliseconds."""
+    """What an execution took: documents that match, entries and documents that were looked at, milliseconds."""
 
     matched: int = 0
     keys: int = 0
@@ -146,7 +146,7 @@ async def _execute(
 
 
 async def _execute_on_oplog(ctx: CommandContext, wanted: Explained) -> _Counts:
-    """As `_execute`. keys: rows of which only the columns were looked at."""
+    """Do as `_execute`. keys: rows of which only the columns were looked at."""
     began = ctx.member.clock.now()
     counts = _Counts()
     asked = Wanted(wanted.found.matcher, None, wanted.weight, skip=wanted.skip, limit=wanted.limit)

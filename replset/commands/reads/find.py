@@ -197,7 +197,7 @@ class FindCursor(Cursor):
         self._sort_reader = found.reader(() if query.sort is None else query.sort.reads)
         self._sorter = Sorter(query.spill, "Sort", query.skip + query.limit if query.limit else 0)
         self._ordered: Iterator[bytes] | None = None
-        """Of a sorted find: what is still to be shown."""
+        """What a sorted find has still to show."""
         self._is_ordered_out = False
 
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:

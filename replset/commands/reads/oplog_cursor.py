@@ -112,7 +112,7 @@ class OplogCursor(TailingCursor):
         return rows
 
     async def _read_by_heads(self, matcher: Matcher, until: int) -> bool:
-        """As `_read_page`: look at the columns of the next rows, and read the entries that they do not leave out."""
+        """Do as `_read_page`: look at the columns of the next rows, and read the entries that they do not leave out."""
         store = self._member.store
         heads = store.oplog_heads(self._after, until, limit=PAGE_HEADS, backwards=self._backwards)
         if not heads:

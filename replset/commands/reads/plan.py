@@ -312,7 +312,7 @@ def _is_equality(intervals: Intervals) -> bool:
 
 
 def _narrowest(conditions: list[Intervals]) -> Intervals:
-    """Of an array the items can meet one condition each, so only one of the conditions counts."""
+    """Return one of the conditions. Each item of an array can meet another one, so only one of them counts."""
     return min(conditions, key=lambda one: (not _is_equality(one), len(one)), default=FULL)
 
 

@@ -67,7 +67,7 @@ class Scan(Generic[T]):
         self.at = at
         self.exhausted = False
         self._mean_bytes = 1
-        """Of a document, as of the last slice: a slice of few bytes must not read rows that it leaves out again."""
+        """A document's size in the last slice: a slice of few bytes must not read rows that it leaves out again."""
         self.keys_examined = self.documents_examined = 0
 
     async def next_slice(self, want: int | None = None, most_bytes: int = SLICE_BYTES) -> list[T]:

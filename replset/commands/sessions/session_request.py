@@ -107,7 +107,7 @@ def foreign_session() -> ReplError:
 
 
 def plain_session(body: RawDocument, uid: Binary = NOBODY) -> SessionRequest | None:
-    """As `parse_session`, of a command that has no `autocommit` and `startTransaction`, and may have a `txnNumber`."""
+    """Do as `parse_session` for a command without `autocommit` and `startTransaction`, perhaps with a `txnNumber`."""
     raw, number = body.get_raw("lsid"), body.get("txnNumber")
     if raw is None and number is None and "lsid" not in body:
         return None

@@ -24,7 +24,7 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, deque[asyncio.Future[None]] | None] = {}
-        """Of each session that is checked out, who waits for it; None: nobody ever did."""
+        """Who waits for each session that is checked out; None: nobody ever did."""
         self.on_end: list[Callable[[EndsSession], None]] = []
         self.recent: dict[bytes, Millis] = {}
         """When the newest sessions were used last, the longest ago first; for $listLocalSessions."""

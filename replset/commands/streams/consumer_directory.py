@@ -84,7 +84,7 @@ class ConsumerDirectory:
 
     @property
     def state(self) -> PrimaryState:
-        """Of this primary's term; empty in a new one."""
+        """The state of this primary's term; empty in a new one."""
         term = self._member.node.term
         if self._state.term != term:  # leases and windows of an earlier term count no more
             self._state = PrimaryState(term)

@@ -33,15 +33,15 @@ from replset.replication.write_ops import WriteGroup
 MOST_EVENTS, USUAL_EVENTS = 1_000, 100
 MOST_WAIT_MS = 30_000
 MOST_BYTES = 1 << 20
-"""Of the events in one reply. The last one may go beyond it; of a shared consumer only one that comes alone."""
+"""How many bytes of events a reply has. The last one may go beyond; of a shared consumer only one that comes alone."""
 LEAST_LOOK_MS = 1_000
-"""So long a read looks for events that its filter wants, also one that does not wait."""
+"""How long a read looks for events that its filter wants, also one that does not wait."""
 GATHER_MS = 30
 """Once it has an event, it goes on for so long to find more."""
 LOOK_MS = 5_000
 """A read that waits looks this often whether it still may."""
 SAVE_MS = 10_000
-"""So often a position is saved that moved because nothing in between was for the consumer."""
+"""How often a position is saved that moved because nothing in between was for the consumer."""
 CONCERN = WriteConcern(MAJORITY, wtimeout_ms=30_000, provenance="internalWriteDefault")
 
 
@@ -124,7 +124,7 @@ async def save(ctx: CommandContext, name: str, new: Callable[[Consumer], Consume
 
 
 async def save_by(ctx: CommandContext, operation: Callable[[WriteGroup], object]) -> None:
-    """As `save`, by a whole operation."""
+    """Do as `save` with a whole operation."""
 
     def run(group: WriteGroup) -> OpTime:
         operation(group)

@@ -33,7 +33,7 @@ PAGE_EVENTS: Final = 128
 PAGE_BYTES: Final = 4 << 20
 TURN_MS: Final = 5
 _TRIES: Final = 5
-"""Of a read of images that the store cuts off."""
+"""How often images are read again that the store cuts off."""
 _CHANGES: Final = frozenset({"update", "replace", "delete"})
 """Events of documents that were there before."""
 
@@ -109,7 +109,7 @@ class EventReader:
 
     @property
     def kept_bytes(self) -> int:
-        """Of the entries that are left of the page."""
+        """How many bytes the entries have that are left of the page."""
         return sum(len(row.entry) for row in self._rows)
 
     def drop_page(self) -> None:

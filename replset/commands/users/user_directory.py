@@ -51,7 +51,7 @@ class _Known:
     user: User
     read_at: Millis
     basic: bytes = b""
-    """Of a password that was right, so that the next request with it need not be checked so slowly."""
+    """A mark of a password that was right, so that the next request with it need not be checked so slowly."""
 
 
 class UserDirectory:
@@ -62,7 +62,7 @@ class UserDirectory:
         self._member = member
         self._known: dict[str, _Known] = {}
         self.secret = member.rng.randbytes(32)
-        """Of this process alone."""
+        """A secret of this process alone, of which such marks are made."""
         self._asking = 0
         self._checking = 0
         self._one_check = asyncio.Lock()

@@ -61,7 +61,7 @@ from replset.storage.catalog import Collection
 T = TypeVar("T")
 MOST_NESTED = 10
 MOST_OPERATIONS = 100_000
-"""As many as a write has statements."""
+"""How many operations there may be: as many as a write has statements."""
 OF_EACH_SET = frozenset({SETTINGS_NS, USERS_NS})
 """What is in the oplog of a dump, and each set has for itself: it is passed over. Else a restore would end there."""
 _DONE_ALREADY = {

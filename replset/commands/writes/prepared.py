@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 MOST_SHAPES: Final = 4
 """That a connection remembers: a driver sends one or two on each."""
 MOST_IN_VAIN: Final = 16
-"""So many shapes are made for a connection without one that is used again; then no more are."""
+"""How many shapes are made for a connection of which none is used again; then no more are."""
 COMMANDS: Final = {
     command.name: command for rows in (insert.COMMANDS, update.COMMANDS, delete.COMMANDS) for command in rows
 }

@@ -158,7 +158,7 @@ class Search:
         """The names of those that the plan uses."""
         self.sorted: SortedSearch | None = None
         self.taken: set[bytes] | None = None
-        """Of a search through an index, where a change may move a document ahead: those that are done with."""
+        """The documents that a search through an index is done with: a change may move one ahead of the search."""
         self._source: Source | None = self.keys
         self._coll = b""
 
@@ -268,11 +268,11 @@ class SearchingBatch(Batch):
         self.budget = 0  # documents that this group may still look at
         self.held = NOTHING_HELD
         self.time_slice: TimeSlice
-        """Of the group that runs."""
+        """The time slice of the group that runs."""
 
     @property
     def weight(self) -> int:
-        """Of the statement at `index`."""
+        """The weight of the statement at `index`."""
         return self.statements[self.index].weight + self._let_weight
 
     @property
@@ -284,7 +284,7 @@ class SearchingBatch(Batch):
         return self.returned is None
 
     def was_executed(self) -> bool:
-        """As in `Batch`. A statement over many documents, which only an Idempotency-Key makes retryable, goes on with
+        """See `Batch`. A statement over many documents, which only an Idempotency-Key makes retryable, goes on with
         the documents that an interrupted attempt has not changed.
         """
         if self.retry is None or not self.multi:
@@ -406,7 +406,7 @@ class SearchingBatch(Batch):
     def _one_match(
         self, txn: Txn, coll: Collection, search: Search, returned: ReturnedDocument
     ) -> Iterator[tuple[bytes, bytes, Match]]:
-        """As `matches`, of the document that findAndModify takes."""
+        """Do as `matches` for the document that findAndModify takes."""
 
         def evaluate(search: Search, raw: bytes) -> Match | None:
             match = self.evaluate(search, raw)
@@ -464,7 +464,7 @@ class SearchingBatch(Batch):
         evaluate: Callable[[Search, bytes], Match | None],
         only_one: bool,
     ) -> Iterator[tuple[bytes, bytes, Match]]:
-        """As `matches`. evaluate: what is done to a document. only_one: the caller takes one match."""
+        """Do as `matches`. evaluate: what is done to a document. only_one: the caller takes one match."""
         candidates = search.candidates(txn, coll)
         work = self.ctx.work
         work.is_scan |= search.is_scan

@@ -17,7 +17,7 @@ BODY_AT: Final = 21
 ARRAYS: Final = {"insert": "documents", "update": "updates", "delete": "deletes"}
 """The writes that have shapes, and the field with their statements."""
 _LSID_BYTES: Final = 30
-"""Of {id: UUID}."""
+"""The size of {id: UUID}."""
 _LSID_HEAD: Final = _LSID_BYTES.to_bytes(4, "little") + b"\x05id\0\x10\0\0\0\x04"
 _CONSTANT: Final = frozenset({*ARRAYS, "ordered", "writeConcern", "comment", "$db", "$readPreference"})
 """Fields that the usual way has checked, and whose meaning depends on nothing that changes."""

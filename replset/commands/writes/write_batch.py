@@ -38,11 +38,11 @@ GROUP_BYTES = 2 << 20
 GROUP_MS = 10
 """What one command takes of one group; the commit comes on top."""
 TURN_BYTES = 128 << 10
-"""Of documents or statements that one command reads before others get a turn: 250 usual ones take 1 to 4 ms."""
+"""How many bytes of documents or statements a command reads in one turn: 250 usual ones take 1 to 4 ms."""
 LEAST_BYTES = 256
 """What each of them counts there beside its own bytes."""
 ERROR_BYTES = 1 << 20
-"""Of write errors in one reply; the later ones say only which statement failed with which code, as in MongoDB."""
+"""How many bytes of write errors a reply has; later ones only name the statement and the code, as in MongoDB."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ Run = Callable[[Document, Variables], Any]
 """Gives the value of an expression for a document and the variables in scope, or MISSING."""
 
 WHOLE: Final = ""
-"""In `Expression.paths`: the expression may look at every field."""
+"""Stands in `Expression.paths`: the expression may look at every field."""
 SYSTEM_VARIABLES: Final = frozenset({"ROOT", "CURRENT", "REMOVE", "NOW", "CLUSTER_TIME", "USER_ROLES"})
 _ITEM_BYTES: Final = 8
 _CONSTANT_BYTES: Final = 64 << 10

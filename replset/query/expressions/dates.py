@@ -381,7 +381,7 @@ def truncated(ms: int, unit: str, size: int, zone: Zone, first_day: int) -> int:
 
 @lru_cache(4096)
 def _begin_of_days(day: int, unit: str, size: int, first_day: int) -> int:
-    """As `truncated`, of any moment of a day: bins of days and longer ones begin with a day of UTC."""
+    """Do as `truncated` with any moment of a day: bins of days and longer ones begin with a day of UTC."""
     return _begin(day * DAY, unit, size, ZULU, first_day)
 
 

@@ -78,7 +78,7 @@ class Groups:
         """Those whose value needs no key to be found; none while a part is on the disk."""
         self._reads = [one.argument.quickly for one in spec.accumulators]
         self._parts: list[_Part | None] = []
-        """By number; empty while nothing is on the disk."""
+        """The parts on the disk, by number; empty while nothing is there."""
         self._file: SpillFile | None = None
         self.memory_bytes = 0
         self.used_disk = False

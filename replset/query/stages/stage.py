@@ -22,7 +22,7 @@ from replset.query.row import Row
 from replset.query.sorter import Spill
 
 MAX_DEPTH: Final = 20
-"""Of pipelines within pipelines."""
+"""How deep pipelines may be within pipelines."""
 TURN: Final = 4
 """Documents of which nothing comes before others may have a turn, if regular expressions took no time."""
 

@@ -23,7 +23,7 @@ FASTER: Final = ((10, 1.5), (2, 1.2), (1, 1.05))
 """By what the limit rises in a second while the lag is at most the target divided by the first number."""
 SMOOTHING: Final = 0.3
 FASTEST: Final = 4
-"""So many times what it applied in a second before is counted as applied in one second, and no more."""
+"""How many times what it applied in a second before is counted as applied in one second at most."""
 HISTORY_S: Final = 600
 BURST_S: Final = 0.1
 LONGEST_DEBT_S: Final = 2.0

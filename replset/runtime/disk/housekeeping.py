@@ -19,15 +19,15 @@ log = logging.getLogger("replset.housekeeping")
 INTERVAL_S = 0.25
 SPACE_EVERY = 8
 SLICES = 25
-"""Of removing old data, in one round: up to 50,000 rows a second."""
+"""How many slices of old data one round removes: up to 50,000 rows a second."""
 BACKLOG_SLICES = 100
-"""The same after a round that left something. Inserts of many documents make 100,000 rows a second, half of them in the
+"""How many it removes after a round that left something. Inserts make 100,000 rows a second, half of them in the
 oplog; without this it would grow over its size for as long as they come."""
 READER_PAUSE_MS = 5_000
 """Pause after a last pass that an old reader kept from ending: another one would stop commits for nothing."""
 
 RECHECK_EVERY_MS = 3_600_000
-"""From the end of one pass over the oplog to the beginning of the next."""
+"""The pause from the end of one pass over the oplog to the beginning of the next."""
 
 
 class Housekeeper:

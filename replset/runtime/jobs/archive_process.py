@@ -20,9 +20,9 @@ from replset.own_process import command_of
 log = logging.getLogger("replset.archive")
 
 ANSWER_WITHIN_S = 120.0
-"""After it the process is ended: a network that hangs must not hold the archive for ever."""
+"""How long a request may take before the process is ended: a network that hangs must not hold the archive for ever."""
 IDLE_S = 20.0
-"""It ends so long after its last request, and its memory is free."""
+"""How long after its last request the process ends, and its memory is free."""
 
 
 class ArchiveProcess:

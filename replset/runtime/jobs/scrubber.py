@@ -16,7 +16,7 @@ log = logging.getLogger("replset.scrub")
 
 START_AFTER_S: Final = 60.0
 PAUSE_S: Final = 3600.0
-"""From the end of one pass over all documents to the beginning of the next."""
+"""The pause from the end of one pass over all documents to the beginning of the next."""
 SHORTEST_PAUSE_S: Final = 0.05
 RETRY_S: Final = 10.0
 TRIES: Final = 3

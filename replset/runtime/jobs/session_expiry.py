@@ -35,7 +35,7 @@ NOTES: Final = 30
 """Notes within the timeout: so exact is the age of a session."""
 SLICE: Final = 200
 SLICE_BYTES: Final = 1 << 20
-"""Of records that one slice reads, the last one on top: one with the image of a findAndModify has up to 16 MiB."""
+"""How many bytes of records one slice reads, and the last one: one with a findAndModify's image has up to 16 MiB."""
 PAUSE_S: Final = 0.02
 """Between two slices: some ten thousand records are looked at in a second."""
 

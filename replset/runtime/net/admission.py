@@ -13,7 +13,7 @@ from replset.errors import OverloadedError
 from replset.wire.framing import LARGE_BYTES
 
 MAX_BYTES_IN_USE: Final = 128 << 20
-"""Of large requests and answers, for all clients together. One message of the largest size always fits alone."""
+"""How many bytes the large requests and answers of all clients have. One message of the largest size always fits."""
 SMALL_BYTES: Final = LARGE_BYTES
 """A request or answer up to this size is not counted."""
 STALLED_S: Final = 30.0

@@ -27,10 +27,10 @@ SPARE_DESCRIPTORS: Final = 128
 descriptors: an eighth of those that are left beside both ports' slots."""
 BACKLOG: Final = 1024
 FEW_DESCRIPTORS: Final = 8192
-"""With fewer the backlog is an eighth: few connections can be accepted at once then."""
+"""How many descriptors are few: with fewer the backlog is an eighth, since few connections can be accepted at once."""
 WARN_EVERY_S: Final = 60.0
 MANY_OPEN: Final = 512
-"""With so many connections, searching all of them for each new one takes too long."""
+"""How many open connections are many: to search all of them for each new one takes too long."""
 SEARCH_EVERY_S: Final = 0.05
 """Pause before the next search after one that found no idle connection among many."""
 

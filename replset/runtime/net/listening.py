@@ -28,7 +28,7 @@ log = logging.getLogger("replset.listening")
 
 ACCEPTED_AT_ONCE: Final = 128
 PAUSE_S: Final = 0.2
-"""After an accept for which the system had no room; the client waits in the backlog."""
+"""The pause after an accept for which the system had no room; the client waits in the backlog."""
 HANDSHAKE_S: Final = 10.0
 HANDSHAKES: Final = 512
 """Connections of one port that have not ended their handshake. Where descriptors are few, `has_room` allows fewer.

@@ -71,7 +71,7 @@ class WireServer:
         self.small_buffer = memoryview(bytearray(READ_BYTES))
         self.large_buffer = memoryview(bytearray(LARGE_READ_BYTES))
         self.connections: dict[WireConnection, None] = {}
-        """In the order in which they came. That of a set differs from run to run, which a simulation must not."""
+        """The connections in the order in which they came. A set's differs between runs; a simulation's must not."""
         self.connection_ids = count(1)
         self.reply_ids = message_ids()
         self.one_checksum = asyncio.Lock()

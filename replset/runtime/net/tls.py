@@ -65,17 +65,17 @@ class MemberTls:
 
     @property
     def wire(self) -> ssl.SSLContext:
-        """Of the wire port's connections."""
+        """The context of the wire port's connections."""
         return self._now.wire
 
     @property
     def http(self) -> ssl.SSLContext:
-        """Of the HTTP port's connections. It asks for no certificate, or browsers would ask their users for one."""
+        """The context of the HTTP port. It asks for no certificate, or browsers would ask their users for one."""
         return self._now.http
 
     @property
     def client(self) -> ssl.SSLContext:
-        """Of connections to other members."""
+        """The context of connections to other members."""
         return self._now.client
 
     @property

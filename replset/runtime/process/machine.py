@@ -191,7 +191,7 @@ class LimitedWorkers:
 HIGH_S: Final = 0.03
 LOW_S: Final = 0.01
 MOST_S: Final = 0.1
-"""Of one beat that is late, no more counts: a single stall, however long, is no overload."""
+"""How much of one late beat counts: a single stall, however long, is no overload."""
 WEIGHT: Final = 0.3
 STALL_S: Final = 0.05
 """A beat that is later than this is counted as a stall."""

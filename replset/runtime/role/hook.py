@@ -26,7 +26,7 @@ UNREAD_LOOKS = 5
 """A guard that has read nothing for so many looks hangs, and is replaced. They are counted, since a member that hangs
 itself looks at nothing meanwhile."""
 START_S = 10.0
-"""For so long a guard may read nothing after its start."""
+"""How long a guard may read nothing after its start."""
 
 
 class RoleHook:
