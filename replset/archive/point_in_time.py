@@ -200,6 +200,7 @@ def _walls_from(store: Store, archive: Archive | None, end_ts: int, wall_ms: int
 
 def _go_back(store: Store, point: PointInTime) -> None:
     target = store.query(lambda connection: oplog.row_at_or_before(connection, point.end_ts - 1))
+    # As in `undo._check`: entries could go, and their documents would stay as they are.
     if target is None or target.ts < store.pruned_through:
         reach = _shown(max(store.pruned_through, store.oldest.ts))
         raise BadValueError(

@@ -157,6 +157,8 @@ class Heartbeats:
 
     def _update_primary(self, peer: Peer, reply: HeartbeatReply) -> None:
         node = self.node
+        # Whoever says that it is primary in an earlier term may be replaced by now. Believed, it would keep this member
+        # from standing for election, and be named to clients.
         if reply.term != node.term:
             return
         if reply.state is MemberState.PRIMARY:

@@ -168,6 +168,8 @@ class Reconfigs:
     def _force(self, request_id: int, config: ReplSetConfig, version: int) -> None:
         """Install at once, whatever the others have, and name this member's incarnation (map C13)."""
         node = self.node
+        # Another member may be forced at the same time. If both made the same version, neither would be newer, and
+        # members would keep different voters for ever. (Map C13.)
         version += 10_000 + node.rng.randrange(100_000)
         if version > MAX_VERSION:
             node.reply(
@@ -176,6 +178,8 @@ class Reconfigs:
             )
             return
         own = config.member_at(node.host)
+        # The incarnations that the old configuration names may be lost, this member's too; then nobody could vote. What
+        # an initial sync is about to replace must not count all the same.
         if own is not None and own.votes and not node.must_sync:
             config = config.with_member(replace(own, newly_added=False, incarnation=node.incarnation))
         self.install(replace(config, version=version))

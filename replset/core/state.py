@@ -296,6 +296,10 @@ class NodeState:
     @property
     def is_electable(self) -> bool:
         member = self.self_member
+        # The history of whoever wins becomes the set's. A member without data would have all entries rolled back, and
+        # one in quarantine may be of another history. One whose disk has stopped could not keep what it writes. Without
+        # its incarnation its own vote does not count (`Elections._win`). Frozen or about to stop, it would be primary
+        # for a moment and hold up writes for another election.
         return (
             member is not None
             and member.is_electable

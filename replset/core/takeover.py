@@ -108,6 +108,9 @@ class Takeovers:
         peer = node.peer_of(node.primary_id)
         if peer is None or peer.state is not MemberState.PRIMARY or not node.is_electable:
             return False
+        # An entry of the present term is the primary's own, so it is only the primary's last heartbeat that is older.
+        # What is of an earlier term the primary lacks, and it will be rolled back here unless this member leads. (Map
+        # E10.)
         return (
             node.settings.catch_up_takeover_delay_ms >= 0
             and peer.position.last_applied < self._own()

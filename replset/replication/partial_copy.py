@@ -82,6 +82,8 @@ class PartialCopy:
             here = self._disk.size(self.path) if self._disk.exists(self.path) else 0
             if here < transfer.kept:
                 return None
+            # What follows was written and not synced. After a power loss it may be anything, and the rest would be
+            # joined to it.
             if here > transfer.kept:
                 self._disk.truncate(self.path, transfer.kept)
         except (OSError, ValueError):

@@ -124,6 +124,7 @@ class Rollback:
             self.progress.undo(manifest.id)
             before = self._context.store.undone_entries
             common = manifest.common_point
+            # The durability mark falls first: see `DurabilityMark.lower`.
             await self._when_disk_has_space(lambda: self._on_undo_begins(common))
             await self._when_disk_has_space(
                 lambda: undo(self._context, manifest.common_point, manifest.id, self._on_undone(before))
@@ -313,6 +314,8 @@ def _settle_manifests(context: MemberContext, done: frozenset[str]) -> list[Mani
     settled = []
     for manifest in manifests_on(disk, dbpath):
         if manifest.state is RollbackState.PLANNED:
+            # Without a done mark no step of it was committed (one in progress is finished before this). Called
+            # finished, its entries would pass for lost and be put back by a restore, while they are still here.
             state = RollbackState.FINISHED if manifest.id in done else RollbackState.ABANDONED
             settled.append(settle_manifest(disk, dbpath, manifest, state, wall_ms))
     if done:

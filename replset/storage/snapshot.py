@@ -158,6 +158,8 @@ class Snapshot:
             raise NamespaceNotFoundError(f"collection {coll.ns} was dropped")
         if at is None:
             return None
+        # Without its undo, a document that was written since would be shown as it is now. A majority read would show
+        # what is not committed, and a cursor documents of two moments.
         if at.ts < self.pruned_through:
             raise SnapshotTooOldError(f"the state at {at} is no longer kept; the oldest is {self.pruned_through}")
         if known.created_ts > at.ts:

@@ -80,6 +80,8 @@ class DataReplacement:
         A full disk is waited for, since there is no way back once the store is closed. Any other failure stops the
         member.
         """
+        # Nothing may work on the old files any more. A sync, the mark or a reader would otherwise report or show what
+        # is being replaced, and housekeeping would use a store that is closed.
         self._mark.suspended = True
         async with self._durability.paused(), self._busy:
             await self._close_readers()
