@@ -248,8 +248,6 @@ class Elections:
         node = self.node
         if self.election is not None and node.now >= self.election.deadline:
             self.end_round("not enough votes in time")
-        # Since the votes were asked for, its disk may have stopped, or its data be about to be replaced. Votes that
-        # come now would make a primary of it all the same: see `is_electable`.
         if self.election is not None and not node.is_electable:
             self.end_round("it is not electable any more")
         if node.state is not MemberState.SECONDARY:
@@ -470,6 +468,8 @@ class Elections:
 
     def _count(self, election: ElectionRound) -> None:
         node = self.node
+        # Since the votes were asked for, its disk may have stopped, or its data be about to be replaced. A primary's
+        # history becomes the set's: see `is_electable`.
         if not node.is_electable:
             self.end_round("it is not electable any more")
         elif election.term != node.term:

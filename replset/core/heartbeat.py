@@ -112,8 +112,9 @@ class Heartbeats:
         node = self.node
         if reply.set_name != node.set_name:
             return f"{host} belongs to set {reply.set_name!r}, not {node.set_name!r}"
-        # Whoever has an entry or a configuration of a term is in that term at least. If a position of a later term
-        # counted before that term has ended this member's own, a primary would count copies of another history.
+        # Whoever has an entry, a commit point or a configuration of a term is in that term at least. If a later commit
+        # term were believed, this member would leave every source, since none has an entry of that term
+        # (`SyncSources`).
         newest = max(reply.position.last_applied, reply.position.last_durable, reply.commit_point).term
         highest = max(newest, reply.commit_term, -1 if reply.config is None else reply.config.term)
         if highest > reply.term:
@@ -365,7 +366,8 @@ class Heartbeats:
         """
         node = self.node
         peer, position = node.peer_of(progress.member_id), progress.position
-        # As in `_reply_refusal`: nobody has an entry of a later term than its own.
+        # As in `_reply_refusal`. Without a primary, this member would take such a one for the newest, and for its
+        # source.
         if peer is None or max(position.last_applied, position.last_durable).term > request.term:
             return False
         if progress.member_id == request.sender_id:

@@ -152,6 +152,13 @@ def test_rollback_only_towards_a_higher_term(newest: OpTime, oldest: OpTime, rol
         assert kinds.index(StateChanged) < kinds.index(StartRollback)
 
 
+def test_no_rollback_towards_a_source_that_names_a_later_term_than_its_own() -> None:
+    node = following()
+    effects = node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "because", node.term, at(9), at(1)), NOW)
+    assert not only(effects, StartRollback)
+    assert (node.state, node.term) == (MemberState.SECONDARY, node.position.last_applied.term)
+
+
 def test_after_a_rollback_it_is_secondary_and_follows_again() -> None:
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3), at(1))

@@ -273,6 +273,29 @@ def test_a_new_primary_takes_no_config_during_step_up() -> None:
     assert node.config == cluster_config
 
 
+def test_who_was_primary_in_an_earlier_term_is_not_taken_for_the_primary() -> None:
+    node = single_node(config=CONFIG)
+    nothing = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
+    node.receive_heartbeat(1, term=node.term - 1, state=MemberState.PRIMARY, position=nothing)
+    peer = node.peer_at(host(1))
+    assert peer is not None
+    assert (peer.state, node.primary) == (MemberState.PRIMARY, None)
+    node.tick(Millis(NOW + 2_000))
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)
+    assert node.primary == MemberId(1)
+
+
+@pytest.mark.parametrize("beyond", [1, 0])
+def test_an_answer_that_names_a_later_term_than_its_own_changes_nothing(beyond: int) -> None:
+    node = single_node(config=CONFIG)
+    node.receive(LocalPosition(place(at(node.term, 5))), NOW)
+    node.receive_heartbeat(1, commit_point=at(node.term, 3), commit_term=node.term + beyond)
+    assert node.commit_term == (0 if beyond else node.term)
+    peer = node.peer_at(host(1))
+    assert peer is not None
+    assert peer.position == (Position(OPTIME_NULL, OPTIME_NULL, 0, 0) if beyond else place(at(1)))
+
+
 def start_election(node: SingleNode) -> None:
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))

@@ -15,6 +15,7 @@ from replset.errors import IllegalOperationError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.oplog_entry import insert_entry
 from replset.recovery.lost_writes import LostWrites
+from replset.replication.applier import apply_batch
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
@@ -71,6 +72,13 @@ def test_it_gets_the_oplog_and_no_document(source: Member, witness: Member) -> N
     lacking = set(tables(source.store)) - set(tables(witness.store))
     assert len(lacking) == 1
     assert lacking.pop().startswith("d_")
+
+
+def test_an_entry_that_is_there_already_is_left_out(source: Member, witness: Member) -> None:
+    source.insert(NS, *numbered(range(100, 103)))
+    entries, chain = source.oplog()[-4:], source.store.chain
+    assert apply_batch(witness.store, entries, 0, 4, lambda: False) == 4
+    assert (witness.oplog(), witness.store.chain) == (source.oplog(), chain)
 
 
 def test_entries_of_every_kind_are_kept_and_change_nothing_else(source: Member, witness: Member) -> None:

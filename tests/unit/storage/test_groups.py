@@ -228,6 +228,37 @@ def test_a_failed_commit_fails_the_group_and_reloads_chain_head_and_ts(
     store.close()
 
 
+class FailingCommits:
+    """A connection whose COMMIT takes effect and then raises."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+    def execute(self, sql: str, *arguments: object) -> object:
+        found = self._connection.execute(sql, *arguments)  # type: ignore[arg-type]
+        if sql == "COMMIT":
+            raise apsw.IOError("a commit failed")
+        return found
+
+
+def test_behind_a_failed_commit_that_took_effect_the_next_group_goes_on(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"))
+    with monkeypatch.context() as patched:
+        patched.setattr(driver.store, "_connection", FailingCommits(driver.store._connection))
+        with pytest.raises(StorageError, match="a commit failed"):
+            driver.apply(("create", "db.d"), ("put", "db.d", 2, "b"))
+    assert driver.store.last_applied == driver.history[-1][0]
+    driver.apply(("put", "db.d", 3, "c"))
+    with driver.store.read() as snapshot:
+        assert snapshot.check_chain(0, 10) == driver.store.last_applied.ts
+    assert [raw_ts for (raw_ts,) in raw(driver, "SELECT ts FROM oplog")] == [at.ts for at, _ in driver.history[1:]]
+
+
 def test_writes_are_refused_while_the_disk_is_nearly_full_before_anything_is_damaged(tmp_path: Path) -> None:
     disk = BreakableDisk()
     store = Store.open(disk, tmp_path, StoreOptions(min_free_bytes=100 << 20, snapshot_history_s=0))
