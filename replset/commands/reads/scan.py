@@ -6,8 +6,10 @@ thread (evaluation.py).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from replset.commands.command import CommandContext
@@ -124,8 +126,13 @@ class Scan(Generic[T]):
             if self._own is not None:
                 view = OverlayView(view, self._own)
             for page in self._source.pages(view):
+                sizes = [len(raw or b"") for _, _, raw in page]
+                if size + sum(sizes) > most_bytes:
+                    # A page may bring megabytes, and hundreds of cursors would keep what their batches do not take.
+                    last = bisect_right(list(accumulate(sizes)), most_bytes - size)
+                    page, sizes = page[: last + 1], sizes[: last + 1]
                 fetched += page
-                size += sum([len(raw) for _, _, raw in page if raw is not None])
+                size += sum(sizes)
                 if len(fetched) >= limit or size > most_bytes or self._member.clock.now() >= until:
                     self._mean_bytes = size // len(fetched) + 1
                     return fetched, False

@@ -205,8 +205,8 @@ class Chain:
         """
         stages, last = self.stages, len(self.stages)
         waiting = [(rows, first)]
-        taken = 0
         """What came out of stages, and the number of the stage that takes it."""
+        taken = 0
         while waiting:
             rows, number = waiting[-1]
             for row in rows:

@@ -221,3 +221,15 @@ def test_a_batch_of_few_bytes_reads_few_rows_and_keeps_none(client: Client, monk
         assert len(found) <= 10
         assert len(cursor._waiting) <= 10  # type: ignore[attr-defined]
     assert max(rows) <= 12
+
+
+def test_the_first_batch_of_few_bytes_keeps_none_either(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the size of a document is known a page may bring megabytes. Hundreds of cursors would keep them."""
+    table = client.dispatcher.cursors
+    space = table.space_for_batch
+    monkeypatch.setattr(table, "space_for_batch", lambda cursor, most: space(cursor, 10_000))
+    monkeypatch.setattr(cursors, "LEAST_BATCH_BYTES", 10_000)
+    opened = client.ok({"find": "c"})["cursor"]
+    (cursor,) = table._open.values()
+    assert len(opened["firstBatch"]) <= 10
+    assert len(cursor._waiting) <= 2  # type: ignore[attr-defined]
