@@ -1,7 +1,7 @@
-"""The real machine behind the ports Clock and Workers, and how one member shares its threads; its tasks
-whose errors nobody awaits, and whether it has more to do than it can.
+"""The real machine behind the ports Clock and Workers, and how one member shares its threads.
 
-The network's is network.py, the disk's storage/disk.py.
+Here are also the tasks whose errors nobody awaits, and how a member notices that it has more to do than it can. The
+real network is in network.py, the real disk in storage/disk.py.
 """
 
 from __future__ import annotations
