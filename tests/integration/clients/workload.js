@@ -35,6 +35,5 @@ while (!existsSync(process.env.CLIENT_STOP)) {
   if (step('transaction', () => session.withTransaction(() => move(session, tally.rounds), majority))) tally.moved += 1;
   session.endSession();
   tally.rounds += 1;
-  sleep(20);
 }
 print(JSON.stringify(tally));

@@ -1,6 +1,5 @@
 // The Node driver's part of test_real_clients.py: `node workload.mjs URI NAME STOP_FILE`. Prints what it did as JSON.
 import { existsSync } from 'node:fs';
-import { setTimeout } from 'node:timers/promises';
 import { MongoClient } from 'mongodb';
 
 const [uri, name, stopFile] = process.argv.slice(2);
@@ -44,7 +43,6 @@ for (let round = 0; !existsSync(stopFile); round++, tally.rounds = round) {
   }
   const moving = () => client.withSession((session) => session.withTransaction(() => move(session, round)));
   if (await step('transaction', moving)) tally.moved += 1;
-  await setTimeout(20);
 }
 await client.close();
 console.log(JSON.stringify(tally));

@@ -19,8 +19,6 @@ from tests.integration.clients.install import installed, node
 
 HERE = Path(__file__).parent
 DATABASE = "clients"
-PAUSE_S = 0.02
-"""After each round of a client, as in the programs of node's: without it they would take all processors."""
 
 
 @dataclass(slots=True)
@@ -56,7 +54,6 @@ class SyncClient(threading.Thread):
             while not self._stop_file.exists():
                 self._round(client)
                 self.tally.rounds += 1
-                time.sleep(PAUSE_S)
 
     def finish(self, within_s: float) -> Tally:
         self.join(within_s)
