@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -52,6 +53,27 @@ def test_the_real_machine_is_out_of_reach(loop: SimLoop) -> None:
 
     with pytest.raises(RealWaitError):
         loop.run_until_complete(main())
+
+
+def test_a_generator_that_nobody_closed_is_closed_also_where_a_process_ends(loop: SimLoop) -> None:
+    closed = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.append(True)
+
+    async def leave() -> None:
+        async for _ in numbers():
+            break
+        gc.collect()
+        loop.kill(Process("another"))
+
+    loop.run_until_complete(leave())
+    loop.run_until_complete(asyncio.sleep(1))
+    assert closed == [True]
 
 
 def test_a_kill_ends_tasks_timers_and_work_of_that_process_alone(loop: SimLoop) -> None:

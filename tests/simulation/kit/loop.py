@@ -248,6 +248,12 @@ class SimLoop(base_events.BaseEventLoop):
         self._ready.append(handle)
         return handle
 
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> SimHandle:
+        """There is one thread. asyncio itself calls this, to close an async generator that nobody holds any more."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> SimHandle:
