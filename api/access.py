@@ -16,9 +16,9 @@ from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, s
 from replset.auth.roles import AUDITED, Action
 from replset.auth.tokens import PURPOSE, read_token
 from replset.auth.users import Login, User
-from replset.commands.users.authorization import authorize
 from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
+from replset.operations.authorization import authorize
 
 PUBLIC: Final = frozenset(
     {"/health", "/ready", "/primary", "/secondary", "/arbiter", "/v1/login", "/", "/favicon.ico"}

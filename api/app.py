@@ -32,7 +32,7 @@ from api.routes import (
 )
 from api.routes.actions import ActionRoutes
 from replset.errors import ReplError
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 
 DESCRIPTION = """A replica set over HTTP. Bodies are MongoDB Extended JSON v2 (`application/json`, `application/ejson`)
 or BSON (`application/bson`). Answers are relaxed Extended JSON; `Accept: application/ejson; canonical=true` keeps every

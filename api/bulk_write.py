@@ -19,8 +19,8 @@ from api.idempotency import KeyedWrite
 from replset.bson import RawDocument
 from replset.bson.limits import MAX_WRITE_BATCH
 from replset.errors import ErrorCode
+from replset.member.member import RunningMember
 from replset.optime import optime_or_none
-from replset.runtime.member import RunningMember
 
 _STATEMENTS = {"insertOne": "documents", "deleteOne": "deletes", "deleteMany": "deletes"}
 """The field of an operation's command that holds its statement; `updates` for the others."""

@@ -10,17 +10,17 @@ from urllib.parse import parse_qsl, quote, urlencode
 from api.errors import HttpError, failure, http_error, unknown_outcome
 from api.exchange import HttpRequest
 from replset.bson import MAX_BSON_SIZE, RawDocument, encode
-from replset.commands.member_port import CommandRequest, ConnectionContext
-from replset.commands.replies import decode_only_batch, decode_write_reply
-from replset.commands.sessions.session_request import KEYED, foreign_session
-from replset.commands.table import COMMANDS
-from replset.commands.users.authorization import authorize
-from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError, Trait, has_trait
 from replset.ids import HostPort, Millis
+from replset.member.member import RunningMember
+from replset.operations.authorization import authorize
+from replset.operations.member_port import CommandRequest, ConnectionContext
+from replset.operations.replies import decode_only_batch, decode_write_reply
+from replset.operations.session_request import KEYED, foreign_session
+from replset.operations.table import COMMANDS
+from replset.operations.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.optime import optime_or_none
-from replset.runtime.member import RunningMember
 
 Reply: TypeAlias = dict[str, Any] | RawDocument
 

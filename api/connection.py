@@ -34,11 +34,11 @@ from api.errors import error_body
 from api.exchange import DRAIN_BYTES, HttpAnswer
 from api.prepared import INSERT_ONE, PATH, Head, PreparedActions, head_of
 from replset.bson import MAX_MESSAGE_SIZE
-from replset.commands.writes.prepared import PreparedWrite
 from replset.errors import ErrorCode
-from replset.runtime.net.admission import STALLED_S, Admission
-from replset.runtime.net.connections import ConnectionSlots
-from replset.runtime.net.turns import Turns
+from replset.features.crud.prepared import PreparedWrite
+from replset.member.net.admission import STALLED_S, Admission
+from replset.member.net.connections import ConnectionSlots
+from replset.member.net.turns import Turns
 
 log = logging.getLogger("replset.http")
 

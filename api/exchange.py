@@ -25,10 +25,10 @@ from api.errors import HttpError, error_body, failure, http_error
 from replset.auth.users import Login
 from replset.bson import InvalidBSONError, RawDocument
 from replset.bson.limits import MAX_MESSAGE_SIZE
-from replset.commands.member_port import ConnectionContext
 from replset.errors import ErrorCode
-from replset.runtime.member import RunningMember
-from replset.runtime.net.admission import SMALL_BYTES, STALLED_S, Admission
+from replset.member.member import RunningMember
+from replset.member.net.admission import SMALL_BYTES, STALLED_S, Admission
+from replset.operations.member_port import ConnectionContext
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -19,8 +19,8 @@ from api.errors import HttpError, failure
 from api.exchange import Scope
 from replset.errors import ErrorCode
 from replset.ids import HostPort
-from replset.runtime.member import RunningMember
-from replset.runtime.net.network import split_host_port
+from replset.member.member import RunningMember
+from replset.member.net.network import split_host_port
 
 MAX_SEEN = 100
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::([0-9]{1,5})?)?")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 
 from replset.bson import Binary, Int64, ObjectId
-from replset.commands.sessions.session_request import KEYED
+from replset.operations.session_request import KEYED
 
 
 class KeyedWrite:

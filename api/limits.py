@@ -23,10 +23,10 @@ from api.exchange import (
 )
 from api.guard import Guard
 from api.read_from import read_from
-from replset.commands.read_preference import ReadPreference
 from replset.errors import OverloadedError
-from replset.runtime.member import RunningMember
-from replset.runtime.net.admission import STALLED_S
+from replset.member.member import RunningMember
+from replset.member.net.admission import STALLED_S
+from replset.operations.read_preference import ReadPreference
 
 log = logging.getLogger("replset.http")
 

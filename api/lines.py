@@ -12,7 +12,7 @@ from api.exchange import HttpRequest, Receive, Send
 from api.limits import UnfinishedAnswerError
 from api.streaming import wait_for_disconnect
 from replset.bson import Binary, InvalidBSONError, RawDocument, to_ejson
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 
 NDJSON = "application/x-ndjson"
 BATCH_BYTES = 64 << 10

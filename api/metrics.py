@@ -9,16 +9,16 @@ from importlib.metadata import version
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from replset.commands.admin.server_status import ELECTION_COUNTERS
-from replset.commands.lag import age_ms
-from replset.commands.operations import Histogram
-from replset.commands.slow_operations import SlowReason
 from replset.core.election_metrics import ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.status import MemberStatus, Status
 from replset.errors import code_name
+from replset.features.diagnostics.server_status import ELECTION_COUNTERS
 from replset.ids import OPTIME_NULL
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
+from replset.operations.current_operations import Histogram
+from replset.operations.lag import age_ms
+from replset.operations.slow_operations import SlowReason
 
 REASONS = tuple(reason for reasons in ELECTION_COUNTERS.values() for reason in reasons)
 ROLLBACK_STATES = ("planned", "finished", "exported", "abandoned", "unreadable")

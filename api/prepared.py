@@ -2,7 +2,7 @@
 
 A head is remembered once a request with it went the whole way: what the limits, the guard and the routes say of it
 depends on its bytes alone, except for what `PreparedActions.begin` looks at. The body is read by the functions that the
-usual way uses, and the insert joins the next group as one of the wire port does (commands/writes/prepared.py). Whatever
+usual way uses, and the insert joins the next group as one of the wire port does (features/crud/prepared.py). Whatever
 is not foreseen goes the usual way with the same bytes.
 """
 
@@ -19,16 +19,16 @@ from api.commands import check_reply
 from api.errors import HttpError
 from api.exchange import IDEMPOTENCY_KEY, HttpAnswer, answer_headers, encode_answer, error_answer
 from replset.bson import RawDocument, encode
-from replset.commands.evaluation import SMALL_STATEMENT
-from replset.commands.member_port import CommandRequest, ConnectionContext
-from replset.commands.namespaces import writable_namespace
-from replset.commands.replies import decode_write_reply
-from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
-from replset.commands.writes.prepared import PreparedWrite, insert_work
-from replset.commands.writes.shapes import Target
 from replset.core.quorum import MAJORITY
 from replset.errors import ErrorCode, ReplError
-from replset.runtime.member import RunningMember
+from replset.features.crud.prepared import PreparedWrite, insert_work
+from replset.features.crud.shapes import Target
+from replset.member.member import RunningMember
+from replset.operations.evaluation import SMALL_STATEMENT
+from replset.operations.member_port import CommandRequest, ConnectionContext
+from replset.operations.namespaces import writable_namespace
+from replset.operations.replies import decode_write_reply
+from replset.operations.write_concern import parse_write_concern, refuse_unsatisfiable
 
 INSERT_ONE: Final = ACTIONS["insertOne"]
 PATH: Final = f"/v1/action/{INSERT_ONE.name}"

@@ -11,9 +11,9 @@ from typing import Any
 
 from api.errors import HttpError
 from replset.bson import RawDocument, encode
-from replset.commands.read_preference import ReadPreference, other_readers, parse_read_preference
 from replset.errors import ErrorCode, ReplError
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
+from replset.operations.read_preference import ReadPreference, other_readers, parse_read_preference
 
 READ_FROM = "x-replset-read-from"
 READ_COMMANDS = frozenset({"find", "aggregate", "count", "distinct"})

@@ -19,7 +19,7 @@ from api.bodies import JSON
 from api.errors import HttpError, rollback_error, unknown_outcome
 from api.exchange import Receive, Scope, Send
 from replset.errors import ReplError
-from replset.recovery.report import JsonReport
+from replset.features.recovery.report import JsonReport
 
 T = TypeVar("T")
 CHUNK_CHARS = 1 << 16

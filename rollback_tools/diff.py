@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from replset.bson import decode
+from replset.features.recovery.compare import Difference, RollbackDiff
+from replset.features.recovery.live_set import LiveSet
+from replset.features.recovery.lost_writes import CommandKind, LostCommand, LostDocument, LostKind, LostWrites
+from replset.features.recovery.policy import MISSING, ConflictStatus, FieldRow, Side, Versions, field_rows
+from replset.features.recovery.report import JsonReport
 from replset.long_work import LongWork
-from replset.recovery.compare import Difference, RollbackDiff
-from replset.recovery.live_set import LiveSet
-from replset.recovery.lost_writes import CommandKind, LostCommand, LostDocument, LostKind, LostWrites
-from replset.recovery.policy import MISSING, ConflictStatus, FieldRow, Side, Versions, field_rows
-from replset.recovery.report import JsonReport
 from replset.replication.rollback_manifest import read_manifest
 from replset.terminal import echo
 from replset.text import printable

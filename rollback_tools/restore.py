@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
+from replset.features.recovery.live_set import LiveSet
+from replset.features.recovery.lost_writes import LostCommand, LostDocument, LostWrites
+from replset.features.recovery.policy import POLICIES, ConflictStatus, Decision, Policy, Versions, parse_policy
+from replset.features.recovery.report import JsonReport
+from replset.features.recovery.restore import AuditLog, Outcome, Restore, Result, read_restorable_manifest
 from replset.long_work import LongWork
-from replset.recovery.live_set import LiveSet
-from replset.recovery.lost_writes import LostCommand, LostDocument, LostWrites
-from replset.recovery.policy import POLICIES, ConflictStatus, Decision, Policy, Versions, parse_policy
-from replset.recovery.report import JsonReport
-from replset.recovery.restore import AuditLog, Outcome, Restore, Result, read_restorable_manifest
 from replset.terminal import echo
 from rollback_tools import manifest_source
 from rollback_tools.bson_text import short

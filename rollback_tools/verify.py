@@ -8,8 +8,8 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+from replset.features.recovery.verify import RollbackCheck, verify_rollback
 from replset.long_work import LongWork
-from replset.recovery.verify import RollbackCheck, verify_rollback
 from replset.replication.rollback_manifest import read_manifest
 from replset.terminal import Text, console, echo, echo_json
 from rollback_tools import manifest_source

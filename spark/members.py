@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from replset.archive.segments import ARCHIVE_FILE
 from replset.errors import ReplError
+from replset.features.archive.segments import ARCHIVE_FILE
 from replset.storage import DATABASE_FILE
 from spark.oplog import Oplog, OplogError
 from spark.readers.shared_file import shared_file
@@ -91,7 +91,7 @@ def _is_archive(address: str) -> bool:
         return False
     if "://" not in address:
         return (Path(address) / ARCHIVE_FILE).is_file()
-    from replset.archive.files import open_files
+    from replset.features.archive.files import open_files
 
     try:
         return open_files(address).read(ARCHIVE_FILE) is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.runtime.net.tls import TlsFiles
+from replset.member.net.tls import TlsFiles
 
 trustme = pytest.importorskip("trustme", reason="trustme makes the certificates (pip install -e .[test])")
 

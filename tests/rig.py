@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 import pytest
 
 from replset.bson import RawDocument, decode, encode
-from replset.commands import read_concern, write_concern
-from replset.commands.command import PROVE
-from replset.commands.dispatcher import Dispatcher
-from replset.commands.member_port import CommandRequest, ConnectionContext, Reply, Source
-from replset.commands.table import PRIVATE
-from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.messages import ReplyBody, RequestBody
 from replset.core.quorum import WriteConcern
 from replset.errors import HostUnreachableError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.member.member import RunningMember
+from replset.operations import read_concern, write_concern
+from replset.operations.command import PROVE
+from replset.operations.dispatcher import Dispatcher
+from replset.operations.member_port import CommandRequest, ConnectionContext, Reply, Source
+from replset.operations.table import PRIVATE
+from replset.operations.write_concern import WriteConcernFailure
 from replset.replication.write_ops import WriteGroup
-from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.errors import SimulationError

@@ -15,7 +15,7 @@ from api.limits import UnfinishedAnswerError
 from api.openapi import answers, body
 from replset.bson import to_ejson
 from replset.errors import ReplError
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 from replset.storage import DATABASE_FILE
 from replset.storage.backup import MANIFEST_FILE, BackupManifest
 

@@ -18,7 +18,7 @@ from api.guard import check_no_link
 from api.lines import encoded, encoded_line, lines_of
 from api.openapi import answers, body
 from replset.bson import Int64
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 
 STREAMS_MAX = 64
 """Streams of one member at once."""

@@ -14,10 +14,10 @@ from api.event_stream import RESPONSE, EventStream, sse_event
 from api.exchange import HttpRequest
 from api.openapi import answers
 from replset.bson import DateTime, Int64
-from replset.commands.slow_operations import SlowOperation
 from replset.errors import ErrorCode, ReplError
 from replset.ids import OPTIME_NULL
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
+from replset.operations.slow_operations import SlowOperation
 
 STREAMS_MAX = 16
 """Streams of one member at once. Each costs a replSetGetStatus a second."""

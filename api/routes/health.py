@@ -16,7 +16,7 @@ from api.errors import headers_of
 from api.metrics import MemberCollector
 from api.openapi import answers
 from replset.core.member_state import MemberState
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 
 MAX_LAG_S = 30
 """A secondary that may be further behind is not ready for readers, unless the check names another limit."""

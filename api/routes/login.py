@@ -12,7 +12,7 @@ from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
 from replset.auth.tokens import LIFETIME_S, make_token
 from replset.errors import ErrorCode
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 
 LOGIN_BYTES = 64 << 10
 """Of the body of a login, which anybody may send."""

@@ -14,8 +14,8 @@ from api.openapi import answers
 from replset.bson import Binary, Int64, RawDocument, encode
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, OpTime
+from replset.member.member import RunningMember
 from replset.oplog_row import OplogRow
-from replset.runtime.member import RunningMember
 from replset.storage.snapshot import Snapshot
 
 DEFAULT_ROWS = 100

@@ -17,15 +17,15 @@ from api.openapi import answers, body
 from api.routes.rollbacks import find_manifest
 from api.streaming import ReportSource, report_chunks, run_in_thread, stream_response
 from replset.errors import ErrorCode, OverloadedError, ReplError, ShutdownInProgressError
+from replset.features.recovery.compare import RollbackDiff
+from replset.features.recovery.live_set import LiveSet
+from replset.features.recovery.lost_writes import LostWrites
+from replset.features.recovery.policy import Policy, parse_policy
+from replset.features.recovery.restore import AuditLog, Restore, read_restorable_manifest
+from replset.features.recovery.verify import RollbackCheck, verify_rollback
 from replset.ids import HostPort
-from replset.recovery.compare import RollbackDiff
-from replset.recovery.live_set import LiveSet
-from replset.recovery.lost_writes import LostWrites
-from replset.recovery.policy import Policy, parse_policy
-from replset.recovery.restore import AuditLog, Restore, read_restorable_manifest
-from replset.recovery.verify import RollbackCheck, verify_rollback
+from replset.member.member import RunningMember
 from replset.replication.rollback_manifest import read_manifest
-from replset.runtime.member import RunningMember
 
 JOBS_MAX = 2
 

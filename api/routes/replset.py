@@ -13,7 +13,7 @@ from api.errors import HttpError, failure
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
 from replset.errors import ErrorCode
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 
 RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
 """The last four are in an answer of /config, which may be sent back with a changed `config`."""

@@ -16,8 +16,9 @@ from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
 from replset.bson import InvalidBSONError
 from replset.errors import CorruptDataError, ErrorCode
+from replset.features.recovery.lost_writes import LostPage, lost_entries
 from replset.ids import HostPort
-from replset.recovery.lost_writes import LostPage, lost_entries
+from replset.member.member import RunningMember
 from replset.replication.rollback_manifest import (
     Manifest,
     RollbackState,
@@ -25,7 +26,6 @@ from replset.replication.rollback_manifest import (
     is_manifest_name,
     read_manifest,
 )
-from replset.runtime.member import RunningMember
 
 DEFAULT_ROWS = 100
 MAX_ROWS = 10_000

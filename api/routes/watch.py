@@ -23,7 +23,7 @@ from api.read_from import add_read_from
 from replset.bson import Int64, Timestamp
 from replset.errors import ErrorCode
 from replset.ids import OpTime
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 
 STREAMS_MAX: Final = 128
 """Streams of one member at once."""

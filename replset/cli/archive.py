@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from replset.archive.archive import Archive, check_continues
-from replset.archive.segments import FOLDER, Position, Segment
 from replset.bson import to_ejson
 from replset.errors import ReplError
+from replset.features.archive.archive import Archive, check_continues
+from replset.features.archive.segments import FOLDER, Position, Segment
 from replset.ids import OPTIME_NULL, OpTime
 from replset.long_work import LongWork
 from replset.terminal import echo
@@ -98,8 +98,8 @@ def remove(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be removed")] = False,
 ) -> None:
     """Remove the segments whose entries are all older, the oldest first."""
-    from replset.archive.point_in_time import PointInTime  # imports the storage
-    from replset.runtime.process.machine import RealClock  # with asyncio, which no other command here needs
+    from replset.features.archive.point_in_time import PointInTime  # imports the storage
+    from replset.member.process.machine import RealClock  # with asyncio, which no other command here needs
 
     archive = Archive.open(url)
     point = PointInTime.parse(before)

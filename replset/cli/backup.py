@@ -12,19 +12,19 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from replset.archive.archive import Archive
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.client import HttpClient
 from replset.config import ReplSetConfig
 from replset.errors import BadValueError, CorruptDataError, HostUnreachableError, OutOfDiskSpaceError, ReplError
+from replset.features.archive.archive import Archive
 from replset.long_work import LongWork
 from replset.storage import DATABASE_FILE
 from replset.storage.disk import RealDisk, file_sha256
 from replset.terminal import echo
 
 if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run
-    from replset.archive.point_in_time import Restored
+    from replset.features.archive.point_in_time import Restored
     from replset.storage.backup import BackupManifest, NewSet
 
 COPY_WITHIN_S = 3600.0
@@ -135,7 +135,7 @@ def restore(
     ] = None,
 ) -> None:
     """Make a member's data folder of a backup. It takes part in its set again, or begins a set of its own."""
-    from replset.archive.point_in_time import PointInTime, bring_to
+    from replset.features.archive.point_in_time import PointInTime, bring_to
     from replset.storage.backup import read_manifest, restore_backup
 
     if at is not None and new_set is None:

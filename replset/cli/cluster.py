@@ -16,7 +16,7 @@ from replset.cli.processes import lock_holder
 from replset.config import MAX_MEMBERS, MAX_VOTERS
 from replset.core.member_state import MemberState
 from replset.errors import ReplError
-from replset.runtime.options import MemberOptions, variable_of
+from replset.member.options import MemberOptions, variable_of
 from replset.terminal import echo, echo_json
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)

@@ -17,7 +17,7 @@ from replset.optime import parse_optime
 from replset.terminal import echo
 
 if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run
-    from replset.commands.streams.follow_source import SourceSet
+    from replset.features.follower.follow_source import SourceSet
 
 DRAIN_S, PAUSE_S = 60, 0.1
 
@@ -86,7 +86,7 @@ def print_status(host: str) -> None:
 
 def change_roles(host: str) -> None:
     """Stop the source's writes, wait until everything is here, take writes here, let the source follow."""
-    from replset.commands.streams.follow_source import SourceSet
+    from replset.features.follower.follow_source import SourceSet
 
     reply = _status(host)
     if reply["mode"] != "following":
@@ -157,7 +157,7 @@ def _newest_entry(source: SourceSet, closed: OpTime) -> OpTime:
 
 def list_missing(host: str, source: str) -> None:
     """Print the entries that the source has beyond the last one that came here; exit status 1 if there are some."""
-    from replset.commands.streams.follow_source import SourceSet
+    from replset.features.follower.follow_source import SourceSet
     from replset.replication.followed import came_from, is_followed
 
     reply = _status(host)

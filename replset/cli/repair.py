@@ -17,8 +17,8 @@ from replset.core.effects import LastVote
 from replset.core.messages import MAX_TERM
 from replset.errors import BadValueError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
+from replset.member.process.machine import RealClock
 from replset.oplog_entry import noop_entry
-from replset.runtime.process.machine import RealClock
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.member_file import MEMBER_FILE, MemberFile
 from replset.storage.offline import open_oplog

@@ -24,25 +24,25 @@ import uvloop
 from api.app import create_app
 from api.prepared import PreparedActions
 from api.serve import HttpServer
-from replset.archive.jobs import ArchivePort
 from replset.client import SETTINGS
-from replset.commands.users.audit_trail import AuditTrail
 from replset.errors import ReplError
-from replset.runtime.member import RunningMember
-from replset.runtime.net.connections import (
+from replset.features.archive.jobs import ArchivePort
+from replset.member.member import RunningMember
+from replset.member.net.connections import (
     HTTP_CONNECTIONS,
     ConnectionSlots,
     backlog_for,
     raise_descriptor_limit,
     share_descriptors,
 )
-from replset.runtime.net.credentials import Credentials
-from replset.runtime.net.network import RealNetwork, split_host_port
-from replset.runtime.options import JSON_LOG, MemberOptions, flag_of, resolve_options, variable_of
-from replset.runtime.outside import MemberPorts
-from replset.runtime.process.log_writer import LogWriter, log_to_file, start_log
-from replset.runtime.process.machine import RealClock, RealSyncThread, RealWorkers
-from replset.runtime.process.watchdog import Watchdog
+from replset.member.net.credentials import Credentials
+from replset.member.net.network import RealNetwork, split_host_port
+from replset.member.options import JSON_LOG, MemberOptions, flag_of, resolve_options, variable_of
+from replset.member.outside import MemberPorts
+from replset.member.process.log_writer import LogWriter, log_to_file, start_log
+from replset.member.process.machine import RealClock, RealSyncThread, RealWorkers
+from replset.member.process.watchdog import Watchdog
+from replset.operations.audit_trail import AuditTrail
 from replset.storage.disk import RealDisk
 from replset.text import printable
 
@@ -221,7 +221,7 @@ def reload_on_hangup(credentials: Credentials, workers: RealWorkers) -> None:
 
 def archive_process(address: str) -> ArchivePort:
     """Return the archive, whose process is not started yet. Its module is imported only for the option."""
-    from replset.runtime.jobs.archive_process import ArchiveProcess
+    from replset.features.archive.archive_process import ArchiveProcess
 
     return ArchiveProcess(address)
 

@@ -34,7 +34,7 @@ NO_VOTE = LastVote(0, None)
 
 
 class ElectionEvent(StrEnum):
-    """The events by which `commands/admin/election_journal.py` puts the lines of an election together."""
+    """The events by which `features/administration/election_journal.py` puts the lines of an election together."""
 
     DRY_RUN = "dry run"
     ELECTION = "election"

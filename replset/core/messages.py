@@ -1,4 +1,4 @@
-"""The input of the core, as values. `commands/members/message_documents.py` holds the documents of the same messages.
+"""The input of the core, as values. `member/peers/message_documents.py` holds the documents of the same messages.
 
 `Node.receive` takes three kinds. A `Request` comes from another member or an administrator; exactly one `Reply` effect
 with its `request_id` answers it. A `Response` answers an earlier `Send` effect. A `Report` comes from this member's own

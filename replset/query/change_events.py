@@ -1,7 +1,7 @@
 """Makes change events of oplog entries: what a change stream, a consumer or a follower tells of them (map X2).
 
 Pure: an entry gives the same events on every member and at any time. Images of documents, which an entry does not hold,
-are added by who reads the undo (commands/streams/event_reader.py). Only committed entries may come here.
+are added by who reads the undo (features/change_streams/event_reader.py). Only committed entries may come here.
 """
 
 from __future__ import annotations

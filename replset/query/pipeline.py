@@ -1,7 +1,7 @@
 """Compiles aggregation pipelines: the table of the stages, and what holds for a pipeline as a whole.
 
 A new stage is a class in `stages/` and a row in STAGES. A stage that reads collections is a `ReadingStage` and has a
-row in `commands/pipelines/pipeline_run.py` too.
+row in `features/aggregation/pipeline_run.py` too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A filter tests every item of every array. So its cost is the product of two sizes that a client chooses: that of the
 filter and that of the document. Each loop over the items of an array calls `check_time`. On the event loop there is no
-such limit, since only small evaluations run there (commands/evaluation.py).
+such limit, since only small evaluations run there (operations/evaluation.py).
 
 Every loop over items, documents or values does so, in expressions, stages, projections and updates too. So an
 evaluation also ends soon behind the command's `maxTimeMS`.

@@ -1,7 +1,7 @@
 """Fetches a copy of the source's database file in chunks. A transfer that broke goes on where it stopped.
 
 That holds as long as the source has that very copy; else a new one is begun. The other end is
-`commands/members/snapshot_server.py`.
+`member/peers/snapshot_server.py`.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replset.archive.archive import Archive
-from replset.archive.files import Files, open_files
-from replset.archive.segments import Segment
 from replset.errors import CappedPositionLostError, ReplError
+from replset.features.archive.archive import Archive
+from replset.features.archive.files import Files, open_files
+from replset.features.archive.segments import Segment
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import next_chain
 from spark.columns import arrow_schema

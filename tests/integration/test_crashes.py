@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
-from replset.recovery.lost_writes import lost_entries
+from replset.features.recovery.lost_writes import lost_entries
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import (

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import ObjectId, RawDocument, encode, with_fields
-from replset.commands.members.message_documents import _parse_position, parse_progress, progress_document
-from replset.commands.replies import encode_times, finish
 from replset.core.messages import MemberProgress, Position, ProgressRequest
 from replset.errors import ReplError
 from replset.ids import MemberId, OpTime, pack_ts
+from replset.member.peers.message_documents import _parse_position, parse_progress, progress_document
+from replset.operations.replies import encode_times, finish
 from replset.replication.protocol import FetchReply, FetchRequest
 
 INT32, INT64 = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)

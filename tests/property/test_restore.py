@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import encode, encode_key
-from replset.recovery.live_set import Write
-from replset.recovery.lost_writes import LostWrites
-from replset.recovery.policy import Policy
-from replset.recovery.restore import AuditLog, Outcome, Restore, Result
+from replset.features.recovery.live_set import Write
+from replset.features.recovery.lost_writes import LostWrites
+from replset.features.recovery.policy import Policy
+from replset.features.recovery.restore import AuditLog, Outcome, Restore, Result
 from replset.replication.rollback_manifest import read_manifest
 from tests.examples import examples
 from tests.unit.rollback_tools.kit import ORDERS, Doc, FakeSet, LostHistory, unreachable

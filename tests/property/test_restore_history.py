@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import decode
+from replset.features.recovery.policy import Policy
+from replset.features.recovery.restore import Result
 from replset.ids import HostPort
-from replset.recovery.policy import Policy
-from replset.recovery.restore import Result
 from replset.replication.rollback_manifest import list_manifests
 from tests.examples import examples
 from tests.property.test_restore import restore

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from replset.archive.files import ArchiveError
-from replset.archive.jobs import WriteJob, Written
-from replset.archive.write_segment import write_segment
-from replset.commands.members.archive_lease import ArchiveRecord, read_record
-from replset.runtime.member import RunningMember
+from replset.features.archive.archive_lease import ArchiveRecord, read_record
+from replset.features.archive.files import ArchiveError
+from replset.features.archive.jobs import WriteJob, Written
+from replset.features.archive.write_segment import write_segment
+from replset.member.member import RunningMember
 from tests.simulation.kit.archives import ArchiveOfMachine, SimArchive
 from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run

@@ -9,7 +9,7 @@ import pytest
 
 from replset.core.member_state import MemberState
 from replset.ids import OpTime
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 from replset.storage import DATABASE_FILE
 from replset.storage.backup import BackupManifest, restore_backup
 from tests.simulation.kit.cluster import SimCluster

@@ -10,9 +10,9 @@ import pytest
 
 from replset.bson import encode, encode_key
 from replset.core.member_state import MemberState
+from replset.member.disk import housekeeping
+from replset.member.member import RunningMember
 from replset.oplog_row import entry_hash, next_chain
-from replset.runtime.disk import housekeeping
-from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.machine import DamagedEntry
 from tests.simulation.kit.runs import draw_plan, run_seed

@@ -10,8 +10,8 @@ import pytest
 from replset.cli.repair import accept_loss
 from replset.core.member_state import MemberState
 from replset.ids import OPTIME_NULL
-from replset.runtime.disk import durability_mark
-from replset.runtime.member import RunningMember
+from replset.member.disk import durability_mark
+from replset.member.member import RunningMember
 from replset.storage.member_file import MemberFile
 from tests.simulation.kit.clock import EPOCH_MS
 from tests.simulation.kit.cluster import SimCluster

@@ -9,7 +9,7 @@ import pytest
 
 from replset.bson import Document, RawDocument, encode
 from replset.ids import HostPort
-from replset.runtime.net.transport import Transport
+from replset.member.net.transport import Transport
 from tests.simulation.kit.scenarios import scenario_run
 
 WRITES = 40

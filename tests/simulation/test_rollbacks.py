@@ -11,7 +11,7 @@ import pytest
 from replset.bson import Timestamp
 from replset.core.member_state import MemberState
 from replset.errors import OutOfDiskSpaceError
-from replset.runtime.disk import member_files
+from replset.member.disk import member_files
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment

@@ -141,7 +141,12 @@ def test_a_sample_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch)
 def test_the_closest_tests_come_first() -> None:
     assert importing_tests("replset/core/reconfig.py", ["unit"])[0].startswith("tests/unit/core/test_reconfig")
     assert seeds_of("replset/core/quorum.py")[0] == ("core", 0)
-    assert {kind for kind, _ in seeds_of("replset/archive/archive.py")} == {"", "rollbacks", "archive", "changes"}
+    assert {kind for kind, _ in seeds_of("replset/features/archive/archive.py")} == {
+        "",
+        "rollbacks",
+        "archive",
+        "changes",
+    }
 
 
 # --- the record of which tests run which lines ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replset.errors import FailedToParseError, ReplError
-from replset.runtime.options import (
+from replset.member.options import (
     BadOptionError,
     MemberOptions,
     exposure_warnings,

@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 from api.app import create_app
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
-from replset.commands.member_port import CommandRequest, ConnectionContext, Source
-from replset.commands.table import PRIVATE
 from replset.errors import LONGEST_MESSAGE
 from replset.ids import HostPort
-from replset.runtime.member import RunningMember
-from replset.runtime.net.wire_connection import WireConnection
+from replset.member.member import RunningMember
+from replset.member.net.wire_connection import WireConnection
+from replset.operations.member_port import CommandRequest, ConnectionContext, Source
+from replset.operations.table import PRIVATE
 from tests.simulation.kit.cluster import SimCluster
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from replset.bson import DateTime, Int64, InvalidBSONError, InvalidValueError, ObjectId, Timestamp, decode, encode
 from replset.bson.raw import RawDocument
-from replset.commands.member_port import CommandRequest, ConnectionContext
 from replset.core.messages import MAX_TERM, MAX_TERM_JUMP
+from replset.member.member import RunningMember
+from replset.operations.member_port import CommandRequest, ConnectionContext
 from replset.optime import optime_document
-from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster
 from tools.fuzz.commands import VALUES, copied, places
 from tools.fuzz.kit import Check, Target

@@ -36,8 +36,14 @@ from tools.mutate.runs import up_to_date as runs_up_to_date
 
 T = TypeVar("T")
 PATHS = (
-    *("replset/core", "replset/replication", "replset/storage", "replset/auth", "replset/archive", "replset/recovery"),
-    *("replset/commands/sessions", "replset/commands/streams", "api/guard.py"),
+    *("replset/core", "replset/replication", "replset/storage", "replset/auth", "api/guard.py"),
+    *(
+        "replset/operations/transactions.py",
+        "replset/operations/session_request.py",
+        "replset/operations/session_table.py",
+    ),
+    *(f"replset/features/{name}" for name in ("archive", "change_streams", "consumers", "follower", "recovery")),
+    "replset/features/transactions",
 )
 """What a fault would cost data, or let somebody in."""
 BY_SIMULATION = ("replset/core", "replset/replication", "replset/storage")

@@ -1,4 +1,4 @@
-"""$changeStream and $changeStreamSplitLargeEvent: their arguments. commands/streams/change_stream.py runs them."""
+"""$changeStream and $changeStreamSplitLargeEvent: their arguments. The feature change_streams runs them."""
 
 from __future__ import annotations
 

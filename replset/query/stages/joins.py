@@ -1,6 +1,6 @@
 """Stages that read other collections: $lookup, $graphLookup and $unionWith. Their arguments, and the pure part of each.
 
-commands/pipelines/run_joins.py reads the collections.
+features/aggregation/run_joins.py reads the collections.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """$out and $merge: their arguments, and what a $merge makes of a document that is there.
 
-`commands/pipelines` writes.
+`features/aggregation` writes.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Stage:
 
 
 class ReadingStage(Stage):
-    """A stage that must read or write collections: its argument alone. commands/pipelines/pipeline_run.py runs it.
+    """A stage that must read or write collections: its argument alone. features/aggregation/pipeline_run.py runs it.
 
     A pipeline is cut at such stages.
     """

@@ -1,5 +1,5 @@
 """The guards of role hooks, one beside each core, and what they promise: never two holders, and no first write of a
-primary while another member holds the role. A guard does what runtime/role/hook_process.py does, on the virtual clock.
+primary while another member holds the role. A guard does what features/role_hook/guard.py does, on the virtual clock.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from replset.archive.archive import Archive
-from replset.archive.segments import Segment
+from replset.features.archive.archive import Archive
+from replset.features.archive.archiver import Archiver
+from replset.features.archive.segments import Segment
 from replset.ids import OpTime
-from replset.runtime.jobs.archiver import Archiver
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 from replset.storage.store import Store
 from tests.simulation.kit.mutant import Mutant
 
@@ -53,7 +53,7 @@ def manifest_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Archive, "add", add)
 
 
-TESTS = "tests/unit/archive/test_archive.py"
+TESTS = "tests/unit/features/archive/test_archive.py"
 
 ARCHIVE_MUTANTS = (
     Mutant(uncommitted_is_archived, (4,), "invariant 20"),

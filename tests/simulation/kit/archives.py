@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 
-from replset.archive.archive import Archive
-from replset.archive.files import ArchiveError
-from replset.archive.jobs import WriteJob, Written
-from replset.archive.segments import Position, Segment
-from replset.archive.write_segment import write_segment
-from replset.commands.members.archive_lease import read_record
 from replset.errors import ReplError
+from replset.features.archive.archive import Archive
+from replset.features.archive.archive_lease import read_record
+from replset.features.archive.files import ArchiveError
+from replset.features.archive.jobs import WriteJob, Written
+from replset.features.archive.segments import Position, Segment
+from replset.features.archive.write_segment import write_segment
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.oplog_row import CHAIN_START, OplogRow, first_damaged
 from replset.storage import oplog

@@ -18,9 +18,9 @@ import pytest
 from replset.bson import RawDocument, decode
 from replset.cli import calls
 from replset.cli import follow as command_line
-from replset.commands.streams import follow_source
-from replset.commands.streams.follow_source import SourceSet
 from replset.errors import HostUnreachableError
+from replset.features.follower import follow_source
+from replset.features.follower.follow_source import SourceSet
 from replset.ids import HostPort
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.loop import current_process

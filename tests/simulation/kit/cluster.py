@@ -19,20 +19,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replset.commands.members import archive_lease
-from replset.commands.writes import insert, search_batch, write_batch
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import CorruptDataError
+from replset.features.archive import archive_lease, archiver
+from replset.features.crud import insert, search_batch, write_batch
 from replset.ids import HostPort
 from replset.key_file import Keys
+from replset.member import options as member_options
+from replset.member.member import RunningMember
+from replset.member.net.credentials import Credentials
+from replset.member.options import MemberOptions
+from replset.member.outside import MemberPorts
 from replset.replication import rollback
-from replset.runtime import options as member_options
-from replset.runtime.jobs import archiver
-from replset.runtime.member import RunningMember
-from replset.runtime.net.credentials import Credentials
-from replset.runtime.options import MemberOptions
-from replset.runtime.outside import MemberPorts
 from replset.storage import differences, member_file, store
 from tests.simulation.kit import archives
 from tests.simulation.kit.archives import SimArchive

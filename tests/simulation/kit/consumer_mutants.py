@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from replset.commands.streams import consumer_commands, consumer_reads
-from replset.commands.streams.consumer_directory import CommittedFloor, ConsumerDirectory
-from replset.commands.streams.history import History
-from replset.consumers.consumer import Claim, Consumer, Leases
-from replset.consumers.shared_window import SharedWindow
+from replset.features.consumers import consumer_commands, consumer_reads
+from replset.features.consumers.consumer import Claim, Consumer, Leases
+from replset.features.consumers.consumer_directory import CommittedFloor, ConsumerDirectory
+from replset.features.consumers.shared_window import SharedWindow
 from replset.ids import OpTime
+from replset.operations.history import History
 from tests.simulation.kit.mutant import Mutant
 
 
@@ -104,8 +104,8 @@ def floor_of_uncommitted_positions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CommittedFloor, "advance", advance)
 
 
-TESTS = "tests/unit/commands/test_consumers.py"
-WINDOWS = "tests/unit/consumers/test_consumer.py"
+TESTS = "tests/unit/features/test_consumers.py"
+WINDOWS = "tests/unit/features/consumers/test_consumer.py"
 CONSUMER_MUTANTS = (
     Mutant(consumers_not_kept_for, test=f"{TESTS}::test_the_oplog_is_kept_for_a_consumer_up_to_a_limit"),
     Mutant(acknowledged_by_one, (0,), "invariant 18"),

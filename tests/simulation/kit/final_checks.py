@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from replset.commands.admin.write_state import MemberView, WriteState, has_entry
+from replset.features.administration.write_state import MemberView, WriteState, has_entry
 from tests.simulation.kit.entries import mark_of_optime, mark_of_write, rolled_back_marks
 from tests.simulation.kit.replay import (
     Documents,

@@ -8,11 +8,11 @@ import apsw
 import pytest
 
 from replset.cli import follow as command_line
-from replset.commands.streams.consumer_directory import ConsumerDirectory
+from replset.features.consumers.consumer_directory import ConsumerDirectory
+from replset.features.follower import set_follower
+from replset.features.follower.set_follower import SetFollower
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.followed import FollowState, Place
-from replset.runtime.jobs import set_follower
-from replset.runtime.jobs.set_follower import SetFollower
 from tests.simulation.kit import follow as runs
 from tests.simulation.kit.kinds import FOLLOW_RUNS
 from tests.simulation.kit.mutant import Mutant

@@ -67,7 +67,7 @@ INDEX_MUTANTS = (
     Mutant(index_entries_not_removed, (4, 3), "invariant 15", ROLLBACK_RUNS),
     Mutant(index_entries_not_undone, (3,), "invariant 15", ROLLBACK_RUNS),
     Mutant(build_misses_writes, test=f"{BUILDS}::test_a_build_beside_writes_and_a_secondary_that_follows"),
-    Mutant(unique_keys_unchecked, test="tests/unit/commands/test_indexes.py::test_unique"),
+    Mutant(unique_keys_unchecked, test="tests/unit/features/test_indexes.py::test_unique"),
     Mutant(
         build_of_a_former_primary_unchecked,
         test=f"{BUILDS}::test_a_former_primarys_duplicate_ends_a_unique_build",

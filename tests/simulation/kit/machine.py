@@ -9,7 +9,7 @@ from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.core.state import NodeState
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
-from replset.runtime.member import RunningMember
+from replset.member.member import RunningMember
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.loop import Process

@@ -11,14 +11,16 @@ import apsw
 import pytest
 
 from replset.bson import RawDocument
-from replset.commands.members.message_documents import progress_document
-from replset.commands.writes.write_batch import Batch
 from replset.core import node
 from replset.core.ages import OptimeAges
 from replset.core.in_sync import in_sync_have
 from replset.core.quorum import IN_SYNC, WriteConcern
 from replset.errors import StorageError
+from replset.features.crud.write_batch import Batch
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
+from replset.member.disk import member_files
+from replset.member.peers.message_documents import progress_document
+from replset.member.positions import Positions
 from replset.replication import (
     difference_copy,
     document_check,
@@ -31,8 +33,6 @@ from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.document_check import Difference
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
-from replset.runtime.disk import member_files
-from replset.runtime.positions import Positions
 from replset.storage import copies, oplog, retention, store, undo
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot

@@ -16,11 +16,6 @@ from typing import Any
 import pytest
 
 from replset.bson import decode
-from replset.commands import read_concern
-from replset.commands.command import CommandContext
-from replset.commands.read_concern import ReadConcern
-from replset.commands.reads import get_more, scan
-from replset.commands.waiters import WaiterList
 from replset.core import leader, node
 from replset.core.effects import Effect, LastVote, Persist
 from replset.core.election import Elections
@@ -32,14 +27,19 @@ from replset.core.node import Node
 from replset.core.quorum import WriteConcern
 from replset.core.state import NodeState
 from replset.core.sync_source import SyncSources
+from replset.features.crud import get_more, scan
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
+from replset.member.disk.durability import Durability
+from replset.operations import read_concern
+from replset.operations.command import CommandContext
+from replset.operations.read_concern import ReadConcern
+from replset.operations.waiters import WaiterList
 from replset.oplog_entry import OplogEntry
 from replset.replication import applier
 from replset.replication.fetcher import Fetcher
 from replset.replication.protocol import FetchReply
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import FileKind
-from replset.runtime.disk.durability import Durability
 from replset.storage import retention
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
@@ -382,7 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(linearizable_read_unproven, (25,), "invariant 7"),
     Mutant(waiter_released_too_early, (2, 9), "invariant 3"),
     Mutant(
-        waiter_survives_its_term, test="tests/unit/commands/test_concerns.py::test_a_stepdown_ends_every_wait_at_once"
+        waiter_survives_its_term, test="tests/unit/features/test_concerns.py::test_a_stepdown_ends_every_wait_at_once"
     ),
     Mutant(
         positions_made_up,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from replset.bson import ObjectId, decode, encode
-from replset.commands.members.message_documents import request_document
 from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import OpTime
+from replset.member.peers.message_documents import request_document
 from tests.simulation.kit.cluster import FORGED_TERMS
 from tests.simulation.kit.fault_base import FaultBase
 from tests.simulation.kit.network import QUIET, LinkFaults

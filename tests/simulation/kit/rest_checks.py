@@ -11,7 +11,7 @@ from replset.optime import optime_document
 
 if TYPE_CHECKING:
     from replset.core.node import Node
-    from replset.runtime.member import RunningMember
+    from replset.member.member import RunningMember
     from tests.simulation.kit.cluster import SimCluster
 
 _INCOMPATIBLE = "NewReplicaSetConfigurationIncompatible"

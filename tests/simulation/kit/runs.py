@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from replset.features.archive.archiver import GAP_WAITS_MS
 from replset.ids import HostPort
-from replset.runtime.jobs.archiver import GAP_WAITS_MS
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.clients import ClientSite
 from tests.simulation.kit.cluster import SimCluster, quiet_logs

@@ -7,14 +7,14 @@ from typing import Any
 import apsw
 import pytest
 
-from replset.commands.sessions.transactions import TransactionTable
-from replset.commands.writes.retryable import RetryableWrite
 from replset.errors import ErrorCode, ReplError
+from replset.features.crud.retryable import RetryableWrite
+from replset.features.transactions.session_expiry import SessionExpiry
 from replset.ids import OPTIME_NULL, Millis
+from replset.operations.transactions import TransactionTable
 from replset.replication import applier
 from replset.replication.session_write import SessionWrite
 from replset.replication.write_ops import WriteGroup
-from replset.runtime.jobs.session_expiry import SessionExpiry
 from replset.storage import copies, txn, undo
 from replset.storage.schema import SESSIONS_UUID, collection_table
 from tests.simulation.kit.kinds import ROLLBACK_RUNS
@@ -111,7 +111,7 @@ def untried_though_trimmed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RetryableWrite, "untried", untried)
 
 
-WRITES = "tests/unit/commands/test_retryable_writes.py"
+WRITES = "tests/unit/features/test_retryable_writes.py"
 SESSION_MUTANTS = (
     Mutant(session_record_not_undone, (11, 2), "invariant", ROLLBACK_RUNS),
     Mutant(session_records_not_copied, (2, 1), "invariant"),
@@ -120,7 +120,7 @@ SESSION_MUTANTS = (
     Mutant(trimmed_history_is_none, test=f"{WRITES}::test_history_that_is_trimmed_away_is_an_error"),
     Mutant(image_not_recorded, (1,), "invariant"),
     Mutant(older_number_taken, (1,), "invariant 13"),
-    Mutant(older_transaction_begins, test="tests/unit/commands/test_transactions.py::test_numbers_of_one_session"),
+    Mutant(older_transaction_begins, test="tests/unit/features/test_transactions.py::test_numbers_of_one_session"),
     Mutant(
         untried_though_trimmed, test=f"{WRITES}::test_inserts_whose_whole_history_is_trimmed_away_are_not_done_again"
     ),

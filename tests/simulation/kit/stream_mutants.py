@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from replset.commands.streams.change_stream import ChangeStreamCursor
-from replset.commands.streams.history import History
+from replset.features.change_streams.change_stream import ChangeStreamCursor
 from replset.ids import OpTime
+from replset.operations.history import History
 from replset.oplog_row import OplogRow
 from replset.query.change_tokens import Token
 from tests.simulation.kit.mutant import Mutant
@@ -56,7 +56,7 @@ def trimmed_history_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(History, "after", after)
 
 
-TESTS = "tests/unit/commands/test_change_stream.py"
+TESTS = "tests/unit/features/test_change_stream.py"
 STREAM_MUTANTS = (
     Mutant(streams_show_uncommitted, (5,), "invariant 19"),
     Mutant(token_ahead_of_the_batch, (5,), "invariant 19"),

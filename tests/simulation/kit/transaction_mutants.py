@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from replset.commands import read_concern
-from replset.commands.command import CommandContext
-from replset.commands.member_port import MemberPort
-from replset.commands.read_concern import ReadConcern
-from replset.commands.reads import scan
-from replset.commands.sessions import transactions
+from replset.features.crud import scan
 from replset.ids import OpTime
+from replset.operations import read_concern, transactions
+from replset.operations.command import CommandContext
+from replset.operations.member_port import MemberPort
+from replset.operations.read_concern import ReadConcern
 from replset.oplog_entry import OplogEntry
 from replset.replication import applier
 from replset.replication.held_keys import HeldKeys, Place
@@ -98,7 +97,7 @@ def transaction_reads_the_newest(patch: pytest.MonkeyPatch) -> None:
 
     for module in (scan, transactions):
         patch.setattr(module, "open_collection", open_collection, raising=False)
-    patch.setattr("replset.commands.reads.find.open_collection", open_collection)
+    patch.setattr("replset.features.crud.find.open_collection", open_collection)
 
 
 def cluster_time_of_snapshots_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def unknown_commit_denied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transactions, "_was_committed", lambda *_: False)
 
 
-_TESTS = "tests/unit/commands/test_transactions.py"
+_TESTS = "tests/unit/features/test_transactions.py"
 TRANSACTION_MUTANTS = (
     Mutant(half_committed, (1, 3, 5)),
     Mutant(half_replicated, (1, 3, 5)),

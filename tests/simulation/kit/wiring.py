@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from contextvars import Context
 from typing import Any
 
-from replset.commands import write_concern
 from replset.core.member_state import MemberState
 from replset.core.quorum import WriteConcern
 from replset.errors import NotWritablePrimaryError
 from replset.ids import OpTime
+from replset.member.member import RunningMember
+from replset.operations import write_concern
 from replset.replication.write_ops import WriteGroup
-from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
 from tests.simulation.kit.errors import SimulationError

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from replset.commands import read_concern, write_concern
-from replset.commands.member_port import MemberPort
-from replset.commands.waiters import WaiterList
 from replset.core.quorum import WriteConcern
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.runtime import shell
-from replset.runtime.disk import data_replacement
-from replset.runtime.disk.writer import Writer
-from replset.runtime.member import RunningMember
+from replset.member import shell
+from replset.member.disk import data_replacement
+from replset.member.disk.writer import Writer
+from replset.member.member import RunningMember
+from replset.operations import read_concern, write_concern
+from replset.operations.member_port import MemberPort
+from replset.operations.waiters import WaiterList
 from replset.storage.store import Pin, Store
 from tests.simulation.kit import wiring
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import TypeVar
 
-from replset.runtime.disk.durability import Sync
+from replset.member.disk.durability import Sync
 from tests.simulation.kit.loop import Process, SimLoop
 from tests.simulation.kit.threads import Job
 

@@ -15,23 +15,23 @@ import httpx
 
 from api.app import create_routes, with_limits
 from replset.bson import ObjectIds, RawDocument, encode
-from replset.commands.member_port import CommandRequest, RecentLog, Reply, Traffic
-from replset.commands.operations import SECONDS, SIZES, Histogram, OperationTable
-from replset.commands.replies import finish
-from replset.commands.users.audit_trail import AuditTrail
-from replset.commands.waiters import WaiterList
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.status import Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.member.net.admission import Admission
+from replset.member.process.machine import Load
+from replset.operations.audit_trail import AuditTrail
+from replset.operations.current_operations import SECONDS, SIZES, Histogram, OperationTable
+from replset.operations.member_port import CommandRequest, RecentLog, Reply, Traffic
+from replset.operations.replies import finish
+from replset.operations.waiters import WaiterList
 from replset.replication.document_check import ScrubStatus
 from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock
 from replset.replication.rollback_list import RollbackList
-from replset.runtime.net.admission import Admission
-from replset.runtime.process.machine import Load
 from replset.storage.disk import RealDisk
 
 ME, OTHER = HostPort("127.0.0.1:27017"), HostPort("127.0.0.1:27018")

@@ -13,9 +13,9 @@ from api import lines
 from api.action_table import ACTIONS
 from api.lines import BATCH_BYTES
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
-from replset.commands.replies import encode_write_reply, finish
-from replset.commands.sessions.session_request import KEYED, parse_session
 from replset.ids import OpTime, pack_ts
+from replset.operations.replies import encode_write_reply, finish
+from replset.operations.session_request import KEYED, parse_session
 from tests.unit.api.kit import NEWEST, Api, plain, refused
 
 ID = ObjectId("0123456789abcdef01234567")

@@ -22,12 +22,12 @@ from api.lines import BATCH_BYTES
 from api.serve import HttpServer
 from replset.bson import Int64, RawDocument, encode
 from replset.cli.local_set import free_ports
-from replset.commands.member_port import CommandRequest, Reply
 from replset.ids import HostPort
-from replset.runtime.net import turns
-from replset.runtime.net.admission import MAX_BYTES_IN_USE
-from replset.runtime.net.connections import ConnectionSlots
-from replset.runtime.net.turns import Turns
+from replset.member.net import turns
+from replset.member.net.admission import MAX_BYTES_IN_USE
+from replset.member.net.connections import ConnectionSlots
+from replset.member.net.turns import Turns
+from replset.operations.member_port import CommandRequest, Reply
 from tests.unit.api.kit import Api
 
 ON_SOCKETS = True

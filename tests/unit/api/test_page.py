@@ -13,8 +13,8 @@ import pytest
 
 from api import event_stream
 from api.routes import events, page
-from replset.commands.slow_operations import SlowOperation, SlowReason, Work
 from replset.errors import ErrorCode
+from replset.operations.slow_operations import SlowOperation, SlowReason, Work
 from replset.storage.oplog import OplogHead
 from tests.unit.api.kit import NEWEST, Api, refused
 

@@ -14,9 +14,9 @@ from api.prepared import PreparedActions
 from api.serve import HttpServer
 from replset.bson import encode
 from replset.ids import HostPort
-from replset.runtime.net.connections import ConnectionSlots
+from replset.member.net.connections import ConnectionSlots
 from tests.rig import Rig, a_set
-from tests.unit.commands.test_prepared import Prepared, without_times
+from tests.unit.features.test_prepared import Prepared, without_times
 
 HOST = "host: a:80"
 JSON = "content-type: application/json"

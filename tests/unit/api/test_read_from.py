@@ -9,9 +9,9 @@ import pytest
 
 from replset.core.status import Status
 from replset.ids import HostPort
-from replset.runtime.process.machine import Load
+from replset.member.process.machine import Load
 from tests.unit.api.kit import OTHER, Api
-from tests.unit.commands.test_read_preference import PRIMARY, row
+from tests.unit.features.test_read_preference import PRIMARY, row
 
 THIRD = HostPort("127.0.0.1:27019")
 HEADER = "x-replset-read-from"

@@ -19,9 +19,9 @@ import pytest
 from api import streaming
 from api.routes import recovery
 from replset.errors import BadValueError, HostUnreachableError, ReplError
-from replset.recovery import compare
-from replset.recovery.live_set import Write
-from replset.recovery.restore import AuditLog
+from replset.features.recovery import compare
+from replset.features.recovery.live_set import Write
+from replset.features.recovery.restore import AuditLog
 from tests.unit.api.kit import Api, plain, refused
 from tests.unit.rollback_tools.kit import FakeSet, live_orders, lost_orders
 

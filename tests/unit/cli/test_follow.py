@@ -9,8 +9,8 @@ import pytest
 from replset.bson import RawDocument, encode
 from replset.cli import calls, follow
 from replset.cli.main import main
-from replset.commands.streams.follow_source import SourceSet
 from replset.errors import CappedPositionLostError, HostUnreachableError
+from replset.features.follower.follow_source import SourceSet
 from replset.ids import OpTime
 from replset.oplog_entry import insert_entry
 from replset.optime import optime_document

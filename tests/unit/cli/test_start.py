@@ -20,8 +20,8 @@ from replset.cli.main import main
 from replset.cli.start import refuse
 from replset.client import WireClient
 from replset.config import ReplSetConfig
-from replset.runtime.process import log_writer
-from replset.runtime.process.log_writer import LogWriter
+from replset.member.process import log_writer
+from replset.member.process.log_writer import LogWriter
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, lock_dbpath

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from replset.commands.admin.server_status import candidate_document, counts_document, participant_document
 from replset.core.election_metrics import ElectionMetrics
 from replset.core.messages import VoteRequest
+from replset.features.diagnostics.server_status import candidate_document, counts_document, participant_document
 from replset.ids import MemberId
 from tests.simulation.core_kit.machine import WALL
 from tests.unit.core.single_node import NOW, SingleNode, asked, at, leading_three, ready

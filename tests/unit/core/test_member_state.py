@@ -41,7 +41,7 @@ def test_every_test_that_the_page_names_exists() -> None:
     """One row for each sentence of the design that the core has to hold."""
     table = PAGE[PAGE.index("## Which test holds which sentence") :]
     wanted = set(re.findall(r"`(test_\w+)`", table))
-    elsewhere = ("tests/unit/test_config.py", "tests/unit/runtime/test_shell.py", "tests/simulation/test_core_only.py")
+    elsewhere = ("tests/unit/test_config.py", "tests/unit/member/test_shell.py", "tests/simulation/test_core_only.py")
     others = [ROOT / path for path in elsewhere]
     sources = [*(ROOT / "tests/unit/core").glob("test_*.py"), *others]
     defined = {

@@ -19,7 +19,7 @@ import yaml
 
 from replset.cli.start import HELP, METAVARS
 from replset.config import parse_host
-from replset.runtime.options import FLAGS, MemberOptions, flag_of, resolve_options, variable_of
+from replset.member.options import FLAGS, MemberOptions, flag_of, resolve_options, variable_of
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CONFIG = DEPLOY / "replset.yaml"

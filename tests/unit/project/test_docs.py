@@ -22,7 +22,7 @@ from replset import terminal
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
 from replset.errors import ErrorCode
-from replset.runtime.options import MemberOptions, flag_of, variable_of
+from replset.member.options import MemberOptions, flag_of, variable_of
 from replset.storage.store import StoreOptions
 from rollback_tools.app import app as tools_app
 from rollback_tools.dump import build_parser as dump_parser

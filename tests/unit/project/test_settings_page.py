@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from replset.commands.admin.parameters import PARAMETERS
 from replset.config import ReplSetConfig, member, settings
 from replset.errors import ReplError
-from replset.runtime.options import MemberOptions, flag_of
+from replset.features.administration.parameters import PARAMETERS
+from replset.member.options import MemberOptions, flag_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "settings.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Decimal128, Int64, encode
-from replset.commands.evaluation import UNBOUNDED, weight_of
 from replset.errors import MaxTimeMSExpiredError, ReplError
+from replset.operations.evaluation import UNBOUNDED, weight_of
 from replset.query import sizes
 from replset.query.expressions import OPERATORS, WHOLE, compile_expression, compiler
 from replset.query.order import MISSING

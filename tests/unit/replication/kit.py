@@ -13,15 +13,15 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from replset.bson import Binary, Int64, RawDocument, RawDocuments, decode, documents_of, encode, encode_key
-from replset.commands.members.oplog_fetch import OplogFetches, oplog_probe
-from replset.commands.members.snapshot_server import SnapshotServer
-from replset.commands.waiters import ByteRate
 from replset.core.ages import OptimeAges
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.member.peers.oplog_fetch import OplogFetches, oplog_probe
+from replset.member.peers.snapshot_server import SnapshotServer
+from replset.operations.waiters import ByteRate
 from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry

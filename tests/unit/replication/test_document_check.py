@@ -13,16 +13,16 @@ import pytest
 
 from replset.bson import RawDocument, decode, encode, encode_key
 from replset.errors import OutOfDiskSpaceError, ReplError
+from replset.features.recovery.lost_writes import LostKind, LostWrites
+from replset.features.recovery.verify import verify_rollback
+from replset.features.scrub import scrubber
+from replset.features.scrub.scrubber import Scrubber
 from replset.ids import HostPort
-from replset.recovery.lost_writes import LostKind, LostWrites
-from replset.recovery.verify import verify_rollback
 from replset.replication import document_repair
 from replset.replication.document_check import DocumentCheck, ScrubStatus, find_differences
 from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.replication.document_repair import DocumentRepair, RepairedRange, majority_version
 from replset.replication.rollback_manifest import RollbackState, list_manifests
-from replset.runtime.jobs import scrubber
-from replset.runtime.jobs.scrubber import Scrubber
 from replset.storage import range_digests
 from replset.storage.txn import next_key
 from tests.unit.replication.kit import WALL_MS, Member, Network, trim, undo_to

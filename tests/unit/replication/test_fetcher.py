@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode, encode_key
-from replset.commands.members import oplog_fetch as oplog_fetch_module
-from replset.commands.members.message_documents import request_document
-from replset.commands.members.oplog_fetch import fetch_now, has_news, oplog_probe
 from replset.core.member_state import MemberState
 from replset.core.messages import MemberProgress, Position, ProgressRequest, SourceBatch, SourceFailed, SourceProblem
 from replset.errors import (
@@ -24,6 +21,9 @@ from replset.errors import (
     ReplError,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
+from replset.member.peers import oplog_fetch as oplog_fetch_module
+from replset.member.peers.message_documents import request_document
+from replset.member.peers.oplog_fetch import fetch_now, has_news, oplog_probe
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import OplogRow, chain_after
 from replset.query.diff import apply_update_bytes

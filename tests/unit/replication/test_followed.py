@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from replset.bson import MAX_BSON_SIZE, MAX_ENTRY_SIZE, Binary, Int64, RawDocument, encode, encode_key
-from replset.commands.streams.follow_source import OwnHistory, SourceSet
 from replset.errors import BadValueError, ConsumerNotFoundError, ErrorCode, IllegalOperationError, ReplError
+from replset.features.follower.follow_source import OwnHistory, SourceSet
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, extra_fields, insert_entry, noop_entry, transaction_entry
 from replset.query.change_tokens import behind

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from replset.bson import Int64, RawDocument, encode
-from replset.commands.members.snapshot_server import SnapshotOptions
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.member.peers.snapshot_server import SnapshotOptions
 from replset.optime import optime_document
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_list import RollbackList

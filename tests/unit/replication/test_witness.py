@@ -12,9 +12,9 @@ from replset.bson import RawDocument, encode
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded
 from replset.errors import IllegalOperationError
+from replset.features.recovery.lost_writes import LostWrites
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.oplog_entry import insert_entry
-from replset.recovery.lost_writes import LostWrites
 from replset.replication.applier import apply_batch
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from replset.storage.retention import remove_old_data

@@ -9,7 +9,7 @@ import pytest
 
 from replset.errors import StorageError, StoreBusyError
 from replset.replication.write_queue import BUSY_PAUSE_S, WriteQueue
-from tests.unit.runtime.kit import settle
+from tests.unit.member.kit import settle
 
 
 class Rig:

@@ -11,6 +11,7 @@ from uuid import UUID
 from replset.auth.users import USERS_NS
 from replset.bson import Binary, decode, encode, encode_key
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
+from replset.features.recovery.live_set import DocumentKey, LiveSet, Write, WriteResult
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import (
     command_entry,
@@ -22,7 +23,6 @@ from replset.oplog_entry import (
     transaction_entry,
     update_entry,
 )
-from replset.recovery.live_set import DocumentKey, LiveSet, Write, WriteResult
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import OPLOG_NS, FileKind, Manifest, RollbackState, utc_text
 from replset.storage.disk import RealDisk

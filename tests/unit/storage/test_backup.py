@@ -14,8 +14,8 @@ import pytest
 
 from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, OutOfDiskSpaceError, StorageError
 from replset.ids import HostPort
-from replset.runtime.disk.member_files import open_files
-from replset.runtime.options import MemberOptions
+from replset.member.disk.member_files import open_files
+from replset.member.options import MemberOptions
 from replset.storage import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
 from replset.storage.backup import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.storage.disk import Disk, RealDisk

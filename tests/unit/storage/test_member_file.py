@@ -15,7 +15,7 @@ from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
-from replset.runtime.disk.member_files import place_note
+from replset.member.disk.member_files import place_note
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MEMBER_FILE, JournalLine, MemberFile, OplogLimits
 from replset.storage.store import Store, StoreOptions

@@ -16,10 +16,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from api.routes.oplog import row_fields
-from replset.archive.archive import Archive
-from replset.archive.files import FolderFiles
-from replset.archive.segments import ArchiveInfo, Position
 from replset.bson import encode
+from replset.features.archive.archive import Archive
+from replset.features.archive.files import FolderFiles
+from replset.features.archive.segments import ArchiveInfo, Position
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import noop_entry
 from replset.oplog_row import CHAIN_START, OplogRow, chained_rows

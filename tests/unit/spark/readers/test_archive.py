@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.archive.archive import Archive
+from replset.features.archive.archive import Archive
 from replset.ids import OPTIME_NULL
 from replset.oplog_row import OplogRow
 from replset.storage import oplog

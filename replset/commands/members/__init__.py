@@ -1,1 +1,0 @@
-"""The commands that members send to each other."""

@@ -1,1 +1,0 @@
-"""Sessions and transactions."""

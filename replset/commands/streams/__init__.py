@@ -1,1 +1,0 @@
-"""What follows the oplog: change streams, named consumers, a set that follows another."""

@@ -1,1 +1,0 @@
-"""Logins, users, what a user may do, and the audit trail."""

@@ -1,0 +1,366 @@
+"""The administrator's commands: initiate, reconfig, add and remove a member, step down, freeze, cuts for tests."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from replset.auth.roles import Action
+from replset.bson import Timestamp
+from replset.config import ReplSetConfig, next_member_id, parse_host
+from replset.core.messages import (
+    AbortCatchUpRequest,
+    Done,
+    FreezeRequest,
+    InitiateRequest,
+    MaintenanceRequest,
+    ReconfigRequest,
+    Refused,
+    RequestBody,
+    ResyncRequest,
+    StepDownRequest,
+    SyncFromRequest,
+)
+from replset.core.quorum import MAJORITY, WriteConcern, implicit_default, kept_default, unsatisfiable
+from replset.core.reconfig_effect import reconfig_warning
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    NodeNotFoundError,
+    NotWritablePrimaryError,
+    NotYetInitializedError,
+    ReplError,
+    UnknownFieldError,
+)
+from replset.ids import OPTIME_NULL, HostPort, pack_ts
+from replset.operations import fields
+from replset.operations.command import Command, CommandContext, Where
+from replset.operations.member_port import Reply
+from replset.operations.read_concern import append_at_least, beyond_cluster_time, may_write_at
+from replset.operations.write_concern import store_default, stored_default, write_and_wait
+from replset.replication.session_write import EXPIRED
+from replset.replication.write_ops import do_noop
+from replset.storage.member_file import OplogLimits
+
+DEFAULT_STEP_DOWN_S = 60
+DEFAULT_CATCH_UP_S = 10
+MAX_SECONDS = 10 * 366 * 86_400
+MAX_DELAY_MS = 60_000
+MAX_AHEAD_MS = 30 * 86_400_000
+RECONFIG_MS = 60_000
+LEAST_OPLOG_MB, MOST_OPLOG_MB = 990, 1 << 30
+_MEMBER_OPTIONS = frozenset(
+    {
+        *("host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"),
+        *("spareAfterSecs", "witness"),
+    }
+)
+DIRECTIONS: dict[str, Literal["both", "in", "out"]] = {"both": "both", "in": "in", "out": "out"}
+
+
+async def ask(ctx: CommandContext, body: RequestBody) -> dict[str, object]:
+    """Put a request to the core; its refusal is an error reply, its info stays."""
+    answer = await ctx.member.ask_core(body)
+    if isinstance(answer, Refused):
+        raise ReplError(answer.reason, code=answer.code)
+    return {"info": answer.info} if isinstance(answer, Done) and answer.info else {}
+
+
+async def initiate(ctx: CommandContext) -> Reply:
+    """Make a new set; what the document leaves out is filled in: the set's name, this member alone."""
+    given: dict[str, object] = {}
+    if ctx.body.type_of(ctx.name) == 3:
+        given = fields.decoded(ctx.body, ctx.name, ctx.name)
+    elif ctx.body.type_of(ctx.name) not in (10, 1, 16, 18):
+        raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "object")
+    document = {"_id": ctx.member.set_name, "version": 1, **given}
+    reply: dict[str, object] = {}
+    if "members" not in document:
+        document["members"] = [{"_id": 0, "host": str(ctx.member.host)}]
+        reply = {
+            "info2": "no configuration specified. Using a default configuration for the set",
+            "me": ctx.member.host,
+        }
+    return reply | await ask(ctx, InitiateRequest(ReplSetConfig.parse(document)))
+
+
+async def reconfig(ctx: CommandContext) -> Reply:
+    """Install another configuration; with force also without a majority, which may lose acknowledged writes."""
+    document = fields.document(ctx.body, ctx.name, ctx.name)
+    if document is None:
+        raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "object")
+    config, new = _config_in_force(ctx), ReplSetConfig.parse(document.decode())
+    force = fields.boolean(ctx.body, "force", ctx.name)
+    max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, 0, least=0)
+    if not force:
+        _refuse_losing_default(ctx, new)
+    return await ask(ctx, ReconfigRequest(new, force, max_time_ms)) | _warning(config, new)
+
+
+def _refuse_losing_default(ctx: CommandContext, new: ReplSetConfig) -> None:
+    """Refuse (103) a configuration that cannot meet the default write concern that is stored, a mode or tags."""
+    default = stored_default(ctx.member.store)
+    if default is None or isinstance(default.w, int):
+        return
+    refusal = unsatisfiable(new, default)
+    if refusal is not None:
+        raise ReplError(
+            f"the set's default write concern could not be met: {refusal.reason}; run setDefaultRWConcern first",
+            code=ErrorCode.NEW_CONFIG_INCOMPATIBLE,
+        )
+
+
+def _warning(old: ReplSetConfig, new: ReplSetConfig) -> dict[str, object]:
+    """Return the field of a reply that warns: fewer members may fail from now on. MongoDB allows such a change."""
+    warning = reconfig_warning(old, new)
+    return {"warning": warning} if warning else {}
+
+
+def _config_in_force(ctx: CommandContext) -> ReplSetConfig:
+    config = ctx.member.node.config
+    if config is None:
+        raise NotYetInitializedError("no replset config has been received")
+    return config
+
+
+async def add_member(ctx: CommandContext) -> Reply:
+    """Add one member: `{host, priority?, votes?, arbiterOnly?, witness?, hidden?, buildIndexes?, secondaryDelaySecs?,
+    tags?, spareAfterSecs?}`.
+    """
+    given = fields.decoded(ctx.body, ctx.name, ctx.name)
+    for name in given:
+        if name not in _MEMBER_OPTIONS:
+            raise UnknownFieldError(f"BSON field '{ctx.name}.{name}' is an unknown field.")
+    config = _primary_config(ctx)
+    document = config.document()
+    rows = [member.document() for member in config.members]
+    row = {"_id": next_member_id(member.id for member in config.members), **given}
+    return await _change(ctx, config, {**document, "members": [*rows, row]})
+
+
+async def remove_member(ctx: CommandContext) -> Reply:
+    """Take the member with this `host` out of the set."""
+    if ctx.body.type_of(ctx.name) == 3:
+        host = fields.text(fields.document(ctx.body, ctx.name, ctx.name) or ctx.body, "host", ctx.name)
+    else:
+        host = fields.text(ctx.body, ctx.name, ctx.name)
+    config = _primary_config(ctx)
+    leaving = config.member_at(parse_host(host))
+    if leaving is None:
+        raise NodeNotFoundError(f"{host} is no member of the set")
+    rows = [member.document() for member in config.members if member.id != leaving.id]
+    return await _change(ctx, config, {**config.document(), "members": rows})
+
+
+def _primary_config(ctx: CommandContext) -> ReplSetConfig:
+    config = _config_in_force(ctx)
+    if not ctx.member.node.writable:
+        raise NotWritablePrimaryError(primary=ctx.member.node.primary_host)
+    return config
+
+
+async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str, object]) -> Reply:
+    """Install `document` as the next version. Where it would change the implicit default write concern, majority is
+    stored as the set's own default first (map C16, D7), and the reply says so. Otherwise adding an arbiter would
+    lower it from majority to {w: 1}, and writes acknowledged by default could be rolled back.
+    """
+    document["version"] = config.version + 1
+    document.pop("term", None)
+    new = ReplSetConfig.parse(document)
+    _refuse_losing_default(ctx, new)
+    info = ""
+    if implicit_default(new).w != implicit_default(config).w and stored_default(ctx.member.store) is None:
+        _, failure = await store_default(ctx, WriteConcern(MAJORITY))
+        if failure is not None:
+            raise ReplError(
+                f"the default write concern could not be stored: {failure['errmsg']}",
+                code=ErrorCode.WRITE_CONCERN_TIMEOUT,
+            )
+        info = kept_default(config, new)
+    max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, RECONFIG_MS, least=0)
+    reply = await ask(ctx, ReconfigRequest(new, False, max_time_ms))
+    parts = [text for text in (str(reply.get("info", "")), info) if text]
+    return ({"info": "; ".join(parts)} if parts else {}) | _warning(config, new)
+
+
+async def step_down(ctx: CommandContext) -> Reply:
+    """Stop being primary, once an electable secondary has everything. handOverTo (not MongoDB's): only that one."""
+    body = ctx.body
+    seconds = _seconds(ctx, ctx.name, DEFAULT_STEP_DOWN_S) or DEFAULT_STEP_DOWN_S
+    force = fields.boolean(body, "force", ctx.name)
+    catch_up = _seconds(ctx, "secondaryCatchUpPeriodSecs", 0 if force else min(DEFAULT_CATCH_UP_S, seconds))
+    to = parse_host(fields.text(body, "handOverTo", ctx.name), "handOverTo") if "handOverTo" in body else None
+    return await ask(ctx, StepDownRequest(seconds * 1000, catch_up * 1000, force, to))
+
+
+async def abort_catch_up(ctx: CommandContext) -> Reply:
+    """Let a new primary take writes now, without the entries that it still fetches; they are rolled back."""
+    return await ask(ctx, AbortCatchUpRequest())
+
+
+async def resync(ctx: CommandContext) -> Reply:
+    """Export what only this member has, then copy another member's data; also ends a quarantine.
+
+    force: also the data of a member that lacks what this one acknowledged or knows to be committed.
+    """
+    return await ask(ctx, ResyncRequest(fields.boolean(ctx.body, "force", ctx.name)))
+
+
+async def sync_from(ctx: CommandContext) -> Reply:
+    """Take the member of this address as sync source (map R1)."""
+    target = parse_host(fields.text(ctx.body, ctx.name, ctx.name))
+    before = ctx.member.node.sync_source
+    warning = (await ask(ctx, SyncFromRequest(target))).get("info")
+    reply: dict[str, object] = {"syncFromRequested": str(target)}
+    if warning:
+        reply["warning"] = warning
+    if before is not None:
+        reply["prevSyncTarget"] = str(before)
+    return reply
+
+
+async def maintenance(ctx: CommandContext) -> Reply:
+    """Let this member serve no reads (true), until that is ended as often (false); map R9."""
+    return await ask(ctx, MaintenanceRequest(fields.boolean(ctx.body, ctx.name, ctx.name)))
+
+
+async def resize_oplog(ctx: CommandContext) -> Reply:
+    """Change the size of this member's oplog (MB) and how long it keeps entries at least; kept over a restart (O10)."""
+    limits = OplogLimits(
+        _between(ctx, "size", LEAST_OPLOG_MB, MOST_OPLOG_MB), _between(ctx, "minRetentionHours", 0, MOST_OPLOG_MB)
+    )
+    if ctx.member.store.last_applied == OPTIME_NULL:
+        raise ReplError("this member has no oplog", code=ErrorCode.NAMESPACE_NOT_FOUND)
+    if limits == (None, None):
+        raise BadValueError(f"{ctx.name} needs size, minRetentionHours or both")
+    await ctx.member.resize_oplog(limits)
+    return {}
+
+
+def _between(ctx: CommandContext, name: str, least: float, most: float) -> float | None:
+    value = ctx.body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise fields.wrong_type(ctx.name, name, ctx.body.type_of(name), "double")
+    if not least <= value <= most:
+        raise ReplError(
+            f"BSON field '{ctx.name}.{name}' value must be from {least} to {most}, actual value '{value}'",
+            code=ErrorCode.NUMBER_OUT_OF_RANGE,
+        )
+    return float(value)
+
+
+async def freeze(ctx: CommandContext) -> Reply:
+    """Keep this member from seeking election for so many seconds; 0 ends it."""
+    return await ask(ctx, FreezeRequest(_seconds(ctx, ctx.name, 0) * 1000))
+
+
+def _seconds(ctx: CommandContext, name: str, default: int) -> int:
+    """A period; negative ones are refused (2)."""
+    seconds = fields.whole(ctx.body, name, ctx.name, default)
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise BadValueError(f"{name} must be from 0 to {MAX_SECONDS} seconds, not {seconds}")
+    return seconds
+
+
+async def test_cut(ctx: CommandContext) -> Reply:
+    """For tests: drop member traffic with these hosts, or send it late; clients stay; no hosts: heal."""
+    hosts: list[HostPort] = []
+    for index, host in enumerate(fields.values(ctx.body, "hosts", ctx.name)):
+        if not isinstance(host, str):
+            raise fields.wrong_type(ctx.name, f"hosts.{index}", None, "string")
+        hosts.append(parse_host(host, f"hosts.{index}"))
+    direction = fields.text(ctx.body, "direction", ctx.name, "both")
+    if direction not in DIRECTIONS:
+        raise BadValueError(f"direction must be both, in or out, not {direction!r:.40}")
+    delay_ms = fields.whole(ctx.body, "delayMillis", ctx.name, 0)
+    if not 0 <= delay_ms <= MAX_DELAY_MS:
+        raise BadValueError(f"delayMillis must be from 0 to {MAX_DELAY_MS}, not {delay_ms}")
+    if delay_ms:
+        ctx.member.delay(hosts, delay_ms)
+    else:
+        ctx.member.cut(hosts, DIRECTIONS[direction])
+    return {}
+
+
+async def test_clock(ctx: CommandContext) -> Reply:
+    """For tests: this member's wall clock is so far ahead of the machine's from now on; 0 sets it right."""
+    ahead_ms = fields.whole(ctx.body, "aheadMillis", ctx.name, 0)
+    if abs(ahead_ms) > MAX_AHEAD_MS:
+        raise BadValueError(f"aheadMillis must be from -{MAX_AHEAD_MS} to {MAX_AHEAD_MS}, not {ahead_ms}")
+    ctx.member.clock.set_wall_ahead(ahead_ms)
+    return {}
+
+
+async def append_oplog_note(ctx: CommandContext) -> Reply:
+    """Write a no-op entry with `data` into the oplog; with `maxClusterTime` only if the newest entry is older."""
+    data = fields.document(ctx.body, "data", ctx.name)
+    if data is None:
+        raise fields.missing(ctx.name, "data")
+    note = data.decode()
+    if note.get("msg") == EXPIRED:
+        raise BadValueError(f"a note with the msg {EXPIRED!r} is the primary's own")
+    at_least = ctx.body.get("maxClusterTime")
+    if at_least is None:
+        _, reply = await write_and_wait(ctx, lambda group: do_noop(group, note))
+        return reply
+    if not isinstance(at_least, Timestamp):
+        raise fields.wrong_type(ctx.name, "maxClusterTime", ctx.body.type_of("maxClusterTime"), "timestamp")
+    ts = pack_ts(at_least.time, at_least.inc)
+    if not may_write_at(ctx.member, ts):
+        raise beyond_cluster_time("maxClusterTime")
+    _, reply = await write_and_wait(ctx, partial(append_at_least, after=ts, note=note))
+    return reply
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("replSetInitiate", initiate, admin_only=True, needs=Action.CONFIGURE_SET),
+    Command("replSetReconfig", reconfig, frozenset({"force"}), admin_only=True, needs=Action.CONFIGURE_SET),
+    Command("replSetAddMember", add_member, admin_only=True, needs=Action.CONFIGURE_SET),
+    Command("replSetRemoveMember", remove_member, admin_only=True, needs=Action.CONFIGURE_SET),
+    Command(
+        "replSetStepDown",
+        step_down,
+        frozenset({"secondaryCatchUpPeriodSecs", "force", "handOverTo"}),
+        admin_only=True,
+        needs=Action.CHANGE_STATE,
+    ),
+    Command("replSetAbortPrimaryCatchUp", abort_catch_up, admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetFreeze", freeze, admin_only=True, needs=Action.CHANGE_STATE),
+    Command(
+        "replSetResizeOplog",
+        resize_oplog,
+        frozenset({"size", "minRetentionHours"}),
+        admin_only=True,
+        needs=Action.SET_PARAMETER,
+    ),
+    Command("replSetSyncFrom", sync_from, admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetMaintenance", maintenance, admin_only=True, needs=Action.CHANGE_STATE),
+    Command("replSetResync", resync, frozenset({"force"}), admin_only=True, needs=Action.RESYNC),
+    Command(
+        "replSetTestCut",
+        test_cut,
+        frozenset({"hosts", "direction", "delayMillis"}),
+        admin_only=True,
+        test_only=True,
+        needs=Action.INTERNAL,
+    ),
+    Command(
+        "replSetTestClock",
+        test_clock,
+        frozenset({"aheadMillis"}),
+        admin_only=True,
+        test_only=True,
+        needs=Action.INTERNAL,
+    ),
+    Command(
+        "appendOplogNote",
+        append_oplog_note,
+        frozenset({"data", "maxClusterTime"}),
+        where=Where.PRIMARY,
+        admin_only=True,
+        write_concern=True,
+        needs=Action.APPEND_NOTE,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Backups of a member's data."""

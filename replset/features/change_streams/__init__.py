@@ -1,0 +1,1 @@
+"""Change streams: the committed entries as events."""

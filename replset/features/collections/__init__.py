@@ -1,0 +1,1 @@
+"""Collections: made, changed, dropped, listed and counted."""

@@ -1,0 +1,1 @@
+"""Named consumers: readers of changes whose position the set keeps."""

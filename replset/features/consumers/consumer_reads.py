@@ -1,0 +1,351 @@
+"""replSetConsumerRead: gives a reader of a named consumer the events behind its position, or waits for some.
+
+Only the primary reads, and only committed entries. An exclusive or failover consumer keeps nothing for its reader: a
+read begins behind the position, or behind a later token that the reader names. A shared one gives each event to one
+reader (features/consumers/shared_window.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from replset.bson import Int64, RawDocument, encode
+from replset.core.quorum import MAJORITY, WriteConcern
+from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
+from replset.features.change_streams.event_reader import EventOptions, EventReader, ToldEvent
+from replset.features.consumers.consumer import Claim, Consumer, Mode
+from replset.features.consumers.consumer_directory import PrimaryState, change
+from replset.features.crud.filters import Filter, filter_of
+from replset.ids import Millis, OpTime
+from replset.operations import fields
+from replset.operations.command import CommandContext
+from replset.operations.evaluation import compiled, evaluate, weight_of
+from replset.operations.member_port import MemberPort, Reply
+from replset.operations.write_concern import wait_for_write_concern
+from replset.query.change_events import Watched
+from replset.query.change_tokens import Kind, Token
+from replset.replication.write_ops import WriteGroup
+
+MOST_EVENTS, USUAL_EVENTS = 1_000, 100
+MOST_WAIT_MS = 30_000
+MOST_BYTES = 1 << 20
+"""How many bytes of events a reply has. The last one may go beyond; of a shared consumer only one that comes alone."""
+LEAST_LOOK_MS = 1_000
+"""How long a read looks for events that its filter wants, also one that does not wait."""
+GATHER_MS = 30
+"""Once it has an event, it goes on for so long to find more."""
+LOOK_MS = 5_000
+"""A read that waits looks this often whether it still may."""
+SAVE_MS = 10_000
+"""How often a position is saved that moved because nothing in between was for the consumer."""
+CONCERN = WriteConcern(MAJORITY, wtimeout_ms=30_000, provenance="internalWriteDefault")
+
+
+class FoundEvent(NamedTuple):
+    """token: of the event, as text. key: of its document, b"" for an event of a collection or database."""
+
+    token: str
+    key: bytes
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """What the command asks. after: "" for behind the position; it counts in its generation. until: when it waits no
+    more.
+    """
+
+    name: str
+    reader: str
+    after: str
+    generation: int
+    most: int
+    until: Millis
+
+
+async def read(ctx: CommandContext, consumer: Consumer) -> Reply:
+    """Give the events behind the position, or wait for some. The consumer is the one that the command names."""
+    body = ctx.body
+    wait_ms = fields.whole(body, "waitMS", ctx.name, 0, least=0, most=MOST_WAIT_MS)
+    if not fields.is_absent(body, "after") and fields.is_absent(body, "generation"):
+        raise fields.missing(ctx.name, "generation")
+    if ctx.left_ms is not None:
+        wait_ms = min(wait_ms, ctx.left_ms // 2)
+    request = ReadRequest(
+        consumer.name,
+        reader_of(ctx),
+        "" if fields.is_absent(body, "after") else str(token_of(body.get("after"))),
+        fields.whole(body, "generation", ctx.name),
+        fields.whole(body, "maxEvents", ctx.name, USUAL_EVENTS, least=1, most=MOST_EVENTS),
+        Millis(ctx.member.clock.now() + wait_ms),
+    )
+    source = await EventSource.of(ctx.member, consumer)
+    if consumer.mode is Mode.SHARED:
+        if request.after:
+            raise BadValueError(f"consumer {consumer.name} is shared: who reads it cannot say where to begin")
+        return await _read_shared(ctx, request, consumer, source)
+    return await _read_in_order(ctx, request, consumer, source)
+
+
+def reader_of(ctx: CommandContext) -> str:
+    name = fields.text(ctx.body, "reader", ctx.name)
+    if not name or len(name) > 128:
+        raise BadValueError("a reader's name has 1 to 128 characters")
+    return name
+
+
+def token_of(value: object) -> Token:
+    """A token as text, or as events have it in `_id`. 260: it is none."""
+    return Token.parse(value.get("_data") if isinstance(value, dict) else value)
+
+
+def state_of(member: MemberPort) -> PrimaryState:
+    """NotWritablePrimaryError: this member is primary no more."""
+    if not member.node.writable:
+        raise NotWritablePrimaryError(primary=member.node.primary_host)
+    return member.consumers.state
+
+
+async def save(ctx: CommandContext, name: str, new: Callable[[Consumer], Consumer]) -> Consumer:
+    """Change a consumer's document and wait until a majority has it; ReplError when that cannot be said.
+
+    Where nothing changes this waits for the newest entry: the document may be of a write that is not committed yet.
+    """
+
+    def operation(group: WriteGroup) -> Consumer:
+        return change(group, name, new)
+
+    await save_by(ctx, operation)
+    return ctx.member.consumers.find(name)
+
+
+async def save_by(ctx: CommandContext, operation: Callable[[WriteGroup], object]) -> None:
+    """Do as `save` with a whole operation."""
+
+    def run(group: WriteGroup) -> OpTime:
+        operation(group)
+        return group.txn.last
+
+    optime = await ctx.member.write(run)
+    failure = await wait_for_write_concern(ctx, optime, CONCERN)
+    if failure is not None:
+        text = f"the change of the consumer is not on a majority: {failure['errmsg']}"
+        raise ReplError(text, code=int(str(failure["code"])))
+
+
+# --- events --------------------------------------------------------------------------------------------------------
+
+
+class EventSource:
+    """Finds the events of one consumer in the set's history."""
+
+    def __init__(self, member: MemberPort, consumer: Consumer, wanted: Filter, weight: int) -> None:
+        self._member = member
+        self._reader = EventReader(member, EventOptions(Watched(consumer.database, consumer.collection)))
+        self._wanted = wanted
+        self._weight = weight
+
+    @classmethod
+    async def of(cls, member: MemberPort, consumer: Consumer) -> EventSource:
+        query = dict(consumer.filter)
+        weight = weight_of(len(encode(query)), query) if query else 0
+        return cls(member, consumer, await compiled(member, weight, lambda: filter_of(query)), weight)
+
+    async def after(self, token: str, most: int, until: Millis) -> tuple[list[FoundEvent], str]:
+        """The first events behind `token`, and the token up to which was looked: of the last event, or further.
+
+        Without an event it looks on until `until`, or for a second; what a filter leaves out may be long.
+        """
+        at, clock, size = Token.parse(token), self._member.clock, 0
+        until = max(until, Millis(clock.now() + LEAST_LOOK_MS))
+        found: list[FoundEvent] = []
+        while True:
+            told, reached = await self._reader.read(at, limit=most - len(found), max_bytes=MOST_BYTES - size)
+            before = at
+            more, at = await self._chosen(told, reached)
+            if more and not found:
+                until = Millis(clock.now() + GATHER_MS)
+            found += more
+            size += sum(len(event.document) for event in more)
+            is_end = at == before or self._reader.is_at_end(at)
+            if is_end or len(found) == most or size >= MOST_BYTES or clock.now() >= until:
+                return found, str(at)
+            await asyncio.sleep(0)
+
+    async def event(self, token: str, until: Millis) -> FoundEvent | None:
+        """The event of this token, which was found before."""
+        found, _ = await self.after(str(Token.parse(token)._replace(kind=Kind.BEFORE)), 1, until)
+        return found[0] if found and found[0].token == token else None
+
+    async def wait(self, token: str, timeout_ms: int) -> str:
+        """Wait for an event behind `token`; up to the token that is returned there is none."""
+        return str(await self._reader.wait(Token.parse(token), timeout_ms))
+
+    async def _chosen(self, told: Sequence[ToldEvent], reached: Token) -> tuple[list[FoundEvent], Token]:
+        """Those that the filter wants, and how far it looked. A dropped collection's end is none for a consumer."""
+        events = {event.raw: event for event in told if not event.is_last}
+        chosen, looked_at = await evaluate(self._member, self._weight, list(events), self._if_wanted)
+        found = [FoundEvent(str(events[raw].token), events[raw].key or b"", raw) for raw in chosen]
+        if looked_at < len(events):
+            reached = list(events.values())[looked_at - 1].token
+        return found, reached
+
+    def _if_wanted(self, raw: bytes) -> bytes | None:
+        return raw if self._wanted.matches_raw(raw) else None
+
+
+# --- exclusive and failover ------------------------------------------------------------------------------------------
+
+
+async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Consumer, source: EventSource) -> Reply:
+    member = ctx.member
+    found = await _hold(ctx, request)
+    if isinstance(found, str):
+        return {"consumer": request.name, "active": False, "holder": found, "events": []}
+    consumer, state = found, state_of(member)
+    position = max(consumer.position, state.passed_of(consumer))
+    after = begin = max(request.after if request.generation == consumer.generation else "", position)
+    events: list[FoundEvent] = []
+    while True:
+        now = member.clock.now()
+        wait_until = request.until
+        delayed = state.delayed_until(consumer, now)
+        if delayed > now:
+            wait_until = min(wait_until, delayed)
+        else:
+            events, after = await source.after(after, request.most, wait_until)
+        now = member.clock.now()
+        consumer = same(ctx, consumer)
+        state.leases.renew(consumer, now)
+        if events or now >= request.until:
+            break
+        left_ms = min(wait_until - now, LOOK_MS, consumer.ack_timeout_ms // 3)
+        if delayed > now:
+            await asyncio.sleep(left_ms / 1000)
+        else:
+            after = await source.wait(after, max(1, left_ms))
+        consumer = same(ctx, consumer)
+    if not events and begin == position:
+        consumer = await _pass(ctx, state, consumer, after)
+    return {
+        "consumer": consumer.name,
+        "active": True,
+        "generation": Int64(consumer.generation),
+        "position": consumer.position,
+        "events": [RawDocument(event.document) for event in events],
+        "next": after,
+    }
+
+
+async def _hold(ctx: CommandContext, request: ReadRequest) -> Consumer | str:
+    """Make the reader the holder; the name of the holder if that does not go away in time.
+
+    ConsumerTakenError: another reader holds an exclusive consumer.
+    """
+    member = ctx.member
+    while True:
+        state, consumer, now = state_of(member), member.consumers.find(request.name), member.clock.now()
+        match state.leases.claim(consumer, request.reader, now):
+            case Claim.HOLDS:
+                return consumer
+            case Claim.MAY_TAKE:
+                try:
+                    return await save(ctx, consumer.name, partial(_taken, consumer.generation, request.reader))
+                except ConsumerMovedError:
+                    continue
+        due = state.leases.due(consumer, now)
+        if consumer.mode is Mode.EXCLUSIVE:
+            raise ConsumerTakenError(
+                f"consumer {consumer.name} is exclusive, and {consumer.holder!r} reads it: it must leave, or be silent"
+                f" for {consumer.ack_timeout_ms} ms",
+                details={"holder": consumer.holder},
+            )
+        if now >= request.until:
+            return consumer.holder
+        await member.wait_for_change(min(request.until, due) - now)
+
+
+def _taken(generation: int, reader: str, consumer: Consumer) -> Consumer:
+    consumer.check_generation(generation)
+    return consumer.taken_by(reader)
+
+
+def same(ctx: CommandContext, consumer: Consumer) -> Consumer:
+    """The consumer as it is now. An error once it is gone or another's, or this member leads no more."""
+    state_of(ctx.member)
+    found = ctx.member.consumers.find(consumer.name)
+    found.check_generation(consumer.generation)
+    return found
+
+
+async def _pass(ctx: CommandContext, state: PrimaryState, consumer: Consumer, token: str) -> Consumer:
+    """Note that up to `token` there is nothing to acknowledge. Now and then that is saved; not with every read."""
+    name, now, generation = consumer.name, ctx.member.clock.now(), consumer.generation
+    state.passed[name] = generation, token
+    if token <= consumer.position or now - state.saved.setdefault(name, now) < SAVE_MS:
+        return consumer
+    state.saved[name] = now
+    return await save(ctx, name, lambda now: now.acknowledged_through(generation, token))
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+async def _read_shared(ctx: CommandContext, request: ReadRequest, consumer: Consumer, source: EventSource) -> Reply:
+    member, state = ctx.member, state_of(ctx.member)
+    while True:
+        async with state.locks[consumer.name]:
+            same(ctx, consumer)
+            window = state.window(consumer)
+            given = await _give(member, request, consumer, source, state)
+        now = member.clock.now()
+        if given or now >= request.until:
+            break
+        due = window.next_due(now)
+        until = min(request.until, request.until if due is None else due, Millis(now + LOOK_MS))
+        await source.wait(window.through, max(1, until - now))
+        same(ctx, consumer)
+    if not given and state.windows.get(consumer.name) is window:
+        consumer = await _pass(ctx, state, consumer, window.acknowledge(()))
+    return {
+        "consumer": consumer.name,
+        "generation": Int64(consumer.generation),
+        "position": consumer.position,
+        "events": [RawDocument(event.document) for event, _ in given],
+        "deliveries": [attempts for _, attempts in given],
+        "outstanding": window.outstanding,
+    }
+
+
+async def _give(
+    member: MemberPort, request: ReadRequest, consumer: Consumer, source: EventSource, state: PrimaryState
+) -> list[tuple[FoundEvent, int]]:
+    """Events for this reader, each with how often it was given to anybody; the caller has the lock.
+
+    What the reply has no room for is given back at once.
+    """
+    window, now = state.window(consumer), member.clock.now()
+    taken = window.take(request.reader, request.most, now, consumer.ack_timeout_ms)
+    new: dict[str, FoundEvent] = {}
+    if len(taken) < request.most and window.room > 0:
+        most = min(window.room, request.most - len(taken))
+        events, through = await source.after(window.through, most, request.until)
+        window.add(((event.token, event.key) for event in events), through)
+        new = {event.token: event for event in events}
+        taken += window.take(request.reader, request.most - len(taken), now, consumer.ack_timeout_ms)
+    given: list[tuple[FoundEvent, int]] = []
+    size = 0
+    for number, pending in enumerate(taken):
+        event = new.get(pending.token) or await source.event(pending.token, request.until)
+        if event is None:
+            continue
+        size += len(event.document)
+        if given and size > MOST_BYTES:
+            window.give_back([rest.token for rest in taken[number:]], now)
+            break
+        given.append((event, pending.attempts))
+    return given

@@ -1,0 +1,1 @@
+"""Reads and writes of documents: find, insert, update, delete, findAndModify, count, distinct."""

@@ -1,0 +1,489 @@
+"""Takes a write of one document from the bytes of its message into the next group, without a task and a context.
+
+A write is an insert, or an update or a delete of a document that its statement names by `_id`. A connection remembers
+the shapes of its last writes (shapes.py): which bytes of the message are the same each time. A shape is made only of a
+message that went the whole way with all its checks. A later message that differs from it in nothing else needs none of
+them again, except those that depend on the moment: `PreparedWrites.take` has them all. Whatever is not foreseen there,
+and whatever a document or the group refuses, goes the usual way with the same bytes, which gives every error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from replset.bson import DateTime, RawDocument, decode, encode
+from replset.bson.repeated import with_repeated_names
+from replset.core.quorum import WriteConcern
+from replset.errors import ErrorCode, OutOfDiskSpaceError, ReplError, StorageError
+from replset.features.crud import delete, insert, update
+from replset.features.crud.find_by_id import only_key
+from replset.features.crud.plan import ID_INDEX
+from replset.features.crud.shapes import ARRAYS, BODY_AT, Shape, Target, document_of, lsid_of, shape_of
+from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.operations.authorization import authorize
+from replset.operations.evaluation import SMALL_STATEMENT, is_small, weight_of
+from replset.operations.member_port import CommandRequest, ConnectionContext, MemberPort
+from replset.operations.replies import encode_write_reply, write_times
+from replset.operations.session_request import (
+    NOBODY,
+    SessionRequest,
+    check_cluster_time,
+    parse_lsid,
+)
+from replset.operations.slow_operations import SlowReason
+from replset.operations.write_concern import (
+    begin_wait,
+    default_concern,
+    note_awaited,
+    parse_write_concern,
+    wait_for_write_concern,
+)
+from replset.optime import timestamp
+from replset.query.update import compile_update
+from replset.replication.session_write import SessionWrite
+from replset.replication.write_ops import WriteGroup, do_delete, do_insert, do_update, update_object
+from replset.storage.catalog import Collection
+from replset.storage.sessions import read_record
+
+if TYPE_CHECKING:
+    from replset.operations.command import CommandContext
+    from replset.operations.dispatcher import Dispatcher
+
+MOST_SHAPES: Final = 4
+"""That a connection remembers: a driver sends one or two on each."""
+MOST_IN_VAIN: Final = 16
+"""How many shapes are made for a connection of which none is used again; then no more are."""
+COMMANDS: Final = {
+    command.name: command for rows in (insert.COMMANDS, update.COMMANDS, delete.COMMANDS) for command in rows
+}
+Counters: TypeAlias = tuple[tuple[str, int], ...]
+Work: TypeAlias = Callable[[WriteGroup, Collection], Counters]
+"""Does a write inside a group, and gives the reply's counters. UnusualError, and every ReplError: the usual way."""
+
+
+class UnusualError(Exception):
+    """The write has to go the usual way; nothing of it is left in the group."""
+
+
+# --- the work of each command ---------------------------------------------------------------------------------------
+
+
+def insert_work(document: bytes, member: MemberPort) -> Work:
+    """Return the insert of a document. ReplError: it cannot be stored."""
+    key, document = insert.prepare(document, member)
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        if do_insert(group, coll, key, document) is None:
+            raise UnusualError  # the key is there already
+        return _ONE
+
+    return work
+
+
+def _update_work(statement: bytes, _member: MemberPort) -> Work | None:
+    """Return an update of one document that is found by its `_id`; None: it is another kind of statement."""
+    fields = RawDocument(statement)
+    if not fields.has_only(_UPDATE_FIELDS) or not (_is_false(fields, "upsert") and _is_false(fields, "multi")):
+        return None
+    key, change = only_key(fields.get_raw("q") or b""), fields.get("u")
+    if key is None or fields.type_of("u") != 0x03 or update.may_grow(change):
+        return None
+    weight, changed = weight_of(len(statement), change), compile_update(change, fills_timestamps=True)
+    if changed.needs_position:
+        return None
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        raw = group.txn.get(coll, key)
+        if raw is None or not is_small(weight, len(raw)):
+            raise UnusualError
+        if group.held:
+            group.held.check(coll.uuid, key)  # also for what it does not change
+        before = with_repeated_names(decode(raw), raw)
+        now, stamp = DateTime(group.wall_ms), timestamp(group.next_optime().ts)
+        after = changed.apply(before, now=now, timestamp=stamp)
+        if after is before:
+            return _NOT_MODIFIED
+        after_raw = update.encode_result(after)
+        o = update_object(before, after, after_raw, is_replacement=changed.is_replacement, targets=changed.targets)
+        if o is None:
+            return _NOT_MODIFIED
+        do_update(group, coll, key, raw, after_raw, o)
+        return _MODIFIED
+
+    return work
+
+
+def _delete_work(statement: bytes, _member: MemberPort) -> Work | None:
+    """Return the delete of one document that is found by its `_id`; None: it is another kind of statement."""
+    fields = RawDocument(statement)
+    key = only_key(fields.get_raw("q") or b"")
+    if key is None or not fields.has_only(_DELETE_FIELDS) or fields.type_of("limit") not in _WHOLE:
+        return None
+    if fields.get("limit") != 1:
+        return None
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        raw = group.txn.get(coll, key)
+        if raw is None:
+            raise UnusualError
+        RawDocument(raw)  # InvalidBSONError: a disk has changed it
+        do_delete(group, coll, key, raw)
+        return _ONE
+
+    return work
+
+
+def _is_false(fields: RawDocument, name: str) -> bool:
+    """Whether the field is absent or false."""
+    kind = fields.type_of(name)
+    return kind is None or (kind == 0x08 and not fields.get(name))
+
+
+_WHOLE: Final = (0x10, 0x12)
+_ONE: Final = (("n", 1),)
+_MODIFIED: Final = (("n", 1), ("nModified", 1))
+_NOT_MODIFIED: Final = (("n", 1), ("nModified", 0))
+_UPDATE_FIELDS: Final = frozenset({b"q", b"u", b"upsert", b"multi"})
+_DELETE_FIELDS: Final = frozenset({b"q", b"limit"})
+_WORK: Final[dict[str, Callable[[bytes, MemberPort], Work | None]]] = {
+    "insert": insert_work,
+    "update": _update_work,
+    "delete": _delete_work,
+}
+
+
+# --- taking them ------------------------------------------------------------------------------------------------
+
+
+class PreparedWrites:
+    """Makes shapes of commands, and takes messages of these shapes, on one member."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.member = dispatcher.member
+
+    def shape_of(self, request: CommandRequest) -> Shape | None:
+        """Return the shape of a write that was answered without an error; None: of a kind that is not foreseen."""
+        body, sequences = request.body, request.sequences
+        name = body.first_key or ""
+        array = ARRAYS.get(name)
+        if array is None or len(body.raw) > SMALL_STATEMENT or request.acting is not None:
+            return None
+        documents = sequences.get(array)
+        if sequences and (len(sequences) != 1 or documents is None or len(documents) != 1):
+            return None
+        shape = shape_of(body.raw, array, documents[0].raw if documents else None)
+        config = self.member.node.config
+        if shape is None or config is None:
+            return None
+        shape.target = Target(name, request.database, str(body.get(name)))
+        raw = body.get_raw("writeConcern")
+        if raw is not None:
+            shape.concern = parse_write_concern(raw, lambda: default_concern(self.member.store, config).w)
+            if shape.concern.wtimeout_ms or "w" not in RawDocument(raw):
+                return None
+        elif "writeConcern" in body:
+            return None
+        return shape
+
+    def take(
+        self, shape: Shape, message: bytes, connection: ConnectionContext, finish: Callable[[bytes | None], None]
+    ) -> PreparedWrite | None:
+        """Put the write of a message of this shape into the next group; None: it has to go the usual way.
+
+        finish: called with the reply once there is one; with None if the write has to go the usual way after all.
+        """
+        member = self.member
+        document = shape.document_in(message)
+        if document is None or len(document) > SMALL_STATEMENT or not self.may_take():
+            return None
+        session: SessionRequest | None = None
+        try:
+            uid = NOBODY
+            if member.users.required:
+                if connection.login is None or not member.users.knows(connection.login):
+                    return None
+                name, database = shape.target.name, shape.target.database
+                authorize(member, connection, COMMANDS[name].needs, database, name)
+                uid = connection.login.uid
+            if shape.cluster_time is not None:
+                check_cluster_time(document_of(shape.read(shape.cluster_time, message)), member)
+            if shape.lsid is not None:
+                number = shape.number and int.from_bytes(shape.read(shape.number, message), "little", signed=True)
+                if number is not None and number < 0:
+                    return None
+                key, lsid = parse_lsid(lsid_of(shape.read(shape.lsid, message)), uid)
+                session = SessionRequest(key, lsid, number)
+            elif shape.number is not None:
+                return None
+            work = _WORK[shape.target.name](document, member)
+            if work is None:
+                return None
+            request = partial(_request_of, shape.target, message, document, connection)
+            return self.begin(shape.target, work, shape.concern, session, request, finish)
+        except ReplError:
+            return None
+
+    def may_take(self) -> bool:
+        """Whether the member, as it is now, asks for no look that a prepared write does without."""
+        config = self.member.node.config
+        if config is None or not self.member.node.writable or self.member.fail_points.active:
+            return False
+        return config.settings.min_in_sync <= 1 and not config.settings.durability_levels
+
+    def begin(
+        self,
+        target: Target,
+        work: Work,
+        concern: WriteConcern | None,
+        session: SessionRequest | None,
+        request: Callable[[], CommandRequest],
+        finish: Callable[[bytes | None], None],
+    ) -> PreparedWrite | None:
+        """Put a write into the next group. `may_take` and the sender's rights are asked for before.
+
+        concern: None for the set's default. request: makes the request, for those who look at it. ReplError: it has to
+        go the usual way, as for None.
+        """
+        member, dispatcher = self.member, self.dispatcher
+        concern = concern or default_concern(member.store, member.node.config)
+        if concern.wtimeout_ms:
+            return None
+        if session is not None:
+            dispatcher.sessions.note_use(session.key, member.clock.now())
+            if session.txn_number is not None:
+                member.transactions.check_retryable_write(session.key, session.txn_number)
+                if not dispatcher.sessions.check_out_now(session.key):
+                    return None
+        write = PreparedWrite(self, target, request, finish, work, concern, session)
+        try:
+            member.submit(write.run, write)
+        except ReplError:
+            write.check_in()
+            raise
+        note_awaited(member, concern)
+        dispatcher.operations.begin_prepared(write)
+        dispatcher.counts[target.name] += 1
+        return write
+
+
+def _request_of(target: Target, message: bytes, document: bytes, connection: ConnectionContext) -> CommandRequest:
+    """Return the request that the usual way would have made of a message that has a shape."""
+    size = int.from_bytes(message[BODY_AT : BODY_AT + 4], "little")
+    body = RawDocument(message[BODY_AT : BODY_AT + size])
+    array = ARRAYS[target.name]
+    sequences = {} if array in body else {array: [RawDocument(document)]}
+    return CommandRequest(target.database, body, sequences, connection)
+
+
+class PreparedWrite:
+    """One write on its way: first it waits for its group, then for its write concern. It is a `Completion` of both.
+
+    id, began, is_killed: as in `Operation`. index: that it used, with the collection's UUID.
+    """
+
+    __slots__ = (
+        "_concern",
+        "_counters",
+        "_ctx",
+        "_finish",
+        "_is_checked_out",
+        "_is_over",
+        "_is_unusual",
+        "_lane",
+        "_optime",
+        "_request",
+        "_session",
+        "_slow_wait",
+        "_term",
+        "_work",
+        "_written",
+        "began",
+        "held_before",
+        "id",
+        "index",
+        "is_killed",
+        "target",
+    )
+
+    def __init__(
+        self,
+        lane: PreparedWrites,
+        target: Target,
+        request: Callable[[], CommandRequest],
+        finish: Callable[[bytes | None], None],
+        work: Work,
+        concern: WriteConcern,
+        session: SessionRequest | None,
+    ) -> None:
+        self.id = self.held_before = 0
+        self.began = self._written = Millis(0)
+        self.is_killed = False
+        self.index: tuple[bytes, str] | None = None
+        self.target = target
+        self._lane = lane
+        self._request = request
+        self._finish = finish
+        self._work = work
+        self._counters: Counters = ()
+        self._concern = concern
+        self._session = session
+        self._is_checked_out = session is not None and session.txn_number is not None
+        self._is_over = self._is_unusual = False
+        self._optime = OPTIME_NULL
+        self._term = 0
+        self._ctx: CommandContext | None = None
+        self._slow_wait: asyncio.Task[None] | None = None
+
+    # --- in the group -----------------------------------------------------------------------------------------------
+
+    def run(self, group: WriteGroup) -> OpTime:
+        """Do the write. Whatever it raises, it then goes the usual way."""
+        try:
+            coll, session = group.txn.catalog.by_ns.get(self.target.ns), self._session
+            if coll is None or coll.has_validator or coll.view_on is not None:
+                raise UnusualError
+            if session is not None and session.txn_number is not None:
+                record = group.txn.session(session.key)
+                if record is not None and read_record(record).txn_number >= session.txn_number:
+                    raise UnusualError  # a retry, or one that is too late
+                group.session_write = SessionWrite(session.key, session.lsid.raw, session.txn_number)
+            self._counters = self._work(group, coll)
+            if self.target.name != "insert":
+                self.index = (coll.uuid, ID_INDEX)
+        except (ReplError, UnusualError) as error:
+            self._is_unusual = not isinstance(error, StorageError | OutOfDiskSpaceError)
+            raise
+        finally:
+            group.session_write = None
+        self._is_unusual = False
+        self._term = group.term
+        return group.txn.last
+
+    def done(self) -> bool:
+        """Whether its client has gone, or it was killed: what it waits for passes it over."""
+        return self._is_over
+
+    def set_result(self, result: OpTime | None) -> None:
+        """Go on: its group is committed, and its newest entry is at `result`; then its write concern is met, None."""
+        try:
+            self._go_on(result)
+        except Exception as error:  # the others of its group must not wait for ever
+            if self._is_over:
+                raise
+            self._refuse(error)
+
+    def _go_on(self, result: OpTime | None) -> None:
+        if result is None:
+            self._stop_waiting()  # one that found the wait in vain, and was too early
+            self._observe_wait()
+            self._reply()
+            return
+        self._optime = result
+        self._written = self._lane.member.clock.now()
+        self.check_in()
+        concern = self._concern
+        if concern.w == 0 or (concern.w == 1 and not concern.j):
+            self._reply()
+        elif begin_wait(self._lane.member, result, concern, self, endless=True) is not None:
+            self._wait_as_usual()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Go the usual way, or answer why the group failed; or find out why the write concern is not met."""
+        if self._optime is not OPTIME_NULL:
+            self._wait_as_usual()
+            return
+        self.check_in()
+        if self._is_unusual:
+            self._leave_table(counts=False)
+            self._lane.dispatcher.counts[self.target.name] -= 1
+            self._finish(None)
+        else:
+            self._refuse(error)
+
+    def check_in(self) -> None:
+        """Let the session's next write go on."""
+        if self._is_checked_out and self._session is not None:
+            self._is_checked_out = False
+            self._lane.dispatcher.sessions.check_in(self._session.key)
+
+    # --- its end ----------------------------------------------------------------------------------------------------
+
+    def _reply(self) -> None:
+        self._leave_table()
+        self._finish(encode_write_reply(self._counters, self._optime, self._term))
+
+    def _refuse(self, error: BaseException) -> None:
+        reply = self._lane.dispatcher.refuse(self.ctx.request, self.ctx, error)
+        self._leave_table(failed=True)
+        self._finish(encode(reply))
+
+    def _wait_as_usual(self) -> None:
+        """Wait for the write concern as every other command does: it is not met, or it is not yet clear."""
+        if self._slow_wait is None:
+            self._slow_wait = asyncio.get_running_loop().create_task(self._wait())
+
+    async def _wait(self) -> None:
+        try:
+            failure = await wait_for_write_concern(self.ctx, self._optime, self._concern)
+        except Exception as error:
+            self._refuse(error)
+            return
+        if failure is None:
+            self._reply()
+            return
+        reply = {**dict(self._counters), "writeConcernError": failure, **write_times(self._optime, self._term)}
+        reply = self._lane.dispatcher.complete(self.ctx.request, self.ctx, reply)
+        self._leave_table()
+        self._finish(encode(reply))
+
+    def _observe_wait(self) -> None:
+        waited_ms = self._lane.member.clock.now() - self._written
+        self._lane.dispatcher.operations.write_concern_waits.observe(waited_ms / 1000)
+
+    def leave(self) -> None:
+        """End without an answer: the client has gone. What is committed stays."""
+        if not self._is_over:
+            self.check_in()
+            self._leave_table()
+            self._stop_waiting()
+
+    def kill(self) -> None:
+        """Answer 11601 (killOp). What is committed stays."""
+        if not self._is_over:
+            self.is_killed = True
+            self.check_in()
+            self._stop_waiting()
+            self._refuse(ReplError("operation was interrupted", code=ErrorCode.INTERRUPTED))
+
+    def _stop_waiting(self) -> None:
+        if self._slow_wait is not None:
+            self._slow_wait.cancel()
+
+    def _leave_table(self, *, counts: bool = True, failed: bool = False) -> None:
+        self._is_over = True
+        operations = self._lane.dispatcher.operations
+        operations.failed += failed
+        operations.end_prepared(self, counts=counts)
+
+    # --- for those who look at it -------------------------------------------------------------------------------
+
+    @property
+    def ctx(self) -> CommandContext:
+        """The context that the usual way would have made; only made where somebody looks."""
+        if self._ctx is None:
+            self._ctx = self._lane.dispatcher.context_of(
+                self._request(), COMMANDS[self.target.name], self.target.name, None, self._session
+            )
+            self._ctx.has_written = self._session is not None and self._session.txn_number is not None
+        if self.index is not None:
+            self._ctx.work.documents = 1
+        if self._written:
+            self._ctx.work.waits = {
+                SlowReason.WRITE_QUEUE: self._written - self.began,
+                SlowReason.WRITE_CONCERN: self._lane.member.clock.now() - self._written,
+            }
+        return self._ctx

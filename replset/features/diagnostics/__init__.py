@@ -1,0 +1,1 @@
+"""hello, explain, serverStatus, and what else says how a member is."""

@@ -1,0 +1,1 @@
+"""A set that follows another set."""

@@ -1,0 +1,1 @@
+"""Indexes: made, dropped and listed."""

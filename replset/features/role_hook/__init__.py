@@ -1,0 +1,1 @@
+"""The program that is called when a member gains or loses the primary's role."""

@@ -1,0 +1,1 @@
+"""Comparisons of the members' documents, in the background and on request, and their repair."""

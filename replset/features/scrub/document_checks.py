@@ -1,0 +1,196 @@
+"""Commands that compare the documents of the members, and put them right.
+
+`replSetDocuments` is what members ask each other. `replSetCheckDocuments` and `replSetRepairDocuments` do a part of the
+work each time; the answer says where to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from replset.auth.roles import Action
+from replset.bson import Binary, Int64, RawDocument
+from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError, ReplError
+from replset.ids import HostPort, OpTime
+from replset.member.peers.member_commands import refuse_foreign_member
+from replset.operations import fields
+from replset.operations.command import Command, CommandContext
+from replset.operations.member_port import Reply
+from replset.replication.document_check import Difference
+from replset.replication.document_ranges import RangeRequest
+
+WORK_MS = 500
+"""How long one command works; it ends with the range in which that is over."""
+CATCH_UP_MS = 2_000
+"""How long a member that is asked for a range waits until it has the optime."""
+DIFFERENCES_MAX = 1_000
+
+
+async def give_documents(ctx: CommandContext) -> Reply:
+    """A range of documents as of an optime: a digest, their hashes, or the documents."""
+    refuse_foreign_member(ctx)
+    member = ctx.member
+    request = RangeRequest.parse(ctx.body)
+    _check_readable(ctx)
+    deadline = member.clock.now() + CATCH_UP_MS
+    while member.store.last_applied < request.at and (left := deadline - member.clock.now()) > 0:
+        if not await member.wait_for_change(left):
+            break
+    return (await member.document_check.read_own(request)).document()
+
+
+async def check_documents(ctx: CommandContext) -> Reply:
+    """Compare documents with all other members, from `after` on; name those that differ."""
+    check, others = ctx.member.document_check, _others(ctx)
+    wanted = fields.text(ctx.body, "ns", ctx.name, "")
+    after = fields.document(ctx.body, "after", ctx.name)
+    ns, low = ("", b"") if after is None else (fields.text(after, "ns", "after"), _key(after, "key", ctx.name))
+    names = [name for name in sorted(check.namespaces()) if name >= ns and _is_wanted(name, wanted)]
+    found: list[Difference] = []
+    failed: dict[HostPort, str] = {}
+    if not names and after is None and wanted:
+        raise NamespaceNotFoundError(f"{ctx.member.host} has no collection '{wanted:.300}'")
+    documents = size = 0
+    until = ctx.member.clock.now() + WORK_MS
+    for name in names:
+        next_key: bytes | None = low if name == ns else b""
+        while next_key is not None:
+            if ctx.member.clock.now() >= until or len(found) >= DIFFERENCES_MAX:
+                return _checked(documents, size, found, failed, {"ns": name, "key": Binary(next_key)})
+            ctx.check_deadline()
+            _check_readable(ctx)
+            one = await check.compare(name, next_key, others, _reached(ctx))
+            ctx.member.scrub.on_compared(one)
+            documents, size = documents + one.documents, size + one.size
+            found += one.differing
+            failed |= one.failed
+            next_key = one.next
+    return _checked(documents, size, found, failed, None)
+
+
+async def repair_documents(ctx: CommandContext) -> Reply:
+    """Give this member's documents that differ the bytes that most data-bearing members have, from `after` on."""
+    others, ns = _others(ctx), fields.text(ctx.body, ctx.name, ctx.name)
+    if ns not in ctx.member.document_check.namespaces():
+        raise NamespaceNotFoundError(f"{ctx.member.host} has no collection '{ns:.300}' whose documents are compared")
+    trusted = fields.text(ctx.body, "from", ctx.name, "")
+    if trusted and trusted not in others:
+        raise BadValueError(f"'{trusted:.200}' is not another data-bearing member of this set")
+    low: bytes | None = b"" if fields.is_absent(ctx.body, "after") else _key(ctx.body, "after", ctx.name)
+    corrected: list[Difference] = []
+    undecided: list[Difference] = []
+    skipped: list[Difference] = []
+    failed: dict[HostPort, str] = {}
+    records: list[str] = []
+    until = ctx.member.clock.now() + WORK_MS
+    while low is not None and ctx.member.clock.now() < until and len(corrected) + len(undecided) < DIFFERENCES_MAX:
+        ctx.check_deadline()
+        _check_readable(ctx)
+        try:
+            done = await ctx.member.document_repair.repair(
+                ns, low, others, HostPort(trusted) if trusted else None, _reached(ctx)
+            )
+        except ReplError:
+            if not corrected:
+                raise
+            break  # what was corrected is reported; the next command meets the error, if it is still there
+        ctx.member.scrub.on_compared(replace(done.compared, differing=(*done.undecided, *done.skipped)))
+        corrected += done.corrected
+        undecided += done.undecided
+        skipped += done.skipped
+        failed |= done.compared.failed
+        records += done.records
+        low = done.compared.next
+    await ctx.member.rollbacks.refresh()
+    reply: dict[str, object] = {
+        "corrected": _documents(corrected),
+        "undecided": _documents(undecided),
+        "skipped": _documents(skipped),
+        "notCompared": _reasons(failed),
+        "records": records,
+    }
+    return reply if low is None else {**reply, "next": Binary(low)}
+
+
+def _others(ctx: CommandContext) -> list[HostPort]:
+    """The other members with documents."""
+    config = ctx.member.node.config
+    return [] if config is None else [one.host for one in config.data_bearing if one.host != ctx.member.host]
+
+
+def _reached(ctx: CommandContext) -> OpTime | None:
+    """How far the member is that is farthest behind of those that can be compared; None: there is none."""
+    peers = [ctx.member.node.peer_at(host) for host in _others(ctx)]
+    return min((peer.position.last_applied for peer in peers if peer and peer.state.is_readable), default=None)
+
+
+def _check_readable(ctx: CommandContext) -> None:
+    state = ctx.member.node.state
+    if not state.is_readable:
+        raise NotPrimaryOrSecondaryError(f"{ctx.member.host} is {state.name}: its documents cannot be compared now")
+
+
+def _is_wanted(ns: str, wanted: str) -> bool:
+    """wanted: a collection, a database, or empty for all."""
+    return not wanted or ns == wanted or ("." not in wanted and ns.startswith(f"{wanted}."))
+
+
+def _key(body: RawDocument, name: str, command: str) -> bytes:
+    value = body.get(name)
+    if not isinstance(value, bytes):
+        raise fields.wrong_type(command, name, body.type_of(name), "binData")
+    return bytes(value)
+
+
+def _checked(
+    documents: int,
+    size: int,
+    found: list[Difference],
+    failed: dict[HostPort, str],
+    then: dict[str, object] | None,
+) -> Reply:
+    reply: dict[str, object] = {
+        "documents": Int64(documents),
+        "bytes": Int64(size),
+        "differing": _documents(found),
+        "notCompared": _reasons(failed),
+    }
+    return reply if then is None else {**reply, "next": then}
+
+
+def _documents(differences: Iterable[Difference]) -> list[dict[str, object]]:
+    return [
+        {
+            "ns": one.ns,
+            "_id": one.id,
+            "members": [
+                {"member": str(host), "hash": None if row is None else f"{row.hash % (1 << 64):016x}"}
+                for host, row in one.rows.items()
+            ],
+        }
+        for one in differences
+    ]
+
+
+def _reasons(failed: dict[HostPort, str]) -> list[dict[str, object]]:
+    return [{"member": str(host), "reason": reason} for host, reason in failed.items()]
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("replSetDocuments", give_documents, None, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command(
+        "replSetCheckDocuments",
+        check_documents,
+        frozenset({"ns", "after"}),
+        admin_only=True,
+        needs=Action.READ_ROLLBACKS,
+    ),
+    Command(
+        "replSetRepairDocuments",
+        repair_documents,
+        frozenset({"after", "from"}),
+        admin_only=True,
+        needs=Action.RESYNC,
+    ),
+)

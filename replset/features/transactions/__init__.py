@@ -1,0 +1,1 @@
+"""The commands of sessions and transactions, and what forgets old sessions."""

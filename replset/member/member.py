@@ -1,0 +1,668 @@
+"""One running member: puts storage, core, replication, commands and sockets together. The HTTP port is not its own.
+
+It implements what commands need (`commands/ports.MemberPort`). Rules are elsewhere; what the core wants done is in
+core_effects.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Literal, Self, TypeVar
+
+from replset.bson import ObjectId, ObjectIds
+from replset.core.effects import NO_VOTE
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    ChainMismatch,
+    ConnectionLost,
+    DamageFound,
+    DiskStalled,
+    FetchProgress,
+    LocalPosition,
+    ProgressRequest,
+    ReplyBody,
+    Report,
+    RequestBody,
+    ShutdownStarted,
+)
+from replset.core.node import Node
+from replset.core.state import NodeState
+from replset.errors import NotPrimaryOrSecondaryError, ShutdownInProgressError
+from replset.features.archive.archive_lease import ArchiveLease
+from replset.features.archive.archiver import ArchivedEntries, ArchiveOptions, Archiver
+from replset.features.archive.jobs import ArchivePort
+from replset.features.consumers.consumer_directory import ConsumerDirectory
+from replset.features.follower.set_follower import SetFollower
+from replset.features.role_hook.hook import RoleHook
+from replset.features.scrub.scrubber import Scrubber
+from replset.features.transactions.session_expiry import SessionExpiry
+from replset.ids import HostPort, Millis, OpTime
+from replset.member.bootstrap import begin_expected_set
+from replset.member.core_effects import CoreEffects
+from replset.member.disk.data_replacement import DataReplacement
+from replset.member.disk.durability import Durability
+from replset.member.disk.durability_mark import DurabilityMark
+from replset.member.disk.flow_control import FlowControl
+from replset.member.disk.housekeeping import Housekeeper
+from replset.member.disk.member_files import OpenData, open_data
+from replset.member.disk.writer import Writer
+from replset.member.net.admission import Admission
+from replset.member.net.connections import ConnectionSlots
+from replset.member.net.credentials import Credentials
+from replset.member.net.server import WireServer
+from replset.member.net.transport import Transport
+from replset.member.net.turns import Turns
+from replset.member.options import MemberOptions, command_line, exposure_warnings
+from replset.member.outside import MemberPorts, StepSizes
+from replset.member.peers.oplog_fetch import OplogFetches
+from replset.member.peers.snapshot_server import SnapshotServer
+from replset.member.positions import Positions
+from replset.member.process.machine import BackgroundTasks, LimitedWorkers, Load, TrackedWorkers
+from replset.member.shell import Shell, hand_over_primary
+from replset.operations.audit_trail import AuditTrail
+from replset.operations.current_operations import Histogram
+from replset.operations.dispatcher import Dispatcher
+from replset.operations.fail_points import FailPoints
+from replset.operations.history import History
+from replset.operations.member_port import RecentLog
+from replset.operations.transactions import TransactionTable
+from replset.operations.user_directory import UserDirectory
+from replset.operations.waiters import ByteRate, Completion, Notifier, Topology, WaiterList
+from replset.operations.write_concern import end_waits_in_vain, has_stored_default
+from replset.replication.document_check import DocumentCheck
+from replset.replication.document_repair import DocumentRepair
+from replset.replication.fetcher import Fetcher
+from replset.replication.index_builder import IndexBuilder
+from replset.replication.initial_sync import InitialSync
+from replset.replication.ports import MemberClient, SetMemberClient
+from replset.replication.protocol import Awaited
+from replset.replication.rollback import Rollback
+from replset.replication.rollback_list import RollbackList
+from replset.replication.ttl import TtlMonitor
+from replset.replication.write_ops import WriteGroup
+from replset.storage.member_file import JournalLine, OplogLimits
+from replset.storage.store import Store
+
+log = logging.getLogger("replset.member")
+T = TypeVar("T")
+
+REFRESH_EVERY_S = 10
+WATCH_EVERY_S = 1
+CLIENT_THREADS = 8
+
+
+class RunningMember:
+    """See the module. `start` makes one; `broken` is done, with the reason, when the member must stop."""
+
+    @classmethod
+    async def start(
+        cls,
+        options: MemberOptions,
+        ports: MemberPorts,
+        *,
+        credentials: Credentials | None = None,
+        wire_slots: ConnectionSlots | None = None,
+        audit: AuditTrail | None = None,
+        steps: StepSizes | None = None,
+    ) -> Self:
+        """Open the files, finish what a crash interrupted, listen, and begin to take part.
+
+        credentials: of the options' files; None: there are no such files. Raises ReplError (folder locked, files
+        damaged) and OSError (port in use); nothing stays open then.
+        """
+        steps = steps or StepSizes()
+        ids = ObjectIds(ports.rng)
+        with ExitStack() as opened:
+            data = await open_data(opened, options, ports.disk, ports.clock, ports.workers, ports.rng, steps.store)
+            member = cls(
+                options,
+                ports,
+                data,
+                credentials=credentials or Credentials(),
+                wire_slots=ConnectionSlots(options.max_connections, "wire") if wire_slots is None else wire_slots,
+                audit=AuditTrail(None, ports.clock.wall_ms) if audit is None else audit,
+                steps=steps,
+                ids=ids,
+            )
+            await member.rollbacks.refresh()
+            member._clear_leftovers()
+            await member._server.start(options.listen)
+            opened.pop_all()
+        member._begin(data.damage)
+        return member
+
+    def __init__(
+        self,
+        options: MemberOptions,
+        ports: MemberPorts,
+        data: OpenData,
+        *,
+        credentials: Credentials,
+        wire_slots: ConnectionSlots,
+        audit: AuditTrail,
+        steps: StepSizes,
+        ids: ObjectIds,
+    ) -> None:
+        """Use `start`."""
+        self._set_outside(options, ports, credentials, audit, ids)
+        self._is_started = False
+        self._is_stopping = False
+        self._rolling_back = data.rolling_back
+        self.fetches = OplogFetches(self)
+        self._changes = Notifier(self._on_change)
+        self.write_waiters = WaiterList()
+        self._tasks = BackgroundTasks(self._break)
+        self._open_storage(data, ports)
+        self._role_hook = None if options.role_hook is None else self._make_role_hook(options.role_hook)
+        self.node = self._make_node(data, options)
+        if self.node.has_lost_data:
+            log.error(
+                "%s ends at %s, before %s: entries are lost",
+                self.store.path,
+                self.store.last_applied,
+                self._member_file.durability_mark,
+            )
+        self._mark = DurabilityMark(self.context, self.node, self._member_file, self.durability)
+        self._make_writing(steps)
+        self._make_server(options, ports, credentials, wire_slots, steps)
+        self._make_replication(options, ports, steps)
+        self._make_core_loop()
+
+    # --- its parts, in the order in which they are made ----------------------------------------------------------
+
+    def _set_outside(
+        self,
+        options: MemberOptions,
+        ports: MemberPorts,
+        credentials: Credentials,
+        audit: AuditTrail,
+        ids: ObjectIds,
+    ) -> None:
+        """What others read of this member."""
+        self.options = options
+        self.keys = credentials.keys
+        self.tls = credentials.tls
+        self.reload_credentials = credentials.reload
+        self.audit = audit
+        self.warnings = [*exposure_warnings(options), *credentials.warnings()]
+        self.command_line = command_line(options)
+        self.host = options.host
+        self.http_address = options.http_address
+        self.set_name = options.repl_set
+        self.test_commands = options.enable_test_commands
+        self.clock = ports.clock
+        self.rng, self._core_rng = ports.rng, ports.core_rng
+        self.fail_points = FailPoints(ports.rng)
+        self.workers = LimitedWorkers(ports.workers, CLIENT_THREADS)
+        self.evaluations = LimitedWorkers(ports.workers, 1)
+        self._ids = ids
+        self.topology = Topology(self.new_id(), ports.clock)
+        self.started_at = ports.clock.now()
+        self.shutting_down = False
+        self.recent_log = RecentLog()
+        self.http_slots: ConnectionSlots | None = None
+        self.awaited_members = ""
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.admission = Admission()
+        self.turns = Turns(self.clock.now)
+        self.slices = Turns(self.clock.now)
+        self.one_export = asyncio.Lock()
+        self.load = Load()
+
+    def _open_storage(self, data: OpenData, ports: MemberPorts) -> None:
+        self._files = data.files
+        self._member_file = data.files.member_file
+        self._threads = TrackedWorkers(ports.workers)
+        self.context = replace(
+            data.context,
+            workers=self._threads,
+            on_report=self._on_report,
+            on_undone=self._on_undone,
+            on_broken=self._break,
+        )
+        self.rollbacks = RollbackList(
+            ports.disk, self._files.dbpath, self._threads, undecided=lambda: self.initial_sync.exported
+        )
+        self.durability = Durability(
+            self.context,
+            ports.sync_thread,
+            on_moved=self._on_moved,
+            on_stalled=self._on_disk_stalled,
+            stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
+        )
+
+    def _holds_data_to_resync(self, data: OpenData) -> bool:
+        """Whether a resync that was asked for has replaced nothing yet, and all that it was to replace is there."""
+        file, newest = self._member_file, self.store.last_applied
+        return file.initial_sync_requested and not data.damage and newest >= file.initial_sync_newest
+
+    def _make_node(self, data: OpenData, options: MemberOptions) -> Node:
+        return Node(
+            NodeState(
+                host=self.host,
+                set_name=self.set_name,
+                http_address=self.http_address,
+                incarnation=self._member_file.incarnation,
+                rng=self._core_rng,
+                config=self._member_file.config,
+                last_vote=self._member_file.last_vote or NO_VOTE,
+                position=self.durability.position(),
+                initial_sync_pending=self._member_file.initial_sync_pending,
+                resync_requested=self._holds_data_to_resync(data),
+                rollback_id=lambda: self.store.rollback_id,
+                unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
+                rolling_back=data.rolling_back,
+                quarantine="" if self._member_file.initial_sync_pending else data.not_undone,
+                oplog_only=self.store.oplog_only,
+                durability_mark=self._member_file.durability_mark,
+                wall_ms=self.clock.wall_ms,
+                default_write_concern_set=lambda: has_stored_default(self.store),
+                allow_multiple_arbiters=options.allow_multiple_arbiters,
+                expected=options.expected,
+                is_overloaded=lambda: self.load.is_high,
+                role_hook_ms=0 if self._role_hook is None else self._role_hook.hook_ms,
+                holds_role=lambda: self._role_hook is not None and self._role_hook.holds,
+            )
+        )
+
+    def _make_writing(self, steps: StepSizes) -> None:
+        """What writes to the store and keeps it small: clients' writes, indexes, TTL, housekeeping."""
+        self.history: History = History(self)
+        self.transactions = TransactionTable(self)
+        self.flow_control = FlowControl(self.clock, self.node.majority_lag)
+        self._writer = Writer(
+            self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
+        )
+        self._set_follower = SetFollower(self.context, self.node, self._writer, self._on_committed)
+        self.follow_progress = self._set_follower.progress
+        self._housekeeper = Housekeeper(
+            self.context,
+            lambda: self._effects.on_disk_space(),
+            self.on_damage,
+            self._mark.raise_for_checkpoint,
+            self._oldest_needed,
+            lambda: self.snapshots.needed(),
+        )
+        self.index_builder = IndexBuilder(
+            self.context,
+            busy=self._housekeeper.busy,
+            leads_in=lambda: self._set_follower.term,
+            write=self._writer.write,
+            options=steps.index_build,
+        )
+        self.ttl = TtlMonitor(self.context, leads_in=lambda: self._set_follower.term, write=self._writer.write)
+
+    def _make_server(
+        self,
+        options: MemberOptions,
+        ports: MemberPorts,
+        credentials: Credentials,
+        wire_slots: ConnectionSlots,
+        steps: StepSizes,
+    ) -> None:
+        """What serves clients and other members."""
+        self.byte_rates: dict[int, ByteRate] = {}
+        self.archive_lease = ArchiveLease(self.clock.now)
+        self.snapshots: SnapshotServer = SnapshotServer(
+            self.context, self.node, self.rng, needed=lambda: self.consumers.needed()
+        )
+        self.users = UserDirectory(self, required=options.auth)
+        self.consumers: ConsumerDirectory = ConsumerDirectory(self)
+        self.dispatcher = Dispatcher(self)
+        self._session_expiry = SessionExpiry(
+            self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms
+        )
+        self.peer = Transport(
+            ports.network,
+            self.clock,
+            self.host,
+            self.keys,
+            self.rng,
+            self._on_connection_lost,
+            certifies=credentials.certifies,
+        )
+        self._server = WireServer(
+            ports.network,
+            self.dispatcher,
+            drops_inbound=self.peer.drops_inbound,
+            drops_outbound=self.peer.drops_outbound,
+            slots=wire_slots,
+            cursors=self.dispatcher.cursors,
+            admission=self.admission,
+            turns=self.turns,
+            certifies=credentials.certifies,
+            needs_login=options.auth,
+        )
+        self.traffic = self._server.traffic
+
+    def _make_replication(self, options: MemberOptions, ports: MemberPorts, steps: StepSizes) -> None:
+        set_peer = SetMemberClient(self.peer, lambda: self.node.set_id)
+        self._fetcher = Fetcher(
+            self.context,
+            peer=set_peer,
+            node=self.node,
+            on_applied=self._on_committed,
+            last_durable=lambda: self.durability.last_durable,
+            progress=lambda: self._positions.document(),
+            awaits_commit_point=lambda: self._positions.is_awaited("commit point"),
+            is_paused=lambda: self.fail_points.stops_replication,
+            options=steps.fetch,
+        )
+        self.document_check = DocumentCheck(self.context, set_peer)
+        self.document_repair = DocumentRepair(self.context, self.document_check, self.transactions.held.is_held)
+        self.archive = ports.archive
+        self.archiver = None if ports.archive is None else self._make_archiver(ports.archive, set_peer, steps)
+        self._scrubber = Scrubber(self.context, self.document_check, self._scrub_source, options.scrub_mb_per_sec)
+        self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._mark.lower)
+        replacement = DataReplacement(
+            self.context,
+            self._files,
+            self.node,
+            self._mark,
+            self.durability,
+            busy=self._housekeeper.busy,
+            close_readers=self._close_readers,
+            on_installed=self._on_data_replaced,
+        )
+        self.initial_sync: InitialSync = InitialSync(
+            self.context,
+            peer=set_peer,
+            required=replacement.required,
+            set_marker=replacement.set_marker,
+            claim=replacement.claim,
+            install=lambda copy: replacement.install(copy, self.initial_sync.progress),
+            options=steps.initial_sync,
+        )
+
+        self.rollback_progress = self._rollback.progress
+        self.initial_sync_progress = self.initial_sync.progress
+        self.scrub = self._scrubber.status
+        self.archive_status = None if self.archiver is None else self.archiver.status
+
+    def _make_core_loop(self) -> None:
+        """What runs the core and carries out what it decides."""
+        self._effects: CoreEffects = CoreEffects(
+            context=self.context,
+            member_file=self._member_file,
+            mark=self._mark,
+            writer=self._writer,
+            transactions=self.transactions,
+            index_builder=self.index_builder,
+            fetcher=self._fetcher,
+            rollback=self._rollback,
+            rollbacks=self.rollbacks,
+            initial_sync=self.initial_sync,
+            peer=self.peer,
+            tasks=self._tasks,
+            write_waiters=self.write_waiters,
+            changes=self._changes,
+            on_topology_changed=self._on_topology_changed,
+            report_position=lambda: self._positions.report(),
+        )
+        self.shell = Shell(self.node, self._effects, self.clock, self._threads, self._break)
+        self._positions: Positions = Positions(
+            self.node, self.clock, self._fetcher, self._effects.send_request, self.shell.feed
+        )
+        self.on_awaited = self._positions.on_awaited
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, damage: str) -> None:
+        """Take part in the set. damage: what the start found wrong with the newest entries."""
+        for warning in self.warnings:
+            log.warning("%s", warning)
+        self._is_started = True
+        self.shell.start()
+        if damage:
+            self.on_damage(damage)
+        for work in (
+            self._positions.run(),
+            self._housekeeper.run(),
+            self._session_expiry.run(),
+            self.index_builder.run(),
+            self.ttl.run(),
+            self._set_follower.run(),
+            self._refresh(),
+            self._watch_majority(),
+            self._mark.run(),
+            self._scrubber.run(),
+        ):
+            self._tasks.start(work)
+        if self.archiver is not None:
+            self._tasks.start(self.archiver.run())
+        if self.options.expect_members:
+            self._tasks.start(begin_expected_set(self.options, self.node, self.ask_core, self._on_awaited_members))
+        if self._role_hook is not None:
+            self._tasks.start(self._role_hook.run(self.node))
+        if self._rolling_back:
+            self._tasks.start(self._effects.then_count_rollbacks(self._rollback.finish))
+
+    def _clear_leftovers(self) -> None:
+        """Remove what an earlier process left of copies that nobody needs any more."""
+        self.snapshots.clear_leftovers()
+        if not self._member_file.initial_sync_pending:
+            self.initial_sync.clear_leftovers()
+
+    async def hand_over(self) -> None:
+        """Before stopping: a primary steps down to somebody who has everything, if there is anybody (map E15).
+
+        Then hello answers 91, also to who waits for a change, so that clients go elsewhere; what runs here may end.
+        """
+        self.shell.feed(ShutdownStarted())
+        try:
+            await hand_over_primary(self.node, self.shell, self.host)
+        except ShutdownInProgressError as error:
+            log.warning("this primary could not hand over to another member: %s", error.message)
+        if self._role_hook is not None:
+            await self._role_hook.wait_released()
+        self.shutting_down = True
+        self._on_topology_changed()
+        await self._server.quiesce()
+
+    async def stop(self) -> None:
+        """Close everything in order; what is committed is synced by the store's closing checkpoint."""
+        self._is_stopping = True
+        self._writer.close()
+        self.transactions.abort_all(lambda: ShutdownInProgressError("the member is shutting down"))
+        self._fetcher.stop()
+        await self.shell.close()
+        self._tasks.cancel()
+        await self._tasks.wait()
+        if self._role_hook is not None:
+            await self._role_hook.close()
+        await self._threads.wait()
+        await self.durability.close()
+        await self._close_readers()
+        await self._server.close()
+        await self.peer.close()
+        self.context.write_queue.close()
+        async with self._housekeeper.busy:
+            self.store.close()
+        self._mark.raise_at_close()
+        self._files.close()
+
+    def _break(self, error: BaseException) -> None:
+        """Stop taking writes and set `broken` to the reason. With a broken disk or core nothing may be acknowledged."""
+        self._writer.accept(None)
+        if not self.broken.done() and not self._is_stopping:
+            log.error("this member must stop: %s", error, exc_info=error)
+            self.broken.set_result(f"{type(error).__name__}: {error}")
+
+    async def _close_readers(self) -> None:
+        await self.snapshots.close()
+        self.dispatcher.cursors.close_all()
+
+    async def _refresh(self) -> None:
+        """Every ten seconds count rollbacks, which others acknowledge, and drop forgotten cursors and copies."""
+        while True:
+            await asyncio.sleep(REFRESH_EVERY_S)
+            self.dispatcher.cursors.sweep()
+            await self.snapshots.expire()
+            await self.rollbacks.refresh()
+
+    async def _watch_majority(self) -> None:
+        """Every second end the waits for write concerns that are in vain, and slow writers or let them go."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            end_waits_in_vain(self)
+            self.flow_control.adjust(self.node.flow_control_target_ms())
+
+    async def election_journal(self, limit: int) -> list[JournalLine]:
+        return await self.context.workers.run(lambda: self._member_file.journal(limit))
+
+    # --- callbacks of the parts ----------------------------------------------------------------------------------
+
+    def _on_report(self, report: Report) -> None:
+        self.shell.feed(report)
+
+    def _on_committed(self) -> None:
+        """Handle the commit of a group, of clients' writes or of applied entries."""
+        self.durability.on_committed()
+        self._on_moved()
+        self._changes.notify()
+        self._set_follower.on_change()
+
+    def _on_change(self) -> None:
+        """Let the history and the other members' fetches look, before everybody else who waits for a change."""
+        self.history.on_change()
+        self.fetches.on_change()
+
+    def _on_moved(self) -> None:
+        """Report that last_applied or last_durable changed."""
+        self.shell.feed(LocalPosition(self.durability.position()))
+        self.write_waiters.release()
+        self._fetcher.on_moved()
+        self._positions.report()
+
+    def _oldest_needed(self) -> OpTime | None:
+        """The oldest entry that another member, a consumer or the archive needs."""
+        archived = None if self.archiver is None else self.archiver.needed()
+        needed = (self.node.oldest_needed(), self.consumers.needed(), archived)
+        return min((at for at in needed if at is not None), default=None, key=lambda at: at.ts)
+
+    def _on_undone(self) -> None:
+        """Close all cursors after a rollback. They would read entries and documents that the rollback removed."""
+        self.dispatcher.cursors.close_all()
+        self.durability.on_undone()
+        self._on_moved()
+        self._changes.notify()
+
+    def _on_data_replaced(self) -> None:
+        self._on_moved()
+        self._changes.notify()
+
+    def _on_connection_lost(self, host: HostPort) -> None:
+        if self._is_started:
+            self.shell.feed(ConnectionLost(host))
+
+    def _on_disk_stalled(self, stalled: bool) -> None:
+        self.shell.feed(DiskStalled(stalled))
+
+    def _on_awaited_members(self, reason: str) -> None:
+        self.awaited_members = reason
+
+    def _make_role_hook(self, hook: str) -> RoleHook:
+        hook_ms = Millis(int(self.options.role_hook_secs * 1000))
+        names = (self.set_name, self.host)
+        return RoleHook(hook, hook_ms, self.context.dbpath, self.clock, names, self._on_report)
+
+    def _make_archiver(self, archive: ArchivePort, peer: MemberClient, steps: StepSizes) -> Archiver:
+        age_ms = int(self.options.archive_secs * 1000)
+        options = ArchiveOptions(segment_bytes=steps.archive_segment_bytes, age_ms=age_ms)
+        write, lease = self._writer.write, self.archive_lease
+        archiver = Archiver(self.context, self.node, archive, peer, write, lease, self.rng, options)
+        self.history.older = ArchivedEntries(archive, self.context, archiver.status)
+        return archiver
+
+    def _on_topology_changed(self) -> None:
+        if self._role_hook is not None and self._is_started:
+            self._role_hook.update(self.node)
+        self.topology.on_changed()
+
+    def on_damage(self, detail: str) -> None:
+        log.error("%s", detail)
+        self.shell.feed(DamageFound(detail))
+
+    def on_chain_mismatch(self, at: OpTime) -> None:
+        self.shell.feed(ChainMismatch(at))
+
+    # --- for commands (MemberPort) -------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        return self.context.store
+
+    @property
+    def connection_count(self) -> int:
+        return self._server.connection_count
+
+    @property
+    def most_connections(self) -> int:
+        return self._server.slots.most
+
+    def new_id(self) -> ObjectId:
+        return self._ids.make(self.clock.wall_ms() // 1000)
+
+    def _scrub_source(self) -> HostPort | None:
+        """The primary, while this member is a secondary: each secondary compares its documents with it."""
+        return self.node.primary_host if self.node.state is MemberState.SECONDARY else None
+
+    def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
+        return self._writer.write(operation)
+
+    def submit(self, operation: Callable[[WriteGroup], Any], completion: Completion) -> None:
+        self._writer.submit(operation, completion)
+
+    async def ask_core(self, body: RequestBody) -> ReplyBody:
+        if not self._is_started:  # it listens already, but the core does not know yet what it found on disk
+            raise NotPrimaryOrSecondaryError("this member is starting")
+        return await self.shell.ask(body)
+
+    async def wait_for_change(self, timeout_ms: int | None) -> bool:
+        return await self._changes.wait(timeout_ms)
+
+    @property
+    def awaited(self) -> Awaited:
+        return self._positions.awaited
+
+    def on_fetch_progress(self, progress: ProgressRequest) -> None:
+        if self._is_started:
+            self.shell.feed(FetchProgress(progress))
+
+    def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
+        self.peer.cut(hosts, direction)
+
+    def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
+        self.peer.delay(hosts, Millis(delay_ms))
+
+    async def resize_oplog(self, limits: OplogLimits) -> None:
+        await self._threads.run(lambda: self._member_file.save_oplog_limits(limits))
+        self.store.options = self._files.with_limits(self.store.options)
+
+    # --- for the HTTP API ----------------------------------------------------------------------------------------
+
+    @property
+    def group_sizes(self) -> Histogram:
+        return self._writer.group_sizes
+
+    def queue_depths(self) -> dict[str, int]:
+        """How much waits, by the name of the queue."""
+        return {
+            "clients": self._writer.queued,
+            "store": len(self.context.write_queue),
+            "threads": self.workers.waiting,
+            "evaluations": self.evaluations.waiting,
+        }
+
+    async def free_bytes(self) -> float:
+        """What is free on the disk of the data; not a number if the disk does not say."""
+        disk, dbpath = self.context.disk, self.context.dbpath
+        try:
+            return await self._threads.run(lambda: disk.free_bytes(dbpath))
+        except OSError:
+            return math.nan

@@ -1,0 +1,319 @@
+"""Serves the oplog to other members: replSetOplogFetch and replSetOplogProbe.
+
+The server keeps no state for a member that tails it but its open fetch, which names the entry behind which it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from replset.bson import ObjectId, RawDocument, append_fields
+from replset.config import MAX_MEMBER_ID
+from replset.core.member_state import MemberState
+from replset.errors import BadValueError, DamagedEntryError, ErrorCode, ReplError
+from replset.ids import OPTIME_NULL
+from replset.member.peers.message_documents import parse_progress
+from replset.member.peers.snapshot_server import check_serves_oplog
+from replset.operations.lag import behind_ms
+from replset.operations.member_port import MemberPort
+from replset.operations.replies import encode_times
+from replset.operations.waiters import ByteRate, Completion
+from replset.oplog_row import next_chain
+from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
+
+log = logging.getLogger("replset.oplog_fetch")
+
+PAGE_ENTRIES = 5_000
+MAX_PAGE_BYTES = 16 << 20
+MAX_AWAIT_MS = 30_000
+MAX_PROBES = 1_000
+COMMIT_POINT_DELAY_MS = 10
+"""How long a new commit point waits for entries that it can go with, if nobody waits for it at the other end."""
+FAR_BEHIND_MS = 10_000
+LONGEST_WAIT_S = 2.0
+"""How long one answer may wait for the byte rate: the other member waits for it for 5 s."""
+BEHIND_MS = 1_000
+"""How long a secondary waits for the entry that another one wants to go on from: it may be a moment behind it."""
+
+
+class OplogFetches:
+    """The fetches of other members: each is answered in the turn in which there is something for it.
+
+    A commit point alone is answered after COMMIT_POINT_DELAY_MS: under load it goes with the entries that follow, and
+    costs no message.
+    """
+
+    def __init__(self, member: MemberPort) -> None:
+        self._member = member
+        self._waiting: dict[_Fetch, None] = {}
+        self._is_scheduled = False
+        self._slow: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
+
+    def begin(self, body: RawDocument, waiter: Completion) -> None:
+        """Answer replSetOplogFetch: `waiter` gets the whole reply, its bytes, at once or later. ReplError.
+
+        The position that came with the request is counted first.
+        """
+        member, request = self._member, FetchRequest.parse(body)
+        refuse_other_set(member, request.set_id)
+        if request.progress is not None:
+            member.on_fetch_progress(parse_progress(request.progress))
+        if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
+            member.on_awaited("commit point")
+        if request.after == member.store.last_applied and request.chain != member.store.chain:
+            member.on_chain_mismatch(request.after)
+        began = asyncio.get_running_loop().time()
+        fetch = _Fetch(request, waiter, began, began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000)
+        self._waiting[fetch] = None
+        self._look_at(fetch)
+
+    def on_change(self) -> None:
+        """Something has changed: an entry, the commit point or a state. One look at the end of this turn is for all."""
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_scheduled = False
+        for fetch in list(self._waiting):
+            self._look_at(fetch)
+
+    def _look_at(self, fetch: _Fetch) -> None:
+        """Answer the fetch if there is something for it, or its time is over."""
+        if fetch.waiter.done():
+            self._waiting.pop(fetch, None)
+            return
+        try:
+            due = self._due_of(fetch)
+            if due:
+                self._look_again_at(due)
+                return
+            self._waiting.pop(fetch, None)
+            page = self._page_of_now(fetch.request)
+        except Exception as error:
+            self._waiting.pop(fetch, None)
+            fetch.waiter.set_exception(error)
+            return
+        if page is not None:
+            fetch.waiter.set_result(self._whole(page))
+            return
+        task = asyncio.get_running_loop().create_task(self._answer_slowly(fetch))
+        self._slow.add(task)
+        task.add_done_callback(self._slow.discard)
+
+    def _due_of(self, fetch: _Fetch) -> float:
+        """When the fetch has to be answered at last, on the loop's clock; 0: now. ReplError: it is refused."""
+        member, request = self._member, fetch.request
+        check_serves_oplog(member.node)
+        now = asyncio.get_running_loop().time()
+        if _may_come(member, request) and now < (until := fetch.began + BEHIND_MS / 1000):
+            return until
+        if has_news(member, request):
+            return 0
+        until = fetch.deadline
+        if min(member.node.commit_point, member.store.last_applied) > request.known_commit_point:
+            delay_ms = 0 if request.awaits_commit_point else COMMIT_POINT_DELAY_MS
+            until = min(until, fetch.began + delay_ms / 1000)
+        return until if until > now else 0
+
+    def _look_again_at(self, due: float) -> None:
+        """Look at those that wait at `due` too. One timer serves all: an early look does no harm."""
+        if due < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due, self._timer = due, asyncio.get_running_loop().call_at(due, self._on_time)
+
+    def _on_time(self) -> None:
+        self._due, self._timer = math.inf, None
+        self._look()
+
+    def _page_of_now(self, request: FetchRequest) -> FetchReply | None:
+        """The answer of this moment; None: it needs a wait, or a look into the archive."""
+        member = self._member
+        if _rate_for(member, request):
+            return None
+        page = fetch_now(member, request)
+        return page if page.matched or member.history.older is None else None
+
+    def _whole(self, page: FetchReply) -> bytes:
+        """The reply with what every reply ends with."""
+        return append_fields(page.document(), encode_times(self._member.store.last_applied.ts))
+
+    async def _answer_slowly(self, fetch: _Fetch) -> None:
+        try:
+            page = await _page(self._member, fetch.request)
+        except Exception as error:
+            if not fetch.waiter.done():
+                fetch.waiter.set_exception(error)
+            return
+        if not fetch.waiter.done():
+            fetch.waiter.set_result(self._whole(page))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fetch:
+    """One that waits. began, deadline: on the loop's clock."""
+
+    request: FetchRequest
+    waiter: Completion
+    began: float
+    deadline: float
+
+
+def refuse_other_set(member: MemberPort, theirs: ObjectId | None) -> None:
+    """Refuse a member of another set (108).
+
+    Another set of the same name may have this address in its configuration. Its members must not apply this oplog as if
+    it were their own set's, nor replace their data by a copy of this member's.
+    """
+    mine = member.node.set_id
+    if theirs != mine and None not in (theirs, mine):
+        raise ReplError(
+            f"this member belongs to the set with id {mine}, not {theirs}",
+            code=ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
+        )
+
+
+def _rate_for(member: MemberPort, request: FetchRequest) -> int:
+    """How many bytes a second may go to a member that is so far behind; 0: any number."""
+    bytes_per_s = member.node.follower_bytes_per_second()
+    return bytes_per_s if bytes_per_s and behind_ms(member, request.after) >= FAR_BEHIND_MS else 0
+
+
+async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
+    """The answer of this moment. One that goes far back waits for settings.followerBytesPerSecond: a member that comes
+    back after a day must not take the disk and the network from clients and from the members that keep up.
+    """
+    bytes_per_s = _rate_for(member, request)
+    if not bytes_per_s:
+        return await _reaching_back(member, request, fetch_now(member, request))
+    follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
+    rate = member.byte_rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())
+    may_send = await rate.wait(LONGEST_WAIT_S)
+    check_serves_oplog(member.node)
+    request = replace(request, max_bytes=min(request.max_bytes, bytes_per_s))
+    page = await _reaching_back(member, request, fetch_now(member, request))
+    if not may_send:  # after an entry that was larger than the rate
+        return replace(page, entries=(), end_chain=page.prev_chain)
+    rate.spend(sum(map(len, page.entries)), bytes_per_s)
+    return page
+
+
+async def _reaching_back(member: MemberPort, request: FetchRequest, page: FetchReply) -> FetchReply:
+    """The page, or if the oplog does not reach back so far, one of the archive: a stale member needs no copy then.
+
+    Its first entry must continue the asking member's hash chain. What is archived is committed, so that member's entry
+    was, too.
+    """
+    older, at = member.history.older, request.after
+    if page.matched or older is None or at == OPTIME_NULL:
+        return page
+    if not older.missing_through <= at.ts <= member.store.trimmed_through:
+        return page
+    max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
+    try:
+        if at.ts == member.store.trimmed_through:  # the archive ends here, and the oplog begins
+            rows = member.store.oplog_after(at, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+        else:
+            rows = await older.after(at, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+    except ReplError as error:
+        log.warning("a member that is too stale gets nothing from the archive: %s", error.message)
+        return page
+    check_serves_oplog(member.node)
+    if not rows or next_chain(request.chain, rows[0].hash) != rows[0].chain:
+        return page
+    entries = [row.entry for row in rows]
+    return replace(page, matched=True, entries=entries, prev_chain=request.chain, end_chain=rows[-1].chain)
+
+
+def _may_come(member: MemberPort, request: FetchRequest) -> bool:
+    """Whether the entry that was asked for may still reach this secondary: it is of the same term, and newer."""
+    newest = member.store.last_applied
+    return member.node.state is not MemberState.PRIMARY and request.after.term == newest.term and request.after > newest
+
+
+def has_news(member: MemberPort, request: FetchRequest) -> bool:
+    """Whether there is anything but a new commit point that the asking member does not know yet."""
+    store = member.store
+    return (
+        request.after != store.last_applied
+        or request.after == OPTIME_NULL
+        or request.known_rollback_id not in (-1, store.rollback_id)
+        or member.node.term > request.term
+    )
+
+
+def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
+    """Return the answer of this moment, without waiting. DamagedEntryError: what comes next is damaged here."""
+    store, node = member.store, member.node
+    after = request.after
+    newest, oldest = store.last_applied, store.oldest
+    matched, prev_chain = False, 0
+    entries: list[bytes] = []
+    end_chain: int | None = None
+    if after == newest and after != OPTIME_NULL:
+        matched, prev_chain = True, store.chain
+    else:
+        with _reporting_damage(member):
+            chain = store.chain_at(after)
+            if chain is not None:
+                matched, prev_chain = True, chain
+                max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
+                entries, end_chain = store.entries_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+    if matched and prev_chain != request.chain:
+        member.on_chain_mismatch(after)
+    return FetchReply(
+        matched,
+        entries,
+        after,
+        prev_chain,
+        prev_chain if end_chain is None else end_chain,
+        store.rollback_id,
+        node.term,
+        node.state.value,
+        node.state is MemberState.PRIMARY,
+        newest,
+        oldest,
+        min(node.commit_point, newest),
+        node.commit_term,
+        member.awaited,
+    )
+
+
+@contextmanager
+def _reporting_damage(member: MemberPort) -> Iterator[None]:
+    """Report a damaged entry to the core before the error goes on.
+
+    A damaged entry must not be served: another member would apply it and acknowledge it as if it were the one written.
+    The core takes this member out of service as a source, and it copies the data of another one.
+    """
+    try:
+        yield
+    except DamagedEntryError as error:
+        member.on_damage(error.message)
+        raise
+
+
+async def oplog_probe(member: MemberPort, body: RawDocument) -> dict[str, object]:
+    """Answer replSetOplogProbe: which of these entries are here, and the hash chain at each."""
+    request = ProbeRequest.parse(body)
+    if len(request.optimes) > MAX_PROBES:
+        raise BadValueError(f"at most {MAX_PROBES} optimes in one probe, not {len(request.optimes)}")
+    check_serves_oplog(member.node)
+    store = member.store
+    with _reporting_damage(member):
+        rows = [store.sound_row_at(optime) for optime in request.optimes]
+    return ProbeReply(
+        [None if row is None else row.chain for row in rows],
+        store.rollback_id,
+        member.node.term,
+        store.last_applied,
+        store.oldest,
+    ).document()

@@ -1,0 +1,83 @@
+"""Which positions are awaited here, and how this member's own reaches its sync source (map R8)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeAlias
+
+from replset.bson import RawDocument
+from replset.core.effects import Send
+from replset.core.messages import ReplyBody, Response
+from replset.core.node import Node
+from replset.ids import Millis
+from replset.member.peers.message_documents import progress_document
+from replset.replication.fetcher import Fetcher
+from replset.replication.ports import Clock
+from replset.replication.progress import ProgressReporter
+from replset.replication.protocol import Awaited
+
+AWAITED_MS = 1_000
+"""How long a wait for positions or for the commit point is remembered: others then tell them without delay."""
+
+What: TypeAlias = Literal["applied", "durable", "commit point"]
+
+
+class Positions:
+    """Remembers what clients wait for here, and reports this member's position where no fetch is about to do so."""
+
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        fetcher: Fetcher,
+        exchange: Callable[[Send], Awaitable[ReplyBody]],
+        report: Callable[[Response], None],
+    ) -> None:
+        """exchange, report: see `ProgressReporter`."""
+        self._node = node
+        self._clock = clock
+        self._fetcher = fetcher
+        self._awaited_at: dict[What, int] = {}
+        self._reporter = ProgressReporter(
+            clock=clock,
+            source=lambda: node.sync_source,
+            request=node.progress_request,
+            exchange=exchange,
+            interval_ms=lambda: Millis(node.election_timeout_ms() // 2),
+            report=report,
+        )
+        self.run = self._reporter.run
+
+    @property
+    def awaited(self) -> Awaited:
+        """See `MemberPort.awaited`."""
+        config = self._node.config
+        if self.is_awaited("applied") or (config and not config.write_concern_majority_journal_default):
+            return "applied"
+        if self.is_awaited("durable"):
+            return "durable"
+        return "" if self._node.writable else self._fetcher.awaited
+
+    def is_awaited(self, what: What) -> bool:
+        at = self._awaited_at.get(what)
+        return at is not None and self._clock.now() - at < AWAITED_MS
+
+    def on_awaited(self, what: What) -> None:
+        """See `MemberPort.on_awaited`."""
+        self._awaited_at[what] = self._clock.now()
+        if what == "commit point":
+            self._reporter.notify()
+
+    def report(self) -> None:
+        """Report the positions of this member, and of those that fetch from it, unless a fetch is about to do so."""
+        if self._node.sync_source is None or self._fetcher.is_settling:
+            return
+        if self._fetcher.is_awaited:
+            self._reporter.notify()
+        else:
+            self._reporter.notify_soon()
+
+    def document(self) -> RawDocument | None:
+        """The position, as it goes with a fetch; None: it does not count."""
+        progress = self._node.progress_request()
+        return None if progress is None else progress_document(progress)

@@ -1,0 +1,130 @@
+"""Views: what defines one, and which collection and stages stand for it. view_reads.py answers reads of views.
+
+A view is a row of the catalog without documents. Its definition is its options, so it is replicated, rolled back,
+copied and dumped as the options of a collection are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from replset.auth.users import USERS_NS
+from replset.bson import RawDocument
+from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, ReplError
+from replset.features.crud.scan import open_collection
+from replset.operations import fields
+from replset.operations.command import CommandContext
+from replset.operations.evaluation import read_statement
+from replset.operations.namespaces import namespace
+from replset.operations.read_concern import read_concern_of
+from replset.query.pipeline import compile_pipeline
+from replset.query.views import MAX_DEPTH, check_dependencies, collections_named, refuse_stages, too_deep
+from replset.storage.catalog import Collection
+
+MAX_DEFINITION: Final = 256 << 10
+"""Bytes of a view's definition: it is read whenever somebody reads the view."""
+MOST_VIEWS, MOST_BYTES = 1000, 4 << 20
+"""Views of one database, and the bytes of their definitions: all of them are read when one is made."""
+
+
+def refuse_view(coll: Collection | None) -> None:
+    """Raise 166 if it is a view: it has neither documents nor indexes of its own."""
+    if coll is not None and coll.view_on is not None:
+        raise ReplError(
+            f"Namespace {coll.ns} is a view, not a collection", code=ErrorCode.COMMAND_NOT_SUPPORTED_ON_VIEW
+        )
+
+
+# --- definitions ------------------------------------------------------------------------------------------------
+
+
+def definition_of(body: RawDocument, place: str) -> dict[str, object]:
+    """Return `viewOn` and `pipeline`, as far as they are given. Raises what the pipeline's stages raise, 167 for one
+    that no view has, and 195 for more than 256 KiB.
+    """
+    definition: dict[str, object] = {}
+    if not fields.is_absent(body, "viewOn"):
+        definition["viewOn"] = source = fields.text(body, "viewOn", place)
+        if not source:
+            raise BadValueError("'viewOn' cannot be empty")
+        namespace("db", source)
+    if not fields.is_absent(body, "pipeline"):
+        if len(body.get_raw("pipeline") or b"") > MAX_DEFINITION:
+            raise ReplError(
+                f"the pipeline of a view takes at most {MAX_DEFINITION} bytes", code=ErrorCode.VIEW_PIPELINE_TOO_LARGE
+            )
+        definition["pipeline"] = pipeline = fields.values(body, "pipeline", place)
+        compile_pipeline(pipeline)
+        refuse_stages(pipeline)
+    return definition
+
+
+def view_options(body: RawDocument, place: str) -> dict[str, object] | None:
+    """Return the options of the view that a `create` asks for; None: it asks for a collection."""
+    definition = definition_of(body, place)
+    if "viewOn" not in definition:
+        if definition:
+            raise InvalidOptionsError("'pipeline' requires 'viewOn' to also be specified")
+        return None
+    for name in ("capped", "size", "max", "validator", "validationLevel", "validationAction", "idIndex"):
+        if fields.given(body, name):
+            raise InvalidOptionsError(f"option not supported on a view: {name}")
+    return {"pipeline": [], **definition}
+
+
+def check_definition(by_ns: Mapping[str, Collection], ns: str, options: RawDocument) -> None:
+    """Raise 5 or 165 if the view `ns`, with these options, would read itself or lie on too many others, and 195 if the
+    database has too many views.
+    """
+    database, _, name = ns.partition(".")
+    views = [coll for coll in by_ns.values() if coll.view_on is not None and coll.database == database]
+    if len(views) > MOST_VIEWS or sum(len(coll.options.raw) for coll in views) > MOST_BYTES:
+        raise ReplError(
+            f"the views of a database are at most {MOST_VIEWS}, and take at most {MOST_BYTES} bytes",
+            code=ErrorCode.VIEW_PIPELINE_TOO_LARGE,
+        )
+    sources = {coll.name: _sources(coll.options.raw) for coll in views}
+    sources[name] = _sources(options.raw)
+    check_dependencies(sources, name)
+
+
+@lru_cache(maxsize=4096)
+def _sources(options: bytes) -> frozenset[str]:
+    """What a view reads."""
+    document = RawDocument(options)
+    return frozenset({str(document.get("viewOn")), *collections_named(document.get("pipeline"))})
+
+
+# --- what a view stands for -------------------------------------------------------------------------------------
+
+
+def collection_here(ctx: CommandContext, name: str) -> Collection | None:
+    """Return the collection or view of that name in the command's database, as its transaction sees it."""
+    if f"{ctx.database}.{name}" == USERS_NS:  # no view; who may read it is asked where it is read
+        return None
+    ns = namespace(ctx.database, name)
+    return ctx.member.store.collection(ns) if ctx.transaction is None else ctx.transaction.write_set.collection(ns)
+
+
+async def resolve(ctx: CommandContext, name: str) -> tuple[str, list[object], int]:
+    """Return the collection at the bottom of a view, the stages of the views on it, and how many views these are.
+
+    A read at a point waits until the definitions are committed, as it waits for a collection.
+    """
+    elements: list[object] = []
+    concern = read_concern_of(ctx)
+    for views in range(MAX_DEPTH + 1):
+        coll = collection_here(ctx, name)
+        if coll is None or coll.view_on is None:
+            return name, elements, views
+        if ctx.transaction is None and concern.level in ("majority", "snapshot"):
+            await open_collection(ctx, name, concern)
+        elements = [*await _elements_of(ctx, coll), *elements]
+        name = coll.view_on
+    raise too_deep()
+
+
+async def _elements_of(ctx: CommandContext, view: Collection) -> list[object]:
+    return await read_statement(ctx.member, view.options, lambda: view.pipeline)

@@ -1,1 +1,0 @@
-"""Work in the background, each a task of its own."""
