@@ -137,6 +137,9 @@ class Recorder:
                 continue  # an empty file is said to have run its line 0
             lines = record.lines.setdefault(path, {})
             for line, contexts in data.contexts_by_lineno(file).items():
+                if line > len(names):
+                    print(f"{path} has no line {line}, which {sorted(contexts)[:3]} ran", flush=True)
+                    continue
                 function, text = names[line - 1]
                 kept = lines.setdefault(f"{function}:{text}", [])
                 kept += {numbers[name] for name in contexts if name in numbers}.difference(kept)
