@@ -65,7 +65,9 @@ class InitialSyncProgress:
         self.retried, self.unreachable_ms, self.unreachable_since, self.begins_at = 0, 0, None, OPTIME_NULL
 
     def on_unreachable(self, now: Millis, wall_ms: int) -> None:
-        """Note that the source did not answer."""
+        """Note that the source did not answer; after the end of the initial sync nothing depends on that any more."""
+        if not self.running:
+            return
         self.retried += 1
         if self.unreachable_since is None:
             self.unreachable_since, self.unreachable_since_wall_ms = now, wall_ms

@@ -54,6 +54,15 @@ def test_how_long_the_source_did_not_answer() -> None:
     assert progress.unreachable_for(at(5_100)) == 1_100, "both times together"
 
 
+def test_a_source_that_is_away_after_the_end_counts_no_more() -> None:
+    """It is still told that its copy is not needed, and may not answer that."""
+    progress = InitialSyncProgress()
+    progress.begin(A, at(0), 0)
+    progress.succeed(at(1_000), 0)
+    progress.on_unreachable(at(31_000), 0)
+    assert (progress.retried, progress.unreachable_since, progress.unreachable_for(at(40_000))) == (0, None, 0)
+
+
 @pytest.mark.parametrize(
     ("kept", "copied", "total", "expected"),
     [
