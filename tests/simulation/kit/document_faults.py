@@ -49,7 +49,7 @@ class DocumentFaults(DiskFaults):
         while (await self._ask_primary({"count": "gone"}) or {}).get("n") != 0:
             await self._ask_primary({"delete": "gone", "deletes": [{"q": {}, "limit": 0}], **MAJORITY})
             await self._pause_until(ends, "the documents are not deleted")
-        bearers = [machine for machine in cluster.members() if not machine.arbiter and not machine.witness]
+        bearers = self._bearers()
         machine = self._rng.choice(bearers)
         changed = self._rng.sample(range(COUNT), 3)
         kinds = [rng.choice(KINDS) for _ in changed[:-1]]
@@ -57,6 +57,7 @@ class DocumentFaults(DiskFaults):
         while not (cluster.all_counted() and self._are_near(bearers) and self._change(machine, changed, kinds)):
             await self._pause_until(ends, f"a member of {machine.name}'s set does not have the documents")
         cluster.trace.add(machine.name, f"has other documents {changed}: {', '.join(kinds)}, and a deleted one")
+        await self._are_named([("scrub.gone", 1), *(("scrub.kept", number) for number in sorted(changed))])
         others = [other.name for other in bearers if other is not machine]
         trusted = {"from": cluster.host(others[0])} if len(bearers) == 2 else {}
         if rng.random() < 0.5:
@@ -79,9 +80,12 @@ class DocumentFaults(DiskFaults):
             member.store.last_applied > oldest and (member.node.lag_ms() or 0) <= most for member in running
         )
 
-    async def _ask_primary(self, command: dict[str, Any]) -> dict[str, Any] | None:
+    async def _ask_primary(self, command: dict[str, Any], database: str = "scrub") -> dict[str, Any] | None:
         cluster = self._cluster
-        return await self._ask(cluster.primary() or cluster.alive()[0], command, "scrub")
+        return await self._ask(cluster.primary() or cluster.alive()[0], command, database)
+
+    def _bearers(self) -> list[Machine]:
+        return [machine for machine in self._cluster.members() if machine.bears_data]
 
     async def _write(self, ns: str, count: int, ends: float) -> None:
         """Insert so many documents; an attempt without an answer may have been applied."""
@@ -91,6 +95,14 @@ class DocumentFaults(DiskFaults):
             if (await self._ask_primary({"count": name}) or {}).get("n") == count:
                 break
             await self._pause_until(ends, "the documents are not written")
+
+    async def _are_named(self, changed: list[tuple[str, int]]) -> None:
+        """A comparison names these documents and no others, if it comes to its end."""
+        found = await self._ask_primary({"replSetCheckDocuments": 1, "ns": "scrub"}, "admin") or {"ok": 0.0}
+        if found["ok"] == 1.0 and "next" not in found and not found["notCompared"]:
+            named = sorted((row["ns"], row["_id"]) for row in found["differing"])
+            if named != changed and len(self._bearers()) > 1:
+                raise SimulationError(f"{changed} differ, and a comparison names {named}")
 
     async def _repair_documents(
         self, machine: Machine, ns: str, trusted: dict[str, str], has_others: bool, ends: float

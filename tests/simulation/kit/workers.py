@@ -13,6 +13,8 @@ from tests.simulation.kit.loop import Process, SimLoop
 from tests.simulation.kit.threads import Job
 
 T = TypeVar("T")
+SLOWEST = 10
+"""How many times as long as most work a tenth of it takes."""
 LONGEST_S = 20.0
 """However slow a disk is: longer than any election timeout, and shorter than a set may take to be well again."""
 
@@ -20,8 +22,8 @@ LONGEST_S = 20.0
 class SimWorkers:
     """The Workers port of one process. The work is done even when nobody awaits it any more, as in a thread.
 
-    longest_ms: from the call until the work is done; a tenth of the calls takes up to ten times as long. Its result is
-    known up to a millisecond later. overlap: how many of the calls stop at steps of the disk on their way.
+    longest_ms: from the call until the work is done; of a tenth of the calls SLOWEST times as much. Its result is known
+    up to a millisecond later. overlap: how many of the calls stop at steps of the disk on their way.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class SimWorkers:
             raise asyncio.CancelledError
         if isinstance(work, Sync):
             work.begun = True  # the drawn time is what its disk takes
-        slow = 10 if self._rng.random() < 0.1 else 1
+        slow = SLOWEST if self._rng.random() < 0.1 else 1
         before, after = (self._rng.uniform(0.05, limit) / 1000 for limit in (self._longest_ms * slow, slow))
         before = min(before * self._slowness(), LONGEST_S)
         done: asyncio.Future[T] = self._loop.create_future()
