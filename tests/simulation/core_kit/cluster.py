@@ -28,6 +28,7 @@ from replset.core.messages import (
 from replset.ids import HostPort, Millis
 from tests.simulation.core_kit.checkers import CoreCheckers
 from tests.simulation.core_kit.machine import FAST, CoreMachine, config_of, host, members_of
+from tests.simulation.kit.errors import SimulationError
 
 
 class CoreCluster:
@@ -123,6 +124,10 @@ class CoreCluster:
             return
         machine.planned = None  # type: ignore[attr-defined]
         machine.take(machine.node.tick(self.now))
+        is_late = machine.alive and machine.node.next_tick_at() < self.now
+        if is_late and machine.was_late:
+            raise SimulationError(f"{machine.host} did twice what was due at {self.now} ms, and has not done it all")
+        machine.was_late = is_late
 
     def run(self, for_ms: int) -> None:
         end = self.now + for_ms

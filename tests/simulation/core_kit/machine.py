@@ -117,6 +117,7 @@ class CoreMachine:
         self.start_number = 0
         self.source: HostPort | None = None
         self.accepting: int | None = None
+        self.was_late = False  # after the last tick more was due; a change of the state may leave that to the next one
         self.states: list[MemberState] = []
         self.journal: list[str] = []
         self.answers: dict[int, ReplyBody] = {}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from replset.replication import applier, common_point, difference_copy, rollback_files
-from replset.storage import copies, index_build, natural_order, oplog, retention, snapshot, sqlite, store
+from replset.storage import copies, differences, index_build, natural_order, oplog, retention, snapshot, sqlite, store
 
 Size = tuple[ModuleType, str, tuple[int, ...]]
 UNTIMED: tuple[Size, ...] = (
@@ -39,14 +39,23 @@ TIMED: tuple[Size, ...] = (
 )
 """They do, so only seeds draw them that are not recorded for what happens in them."""
 
+LATER: tuple[Size, ...] = (
+    (differences, "_READ_ROWS", (2, 1024)),
+    (rollback_files, "WRITTEN_PAGE", (2, 20_000)),
+)
+"""Untimed too; from a generator of their own, so that the others stay as they were drawn."""
+
 
 @contextmanager
 def small_sizes(seed: int, *, timed: bool) -> Iterator[None]:
     """Some of the sizes are small meanwhile, those that the seed draws."""
     rng, before = random.Random(f"{seed} sizes"), list[tuple[ModuleType, str, int]]()
-    for module, name, choices in (*UNTIMED, *(TIMED if timed else ())):
+    later = random.Random(f"{seed} later sizes")
+    drawn = [(size, rng.choice(size[2])) for size in (*UNTIMED, *(TIMED if timed else ()))]
+    drawn += [(size, later.choice(size[2])) for size in LATER]
+    for (module, name, _), value in drawn:
         before.append((module, name, getattr(module, name)))
-        setattr(module, name, rng.choice(choices))
+        setattr(module, name, value)
     try:
         yield
     finally:

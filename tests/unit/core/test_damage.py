@@ -100,6 +100,7 @@ def test_outvoted_by_members_that_cannot_lead_it_serves_on_and_says_so() -> None
     compared(node, 1, 2, 0)
     node.tick(Millis(NOW + 1))
     assert (node.state, node.quarantine) == (MemberState.PRIMARY, "")
+    assert node.next_tick_at() > NOW + 1, "it looks again later, and not all the time"
     assert any("outvoted by members that cannot lead" in remark.why for remark in node.status(NOW).remarks)
 
 

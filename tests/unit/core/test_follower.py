@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from replset.config import Settings
 from replset.core.effects import (
     CompareChains,
     InitialSyncNotNeeded,
@@ -37,9 +38,10 @@ from replset.core.messages import (
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from tests.simulation.core_kit.cluster import running
 from tests.simulation.core_kit.machine import host, members_of
-from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node
+from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node, vote_requests
 
 CONFIG = named(*members_of(3))
+TIMEOUT = Settings().election_timeout_ms
 MINE = at(2, 5)
 
 
@@ -169,6 +171,18 @@ def test_after_a_rollback_it_is_secondary_and_follows_again() -> None:
     assert node.state is MemberState.SECONDARY
     assert only(effects, StartFetching) == [StartFetching(host(1))]
     assert node.position.last_applied == at(2, 1)
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_after_a_rollback_it_waits_a_whole_timeout_before_it_asks_for_votes(is_retried: bool) -> None:
+    """However long ago it heard a primary; what it had behind the common point is gone or will be."""
+    node = following()
+    failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    node.tick(Millis(NOW + 2_000))
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)  # it leads term 3
+    ended = NOW + TIMEOUT - 1
+    node.receive(RollbackEnded(host(1), not is_retried, is_retried, False, "ended"), Millis(ended))
+    assert not vote_requests(node.tick(Millis(ended + TIMEOUT - 1)))
 
 
 def test_a_rollback_that_could_not_begin_is_tried_again() -> None:

@@ -107,6 +107,16 @@ def test_any_suffix_again_gives_the_same_state(source: Member, mine: Member, sta
     assert mine.everything() == everything
 
 
+def test_a_rename_of_what_a_later_entry_dropped_changes_nothing(mine: Member) -> None:
+    """As a replay meets it, which begins with the rename."""
+    mine.create("app.first")
+    mine.rename("app.first", "app.second")
+    mine.drop("app.second")
+    everything = mine.everything()
+    effects_again(mine, mine.oplog()[-2:])
+    assert mine.everything() == everything
+
+
 def effects_again(mine: Member, entries: Sequence[bytes]) -> None:
     """The effects alone, as a replay does, each in a group of its own behind the newest entry."""
     for raw in entries:

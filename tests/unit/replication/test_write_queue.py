@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from replset.errors import StorageError, StoreBusyError
-from replset.replication.write_queue import BUSY_PAUSE_S, WriteQueue
+from replset.replication.write_queue import BUSY_PAUSE_S, WARN_AFTER, WriteQueue
 from tests.unit.member.kit import settle
 
 
@@ -60,6 +60,15 @@ async def test_a_busy_store_is_tried_again_before_what_came_later() -> None:
     await asyncio.sleep(4 * BUSY_PAUSE_S)
     assert rig.done == ["first", "second"]
     assert await asyncio.gather(*tasks) == ["first", "second"]
+
+
+async def test_the_log_says_now_and_then_that_a_busy_store_holds_writes_up(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.busy = 2 * WARN_AFTER + 1
+    task = asyncio.ensure_future(rig.write_queue.write(rig.work("page")))
+    await asyncio.sleep((2 * WARN_AFTER + 2) * BUSY_PAUSE_S)
+    assert await task == "page"
+    assert [record.getMessage() for record in caplog.records] == ["writes wait: somebody writes"] * 2
 
 
 async def test_a_task_that_is_cancelled_at_the_gate_writes_nothing() -> None:

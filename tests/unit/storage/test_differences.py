@@ -47,6 +47,17 @@ def answers(driver: Driver) -> list[Spans]:
     return found
 
 
+@pytest.mark.parametrize(("rows", "size"), [(1, 1 << 20), (3, 1 << 20), (1024, 1), (1024, 500)])
+def test_a_digest_is_of_all_rows_of_its_span_however_many_are_read_at_once(
+    filled: Driver, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
+) -> None:
+    (whole,) = answers(filled)
+    monkeypatch.setattr(differences, "_READ_ROWS", rows)
+    monkeypatch.setattr(differences, "_READ_BYTES", size)
+    (found,) = answers(filled)
+    assert found.digests == whole.digests
+
+
 @pytest.mark.parametrize(
     ("spans_max", "spans_bytes", "expected"),
     [
