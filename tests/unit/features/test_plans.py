@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, DateTime, Int64, MaxKey, MinKey, ObjectId, Regex, Undefined, encode_key
+from replset.bson import Binary, DateTime, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp, Undefined, encode_key
 from replset.member.member import RunningMember
 from replset.storage.undo import undo_step
 from tests.rig import Client
 
+BAD_VALUE = 2
 NATURAL = {"hint": {"$natural": 1}}
 MAJORITY = {"readConcern": {"level": "majority"}}
 PLAIN: list[Any] = [
@@ -219,6 +220,21 @@ def test_a_cursor_at_a_point_sees_no_change(
         assert sorted(found) == sorted(expected), command
         if "_id" in command.get("sort", {}):
             assert found == expected, command
+
+
+@pytest.mark.parametrize("was", [{"a": [1, 2], "b": [1, 2]}, {"a": [3, 1]}, {"a": Regex("a", "")}])
+def test_an_index_that_was_made_later_serves_no_read_of_before(
+    client: Client, member: RunningMember, was: dict[str, Any]
+) -> None:
+    """It may not be able to hold what a document was then."""
+    client.ok({"insert": "c", "documents": [{"_id": 1, **was}, {"_id": 2, "a": 2, "b": 1}]})
+    at = member.store.last_applied
+    client.ok({"update": "c", "updates": [{"q": {"_id": 1}, "u": {"$set": {"a": 9, "b": 9}}}]})
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1, "b": 1}, "name": "a_b"}]})
+    concern = {"level": "snapshot", "atClusterTime": Timestamp(at.seconds, at.increment)}
+    command = {"find": "c", "filter": {"a": was["a"]}, "readConcern": concern}
+    assert client.ok(command)["cursor"]["firstBatch"] == [{"_id": 1, **was}]
+    assert client.code({**command, "hint": "a_b"}) == BAD_VALUE
 
 
 class InTransaction:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from replset.bson import RawDocument, Undefined, encode, encode_key, parts
 from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError
-from replset.storage import indexes
+from replset.storage import index_build, indexes
 from replset.storage.index_build import IndexCheck
 from replset.storage.indexes import KEYS_MAX, Index, has_entry, keys_of, write_entries
 from replset.storage.undo import undo_step
@@ -161,6 +162,21 @@ def test_an_index_whose_rows_say_that_they_are_text_is_read(driver: Driver, tabl
         while check.next_slice(snapshot, 7):
             pass
     assert (len(check.missing), check.extra) == (0 if table == "indexes" else 5, [])
+
+
+def test_a_slice_of_a_check_ends_when_so_many_keys_were_made(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many documents and entries it may compare."""
+    monkeypatch.setattr(index_build, "_KEYS_IN_SLICE", 3)
+    driver.apply(("create", "db.c"))
+    create_index(driver, {"text": 1})
+    driver.apply(*[("put", "db.c", n, f"t{n}") for n in range(20)])
+    coll, done = driver.coll("db.c"), [(0, 0)]
+    with driver.store.read() as snapshot:
+        check = IndexCheck(coll, coll.indexes[0])
+        while check.next_slice(snapshot, 1_000):
+            done.append((check.documents, check.entries))
+    assert (check.documents, check.entries) == (20, 20)
+    assert all(sum(after) - sum(before) <= 4 for before, after in pairwise([*done, (20, 20)]))
 
 
 @pytest.mark.parametrize("before", [0, 30], ids=["few-fields-before", "many-fields-before"])
