@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,30 @@ def test_what_does_not_end_or_ends_the_process_has_noticed() -> None:
     assert trial(None, lambda: "", 20) == ""
     assert trial(None, never, 1)
     assert trial(None, lambda: sys.exit(3), 20) == "SystemExit"
+
+
+def test_a_test_that_fails_without_a_fault_notices_none(monkeypatch: pytest.MonkeyPatch, found: list[Mutation]) -> None:
+    """In a trial: some start a process, which may not work there. The others go on to judge."""
+    failing = {"a::always[1]": "", "b::sound": found[0], "c::other": found[1]}
+
+    def trial(mutation: Mutation | None, work: Callable[[], str], limit_s: float) -> str:
+        current.append(mutation)
+        return work()
+
+    def by_tests(tests: Sequence[str]) -> str:
+        fails = (name for name, fault in failing.items() if fault in ("", current[-1]))
+        return next((name for name in fails if name.partition("[")[0] in tests), "")
+
+    current: list[Mutation | None] = []
+    monkeypatch.setattr(program, "trial", trial)
+    monkeypatch.setattr(program, "by_tests", by_tests)
+    tests = dict.fromkeys(("a::always", "b::sound", "c::other"), 1.0)
+    assert program._by_sound_tests(found[0], tests) == "b::sound"
+    assert program._by_sound_tests(found[1], tests) == "c::other"
+    assert program._by_sound_tests(found[2], tests) == ""
+    assert program._unsound == {"a::always"}
+    program._unsound.clear()
+    program._sound.clear()
 
 
 def test_an_equivalent_fault_needs_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
