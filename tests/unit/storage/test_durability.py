@@ -16,8 +16,9 @@ from replset.bson import decode
 from replset.errors import CorruptDataError, DbPathLockedError, StorageError
 from replset.ids import OPTIME_NULL
 from replset.oplog_entry import OplogEntry
-from replset.storage import wal
+from replset.storage import LOCK_FILE, wal
 from replset.storage.disk import RealDisk
+from replset.storage.member_file import MemberFile
 from replset.storage.sqlite import check_sqlite_version
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
@@ -234,6 +235,20 @@ def test_an_old_sqlite_is_refused_in_one_line(version: str) -> None:
     assert version in caught.value.message
     assert "3.51.3" in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("opened", [Store, MemberFile])
+def test_nothing_is_made_by_an_old_sqlite(
+    opened: type[Store | MemberFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apsw, "sqlitelibversion", lambda: "3.40.0")
+    with pytest.raises(StorageError, match=r"SQLite 3\.40\.0 is too old"):
+        opened.open(RealDisk(), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {LOCK_FILE}
+
+
+def test_the_loops_connection_waits_for_no_lock(make_driver: Callable[..., Driver]) -> None:
+    assert make_driver().store._connection.pragma("busy_timeout") == 0
 
 
 @pytest.mark.parametrize("version", ["3.51.3", "3.52.0", "4.0.0", None])
