@@ -18,7 +18,9 @@ from replset.auth.tokens import PURPOSE, read_token
 from replset.auth.users import Login, User
 from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
 from replset.member.member import RunningMember
+from replset.operations.audit_trail import AuditTrail
 from replset.operations.authorization import authorize
+from replset.operations.user_directory import UserDirectory
 
 PUBLIC: Final = frozenset(
     {"/health", "/ready", "/primary", "/secondary", "/arbiter", "/v1/login", "/", "/favicon.ico"}
@@ -80,7 +82,7 @@ class LoginRequired:
         self._member = member
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._member.users.required and not is_public(scope["path"]):
+        if scope["type"] == "http" and self._member[UserDirectory].required and not is_public(scope["path"]):
             try:
                 scope["login"] = await self._login(HttpRequest(scope))
             except (HttpError, ReplError) as error:
@@ -103,9 +105,9 @@ class LoginRequired:
 
     async def _user_of_token(self, request: HttpRequest, token: str) -> Login:
         claim = read_token(token_keys(self._member), token, self._member.clock.wall_ms() / 1000)
-        user = None if claim is None else await self._member.users.find(claim.user, claim.database)
+        user = None if claim is None else await self._member[UserDirectory].find(claim.user, claim.database)
         if claim is None or user is None or not claim.fits(user):
-            self._member.audit.failed_login("", request.client, "a token that is not valid, or no longer")
+            self._member[AuditTrail].failed_login("", request.client, "a token that is not valid, or no longer")
             raise failure(ErrorCode.UNAUTHORIZED, "the token is not valid, or no longer: log in again", status=401)
         return user.login
 
@@ -127,15 +129,15 @@ async def user_of_password(
 ) -> User:
     """The user with this password. AuthenticationFailedError (18, 401)."""
     try:
-        return await member.users.check_password(name, database, password)
+        return await member[UserDirectory].check_password(name, database, password)
     except AuthenticationFailedError as error:
-        member.audit.failed_login(f"{name}@{database}", request.client, error.message)
+        member[AuditTrail].failed_login(f"{name}@{database}", request.client, error.message)
         raise
 
 
 def token_keys(member: RunningMember) -> list[bytes]:
     """The keys by which tokens are signed. Without a key file they are this member's own."""
-    return member.keys.derive(PURPOSE) if member.keys.is_secret else [member.users.secret]
+    return member.keys.derive(PURPOSE) if member.keys.is_secret else [member[UserDirectory].secret]
 
 
 def is_public(path: str) -> bool:
@@ -151,7 +153,7 @@ def check_route(member: RunningMember, request: Request) -> None:
     try:
         authorize(member, sender, needs, "admin", path)
     except ReplError as error:
-        member.audit.request(sender, f"{request.method} {line}", error.code)
+        member[AuditTrail].request(sender, f"{request.method} {line}", error.code)
         raise
     if needs in AUDITED:
-        member.audit.request(sender, f"{request.method} {line}", 0)
+        member[AuditTrail].request(sender, f"{request.method} {line}", 0)

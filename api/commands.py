@@ -12,13 +12,13 @@ from api.exchange import HttpRequest
 from replset.bson import MAX_BSON_SIZE, RawDocument, encode
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError, Trait, has_trait
+from replset.features.all import COMMANDS
 from replset.ids import HostPort, Millis
 from replset.member.member import RunningMember
 from replset.operations.authorization import authorize
-from replset.operations.member_port import CommandRequest, ConnectionContext
 from replset.operations.replies import decode_only_batch, decode_write_reply
+from replset.operations.request import CommandRequest, ConnectionContext
 from replset.operations.session_request import KEYED, foreign_session
-from replset.operations.table import COMMANDS
 from replset.operations.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.optime import optime_or_none
 

@@ -35,10 +35,10 @@ from api.exchange import DRAIN_BYTES, HttpAnswer
 from api.prepared import INSERT_ONE, PATH, Head, PreparedActions, head_of
 from replset.bson import MAX_MESSAGE_SIZE
 from replset.errors import ErrorCode
-from replset.features.crud.prepared import PreparedWrite
-from replset.member.net.admission import STALLED_S, Admission
 from replset.member.net.connections import ConnectionSlots
-from replset.member.net.turns import Turns
+from replset.operations.admission import STALLED_S, Admission
+from replset.operations.prepared import PreparedWrite
+from replset.operations.turns import Turns
 
 log = logging.getLogger("replset.http")
 

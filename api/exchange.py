@@ -27,8 +27,8 @@ from replset.bson import InvalidBSONError, RawDocument
 from replset.bson.limits import MAX_MESSAGE_SIZE
 from replset.errors import ErrorCode
 from replset.member.member import RunningMember
-from replset.member.net.admission import SMALL_BYTES, STALLED_S, Admission
-from replset.operations.member_port import ConnectionContext
+from replset.operations.admission import SMALL_BYTES, STALLED_S, Admission
+from replset.operations.request import ConnectionContext
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -25,7 +25,7 @@ from api.guard import Guard
 from api.read_from import read_from
 from replset.errors import OverloadedError
 from replset.member.member import RunningMember
-from replset.member.net.admission import STALLED_S
+from replset.operations.admission import STALLED_S
 from replset.operations.read_preference import ReadPreference
 
 log = logging.getLogger("replset.http")

@@ -15,10 +15,17 @@ from replset.core.status import MemberStatus, Status
 from replset.errors import code_name
 from replset.features.diagnostics.server_status import ELECTION_COUNTERS
 from replset.ids import OPTIME_NULL
+from replset.member.feature import Features
 from replset.member.member import RunningMember
+from replset.member.net.server import WireServer
+from replset.member.process.log_writer import RecentLog
+from replset.operations.audit_trail import AuditTrail
 from replset.operations.current_operations import Histogram
+from replset.operations.flow_control import FlowControl
 from replset.operations.lag import age_ms
 from replset.operations.slow_operations import SlowReason
+from replset.operations.transactions import TransactionTable
+from replset.replication.initial_sync_progress import InitialSyncProgress
 
 REASONS = tuple(reason for reasons in ELECTION_COUNTERS.values() for reason in reasons)
 ROLLBACK_STATES = ("planned", "finished", "exported", "abandoned", "unreadable")
@@ -43,34 +50,25 @@ class MemberCollector(Collector):
         yield from self._members(status)
         yield from self._elections(status)
         yield from self._oplog()
-        yield from self._consumers()
-        yield from self._following()
+        yield from self._features()
         yield from self._rollback_files()
         yield from self._writes()
         yield from self._flow_control()
         yield from self._clients()
         yield from self._commands()
 
-    def _consumers(self) -> Iterator[Metric]:
-        lag = GaugeMetricFamily("replset_consumer_lag_seconds", "behind what is committed", labels=["consumer"])
-        lost = GaugeMetricFamily("replset_consumer_lost", "1: the history that it needs is gone", labels=["consumer"])
-        for row in self._member.consumers.summary():
-            lag.add_metric([str(row["name"])], float(str(row["lagSecs"])))
-            lost.add_metric([str(row["name"])], bool(row.get("isLost")))
-        yield lag
-        yield lost
-
-    def _following(self) -> Iterator[Metric]:
-        progress = self._member.follow_progress
-        lag = GaugeMetricFamily("replset_follow_lag_seconds", "age of the newest entry that came", labels=["source"])
-        failing = GaugeMetricFamily("replset_follow_failing", "1 while nothing comes from it", labels=["source"])
-        lag_s = progress.lag_s(self._member.clock)
-        if progress.source:
-            failing.add_metric([progress.source], bool(progress.error))
-            if lag_s is not None:
-                lag.add_metric([progress.source], lag_s)
-        yield lag
-        yield failing
+    def _features(self) -> Iterator[Metric]:
+        for part in self._member[Features]:
+            for figure in part.figures():
+                if not figure.label:
+                    kind = _counter if figure.is_total else _gauge
+                    yield kind(figure.name, figure.help, figure.values[""])
+                    continue
+                family = CounterMetricFamily if figure.is_total else GaugeMetricFamily
+                metric = family(figure.name, figure.help, labels=[figure.label])
+                for value, number in figure.values.items():
+                    metric.add_metric([value], number)
+                yield metric
 
     def _process(self) -> Iterator[Metric]:
         member = self._member
@@ -84,8 +82,8 @@ class MemberCollector(Collector):
         yield _gauge("replset_overloaded", "1 while the event loop is late again and again", member.load.is_high)
         yield _gauge("replset_event_loop_delay_seconds", "how late the event loop is, on average", member.load.late_s)
         yield _counter("replset_event_loop_stalls", "times that the event loop was over 50 ms late", member.load.stalls)
-        yield _counter("replset_log_lines", "lines of the log", member.recent_log.total)
-        yield _counter("replset_log_lines_dropped", "lines that were not written", member.recent_log.dropped)
+        yield _counter("replset_log_lines", "lines of the log", member[RecentLog].total)
+        yield _counter("replset_log_lines_dropped", "lines that were not written", member[RecentLog].dropped)
         if member.tls is not None:
             text = "when this member's certificate ends"
             yield _gauge("replset_certificate_expiry_timestamp_seconds", text, member.tls.expires_at)
@@ -155,15 +153,10 @@ class MemberCollector(Collector):
         yield _gauge("replset_data_bytes", "bytes of the database file", store.data_bytes())
         yield _gauge("replset_wal_bytes", "bytes of the write-ahead log in use", store.wal.size)
         yield _gauge("replset_disk_free_bytes", "bytes that are free on the disk of the data", self._free_bytes)
-        sync = member.initial_sync_progress
+        sync = member[InitialSyncProgress]
         yield _gauge("replset_initial_sync_running", "1 while this member copies another one's data", sync.running)
         yield _gauge("replset_initial_sync_total_bytes", "size of the copy, 0 while it is unknown", sync.total)
         yield _gauge("replset_initial_sync_copied_bytes", "how much of the copy is here", sync.copied)
-
-        archive = member.archive_status
-        lag_s, failing = (0, False) if archive is None else (archive.lag_s(member), bool(archive.error))
-        yield _gauge("replset_archive_lag_seconds", "how much of the committed oplog is not archived yet", lag_s)
-        yield _gauge("replset_archive_failing", "1 while this member cannot write or read the archive", failing)
 
     def _rollback_files(self) -> Iterator[Metric]:
         rollbacks = GaugeMetricFamily("replset_rollbacks", "rollbacks whose files are here", labels=["state"])
@@ -174,11 +167,6 @@ class MemberCollector(Collector):
             "replset_rollbacks_unacknowledged",
             "rollbacks and exports of this member that nobody has acknowledged",
             self._unacknowledged,
-        )
-        yield _gauge(
-            "replset_documents_differing",
-            "documents of this member that are not as the primary has them",
-            len(self._member.scrub.differing),
         )
         yield _gauge("replset_rollback_id", "grows with each rollback of this member", self._member.store.rollback_id)
 
@@ -195,7 +183,7 @@ class MemberCollector(Collector):
         yield failures
         yield _histogram("replset_write_group_operations", "clients' operations in one transaction", member.group_sizes)
         yield _counter(
-            "replset_oplog_written_bytes", "bytes of entries of clients' writes", member.flow_control.written
+            "replset_oplog_written_bytes", "bytes of entries of clients' writes", member[FlowControl].written
         )
         yield _histogram("replset_sync_seconds", "how long the disk took to sync the WAL", member.durability.sync_times)
         depths = GaugeMetricFamily("replset_queue_depth", "how much waits in each queue", labels=["queue"])
@@ -204,7 +192,7 @@ class MemberCollector(Collector):
         yield depths
 
     def _flow_control(self) -> Iterator[Metric]:
-        flow = self._member.flow_control
+        flow = self._member[FlowControl]
         yield _gauge("replset_flow_control_limited", "1 while flow control slows writers", flow.is_lagged)
         limit = float("inf") if flow.per_second is None else flow.per_second
         yield _gauge("replset_flow_control_limit_bytes", "bytes of oplog that writers get in a second", limit)
@@ -213,20 +201,24 @@ class MemberCollector(Collector):
 
     def _clients(self) -> Iterator[Metric]:
         member = self._member
-        yield _gauge("replset_connections", "connections on the wire port", member.connection_count)
-        yield _gauge("replset_connections_limit", "the most connections on the wire port", member.most_connections)
+        yield _gauge("replset_connections", "connections on the wire port", member[WireServer].connection_count)
+        yield _gauge(
+            "replset_connections_limit", "the most connections on the wire port", member[WireServer].slots.most
+        )
         yield _counter(
-            "replset_connections_accepted", "connections on the wire port so far", member.traffic.connections
+            "replset_connections_accepted",
+            "connections on the wire port so far",
+            member[WireServer].traffic.connections,
         )
         http_connections = 0 if member.http_slots is None else len(member.http_slots)
         yield _gauge("replset_http_connections", "connections on the HTTP port", http_connections)
-        yield _counter("replset_failed_logins", "logins that failed", member.audit.failed_logins)
-        traffic = {"in": member.traffic.bytes_in, "out": member.traffic.bytes_out}
+        yield _counter("replset_failed_logins", "logins that failed", member[AuditTrail].failed_logins)
+        traffic = {"in": member[WireServer].traffic.bytes_in, "out": member[WireServer].traffic.bytes_out}
         yield _counters("replset_network_bytes", "bytes on the wire port", "direction", traffic)
         yield _gauge("replset_held_bytes", "bytes of large requests and answers under way", member.admission.in_use)
         yield _counter("replset_requests_refused", "requests refused by an overloaded member", member.admission.refused)
         yield _gauge("replset_cursors", "open cursors", len(member.dispatcher.cursors))
-        yield _gauge("replset_transactions", "open transactions", member.transactions.open_count)
+        yield _gauge("replset_transactions", "open transactions", member[TransactionTable].open_count)
 
     def _commands(self) -> Iterator[Metric]:
         dispatcher = self._member.dispatcher

@@ -2,7 +2,7 @@
 
 A head is remembered once a request with it went the whole way: what the limits, the guard and the routes say of it
 depends on its bytes alone, except for what `PreparedActions.begin` looks at. The body is read by the functions that the
-usual way uses, and the insert joins the next group as one of the wire port does (features/crud/prepared.py). Whatever
+usual way uses, and the insert joins the next group as one of the wire port does (operations/prepared.py). Whatever
 is not foreseen goes the usual way with the same bytes.
 """
 
@@ -21,13 +21,15 @@ from api.exchange import IDEMPOTENCY_KEY, HttpAnswer, answer_headers, encode_ans
 from replset.bson import RawDocument, encode
 from replset.core.quorum import MAJORITY
 from replset.errors import ErrorCode, ReplError
-from replset.features.crud.prepared import PreparedWrite, insert_work
-from replset.features.crud.shapes import Target
+from replset.features.crud.insert import insert_work
 from replset.member.member import RunningMember
 from replset.operations.evaluation import SMALL_STATEMENT
-from replset.operations.member_port import CommandRequest, ConnectionContext
 from replset.operations.namespaces import writable_namespace
+from replset.operations.prepared import PreparedWrite
 from replset.operations.replies import decode_write_reply
+from replset.operations.request import CommandRequest, ConnectionContext
+from replset.operations.shapes import Target
+from replset.operations.user_directory import UserDirectory
 from replset.operations.write_concern import parse_write_concern, refuse_unsatisfiable
 
 INSERT_ONE: Final = ACTIONS["insertOne"]
@@ -106,7 +108,7 @@ class PreparedActions:
         """
         member = self._member
         prepared = member.dispatcher.prepared
-        if len(body) > SMALL_STATEMENT or member.users.required or member.admission.is_full:
+        if len(body) > SMALL_STATEMENT or member[UserDirectory].required or member.admission.is_full:
             return None
         if not prepared.may_take():
             return None

@@ -13,11 +13,11 @@ import uvicorn
 from api.connection import HttpConnection
 from api.prepared import PreparedActions
 from replset.ids import HostPort
-from replset.member.net.admission import Admission
 from replset.member.net.connections import ConnectionSlots
 from replset.member.net.listening import ListeningSockets, bound_socket
 from replset.member.net.tls import MemberTls
-from replset.member.net.turns import Turns
+from replset.operations.admission import Admission
+from replset.operations.turns import Turns
 
 
 class _Server(uvicorn.Server):

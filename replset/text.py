@@ -1,4 +1,4 @@
-"""Escapes what a terminal would obey. All that the command lines print goes through here."""
+"""Text: what a terminal would obey is escaped in all that the command lines print; web addresses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import json
 import re
 
 _NOT_ASCII_TEXT = re.compile("[^ -~]")
+
+
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
 
 
 def printable(text: str, keep: str = "") -> str:

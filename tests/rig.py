@@ -20,13 +20,13 @@ from replset.config import ReplSetConfig
 from replset.core.messages import ReplyBody, RequestBody
 from replset.core.quorum import WriteConcern
 from replset.errors import HostUnreachableError
+from replset.features.all import PRIVATE
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.member import RunningMember
 from replset.operations import read_concern, write_concern
 from replset.operations.command import PROVE
 from replset.operations.dispatcher import Dispatcher
-from replset.operations.member_port import CommandRequest, ConnectionContext, Reply, Source
-from replset.operations.table import PRIVATE
+from replset.operations.request import CommandRequest, ConnectionContext, Reply, Source
 from replset.operations.write_concern import WriteConcernFailure
 from replset.replication.write_ops import WriteGroup
 from tests.simulation.kit.cluster import SimCluster, quiet_logs

@@ -34,22 +34,19 @@ LEVELS = {
     "replset.query": 2,
     "replset.wire": 3,
     "replset.storage": 3,
-    "replset.operations": 5,
     "replset.replication": 4,
     "replset.client": 4,
     "replset.terminal": 4,
     "replset.long_work": 4,
-    "replset.member": 5,
-    "replset.features": 5,
-    "replset.cli": 6,
-    "api": 6,
-    "rollback_tools": 6,
-    "spark": 6,
+    "replset.operations": 5,
+    "replset.member": 6,
+    "replset.features": 7,
+    "replset.cli": 8,
+    "api": 8,
+    "rollback_tools": 8,
+    "spark": 8,
 }
 TOPS = ("replset", "api", "rollback_tools", "spark")
-UPWARD = {("replset.operations", "replset.features"), ("replset.operations", "replset.member")}
-UPWARD |= {("replset.member", "replset.features")}
-"""Imports that the features' registration takes away, one feature after the other. The drawing leaves them out."""
 NOT_PRODUCT = ("tests", "tools")  # the product imports neither, so these stand on no level
 COMPOSITION_ROOT = "replset.cli.start"  # the one file that knows api
 FILES = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
@@ -97,7 +94,7 @@ def parts_imported() -> dict[str, set[str]]:
         part = part_of(module_of(path))
         for name in imports_that_run(path):
             other = part_of(name)
-            if part and other and other != part and (part, other) not in UPWARD:
+            if part and other and other != part:
                 found[part].add(other)
     return found
 

@@ -32,7 +32,7 @@ from api.read_from import add_read_from, advised_elsewhere
 from replset.bson import MAX_BSON_SIZE
 from replset.errors import ErrorCode, ReplError
 from replset.member.member import RunningMember
-from replset.member.net.admission import SMALL_BYTES
+from replset.operations.admission import SMALL_BYTES
 
 PREFIX = "/v1/action/"
 Run: TypeAlias = Callable[[dict[str, Any]], Awaitable[Reply]]

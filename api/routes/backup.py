@@ -16,6 +16,7 @@ from api.openapi import answers, body
 from replset.bson import to_ejson
 from replset.errors import ReplError
 from replset.member.member import RunningMember
+from replset.member.peers.snapshot_server import SnapshotServer
 from replset.storage import DATABASE_FILE
 from replset.storage.backup import MANIFEST_FILE, BackupManifest
 
@@ -77,11 +78,11 @@ async def _stream(member: RunningMember, copy_id: str, head: bytes, size: int, e
         yield head
         offset = 0
         while offset < size:
-            data = (await member.snapshots.chunk(copy_id, offset, min(CHUNK_BYTES, size - offset))).data
+            data = (await member[SnapshotServer].chunk(copy_id, offset, min(CHUNK_BYTES, size - offset))).data
             offset += len(data)
             yield data
         yield end
     except ReplError as error:
         raise UnfinishedAnswerError(error.message) from error
     finally:
-        await member.snapshots.end(copy_id)
+        await member[SnapshotServer].end(copy_id)

@@ -13,8 +13,8 @@ from api.exchange import HttpAnswer, HttpRequest, read_document, to_response
 from api.openapi import answers
 from api.read_from import READ_COMMANDS, add_read_from, advised_elsewhere
 from replset.errors import http_status_of
+from replset.features.all import PRIVATE
 from replset.member.member import RunningMember
-from replset.operations.table import PRIVATE
 
 WRITES = frozenset(
     {"insert", "update", "delete", "findAndModify", "bulkWrite", "applyOps", "create", "drop", "dropDatabase"}

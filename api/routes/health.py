@@ -17,6 +17,7 @@ from api.metrics import MemberCollector
 from api.openapi import answers
 from replset.core.member_state import MemberState
 from replset.member.member import RunningMember
+from replset.replication.rollback_list import RollbackList
 
 MAX_LAG_S = 30
 """A secondary that may be further behind is not ready for readers, unless the check names another limit."""
@@ -67,10 +68,10 @@ def router(member: RunningMember) -> APIRouter:
         response_class=Response,
     )
     async def metrics() -> Response:
-        states = [str(row.get("state", "unreadable")) for row in await member.rollbacks.listed()]
+        states = [str(row.get("state", "unreadable")) for row in await member[RollbackList].listed()]
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        unacknowledged, free = await member.rollbacks.refresh(), await member.free_bytes()
+        unacknowledged, free = await member[RollbackList].refresh(), await member.free_bytes()
         registry.register(MemberCollector(member, states, unacknowledged, free))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 

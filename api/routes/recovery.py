@@ -25,6 +25,7 @@ from replset.features.recovery.restore import AuditLog, Restore, read_restorable
 from replset.features.recovery.verify import RollbackCheck, verify_rollback
 from replset.ids import HostPort
 from replset.member.member import RunningMember
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_manifest import read_manifest
 
 JOBS_MAX = 2
@@ -200,7 +201,7 @@ def _primary(member: RunningMember) -> HostPort:
 
 async def _find_manifest_path(member: RunningMember, http: HttpRequest, rollback: str) -> Path:
     """The manifest of a rollback on this member. Reserves the memory that reading it takes."""
-    folder = Path(member.rollbacks.folder)
+    folder = Path(member[RollbackList].folder)
     try:
         manifest = await member.workers.run(lambda: find_manifest(folder, rollback))
     except ReplError as error:

@@ -19,6 +19,7 @@ from replset.errors import CorruptDataError, ErrorCode
 from replset.features.recovery.lost_writes import LostPage, lost_entries
 from replset.ids import HostPort
 from replset.member.member import RunningMember
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_manifest import (
     Manifest,
     RollbackState,
@@ -54,7 +55,7 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.get("/{rollback}", summary="One manifest.", responses=answers(200, 404, 405, 503))
     async def rollback(rollback: str, request: Request) -> Response:
-        manifest = await member.workers.run(lambda: find_manifest(Path(member.rollbacks.folder), rollback))
+        manifest = await member.workers.run(lambda: find_manifest(Path(member[RollbackList].folder), rollback))
         return await to_response(member, HttpRequest(request.scope), HttpAnswer(manifest.document()))
 
     @routes.get(
@@ -71,7 +72,7 @@ def router(member: RunningMember) -> APIRouter:
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = DEFAULT_ROWS,
     ) -> Response:
-        folder = Path(member.rollbacks.folder)
+        folder = Path(member[RollbackList].folder)
 
         def read() -> LostPage:
             manifest = find_manifest(folder, rollback)
@@ -96,9 +97,9 @@ def router(member: RunningMember) -> APIRouter:
     async def ack(rollback: str, request: Request) -> Response:
         http = HttpRequest(request.scope)
         by = await _acknowledged_by(http, request)
-        folder = Path(member.rollbacks.folder)
+        folder = Path(member[RollbackList].folder)
         await member.workers.run(lambda: _check_settled(folder, rollback))
-        is_new = await member.rollbacks.acknowledge(rollback, wall_ms=member.clock.wall_ms(), by=by)
+        is_new = await member[RollbackList].acknowledge(rollback, wall_ms=member.clock.wall_ms(), by=by)
         when = await member.workers.run(lambda: acknowledged(folder, rollback))
         return await to_response(member, http, HttpAnswer({"id": rollback, "acknowledged": when, "new": is_new}))
 
@@ -113,7 +114,7 @@ def router(member: RunningMember) -> APIRouter:
     async def rollback_file(rollback: str, file: str) -> Response:
         if file in POSTED:
             raise HTTPException(405, headers={"allow": "POST"})
-        folder = Path(member.rollbacks.folder)
+        folder = Path(member[RollbackList].folder)
         manifest = await member.workers.run(lambda: find_manifest(folder, rollback))
         if file not in {row.name for row in manifest.files} or not await member.workers.run((folder / file).is_file):
             raise failure(ErrorCode.NAMESPACE_NOT_FOUND, f"rollback {rollback} has no file {file[:255]!r}", status=404)

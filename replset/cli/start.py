@@ -26,6 +26,7 @@ from api.prepared import PreparedActions
 from api.serve import HttpServer
 from replset.client import SETTINGS
 from replset.errors import ReplError
+from replset.features.all import all_features
 from replset.features.archive.jobs import ArchivePort
 from replset.member.member import RunningMember
 from replset.member.net.connections import (
@@ -251,7 +252,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     wire_slots, http_slots = ConnectionSlots(options.max_connections, "wire"), ConnectionSlots(HTTP_CONNECTIONS, "HTTP")
     share_descriptors(descriptors, wire_slots, http_slots)
     network = RealNetwork(backlog, credentials.tls, wire_slots.has_room)
-    ports = MemberPorts(network, RealDisk(), RealClock(), workers, rng, core_rng, sync_thread, archive)
+    ports = MemberPorts(network, RealDisk(), RealClock(), workers, rng, core_rng, sync_thread)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -266,12 +267,20 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     reload_on_hangup(credentials, workers)
     trail = AuditTrail(None if audit is None else audit.write, ports.clock.wall_ms)
     try:
-        member = await RunningMember.start(options, ports, credentials=credentials, wire_slots=wire_slots, audit=trail)
+        member = await RunningMember.start(
+            options,
+            ports,
+            credentials=credentials,
+            wire_slots=wire_slots,
+            audit=trail,
+            features=all_features(archive),
+        )
     except ReplError as error:
         return refuse(error.message, writer)
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}", writer)
-    member.recent_log, member.http_slots = writer.recent, http_slots
+    member.add(writer.recent)
+    member.http_slots = http_slots
     tls = credentials.tls  # for a restore over HTTP: it is a client of the primary, and shows itself as this member
     if tls is not None:
         SETTINGS.tls = lambda: tls.client

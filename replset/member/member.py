@@ -1,7 +1,7 @@
 """One running member: puts storage, core, replication, commands and sockets together. The HTTP port is not its own.
 
-It implements what commands need (`commands/ports.MemberPort`). Rules are elsewhere; what the core wants done is in
-core_effects.py.
+It is the `Kernel` of its operations. Of features it knows what feature.py says. Rules are elsewhere; what the core
+wants done is in core_effects.py.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from replset.bson import ObjectId, ObjectIds
 from replset.core.effects import NO_VOTE
-from replset.core.member_state import MemberState
 from replset.core.messages import (
     ChainMismatch,
     ConnectionLost,
@@ -33,71 +32,74 @@ from replset.core.messages import (
 from replset.core.node import Node
 from replset.core.state import NodeState
 from replset.errors import NotPrimaryOrSecondaryError, ShutdownInProgressError
-from replset.features.archive.archive_lease import ArchiveLease
-from replset.features.archive.archiver import ArchivedEntries, ArchiveOptions, Archiver
-from replset.features.archive.jobs import ArchivePort
-from replset.features.consumers.consumer_directory import ConsumerDirectory
-from replset.features.follower.set_follower import SetFollower
-from replset.features.role_hook.hook import RoleHook
-from replset.features.scrub.scrubber import Scrubber
-from replset.features.transactions.session_expiry import SessionExpiry
 from replset.ids import HostPort, Millis, OpTime
 from replset.member.bootstrap import begin_expected_set
 from replset.member.core_effects import CoreEffects
 from replset.member.disk.data_replacement import DataReplacement
 from replset.member.disk.durability import Durability
 from replset.member.disk.durability_mark import DurabilityMark
-from replset.member.disk.flow_control import FlowControl
 from replset.member.disk.housekeeping import Housekeeper
 from replset.member.disk.member_files import OpenData, open_data
 from replset.member.disk.writer import Writer
-from replset.member.net.admission import Admission
+from replset.member.feature import Feature, Features
 from replset.member.net.connections import ConnectionSlots
 from replset.member.net.credentials import Credentials
 from replset.member.net.server import WireServer
 from replset.member.net.transport import Transport
-from replset.member.net.turns import Turns
-from replset.member.options import MemberOptions, command_line, exposure_warnings
+from replset.member.options import MemberOptions, exposure_warnings
 from replset.member.outside import MemberPorts, StepSizes
+from replset.member.peers import member_commands
 from replset.member.peers.oplog_fetch import OplogFetches
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.member.positions import Positions
+from replset.member.process.log_writer import RecentLog
 from replset.member.process.machine import BackgroundTasks, LimitedWorkers, Load, TrackedWorkers
 from replset.member.shell import Shell, hand_over_primary
+from replset.operations import current_operations, fail_command, write_concern
+from replset.operations.admission import Admission
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.current_operations import Histogram
 from replset.operations.dispatcher import Dispatcher
 from replset.operations.fail_points import FailPoints
+from replset.operations.flow_control import FlowControl
 from replset.operations.history import History
-from replset.operations.member_port import RecentLog
+from replset.operations.kernel import Kernel
 from replset.operations.transactions import TransactionTable
+from replset.operations.turns import Turns
 from replset.operations.user_directory import UserDirectory
-from replset.operations.waiters import ByteRate, Completion, Notifier, Topology, WaiterList
+from replset.operations.waiters import Completion, Notifier, Topology, WaiterList
 from replset.operations.write_concern import end_waits_in_vain, has_stored_default
-from replset.replication.document_check import DocumentCheck
-from replset.replication.document_repair import DocumentRepair
 from replset.replication.fetcher import Fetcher
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync import InitialSync
-from replset.replication.ports import MemberClient, SetMemberClient
-from replset.replication.protocol import Awaited
+from replset.replication.ports import SetMemberClient
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
 from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
-from replset.storage.member_file import JournalLine, OplogLimits
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
+KERNEL_COMMANDS = (
+    *member_commands.COMMANDS,
+    *current_operations.COMMANDS,
+    *fail_command.COMMANDS,
+    *write_concern.COMMANDS,
+)
+"""Those that every member has, whatever its features."""
 REFRESH_EVERY_S = 10
 WATCH_EVERY_S = 1
 CLIENT_THREADS = 8
 
 
-class RunningMember:
+class RunningMember(Kernel):
     """See the module. `start` makes one; `broken` is done, with the reason, when the member must stop."""
+
+    peer: Transport
+    workers: LimitedWorkers
+    evaluations: LimitedWorkers
 
     @classmethod
     async def start(
@@ -109,6 +111,7 @@ class RunningMember:
         wire_slots: ConnectionSlots | None = None,
         audit: AuditTrail | None = None,
         steps: StepSizes | None = None,
+        features: Sequence[Feature] = (),
     ) -> Self:
         """Open the files, finish what a crash interrupted, listen, and begin to take part.
 
@@ -128,6 +131,7 @@ class RunningMember:
                 audit=AuditTrail(None, ports.clock.wall_ms) if audit is None else audit,
                 steps=steps,
                 ids=ids,
+                features=features,
             )
             await member.rollbacks.refresh()
             member._clear_leftovers()
@@ -147,18 +151,21 @@ class RunningMember:
         audit: AuditTrail,
         steps: StepSizes,
         ids: ObjectIds,
+        features: Sequence[Feature],
     ) -> None:
         """Use `start`."""
+        super().__init__()
         self._set_outside(options, ports, credentials, audit, ids)
         self._is_started = False
         self._is_stopping = False
+        self._features = Features()
+        self.add(self._features)
         self._rolling_back = data.rolling_back
-        self.fetches = OplogFetches(self)
+        self.fetches = OplogFetches(self, self._on_fetch_progress)
         self._changes = Notifier(self._on_change)
         self.write_waiters = WaiterList()
         self._tasks = BackgroundTasks(self._break)
         self._open_storage(data, ports)
-        self._role_hook = None if options.role_hook is None else self._make_role_hook(options.role_hook)
         self.node = self._make_node(data, options)
         if self.node.has_lost_data:
             log.error(
@@ -169,9 +176,12 @@ class RunningMember:
             )
         self._mark = DurabilityMark(self.context, self.node, self._member_file, self.durability)
         self._make_writing(steps)
-        self._make_server(options, ports, credentials, wire_slots, steps)
-        self._make_replication(options, ports, steps)
+        self._make_server(options, ports, credentials, wire_slots, features)
+        self._make_replication(steps)
         self._make_core_loop()
+        made = (feature.part(self) for feature in features if feature.part is not None)
+        self._features += [part for part in made if part is not None]
+        self.add(*self._features)
 
     # --- its parts, in the order in which they are made ----------------------------------------------------------
 
@@ -187,10 +197,8 @@ class RunningMember:
         self.options = options
         self.keys = credentials.keys
         self.tls = credentials.tls
-        self.reload_credentials = credentials.reload
         self.audit = audit
         self.warnings = [*exposure_warnings(options), *credentials.warnings()]
-        self.command_line = command_line(options)
         self.host = options.host
         self.http_address = options.http_address
         self.set_name = options.repl_set
@@ -204,7 +212,6 @@ class RunningMember:
         self.topology = Topology(self.new_id(), ports.clock)
         self.started_at = ports.clock.now()
         self.shutting_down = False
-        self.recent_log = RecentLog()
         self.http_slots: ConnectionSlots | None = None
         self.awaited_members = ""
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -213,6 +220,7 @@ class RunningMember:
         self.slices = Turns(self.clock.now)
         self.one_export = asyncio.Lock()
         self.load = Load()
+        self.add(options, credentials, audit, RecentLog())
 
     def _open_storage(self, data: OpenData, ports: MemberPorts) -> None:
         self._files = data.files
@@ -235,6 +243,7 @@ class RunningMember:
             on_stalled=self._on_disk_stalled,
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
         )
+        self.add(self.context, self._files, self._member_file, self.rollbacks, self.durability)
 
     def _holds_data_to_resync(self, data: OpenData) -> bool:
         """Whether a resync that was asked for has replaced nothing yet, and all that it was to replace is there."""
@@ -263,10 +272,10 @@ class RunningMember:
                 wall_ms=self.clock.wall_ms,
                 default_write_concern_set=lambda: has_stored_default(self.store),
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
+                role_hook_ms=0 if options.role_hook is None else int(options.role_hook_secs * 1000),
+                holds_role=lambda: any(part.holds_role() for part in self._features),
                 expected=options.expected,
                 is_overloaded=lambda: self.load.is_high,
-                role_hook_ms=0 if self._role_hook is None else self._role_hook.hook_ms,
-                holds_role=lambda: self._role_hook is not None and self._role_hook.holds,
             )
         )
 
@@ -278,8 +287,6 @@ class RunningMember:
         self._writer = Writer(
             self.context, self.node, self.rng, self._on_committed, self.transactions.held, self.flow_control
         )
-        self._set_follower = SetFollower(self.context, self.node, self._writer, self._on_committed)
-        self.follow_progress = self._set_follower.progress
         self._housekeeper = Housekeeper(
             self.context,
             lambda: self._effects.on_disk_space(),
@@ -291,11 +298,12 @@ class RunningMember:
         self.index_builder = IndexBuilder(
             self.context,
             busy=self._housekeeper.busy,
-            leads_in=lambda: self._set_follower.term,
+            leads_in=self._leads_in,
             write=self._writer.write,
             options=steps.index_build,
         )
-        self.ttl = TtlMonitor(self.context, leads_in=lambda: self._set_follower.term, write=self._writer.write)
+        self.ttl = TtlMonitor(self.context, leads_in=self._leads_in, write=self._writer.write)
+        self.add(self.history, self.transactions, self.flow_control, self._writer, self.index_builder)
 
     def _make_server(
         self,
@@ -303,20 +311,19 @@ class RunningMember:
         ports: MemberPorts,
         credentials: Credentials,
         wire_slots: ConnectionSlots,
-        steps: StepSizes,
+        features: Sequence[Feature],
     ) -> None:
         """What serves clients and other members."""
-        self.byte_rates: dict[int, ByteRate] = {}
-        self.archive_lease = ArchiveLease(self.clock.now)
         self.snapshots: SnapshotServer = SnapshotServer(
-            self.context, self.node, self.rng, needed=lambda: self.consumers.needed()
+            self.context,
+            self.node,
+            self.rng,
+            needed=lambda: oldest(part.needed_in_copies() for part in self._features),
         )
         self.users = UserDirectory(self, required=options.auth)
-        self.consumers: ConsumerDirectory = ConsumerDirectory(self)
-        self.dispatcher = Dispatcher(self)
-        self._session_expiry = SessionExpiry(
-            self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms
-        )
+        self.add(self.fetches, self.snapshots, self.users)
+        commands = [*KERNEL_COMMANDS, *(command for feature in features for command in feature.commands)]
+        self.dispatcher = Dispatcher(self, commands)
         self.peer = Transport(
             ports.network,
             self.clock,
@@ -338,10 +345,11 @@ class RunningMember:
             certifies=credentials.certifies,
             needs_login=options.auth,
         )
-        self.traffic = self._server.traffic
+        self.add(self.dispatcher, self.dispatcher.operations, self.peer, self._server)
 
-    def _make_replication(self, options: MemberOptions, ports: MemberPorts, steps: StepSizes) -> None:
+    def _make_replication(self, steps: StepSizes) -> None:
         set_peer = SetMemberClient(self.peer, lambda: self.node.set_id)
+        self.add(set_peer)
         self._fetcher = Fetcher(
             self.context,
             peer=set_peer,
@@ -353,11 +361,6 @@ class RunningMember:
             is_paused=lambda: self.fail_points.stops_replication,
             options=steps.fetch,
         )
-        self.document_check = DocumentCheck(self.context, set_peer)
-        self.document_repair = DocumentRepair(self.context, self.document_check, self.transactions.held.is_held)
-        self.archive = ports.archive
-        self.archiver = None if ports.archive is None else self._make_archiver(ports.archive, set_peer, steps)
-        self._scrubber = Scrubber(self.context, self.document_check, self._scrub_source, options.scrub_mb_per_sec)
         self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._mark.lower)
         replacement = DataReplacement(
             self.context,
@@ -379,10 +382,7 @@ class RunningMember:
             options=steps.initial_sync,
         )
 
-        self.rollback_progress = self._rollback.progress
-        self.initial_sync_progress = self.initial_sync.progress
-        self.scrub = self._scrubber.status
-        self.archive_status = None if self.archiver is None else self.archiver.status
+        self.add(self._rollback.progress, self.initial_sync.progress)
 
     def _make_core_loop(self) -> None:
         """What runs the core and carries out what it decides."""
@@ -409,6 +409,7 @@ class RunningMember:
             self.node, self.clock, self._fetcher, self._effects.send_request, self.shell.feed
         )
         self.on_awaited = self._positions.on_awaited
+        self.add(self._positions)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -423,22 +424,16 @@ class RunningMember:
         for work in (
             self._positions.run(),
             self._housekeeper.run(),
-            self._session_expiry.run(),
             self.index_builder.run(),
             self.ttl.run(),
-            self._set_follower.run(),
             self._refresh(),
             self._watch_majority(),
             self._mark.run(),
-            self._scrubber.run(),
+            *(job for part in self._features for job in part.jobs()),
         ):
             self._tasks.start(work)
-        if self.archiver is not None:
-            self._tasks.start(self.archiver.run())
         if self.options.expect_members:
             self._tasks.start(begin_expected_set(self.options, self.node, self.ask_core, self._on_awaited_members))
-        if self._role_hook is not None:
-            self._tasks.start(self._role_hook.run(self.node))
         if self._rolling_back:
             self._tasks.start(self._effects.then_count_rollbacks(self._rollback.finish))
 
@@ -458,8 +453,8 @@ class RunningMember:
             await hand_over_primary(self.node, self.shell, self.host)
         except ShutdownInProgressError as error:
             log.warning("this primary could not hand over to another member: %s", error.message)
-        if self._role_hook is not None:
-            await self._role_hook.wait_released()
+        for part in self._features:
+            await part.hand_over()
         self.shutting_down = True
         self._on_topology_changed()
         await self._server.quiesce()
@@ -473,8 +468,8 @@ class RunningMember:
         await self.shell.close()
         self._tasks.cancel()
         await self._tasks.wait()
-        if self._role_hook is not None:
-            await self._role_hook.close()
+        for part in self._features:
+            await part.close()
         await self._threads.wait()
         await self.durability.close()
         await self._close_readers()
@@ -512,9 +507,6 @@ class RunningMember:
             end_waits_in_vain(self)
             self.flow_control.adjust(self.node.flow_control_target_ms())
 
-    async def election_journal(self, limit: int) -> list[JournalLine]:
-        return await self.context.workers.run(lambda: self._member_file.journal(limit))
-
     # --- callbacks of the parts ----------------------------------------------------------------------------------
 
     def _on_report(self, report: Report) -> None:
@@ -525,7 +517,8 @@ class RunningMember:
         self.durability.on_committed()
         self._on_moved()
         self._changes.notify()
-        self._set_follower.on_change()
+        for part in self._features:
+            part.on_committed()
 
     def _on_change(self) -> None:
         """Let the history and the other members' fetches look, before everybody else who waits for a change."""
@@ -540,10 +533,12 @@ class RunningMember:
         self._positions.report()
 
     def _oldest_needed(self) -> OpTime | None:
-        """The oldest entry that another member, a consumer or the archive needs."""
-        archived = None if self.archiver is None else self.archiver.needed()
-        needed = (self.node.oldest_needed(), self.consumers.needed(), archived)
-        return min((at for at in needed if at is not None), default=None, key=lambda at: at.ts)
+        """The oldest entry that another member or a feature needs."""
+        return oldest([self.node.oldest_needed(), *(part.needed() for part in self._features)])
+
+    def _leads_in(self) -> int | None:
+        """The term in which this set's own work (expiring documents, ending index builds) is this member's, or None."""
+        return self._writer.term if all(part.does_own_work() for part in self._features) else None
 
     def _on_undone(self) -> None:
         """Close all cursors after a rollback. They would read entries and documents that the rollback removed."""
@@ -566,22 +561,10 @@ class RunningMember:
     def _on_awaited_members(self, reason: str) -> None:
         self.awaited_members = reason
 
-    def _make_role_hook(self, hook: str) -> RoleHook:
-        hook_ms = Millis(int(self.options.role_hook_secs * 1000))
-        names = (self.set_name, self.host)
-        return RoleHook(hook, hook_ms, self.context.dbpath, self.clock, names, self._on_report)
-
-    def _make_archiver(self, archive: ArchivePort, peer: MemberClient, steps: StepSizes) -> Archiver:
-        age_ms = int(self.options.archive_secs * 1000)
-        options = ArchiveOptions(segment_bytes=steps.archive_segment_bytes, age_ms=age_ms)
-        write, lease = self._writer.write, self.archive_lease
-        archiver = Archiver(self.context, self.node, archive, peer, write, lease, self.rng, options)
-        self.history.older = ArchivedEntries(archive, self.context, archiver.status)
-        return archiver
-
     def _on_topology_changed(self) -> None:
-        if self._role_hook is not None and self._is_started:
-            self._role_hook.update(self.node)
+        if self._is_started:
+            for part in self._features:
+                part.on_topology_changed()
         self.topology.on_changed()
 
     def on_damage(self, detail: str) -> None:
@@ -591,26 +574,14 @@ class RunningMember:
     def on_chain_mismatch(self, at: OpTime) -> None:
         self.shell.feed(ChainMismatch(at))
 
-    # --- for commands (MemberPort) -------------------------------------------------------------------------------
+    # --- for operations (Kernel) -------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
         return self.context.store
 
-    @property
-    def connection_count(self) -> int:
-        return self._server.connection_count
-
-    @property
-    def most_connections(self) -> int:
-        return self._server.slots.most
-
     def new_id(self) -> ObjectId:
         return self._ids.make(self.clock.wall_ms() // 1000)
-
-    def _scrub_source(self) -> HostPort | None:
-        """The primary, while this member is a secondary: each secondary compares its documents with it."""
-        return self.node.primary_host if self.node.state is MemberState.SECONDARY else None
 
     def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         return self._writer.write(operation)
@@ -626,23 +597,9 @@ class RunningMember:
     async def wait_for_change(self, timeout_ms: int | None) -> bool:
         return await self._changes.wait(timeout_ms)
 
-    @property
-    def awaited(self) -> Awaited:
-        return self._positions.awaited
-
-    def on_fetch_progress(self, progress: ProgressRequest) -> None:
+    def _on_fetch_progress(self, progress: ProgressRequest) -> None:
         if self._is_started:
             self.shell.feed(FetchProgress(progress))
-
-    def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
-        self.peer.cut(hosts, direction)
-
-    def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
-        self.peer.delay(hosts, Millis(delay_ms))
-
-    async def resize_oplog(self, limits: OplogLimits) -> None:
-        await self._threads.run(lambda: self._member_file.save_oplog_limits(limits))
-        self.store.options = self._files.with_limits(self.store.options)
 
     # --- for the HTTP API ----------------------------------------------------------------------------------------
 
@@ -666,3 +623,8 @@ class RunningMember:
             return await self._threads.run(lambda: disk.free_bytes(dbpath))
         except OSError:
             return math.nan
+
+
+def oldest(positions: Iterable[OpTime | None]) -> OpTime | None:
+    """The oldest of those that are there."""
+    return min((at for at in positions if at is not None), default=None, key=lambda at: at.ts)

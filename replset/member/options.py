@@ -15,8 +15,8 @@ import yaml
 
 from replset.config import MAX_VOTERS, parse_host
 from replset.errors import ErrorCode, FailedToParseError, ReplError
-from replset.features.role_hook.guard import is_url
 from replset.ids import HostPort
+from replset.text import is_url
 
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
 TEXT_LOG, JSON_LOG = "text", "json"

@@ -5,10 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from replset.features.archive.archiver import SEGMENT_BYTES
-from replset.features.archive.jobs import ArchivePort
-from replset.features.transactions.session_expiry import SESSION_TIMEOUT_MS
-from replset.ids import Millis
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import FetchOptions
 from replset.replication.index_builder import IndexBuildOptions
@@ -31,19 +27,13 @@ class MemberPorts:
     rng: random.Random
     core_rng: random.Random
     sync_thread: SyncThread
-    archive: ArchivePort | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Limits the work of one step. The simulator makes the limits small, so that a short run has several steps.
-
-    session_timeout_ms: after which a session that writes nothing is forgotten.
-    """
+    """Limits the work of one step. The simulator makes the limits small, so that a short run has several steps."""
 
     store: StoreOptions = field(default_factory=StoreOptions)
     fetch: FetchOptions = field(default_factory=FetchOptions)
     initial_sync: InitialSyncOptions = field(default_factory=InitialSyncOptions)
-    session_timeout_ms: Millis = SESSION_TIMEOUT_MS
     index_build: IndexBuildOptions = field(default_factory=IndexBuildOptions)
-    archive_segment_bytes: int = SEGMENT_BYTES

@@ -15,8 +15,8 @@ from replset.auth.roles import AUDITED
 from replset.bson import InvalidBSONError, RawDocument, to_ejson
 from replset.errors import ErrorCode
 from replset.operations.command import GENERIC_FIELDS, CommandContext
-from replset.operations.member_port import CommandRequest, ConnectionContext
 from replset.operations.repeated_warnings import RepeatedWarnings
+from replset.operations.request import CommandRequest, ConnectionContext
 
 log = logging.getLogger("replset.users")
 

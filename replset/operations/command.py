@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument
@@ -14,10 +14,13 @@ from replset.errors import DocumentHeldError, MaxTimeMSExpiredError
 from replset.ids import Millis
 from replset.operations import fields
 from replset.operations.cursors import CursorTable
-from replset.operations.member_port import CommandRequest, ConnectionContext, MemberPort, Reply
+from replset.operations.kernel import Kernel
+from replset.operations.request import CommandRequest, ConnectionContext, Reply
 from replset.operations.slow_operations import SlowReason, Work
+from replset.operations.transactions import TransactionTable
 from replset.operations.waiters import Completion
 from replset.replication.write_ops import WriteGroup
+from replset.storage.catalog import Collection
 
 if TYPE_CHECKING:
     from replset.operations.current_operations import OperationTable
@@ -61,7 +64,7 @@ class CommandContext:
     work: what it did and waited for so far.
     """
 
-    member: MemberPort
+    member: Kernel
     cursors: CursorTable
     counts: dict[str, int]
     request: CommandRequest
@@ -91,14 +94,14 @@ class CommandContext:
         return session is not None and (session.is_retryable_write or self.command.ends_transaction)
 
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
-        """Run a write operation in the command's transaction, or as `MemberPort.write` in the next group.
+        """Run a write operation in the command's transaction, or as `Kernel.write` in the next group.
 
         Outside of a transaction it waits for documents that one holds. MaxTimeMSExpiredError.
         """
         member = self.member
         if self.transaction is not None:
             await asyncio.sleep(0)
-            return member.transactions.write(self.transaction, operation)
+            return member[TransactionTable].write(self.transaction, operation)
         while True:
             began = member.clock.now()
 
@@ -114,7 +117,7 @@ class CommandContext:
     async def wait_until_free(self, place: tuple[bytes, bytes]) -> None:
         """Wait until no transaction holds the document. MaxTimeMSExpiredError."""
         began = self.member.clock.now()
-        await self.member.transactions.wait_until_free(place, self.deadline)
+        await self.member[TransactionTable].wait_until_free(place, self.deadline)
         self.work.waited(SlowReason.TRANSACTION, self.member.clock.now() - began)
 
     @property
@@ -159,6 +162,14 @@ def remember_client(ctx: CommandContext) -> None:
 
 
 Handler = Callable[[CommandContext], Awaitable[Reply]]
+Counters: TypeAlias = tuple[tuple[str, int], ...]
+PreparedWork: TypeAlias = Callable[[WriteGroup, Collection], Counters]
+"""Does a write of one document inside a group, and gives the reply's counters. UnusualError, and every ReplError: it
+has to go the usual way."""
+
+
+class UnusualError(Exception):
+    """A prepared write has to go the usual way; nothing of it is left in the group."""
 
 
 class AtOnce(NamedTuple):
@@ -181,7 +192,8 @@ class Command:
     private: between members. It is not served over HTTP, and only on a connection that has proved itself a member's.
     retryable: takes a `txnNumber` outside of a transaction. ends_transaction: commitTransaction and abortTransaction.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
-    at_once: for a command that is sent often and needs no task.
+    at_once: for a command that is sent often and needs no task. prepared: makes the work of a statement of one document
+    that is taken from the bytes of a message (prepared.py); None: it has to go the usual way.
     """
 
     name: str
@@ -197,6 +209,7 @@ class Command:
     retryable: bool = False
     ends_transaction: bool = False
     at_once: AtOnce | None = None
+    prepared: Callable[[bytes, Kernel], PreparedWork | None] | None = None
     needs: Action = field(kw_only=True)
     known: frozenset[str] | None = field(init=False, compare=False)
     """All field names that are taken, its own included; None: any."""

@@ -20,14 +20,15 @@ from replset.operations.audit_trail import without_secrets
 from replset.operations.authorization import authorize
 from replset.operations.command import Command, CommandContext
 from replset.operations.evaluation import read_statement, run_in_thread
-from replset.operations.member_port import FlowControlState, Reply
+from replset.operations.flow_control import FlowControl
 from replset.operations.replies import LargeReply
+from replset.operations.request import Reply
 from replset.operations.slow_operations import SLOW_MS, TEXTS, SlowOperation, SlowOperations, SlowReason
 from replset.query.match import compile_filter
 from replset.replication.ports import Clock
 
 if TYPE_CHECKING:
-    from replset.features.crud.prepared import PreparedWrite
+    from replset.operations.prepared import PreparedWrite
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
@@ -106,7 +107,7 @@ class OperationTable:
     write_concern_failures: by code.
     """
 
-    def __init__(self, clock: Clock, flow_control: FlowControlState) -> None:
+    def __init__(self, clock: Clock, flow_control: FlowControl) -> None:
         self._now = clock.now
         self._flow_control = flow_control
         self._ids = count(1)
@@ -160,8 +161,8 @@ class OperationTable:
             self.index_uses[index] += 1
 
     def _add_slow(self, operation: Operation | PreparedWrite, took_ms: int) -> None:
-        ctx, flow, work = operation.ctx, self._flow_control, operation.ctx.work
-        held_ms = flow.held_ms - operation.held_before if ctx.command.name in WRITES else 0
+        ctx, work = operation.ctx, operation.ctx.work
+        held_ms = self._flow_control.held_ms - operation.held_before if ctx.command.name in WRITES else 0
         if held_ms:
             queued_ms = work.waits.pop(SlowReason.WRITE_QUEUE, 0)
             held_ms = min(held_ms, took_ms)
@@ -172,7 +173,7 @@ class OperationTable:
         if reason is not SlowReason.FLOW_CONTROL:
             texts.append(TEXTS[reason].format(ms=work.waits.get(reason, 0), documents=work.documents))
         if held_ms:
-            waits_for = ", ".join(flow.waits_for) or "nobody any more"
+            waits_for = ", ".join(self._flow_control.waits_for) or "nobody any more"
             texts.append(f"flow control held writers back for {held_ms} ms of it and waits for {waits_for}")
         ns = repr(f"{ctx.database}.{_collection(ctx)}")[1:-1]  # a name may have line breaks
         wall_ms, client = ctx.member.clock.wall_ms(), ctx.connection.peer

@@ -16,7 +16,8 @@ from random import Random
 from replset.bson import MAX_BSON_SIZE, Int64, RawDocument
 from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError
 from replset.ids import Millis, OpTime
-from replset.operations.member_port import MemoryCounter, Owner
+from replset.operations.admission import Admission
+from replset.operations.request import Owner
 from replset.operations.session_table import EndsSession
 from replset.operations.stable_api import NO_API, ApiParameters
 from replset.replication.ports import Clock
@@ -183,7 +184,7 @@ class DocumentsCursor(Cursor):
 class CursorTable:
     """The cursors of one member, by id."""
 
-    def __init__(self, clock: Clock, rng: Random, memory: MemoryCounter) -> None:
+    def __init__(self, clock: Clock, rng: Random, memory: Admission) -> None:
         """memory: the member's count of the memory that requests take."""
         self._memory = memory
         self._memory_bytes = 0

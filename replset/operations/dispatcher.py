@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from replset.auth.users import Login
 from replset.bson import Binary, RawDocument, encode
@@ -16,22 +16,24 @@ from replset.errors import (
     NotWritablePrimaryError,
     ReplError,
 )
-from replset.features.change_streams.change_stream import add_resumable_label
-from replset.features.crud.prepared import PreparedWrites
 from replset.ids import Millis
 from replset.operations import fields
-from replset.operations.audit_trail import without_secrets
+from replset.operations.audit_trail import AuditTrail, without_secrets
 from replset.operations.authorization import authorize
 from replset.operations.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.operations.current_operations import OperationTable
 from replset.operations.cursors import CursorTable
 from replset.operations.evaluation import IS_TIME_UP
 from replset.operations.fail_command import fail_command
+from replset.operations.flow_control import FlowControl
+from replset.operations.in_transaction import add_transaction_label, run_in_transaction
+from replset.operations.kernel import Kernel
 from replset.operations.known_fields import unknown_command
-from replset.operations.member_port import CommandRequest, ConnectionContext, MemberPort, Reply
+from replset.operations.prepared import PreparedWrites
 from replset.operations.read_concern import check_readable
 from replset.operations.replies import (
     LargeReply,
+    add_resumable_label,
     add_retry_labels,
     add_topology_version,
     error_reply,
@@ -39,6 +41,7 @@ from replset.operations.replies import (
     label_concern_error,
     replace_labels,
 )
+from replset.operations.request import CommandRequest, ConnectionContext, Reply
 from replset.operations.session_request import (
     NOBODY,
     SessionRequest,
@@ -50,8 +53,8 @@ from replset.operations.session_request import (
 from replset.operations.session_table import SessionTable
 from replset.operations.slow_operations import WORK
 from replset.operations.stable_api import check_api
-from replset.operations.table import COMMANDS
-from replset.operations.transactions import add_transaction_label, run_in_transaction
+from replset.operations.transactions import TransactionTable
+from replset.operations.user_directory import UserDirectory
 from replset.operations.waiters import Completion
 
 log = logging.getLogger("replset.operations")
@@ -72,31 +75,31 @@ HELLO_NAMES = frozenset({"hello", "isMaster", "ismaster"})
 class Dispatcher:
     """Runs commands on one member. `counts` and `failures`: how many so far, by command name and by error code."""
 
-    def __init__(self, member: MemberPort, commands: Mapping[str, Command] = COMMANDS) -> None:
+    def __init__(self, member: Kernel, commands: Iterable[Command]) -> None:
         self.member = member
+        self._users, self._transactions = member[UserDirectory], member[TransactionTable]
+        self._audit = member[AuditTrail]
         self.cursors = CursorTable(member.clock, member.rng, member.admission)
         self.sessions = SessionTable()
-        self.sessions.on_end.append(member.transactions.abort_sessions)
+        self.sessions.on_end.append(self._transactions.abort_sessions)
         self.sessions.on_end.append(self.cursors.end_sessions)
-        self.operations = OperationTable(member.clock, member.flow_control)
-        self.prepared = PreparedWrites(self)
+        self.operations = OperationTable(member.clock, member[FlowControl])
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
-        self._commands: dict[str, Command] = {}
-        for command in commands.values():
-            for name in (command.name, *command.aliases):
-                self._commands[name] = command
-        self._at_once = {name.encode(): row for name, row in self._commands.items() if row.at_once is not None}
+        self.commands = {name: command for command in commands for name in (command.name, *command.aliases)}
+        """By each of their names."""
+        self._at_once = {name.encode(): row for name, row in self.commands.items() if row.at_once is not None}
+        self.prepared = PreparedWrites(self)
 
     async def run(self, request: CommandRequest) -> Reply:
         """Return the reply, a document or bytes. A failure is a reply with ok: 0. Only a broken invariant is raised."""
         member, ctx = self.member, None
         try:
-            if member.users.required:
+            if self._users.required:
                 await self._learn_user(request)
             ctx = self._begin(request)
             reply = await self._operate(ctx)
-            member.audit.command(ctx, 0)
+            self._audit.command(ctx, 0)
             if isinstance(reply, bytes):
                 return reply
         except InvariantError:
@@ -120,9 +123,9 @@ class Dispatcher:
             add_resumable_label(ctx, error)
         self.failures[error.code] = self.failures.get(error.code, 0) + 1
         if error.code == ErrorCode.UNAUTHORIZED:
-            self.member.audit.refused(request)
+            self._audit.refused(request)
         elif ctx is not None:
-            self.member.audit.command(ctx, error.code)
+            self._audit.command(ctx, error.code)
         return error_reply(error, self.member)
 
     def complete(
@@ -172,7 +175,7 @@ class Dispatcher:
         """Check what every command is checked for. ReplError: it is refused."""
         body = request.body
         name = body.first_key
-        command = None if name is None else self._commands.get(name)
+        command = None if name is None else self.commands.get(name)
         if command is None or name is None or self._is_hidden(command, request):
             raise CommandNotFoundError(f"no such command: '{name}'") if command else unknown_command(name)
         self.counts[command.name] = self.counts.get(command.name, 0) + 1
@@ -191,7 +194,7 @@ class Dispatcher:
             )
         if len(body.raw) > LARGEST_GENERIC:
             refuse_large(body, name)
-        if self.member.users.required:
+        if self._users.required:
             authorize(self.member, request.sender, command.needs, request.database, name)
         if command.private and command.known is None:  # members send none of the fields below
             return self.context_of(request, command, name)
@@ -247,8 +250,8 @@ class Dispatcher:
                 login = Login(str(client.get("user")), str(client.get("db")))
                 request.acting = ConnectionContext(peer=request.connection.peer, login=login)
         login_now = request.sender.login
-        if login_now is not None and not self.member.users.knows(login_now):
-            await self.member.users.refresh(login_now)
+        if login_now is not None and not self._users.knows(login_now):
+            await self._users.refresh(login_now)
 
     async def _operate(self, ctx: CommandContext) -> Reply:
         """Carry the command out, and show it in currentOp meanwhile. Interrupted (11601): killOp ended it."""
@@ -281,7 +284,7 @@ class Dispatcher:
         """Raise ReplError if this member, in its state, does not carry the command out now."""
         command, session = ctx.command, ctx.session
         if session is not None and session.txn_number is not None:
-            self.member.transactions.check_retryable_write(session.key, session.txn_number)
+            self._transactions.check_retryable_write(session.key, session.txn_number)
         if command.where is Where.READABLE:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from replset.bson import RawDocument
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 from replset.query.expressions.compiler import has_loops
 from replset.query.regex import begin_time_slice, contains_regex, is_time_slice_over
 from replset.query.time_limit import time_limit
@@ -73,7 +73,7 @@ def is_small(weight: int, size: int) -> bool:
     return weight <= SMALL_STATEMENT and max(weight, _LEAST_WEIGHT) * size <= SMALL_WORK
 
 
-async def run_in_thread(member: MemberPort, work: Callable[[], T]) -> T:
+async def run_in_thread(member: Kernel, work: Callable[[], T]) -> T:
     """Run `work` in the thread and return its result. It must not use anything that others change meanwhile.
 
     MaxTimeMSExpiredError: it takes longer than `LIMIT_S`, or than the command may.
@@ -88,7 +88,7 @@ async def run_in_thread(member: MemberPort, work: Callable[[], T]) -> T:
 
 
 async def evaluate(
-    member: MemberPort,
+    member: Kernel,
     weight: int,
     documents: Sequence[bytes],
     read: Callable[[bytes], T | None],
@@ -103,7 +103,7 @@ async def evaluate(
 
 
 async def evaluate_all(
-    member: MemberPort,
+    member: Kernel,
     weight: int,
     documents: Sequence[bytes],
     read: Callable[[Sequence[bytes]], Iterable[T | None]],
@@ -130,11 +130,11 @@ async def evaluate_all(
     return work()
 
 
-async def read_statement(member: MemberPort, document: RawDocument, read: Callable[[], T]) -> T:
+async def read_statement(member: Kernel, document: RawDocument, read: Callable[[], T]) -> T:
     """Return what `read` makes of the document of a command or a statement."""
     return read() if len(document.raw) <= SMALL_STATEMENT else await run_in_thread(member, read)
 
 
-async def compiled(member: MemberPort, weight: int, compile_: Callable[[], T]) -> T:
+async def compiled(member: Kernel, weight: int, compile_: Callable[[], T]) -> T:
     """Return what `compile_` makes of decoded documents of this weight."""
     return compile_() if weight <= SMALL_STATEMENT else await run_in_thread(member, compile_)

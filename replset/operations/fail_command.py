@@ -16,7 +16,7 @@ from replset.operations.fail_points import (
     MAX_TIME_ALWAYS_RUNS_OUT,
     MAX_TIME_NEVER_RUNS_OUT,
 )
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
 
 _MESSAGE = "Failing command due to 'failCommand' failpoint"
 _NEVER_FAILS = "configureFailPoint"

@@ -15,7 +15,7 @@ from typing import Protocol
 from replset.errors import ChangeStreamHistoryLostError, DamagedEntryError
 from replset.ids import OPTIME_NULL, OpTime, invariant
 from replset.operations.evaluation import run_in_thread
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 from replset.operations.waiters import done_within
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.oplog_row import OplogRow
@@ -55,7 +55,7 @@ class OlderEntries(Protocol):
 class History:
     """See the module. older: set by the archive; None without one."""
 
-    def __init__(self, member: MemberPort) -> None:
+    def __init__(self, member: Kernel) -> None:
         self.older: OlderEntries | None = None
         self._member = member
         self._waiting: dict[Watched, dict[asyncio.Future[OpTime], None]] = {}

@@ -12,10 +12,10 @@ from replset.ids import OpTime
 from replset.storage import oplog
 
 if TYPE_CHECKING:
-    from replset.operations.member_port import MemberPort
+    from replset.operations.kernel import Kernel
 
 
-def behind_ms(member: MemberPort, at: OpTime) -> int:
+def behind_ms(member: Kernel, at: OpTime) -> int:
     """Return for how long the set has had an entry that a reader at `at` lacks; 0: it lacks none.
 
     at: of term 0 where only the timestamp is known.
@@ -28,13 +28,13 @@ def behind_ms(member: MemberPort, at: OpTime) -> int:
     return lag_ms if is_whole else max(lag_ms, _since_written(member, at.ts + 1))
 
 
-def age_ms(member: MemberPort, optime: OpTime) -> int:
+def age_ms(member: Kernel, optime: OpTime) -> int:
     """Return for how long the set has had the entry at `optime`."""
     at_least, at_most = member.node.measured_age_ms(optime, member.clock.now())
     return max(at_least, _since_written(member, optime.ts)) if at_most is None else at_most
 
 
-def _since_written(member: MemberPort, ts: int) -> int:
+def _since_written(member: Kernel, ts: int) -> int:
     """How old the first entry with this ts or a later one is, by its wall time; 0 if there is none."""
     try:
         wall_ms = member.store.query(lambda connection: oplog.wall_ms_at(connection, ts))

@@ -10,7 +10,8 @@ from replset.bson import DateTime, RawDocument
 from replset.operations import fields
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
+from replset.operations.user_directory import UserDirectory
 from replset.optime import timestamp
 from replset.query.expressions import compile_expression, fault
 from replset.query.expressions.logic import variable_name
@@ -30,7 +31,7 @@ def let_weight(body: RawDocument) -> int:
     return 0 if raw is None else weight_of(len(raw), let_of(body))
 
 
-def system_variables(member: MemberPort) -> dict[str, Any]:
+def system_variables(member: Kernel) -> dict[str, Any]:
     """Return the variables that the member itself gives to expressions, as of now."""
     return {"NOW": DateTime(member.clock.wall_ms()), "CLUSTER_TIME": timestamp(member.store.last_applied.ts)}
 
@@ -38,7 +39,7 @@ def system_variables(member: MemberPort) -> dict[str, Any]:
 async def variables_of(ctx: CommandContext) -> dict[str, Any]:
     """Return the variables of the command: the system's, the same for the whole command, and those of `let`."""
     body, member, login = ctx.body, ctx.member, ctx.sender.login
-    user = None if login is None else member.users.user_of(login)
+    user = None if login is None else member[UserDirectory].user_of(login)
     roles = [] if user is None else sorted(user.roles)
     shown = [{"_id": f"{role.database}.{role.name}", **role.document()} for role in roles]
     system = {**system_variables(member), "USER_ROLES": shown}

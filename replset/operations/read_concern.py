@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -16,6 +16,7 @@ from replset.bson import RawDocument, Timestamp
 from replset.core.member_state import MemberState
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import (
+    CatalogChangedError,
     FailedToParseError,
     InvalidOptionsError,
     LinearizableReadConcernError,
@@ -31,13 +32,15 @@ from replset.errors import (
 from replset.ids import INCREMENT_BITS, OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.operations.command import CommandContext
 from replset.operations.fields import unknown_field, wrong_type
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
+from replset.operations.namespaces import namespace
 from replset.operations.read_preference import read_preference_of, refuse_unsuitable_member
 from replset.operations.slow_operations import SlowReason
 from replset.operations.write_concern import WriteConcernFailure, wait_until_met
 from replset.oplog_entry import noop_entry
 from replset.optime import timestamp
 from replset.replication.write_ops import WriteGroup
+from replset.storage.catalog import Collection
 
 Level: TypeAlias = Literal["local", "majority", "linearizable", "snapshot"]
 _LEVELS: dict[str, Level] = {
@@ -137,7 +140,7 @@ def refuse_linearizable(concern: ReadConcern, ns: str) -> None:
         raise InvalidOptionsError(f"readConcern level 'linearizable' is not for {ns}")
 
 
-def check_reachable(member: MemberPort, ts: int, name: str) -> None:
+def check_reachable(member: Kernel, ts: int, name: str) -> None:
     """Refuse a cluster time that no member can have reached: the read would wait for ever (map K6).
 
     What members say to have is known to a primary; a secondary learns of it some seconds later.
@@ -153,12 +156,12 @@ def beyond_cluster_time(name: str) -> InvalidOptionsError:
     return InvalidOptionsError(f"{name} must not be greater than the current clusterTime")
 
 
-def newest_ts(member: MemberPort) -> int:
+def newest_ts(member: Kernel) -> int:
     """The newest timestamp of which this member knows that the set has or had an entry with it."""
     return max(member.store.last_applied.ts, member.node.newest_ts)
 
 
-def may_write_at(member: MemberPort, ts: int) -> bool:
+def may_write_at(member: Kernel, ts: int) -> bool:
     """Whether an entry may be written at this timestamp because a client asks for it.
 
     Else a client that may only read would move the optimes of the set ahead of the time of day, by as much as it likes.
@@ -229,7 +232,7 @@ def append_at_least(group: WriteGroup, after: int, note: Mapping[str, object] = 
     group.txn.append(noop_entry(note, optime, group.wall_ms), optime, op="n", ns="", wall_ms=group.wall_ms)
 
 
-async def _ask_for_entry(member: MemberPort, after: int) -> None:
+async def _ask_for_entry(member: Kernel, after: int) -> None:
     """Ask the primary for an entry at the timestamp `after`. A failure is passed over: the read goes on waiting."""
     primary = member.node.primary_host
     if primary is None or primary == member.host:
@@ -240,7 +243,7 @@ async def _ask_for_entry(member: MemberPort, after: int) -> None:
         await member.peer.call(primary, command, timeout_ms=Millis(ASK_EVERY_MS))
 
 
-def newest_readable(member: MemberPort, level: Level) -> OpTime | None:
+def newest_readable(member: Kernel, level: Level) -> OpTime | None:
     """Return up to where a read at `level` may see now, None while it must wait."""
     node = member.node
     if level == "local":
@@ -297,3 +300,28 @@ def _confirmation_error(failure: WriteConcernFailure) -> ReplError:
             return PrimarySteppedDownError(failure.message)
         case _:
             return LinearizableReadConcernError(f"the read could not be proven linearizable: {failure.message}")
+
+
+async def open_collection(
+    ctx: CommandContext, name: str, concern: ReadConcern
+) -> tuple[Collection | None, OpTime | None]:
+    """Wait until the read may begin: the collection (None: there is none) and the point to read at (None: now)."""
+    ns = namespace(ctx.database, name)
+    if ctx.transaction is not None:
+        return ctx.transaction.write_set.collection(ns), ctx.transaction.at
+    at = await read_point(ctx, concern)
+    while at is not None:
+        try:
+            return collection_at(ctx, ns, at), at
+        except CatalogChangedError as changed:
+            if concern.at is not None:
+                raise
+            at = await read_point(ctx, replace(concern, after=changed.until))
+    return ctx.member.store.collection(ns), None
+
+
+def collection_at(ctx: CommandContext, ns: str, at: OpTime) -> Collection | None:
+    """Return the collection as of a point. CatalogChangedError."""
+    with ctx.member.store.read() as snapshot:
+        coll = snapshot.collection(ns, at)
+        return None if coll is None else snapshot.with_indexes(coll, at)

@@ -23,7 +23,7 @@ from replset.errors import (
 from replset.ids import HostPort
 from replset.operations import fields
 from replset.operations.command import CommandContext
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 
 FIELD = "$readPreference"
 LEAST_STALENESS_S = 90
@@ -140,7 +140,7 @@ def _tags_refusal(preference: ReadPreference, member: Member) -> str | None:
     return f"this member's tags {dict(member.tags)} hold none of the read preference's"
 
 
-def other_readers(member: MemberPort, preference: ReadPreference) -> list[HostPort]:
+def other_readers(member: Kernel, preference: ReadPreference) -> list[HostPort]:
     """Return the other members that can answer a read with this preference now, the best first.
 
     A member that is overloaded is none of them. Of equal members the one that is less behind comes first, then the

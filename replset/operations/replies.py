@@ -10,11 +10,15 @@ from replset.errors import ReplError, Trait, has_trait
 from replset.ids import OpTime
 from replset.operations import fields
 from replset.operations.command import CommandContext
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.kernel import Kernel
+from replset.operations.request import Reply
 from replset.optime import optime_document, timestamp
 
 RETRYABLE, NOTHING_WRITTEN = "RetryableWriteError", "NoWritesPerformed"
 _INC_MASK = (1 << 31) - 1
+
+RESUMABLE = "ResumableChangeStreamError"
+NOT_RESUMABLE = "NonResumableChangeStreamError"
 
 
 def election_id(term: int) -> ObjectId:
@@ -47,7 +51,7 @@ def encode_times(operation_ts: int) -> bytes:
     return _times(_CLUSTER, inc, seconds, _SIGNATURE, _OPERATION, inc, seconds)
 
 
-def error_reply(error: ReplError, member: MemberPort) -> dict[str, object]:
+def error_reply(error: ReplError, member: Kernel) -> dict[str, object]:
     reply: dict[str, object] = {
         "ok": 0.0,
         "errmsg": error.message,
@@ -61,7 +65,7 @@ def error_reply(error: ReplError, member: MemberPort) -> dict[str, object]:
     return reply
 
 
-def add_topology_version(reply: dict[str, object], code: object, member: MemberPort) -> None:
+def add_topology_version(reply: dict[str, object], code: object, member: Kernel) -> None:
     """Add topologyVersion to a failure that tells of a changed role, or of a shutdown that has begun.
 
     A driver passes over an error whose version it knows already. The version grows when a role changes and when a
@@ -85,6 +89,26 @@ def add_retry_labels(error: ReplError, *, has_written: bool) -> None:
         error.labels += (RETRYABLE,)
     if not has_written and NOTHING_WRITTEN not in error.labels:
         error.labels += (NOTHING_WRITTEN,)
+
+
+def add_resumable_label(ctx: CommandContext, error: ReplError) -> None:
+    """Give the error of a change stream the label by which a driver knows whether it may resume."""
+    if error.has(Trait.RESUMABLE) and _is_of_stream(ctx):
+        error.labels += (RESUMABLE,)
+    elif error.has(Trait.NOT_RESUMABLE) and _is_of_stream(ctx):
+        error.labels += (NOT_RESUMABLE,)
+
+
+def _is_of_stream(ctx: CommandContext) -> bool:
+    if ctx.command.name == "getMore":
+        return ctx.is_change_stream
+    if ctx.command.name != "aggregate":
+        return False
+    try:
+        first = fields.values(ctx.body, "pipeline", ctx.name)[:1]
+    except ReplError:
+        return False
+    return bool(first) and isinstance(first[0], dict) and "$changeStream" in first[0]
 
 
 def label_concern_error(reply: dict[str, object]) -> None:

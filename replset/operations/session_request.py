@@ -18,7 +18,7 @@ from replset.ids import INCREMENT_BITS
 from replset.operations import fields
 
 if TYPE_CHECKING:
-    from replset.operations.member_port import MemberPort
+    from replset.operations.kernel import Kernel
 
 NOBODY = Binary(hashlib.sha256(b"").digest())
 """`uid` of the sessions of clients that have not logged in."""
@@ -159,7 +159,7 @@ def parse_session(
     return SessionRequest(key, lsid, txn_number, bool(starts), autocommit)
 
 
-def check_cluster_time(raw: bytes, member: MemberPort) -> None:
+def check_cluster_time(raw: bytes, member: Kernel) -> None:
     """Check the `$clusterTime` that a client passes on. 205: it lies more than a year ahead of this member's clock, and
     of all entries that it knows of: a client passes on what it got from the set, whose clock may have been ahead.
 

@@ -12,36 +12,24 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, TypeVar
 
-from replset.auth.roles import Action
 from replset.bson import Int64, Timestamp
-from replset.core.quorum import WriteConcern
 from replset.errors import (
     ErrorCode,
-    InvalidOptionsError,
     MaxTimeMSExpiredError,
-    NotWritablePrimaryError,
     OverloadedError,
-    QueryPlanKilledError,
     ReplError,
-    Trait,
-    WriteConflictError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime, invariant
-from replset.operations.command import Command, CommandContext
-from replset.operations.member_port import MemberPort, Reply
-from replset.operations.namespaces import collection_field
-from replset.operations.read_concern import ReadConcern, read_concern_of, read_point
+from replset.operations.kernel import Kernel
 from replset.operations.session_request import SessionRequest
 from replset.operations.session_table import EndsSession
 from replset.operations.waiters import Notifier
-from replset.operations.write_concern import refuse_few_in_sync, wait_for_write_concern, write_concern_of
-from replset.oplog_entry import OplogEntry, extra_fields
+from replset.oplog_entry import extra_fields
 from replset.replication.held_keys import HeldKeys, Place
-from replset.replication.session_write import record_applied
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import SESSIONS
-from replset.storage.sessions import is_committed, read_record
+from replset.storage.sessions import read_record
 
 T = TypeVar("T")
 LIFETIME_S: Final = 60
@@ -51,10 +39,6 @@ MAX_MEMORY_BYTES: Final = 256 << 20
 MAX_ENDED: Final = 10_000
 """Transactions that are remembered after their end, so that a late command of theirs is answered right."""
 TRANSIENT: Final = "TransientTransactionError"
-COMMANDS_INSIDE: Final = frozenset(
-    {"find", "getMore", "killCursors", "insert", "update", "delete", "findAndModify", "distinct", "aggregate"}
-    | {"create", "createIndexes", "commitTransaction", "abortTransaction"}
-)
 
 
 class State(Enum):
@@ -67,7 +51,7 @@ class State(Enum):
 class Transaction:
     """One transaction of one session. is_in_use: a command is running in it."""
 
-    def __init__(self, session: SessionRequest, number: int, member: MemberPort, held: HeldKeys) -> None:
+    def __init__(self, session: SessionRequest, number: int, member: Kernel, held: HeldKeys) -> None:
         self.session = session
         self.number = number
         self.state = State.IN_PROGRESS
@@ -124,7 +108,7 @@ class TransactionTable:
     held: what they have written. lifetime_s: how long one may stay open.
     """
 
-    def __init__(self, member: MemberPort) -> None:
+    def __init__(self, member: Kernel) -> None:
         self.held = HeldKeys()
         self.lifetime_s: float = LIFETIME_S
         self._member = member
@@ -249,7 +233,7 @@ class TransactionTable:
     # --- writing
 
     def write(self, transaction: Transaction, operation: Callable[[WriteGroup], T]) -> T:
-        """Run a write operation inside, as `MemberPort.write` does outside.
+        """Run a write operation inside, as `Kernel.write` does outside.
 
         Raises WriteConflictError, 257 (too large), 462 (all transactions together are too large) and what the
         operation raises.
@@ -285,238 +269,3 @@ def too_old(number: int, newest: int) -> ReplError:
         " has already started on this session.",
         code=ErrorCode.TRANSACTION_TOO_OLD,
     )
-
-
-# --- commands inside of a transaction ---------------------------------------------------------------------------
-
-
-def number_of(session: SessionRequest) -> int:
-    """The number of the transaction that a command with `autocommit: false` belongs to."""
-    if session.txn_number is None:
-        raise InvalidOptionsError("'autocommit' field requires a transaction number to also be specified")
-    return session.txn_number
-
-
-async def run_in_transaction(ctx: CommandContext) -> Reply:
-    """Run a command with `autocommit: false`, one at a time in a session. A failure aborts its transaction."""
-    session = _session_of(ctx)
-    check_command(ctx, ctx.command)
-    _check_writable(ctx.member)
-    await ctx.sessions.check_out(session.key, ctx.left_ms)
-    try:
-        _check_writable(ctx.member)
-        return await (ctx.command.run(ctx) if ctx.command.ends_transaction else _run_inside(ctx, session))
-    finally:
-        ctx.sessions.check_in(session.key)
-
-
-def _check_writable(member: MemberPort) -> None:
-    if not member.node.writable:
-        text = "Not primary so we cannot begin or continue a transaction"
-        raise NotWritablePrimaryError(text, primary=member.node.primary_host)
-
-
-async def _run_inside(ctx: CommandContext, session: SessionRequest) -> Reply:
-    table = ctx.member.transactions
-    if session.start_transaction:
-        transaction = await _begin(ctx, session)
-    else:
-        if "readConcern" in ctx.body:
-            raise InvalidOptionsError("Only the first command in a transaction may specify a readConcern")
-        transaction = table.find(session, number_of(session))
-        transaction.check_open()
-    ctx.transaction = transaction
-    transaction.is_in_use = True
-    try:
-        reply = await ctx.command.run(ctx)
-        transaction.check_open()
-    except BaseException as error:
-        table.abort(transaction)
-        transaction.close_cursors()  # one that was opened after the end
-        if isinstance(error, QueryPlanKilledError):
-            raise WriteConflictError(error.message) from error
-        raise
-    finally:
-        transaction.is_in_use = False
-    if isinstance(reply, dict) and "writeErrors" in reply:
-        table.abort(transaction)
-    return reply
-
-
-async def _begin(ctx: CommandContext, session: SessionRequest) -> Transaction:
-    concern, given = read_concern_of(ctx), ctx.body.get("readConcern")
-    if concern.level == "linearizable" or (isinstance(given, dict) and given.get("level") == "available"):
-        raise InvalidOptionsError(
-            "The readConcern level must be either 'local' (default), 'majority' or 'snapshot' in order to run in a"
-            " transaction"
-        )
-    if concern.at is not None:
-        raise InvalidOptionsError("atClusterTime is not for transactions here")
-    await read_point(ctx, ReadConcern("local", concern.after))
-    _check_writable(ctx.member)  # it may have stepped down meanwhile, and ended all that were open then
-    return ctx.member.transactions.begin(session, number_of(session))
-
-
-def check_command(ctx: CommandContext, command: Command) -> None:
-    """Refuse what no transaction takes: 263 for a command or database, 72 for a write concern before the end."""
-    name, database = command.name, ctx.database
-    if name == "count":
-        _refuse(
-            "Cannot run 'count' in a multi-document transaction. Please see"
-            " http://dochub.mongodb.org/core/transaction-count for a recommended alternative."
-        )
-    if name not in COMMANDS_INSIDE:
-        _refuse(f"Cannot run '{name}' in a multi-document transaction.")
-    if command.ends_transaction:
-        return
-    if "writeConcern" in ctx.body:
-        raise InvalidOptionsError("writeConcern is not allowed within a multi-statement transaction")
-    if name == "killCursors" and ctx.session is not None and ctx.session.start_transaction:
-        _refuse("Cannot run killCursors as the first operation in a multi-document transaction.")
-    if database in ("local", "config"):
-        _refuse(f"Cannot run command against the '{database}' database in a transaction.")
-    if ctx.body.type_of(ctx.name) == 2 and collection_field(ctx.body, ctx.name).startswith("system."):
-        _refuse(f"Cannot run command against the '{database}.{ctx.body.get(ctx.name)}' collection in a transaction.")
-
-
-def _refuse(message: str) -> None:
-    raise ReplError(message, code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION)
-
-
-def add_transaction_label(ctx: CommandContext, error: ReplError) -> None:
-    """Say whether the client may run the whole transaction again after this error (map B4).
-
-    After a commit it may not: where a member is no primary any more, the transaction may be committed.
-    """
-    is_transient = error.has(Trait.TRANSIENT) or (not ctx.command.ends_transaction and error.has(Trait.RETRYABLE))
-    if "writeConcernError" in error.details:
-        is_transient = False  # not known to be gone: see commit_transaction
-    if is_transient and TRANSIENT not in error.labels:
-        error.labels = (*error.labels, TRANSIENT)
-
-
-# --- commitTransaction, abortTransaction ------------------------------------------------------------------------
-
-
-async def commit_transaction(ctx: CommandContext) -> Reply:
-    """Commit the transaction and wait for the write concern; again after an answer that was lost.
-
-    A commit that is repeated waits for everything that this member has, and so for the transaction's entry. That one
-    may be of an earlier term, which this primary cannot wait for. Where there is no such transaction the wait tells
-    whether it can still come: an entry of it on a member that was primary before is rolled back once a majority has
-    the entries of this one.
-    """
-    session, concerns, missing = _session_of(ctx), [write_concern_of(ctx)], None
-    try:
-        concerns = await _commit_once(ctx, session, concerns)
-    except ReplError as error:
-        if error.code != ErrorCode.NO_SUCH_TRANSACTION:
-            raise
-        missing = error
-    reply: dict[str, object] = {}
-    optime = ctx.member.store.last_applied
-    for concern in concerns:
-        failure = await wait_for_write_concern(ctx, optime, concern)
-        if failure is not None:
-            reply["writeConcernError"] = failure
-            break
-    if missing is None:
-        return reply
-    missing.details |= reply
-    raise missing
-
-
-async def _commit_once(
-    ctx: CommandContext, session: SessionRequest, concerns: list[WriteConcern]
-) -> list[WriteConcern]:
-    """Commit the transaction unless it is committed. 251 when it was aborted or is not known.
-
-    Returns what to wait for: `concerns`, or those of the collections that it has written.
-    """
-    member, number = ctx.member, number_of(session)
-    if _was_committed(member, session.key, number):
-        return concerns
-    transaction = member.transactions.find(session, number)
-    if transaction.state is not State.COMMITTED:
-        transaction.check_open()
-        if not transaction.write_set.is_empty:
-            concerns = list(dict.fromkeys(write_concern_of(ctx, ns) for ns in transaction.write_set.namespaces))
-            try:
-                for concern in concerns:
-                    refuse_few_in_sync(member, concern)
-            except ReplError:
-                member.transactions.abort(transaction)  # else it would hold its documents until its life ends
-                raise
-        await _commit(member, transaction)
-    return concerns
-
-
-def _session_of(ctx: CommandContext) -> SessionRequest:
-    if ctx.session is None or ctx.session.autocommit is not False:
-        raise InvalidOptionsError(f"{ctx.name} must be run within a transaction", code=ErrorCode.COMMAND_FAILED)
-    return ctx.session
-
-
-def _was_committed(member: MemberPort, key: bytes, number: int) -> bool:
-    """Whether the session's record says so: after a failover it is all that the new primary knows."""
-    raw = member.store.get(SESSIONS, key)
-    return raw is not None and read_record(raw).txn_number == number and is_committed(raw)
-
-
-async def _commit(member: MemberPort, transaction: Transaction) -> None:
-    table = member.transactions
-    if transaction.write_set.is_empty:
-        table.committed(transaction, member.store.last_applied)
-        return
-    transaction.state = State.COMMITTING
-
-    def operation(group: WriteGroup) -> OpTime:
-        transaction.check_open()
-        if group.term != transaction.term:
-            raise NotWritablePrimaryError(primary=None)
-        entry = transaction.write_set.commit(group, transaction.entry_fields())
-        record_applied(group.txn, OplogEntry(entry))
-        return group.txn.last
-
-    try:
-        table.committed(transaction, await member.write(operation))
-    except BaseException:
-        # The client may have gone when the group was committed already.
-        if _was_committed(member, transaction.session.key, transaction.number):
-            table.committed(transaction, member.store.last_applied)
-        table.abort(transaction)
-        raise
-
-
-async def abort_transaction(ctx: CommandContext) -> Reply:
-    """Abort the transaction: what it wrote is forgotten."""
-    session, table = _session_of(ctx), ctx.member.transactions
-    write_concern_of(ctx)  # is checked, and nothing is waited for: an abort writes nothing
-    number = number_of(session)
-    if _was_committed(ctx.member, session.key, number):
-        raise ReplError(f"Transaction {number} has been committed.", code=ErrorCode.TRANSACTION_COMMITTED)
-    transaction = table.find(session, number)
-    transaction.check_open()
-    table.abort(transaction)
-    failure = await wait_for_write_concern(ctx, ctx.member.store.last_applied, WriteConcern(1))
-    return {} if failure is None else {"writeConcernError": failure}
-
-
-COMMANDS: tuple[Command, ...] = (
-    Command(
-        "commitTransaction",
-        commit_transaction,
-        admin_only=True,
-        write_concern=True,
-        ends_transaction=True,
-        needs=Action.LOGIN,
-    ),
-    Command(
-        "abortTransaction",
-        abort_transaction,
-        admin_only=True,
-        write_concern=True,
-        ends_transaction=True,
-        needs=Action.LOGIN,
-    ),
-)

@@ -24,7 +24,7 @@ from replset.replication.write_ops import ReplicatedDocument
 from replset.storage.sqlite import first_row
 
 if TYPE_CHECKING:
-    from replset.operations.member_port import MemberPort
+    from replset.operations.kernel import Kernel
     from replset.storage.store import Store
 
 log = logging.getLogger("replset.users")
@@ -57,7 +57,7 @@ class _Known:
 class UserDirectory:
     """Looks up users, and what a login allows now. required: clients must log in (`--auth`)."""
 
-    def __init__(self, member: MemberPort, *, required: bool) -> None:
+    def __init__(self, member: Kernel, *, required: bool) -> None:
         self.required = required
         self._member = member
         self._known: dict[str, _Known] = {}

@@ -13,12 +13,11 @@ from typing import Final
 from replset.auth.users import USERS_NS
 from replset.bson import RawDocument
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, ReplError
-from replset.features.crud.scan import open_collection
 from replset.operations import fields
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import read_statement
 from replset.operations.namespaces import namespace
-from replset.operations.read_concern import read_concern_of
+from replset.operations.read_concern import open_collection, read_concern_of
 from replset.query.pipeline import compile_pipeline
 from replset.query.views import MAX_DEPTH, check_dependencies, collections_named, refuse_stages, too_deep
 from replset.storage.catalog import Collection

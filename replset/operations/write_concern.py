@@ -37,8 +37,9 @@ from replset.ids import Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.fail_command import replaced_write_concern_error
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.kernel import Kernel
 from replset.operations.replies import write_times
+from replset.operations.request import Reply
 from replset.operations.slow_operations import SlowReason
 from replset.operations.waiters import Completion, done_within
 from replset.optime import optime_document
@@ -169,7 +170,7 @@ def _level_of(ctx: CommandContext, ns: str | None = None) -> WriteConcern | None
     return ctx.member.node.concern_of_level(ns)
 
 
-def refuse_few_in_sync(member: MemberPort, concern: WriteConcern) -> None:
+def refuse_few_in_sync(member: Kernel, concern: WriteConcern) -> None:
     """Refuse a write that waits for other members while fewer than settings.minInSync are in sync."""
     config = member.node.config
     if config is not None and config.settings.min_in_sync > 1 and concern.w not in (0, 1):
@@ -204,7 +205,7 @@ class WriteConcernFailure:
 
 
 async def wait_until_met(
-    member: MemberPort, optime: OpTime, concern: WriteConcern, deadline: Millis | None
+    member: Kernel, optime: OpTime, concern: WriteConcern, deadline: Millis | None
 ) -> WriteConcernFailure | None:
     """Wait until the entry at `optime` meets `concern`; return why it is not met, None when it is.
 
@@ -232,7 +233,7 @@ async def wait_until_met(
 
 
 def begin_wait(
-    member: MemberPort, optime: OpTime, concern: WriteConcern, waiter: Completion, *, endless: bool
+    member: Kernel, optime: OpTime, concern: WriteConcern, waiter: Completion, *, endless: bool
 ) -> WriteConcernFailure | None:
     """Let `waiter` wait until the entry at `optime` meets `concern`, maybe not at all; return why it cannot begin to.
 
@@ -256,7 +257,7 @@ def begin_wait(
     return None
 
 
-def note_awaited(member: MemberPort, concern: WriteConcern) -> None:
+def note_awaited(member: Kernel, concern: WriteConcern) -> None:
     """Note that a write waits for other members' positions, or is about to.
 
     Noted before its group, it goes with the page that the group makes: the others then tell their positions at once.
@@ -283,7 +284,7 @@ class WaitInVainError(ReplError):
     """A write waits for members that are down (100, or 79 if the configuration has lost the mode)."""
 
 
-def end_waits_in_vain(member: MemberPort) -> None:
+def end_waits_in_vain(member: Kernel) -> None:
     """End the waits without a limit that are in vain. A member calls it every second."""
 
     def error(key: Hashable) -> Callable[[], ReplError] | None:
@@ -296,7 +297,7 @@ def end_waits_in_vain(member: MemberPort) -> None:
     member.write_waiters.fail_where(error)
 
 
-def _failure(member: MemberPort, concern: WriteConcern, optime: OpTime, code: int, text: str) -> WriteConcernFailure:
+def _failure(member: Kernel, concern: WriteConcern, optime: OpTime, code: int, text: str) -> WriteConcernFailure:
     """Make the failure of a write that is applied: with whom it waited for, and how far each member is."""
     node = member.node
     waiting_for = node.members_waited_for(concern, optime)
@@ -311,7 +312,7 @@ def _failure(member: MemberPort, concern: WriteConcern, optime: OpTime, code: in
     )
 
 
-def _stepped_down(member: MemberPort) -> WriteConcernFailure:
+def _stepped_down(member: Kernel) -> WriteConcernFailure:
     text = "the primary stepped down"
     return WriteConcernFailure(ErrorCode.PRIMARY_STEPPED_DOWN, text, progress=member.node.member_progress())
 
@@ -339,7 +340,7 @@ async def wait_for_write_concern(
     return None if failure is None else _error_document(failure, concern)
 
 
-async def survives(member: MemberPort, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> bool:
+async def survives(member: Kernel, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> bool:
     """Whether the set soon turns out to have committed the entry, although this member leads no more.
 
     It has if the oplog here still holds the entry, and an entry at or behind it that is committed: all before a

@@ -120,7 +120,7 @@ def _compile_stage(name: str, spec: object, scope: StageScope, number: int, coun
     if name in NOT_BUILT_STAGES:
         raise not_built(f"the stage {name}")
     if name not in STAGES:
-        raise ReplError(f"Unrecognized pipeline stage name: '{name:.80}'", code=ErrorCode.UNRECOGNIZED_PIPELINE_STAGE)
+        raise unknown_stage(name)
     row = STAGES[name]
     if scope.inside in row.not_inside:
         is_facet = scope.inside == "$facet"
@@ -148,3 +148,7 @@ def stage_of(element: object) -> tuple[str, object]:
         )
     ((name, spec),) = element.items()
     return name, spec
+
+
+def unknown_stage(name: str) -> ReplError:
+    return ReplError(f"Unrecognized pipeline stage name: '{name:.80}'", code=ErrorCode.UNRECOGNIZED_PIPELINE_STAGE)

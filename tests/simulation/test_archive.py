@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from replset.features.archive.archive_lease import ArchiveRecord, read_record
+from replset.features.archive.feature import ArchivePart
 from replset.features.archive.files import ArchiveError
 from replset.features.archive.jobs import WriteJob, Written
 from replset.features.archive.write_segment import write_segment
+from replset.member.feature import Features
 from replset.member.member import RunningMember
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from tests.simulation.kit.archives import ArchiveOfMachine, SimArchive
 from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
@@ -85,7 +88,7 @@ def test_a_stale_member_goes_on_from_segments() -> None:
         wait_archived(scenario, archive)
         scenario.restart(one)
         scenario.cluster.run_until(scenario.cluster.converged, 60, "it has caught up")
-        assert member(scenario, one).initial_sync_progress.began_wall_ms == 0
+        assert member(scenario, one)[InitialSyncProgress].began_wall_ms == 0
         scenario.heal_all_and_judge()
 
 
@@ -106,8 +109,9 @@ def test_a_segment_that_was_not_reported_leaves_no_gap(monkeypatch: pytest.Monke
             while primary.store.oplog_bytes < LAGGING_BYTES - 500:
                 scenario.write(scenario.primary)
             assert reported is not None
-            assert primary.archiver is not None
-            job = replace(primary.archiver._job(primary.store, record_of(primary)), max_bytes=1 << 20)
+            archiver = next(part.archiver for part in primary[Features] if isinstance(part, ArchivePart))
+            assert archiver is not None
+            job = replace(archiver._job(primary.store, record_of(primary)), max_bytes=1 << 20)
             written = primary.store.query(lambda connection: write_segment(archive.files, connection, job))
             assert written.segment is not None
             assert not written.is_gap

@@ -10,6 +10,7 @@ import pytest
 from replset.core.member_state import MemberState
 from replset.ids import OpTime
 from replset.member.member import RunningMember
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.storage import DATABASE_FILE
 from replset.storage.backup import BackupManifest, restore_backup
 from tests.simulation.kit.cluster import SimCluster
@@ -67,7 +68,7 @@ def test_it_fetches_what_came_since_and_gets_its_vote_back(is_primary: bool) -> 
         cluster.run_until(cluster.all_counted, 60)
         restored = member(cluster, one)
         assert restored.node.incarnation != before
-        assert restored.initial_sync_progress.began_wall_ms == 0
+        assert restored[InitialSyncProgress].began_wall_ms == 0
         scenario.heal_all_and_judge()
 
 
@@ -105,5 +106,5 @@ def test_one_from_a_backup_that_is_too_old_copies_anew() -> None:
         cluster.run_until(lambda: all(one.store.oldest > newest for one in holders), 120, "the oplogs are trimmed")
         restore(scenario, one, backup)
         cluster.run_until(cluster.all_counted, 60)
-        assert member(cluster, one).initial_sync_progress.began_wall_ms > 0
+        assert member(cluster, one)[InitialSyncProgress].began_wall_ms > 0
         scenario.heal_all_and_judge()

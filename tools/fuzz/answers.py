@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from replset.bson import InvalidBSONError, InvalidValueError, decode, encode
 from replset.core.messages import MAX_TERM, MAX_TERM_JUMP
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations.request import CommandRequest, Reply
 from tests.simulation.kit.errors import SimulationError
 from tools.fuzz.kit import Check, Target
 from tools.fuzz.members import CHANGES, NAMES, Change, ThreeMembers, changed, quiet

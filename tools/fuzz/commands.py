@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from replset.bson import Int64, InvalidBSONError, InvalidValueError, ObjectId, Timestamp, encode
 from replset.bson.raw import RawDocument
+from replset.features.all import COMMANDS
 from replset.operations.command import GENERIC_FIELDS
-from replset.operations.table import COMMANDS
 from tests.property import test_bson, test_query
 from tools.fuzz.kit import Check, Target, kept
 from tools.fuzz.member import OneMember, known, one_member

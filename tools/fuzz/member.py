@@ -13,11 +13,11 @@ from urllib.parse import quote
 from api.app import create_app
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.errors import LONGEST_MESSAGE
+from replset.features.all import PRIVATE
 from replset.ids import HostPort
 from replset.member.member import RunningMember
 from replset.member.net.wire_connection import WireConnection
-from replset.operations.member_port import CommandRequest, ConnectionContext, Source
-from replset.operations.table import PRIVATE
+from replset.operations.request import CommandRequest, ConnectionContext, Source
 from tests.simulation.kit.cluster import SimCluster
 
 T = TypeVar("T")

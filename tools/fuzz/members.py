@@ -14,7 +14,7 @@ from replset.bson import DateTime, Int64, InvalidBSONError, InvalidValueError, O
 from replset.bson.raw import RawDocument
 from replset.core.messages import MAX_TERM, MAX_TERM_JUMP
 from replset.member.member import RunningMember
-from replset.operations.member_port import CommandRequest, ConnectionContext
+from replset.operations.request import CommandRequest, ConnectionContext
 from replset.optime import optime_document
 from tests.simulation.kit.cluster import SimCluster
 from tools.fuzz.commands import VALUES, copied, places

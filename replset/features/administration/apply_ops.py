@@ -38,9 +38,10 @@ from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import SMALL_STATEMENT, TimeSlice, read_statement, run_in_thread
 from replset.operations.known_fields import KNOWN
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import check_database, droppable_database, writable_namespace
 from replset.operations.replies import LargeReply
+from replset.operations.request import Reply
+from replset.operations.transactions import TransactionTable
 from replset.operations.view_definitions import refuse_view
 from replset.operations.write_concern import SETTINGS_NS, wait_for_write_concern, write_concern_of
 from replset.optime import timestamp
@@ -378,7 +379,7 @@ async def apply_ops(ctx: CommandContext) -> Reply:
     while not await ctx.member.write(work):
         ctx.check_deadline()
         if work.blocked_by is not None:
-            await ctx.member.transactions.wait_until_free(work.blocked_by, ctx.deadline)
+            await ctx.member[TransactionTable].wait_until_free(work.blocked_by, ctx.deadline)
         if work.thread_work is not None:
             await run_in_thread(ctx.member, work.thread_work)
     return await _reply(ctx, work, concern)

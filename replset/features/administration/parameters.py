@@ -13,7 +13,8 @@ from replset.bson import RawDocument
 from replset.errors import IllegalOperationError, InvalidOptionsError, NotBuiltError, TypeMismatchError
 from replset.operations import fields
 from replset.operations.command import GENERIC_FIELDS, Command, CommandContext
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
+from replset.operations.transactions import TransactionTable
 
 _log = logging.getLogger("replset")
 MOST_VERBOSE = 5
@@ -50,7 +51,7 @@ def _set_component_verbosity(ctx: CommandContext, name: str) -> None:
 
 
 def _set_lifetime(ctx: CommandContext, name: str) -> None:
-    ctx.member.transactions.lifetime_s = fields.whole(ctx.body, name, ctx.name, least=1, most=(1 << 31) - 1)
+    ctx.member[TransactionTable].lifetime_s = fields.whole(ctx.body, name, ctx.name, least=1, most=(1 << 31) - 1)
 
 
 def _fixed(value: object) -> Parameter:
@@ -67,7 +68,9 @@ PARAMETERS: dict[str, Parameter] = {
     "logLevel": Parameter(_log_level, _set_log_level),
     "quiet": _fixed(False),
     "requireApiVersion": _fixed(False),
-    "transactionLifetimeLimitSeconds": Parameter(lambda ctx: int(ctx.member.transactions.lifetime_s), _set_lifetime),
+    "transactionLifetimeLimitSeconds": Parameter(
+        lambda ctx: int(ctx.member[TransactionTable].lifetime_s), _set_lifetime
+    ),
 }
 
 

@@ -32,15 +32,17 @@ from replset.errors import (
     ReplError,
     UnknownFieldError,
 )
-from replset.ids import OPTIME_NULL, HostPort, pack_ts
+from replset.ids import OPTIME_NULL, HostPort, Millis, pack_ts
+from replset.member.disk.member_files import MemberFiles
+from replset.member.net.transport import Transport
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
-from replset.operations.member_port import Reply
 from replset.operations.read_concern import append_at_least, beyond_cluster_time, may_write_at
+from replset.operations.request import Reply
 from replset.operations.write_concern import store_default, stored_default, write_and_wait
 from replset.replication.session_write import EXPIRED
 from replset.replication.write_ops import do_noop
-from replset.storage.member_file import OplogLimits
+from replset.storage.member_file import MemberFile, OplogLimits
 
 DEFAULT_STEP_DOWN_S = 60
 DEFAULT_CATCH_UP_S = 10
@@ -233,7 +235,9 @@ async def resize_oplog(ctx: CommandContext) -> Reply:
         raise ReplError("this member has no oplog", code=ErrorCode.NAMESPACE_NOT_FOUND)
     if limits == (None, None):
         raise BadValueError(f"{ctx.name} needs size, minRetentionHours or both")
-    await ctx.member.resize_oplog(limits)
+    member = ctx.member
+    await member.workers.run(lambda: member[MemberFile].save_oplog_limits(limits))
+    member.store.options = member[MemberFiles].with_limits(member.store.options)
     return {}
 
 
@@ -278,9 +282,9 @@ async def test_cut(ctx: CommandContext) -> Reply:
     if not 0 <= delay_ms <= MAX_DELAY_MS:
         raise BadValueError(f"delayMillis must be from 0 to {MAX_DELAY_MS}, not {delay_ms}")
     if delay_ms:
-        ctx.member.delay(hosts, delay_ms)
+        ctx.member[Transport].delay(hosts, Millis(delay_ms))
     else:
-        ctx.member.cut(hosts, DIRECTIONS[direction])
+        ctx.member[Transport].cut(hosts, DIRECTIONS[direction])
     return {}
 
 

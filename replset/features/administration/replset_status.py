@@ -15,13 +15,16 @@ from replset.errors import NotYetInitializedError, ReplError, StorageError
 from replset.features.diagnostics.hello import wall_of
 from replset.features.diagnostics.server_status import candidate_document, flow_control_document, participant_document
 from replset.ids import Millis
+from replset.member.feature import Features
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
+from replset.operations.flow_control import FlowControl
+from replset.operations.kernel import Kernel
 from replset.operations.lag import behind_ms
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.request import Reply
 from replset.optime import optime_document, timestamp
-from replset.replication.document_check import ScrubStatus
 from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.storage.retention import falls_off_in_s
 
@@ -33,7 +36,7 @@ LAGGING_MS = 10_000
 SOON_S = 24 * 3600
 
 
-def status_of(member: MemberPort) -> Status:
+def status_of(member: Kernel) -> Status:
     """NotYetInitializedError (94) while there is no configuration."""
     status = member.node.status(member.clock.now())
     if status is None:
@@ -44,18 +47,16 @@ def status_of(member: MemberPort) -> Status:
 
 async def get_status(ctx: CommandContext) -> Reply:
     """Every member's state, newest entry and health, and the set's majorities."""
-    await ctx.member.rollbacks.refresh()
+    await ctx.member[RollbackList].refresh()
     document = status_document(ctx.member)
     _add_lag(ctx.member, document)
-    if consumers := ctx.member.consumers.summary():
-        document["consumers"] = consumers
-    progress = ctx.member.initial_sync_progress
+    progress = ctx.member[InitialSyncProgress]
     if progress.running or (fields.boolean(ctx.body, "initialSync", ctx.name) and progress.source):
         document["initialSyncStatus"] = _sync_document(progress, ctx.member.clock.now())
     return document
 
 
-def _add_lag(member: MemberPort, document: dict[str, object]) -> None:
+def _add_lag(member: Kernel, document: dict[str, object]) -> None:
     """Add how many entries of this member's oplog the others lack, and since when the commit point waits."""
     status = status_of(member)
     rows = document["members"]
@@ -107,7 +108,7 @@ def _sync_document(progress: InitialSyncProgress, now: Millis) -> dict[str, obje
     return document
 
 
-def status_document(member: MemberPort) -> dict[str, object]:
+def status_document(member: Kernel) -> dict[str, object]:
     status = status_of(member)
     position, committed = status.position, status.commit_point
     committed_wall = DateTime(wall_of(member.store, committed))
@@ -149,27 +150,23 @@ def status_document(member: MemberPort) -> dict[str, object]:
         reply["startupWarnings"] = list(member.warnings)
     if status.blocking:
         reply["blocking"] = status.blocking
-    if member.rollback_progress.running:
-        reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
-    if member.scrub.passes or member.scrub.differing:
-        reply["documentCheck"] = _scrub_document(member.scrub)
-    if member.archive_status is not None:
-        reply["archive"] = member.archive_status.document(member)
-    if following := member.follow_progress.document(member.clock):
-        reply["following"] = following
+    if member[RollbackProgress].running:
+        reply["rollbackStatus"] = _rollback_document(member[RollbackProgress])
+    for part in member[Features]:
+        reply.update(part.status())
     reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
     if status.state is MemberState.PRIMARY:
         reply["inSync"] = [str(host) for host in member.node.in_sync_hosts]
         if member.node.lowered_levels:
             reply["loweredDurabilityLevels"] = dict(member.node.lowered_levels)
-    if member.flow_control.is_lagged:
+    if member[FlowControl].is_lagged:
         reply["flowControl"] = flow_control_document(member)
     reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)
     reply["members"] = [_member_document(row, member) for row in status.members]
     return reply
 
 
-def _candidate_document(metrics: CandidateMetrics, member: MemberPort) -> dict[str, object]:
+def _candidate_document(metrics: CandidateMetrics, member: Kernel) -> dict[str, object]:
     target, caught_up = metrics.catch_up_target, 0
     if target is not None:
         with suppress(ReplError):  # the data is being replaced
@@ -177,35 +174,23 @@ def _candidate_document(metrics: CandidateMetrics, member: MemberPort) -> dict[s
     return candidate_document(metrics, caught_up)
 
 
-def _scrub_document(scrub: ScrubStatus) -> dict[str, object]:
-    """Return what comparing documents in the background has found."""
-    return {
-        "passes": Int64(scrub.passes),
-        "lastPassEnded": DateTime(scrub.ended_wall_ms),
-        "documents": Int64(scrub.documents),
-        "differing": len(scrub.differing),
-    }
-
-
-def _falls_off_in_s(row: MemberStatus, member: MemberPort) -> int | None:
+def _falls_off_in_s(row: MemberStatus, member: Kernel) -> int | None:
     """When a member that lags behind, or is gone, finds no more in this member's oplog what it goes on from."""
     if row.is_self or row.position is None or (row.lag_ms or 0) < LAGGING_MS:
         return None
     return falls_off_in_s(member.store, row.position.last_applied)
 
 
-def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
+def _remarks(status: Status, member: Kernel) -> tuple[Remark, ...]:
     """The core's; before them that this member's own disk is too full: then it takes no writes and cannot lead; behind
-    them that writers are slowed, that the archive or the following fails, or that a member falls off the oplog.
+    them what the features say, that writers are slowed, or that a member falls off the oplog.
     """
     store = member.store
     about_oplog = (remark for row in status.members if (remark := _about_oplog(row, member)))
     remarks = (
         *status.remarks,
-        *_different_documents(member),
+        *(remark for part in member[Features] for remark in part.remarks()),
         *_slowed(member),
-        *_archive(member),
-        *_following(member),
         *_clock(member),
         *about_oplog,
     )
@@ -223,7 +208,7 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
     return (full, *remarks)
 
 
-def _clock(member: MemberPort) -> tuple[Remark, ...]:
+def _clock(member: Kernel) -> tuple[Remark, ...]:
     """What a wall clock that was ahead leaves behind: the optimes stay ahead until the time gets there."""
     ahead_s = member.store.last_applied.seconds - member.store.last_wall_ms // 1000
     if ahead_s < AHEAD_S:
@@ -238,20 +223,8 @@ def _clock(member: MemberPort) -> tuple[Remark, ...]:
     )
 
 
-def _different_documents(member: MemberPort) -> tuple[Remark, ...]:
-    summary = member.scrub.summary
-    if not summary:
-        return ()
-    return (
-        Remark(
-            f"documents of {member.host} are not as the primary has them: {summary}",
-            "replset check names them; then replset repair DB.COLLECTION",
-        ),
-    )
-
-
-def _slowed(member: MemberPort) -> tuple[Remark, ...]:
-    flow = member.flow_control
+def _slowed(member: Kernel) -> tuple[Remark, ...]:
+    flow = member[FlowControl]
     if flow.per_second is None:
         return ()
     hosts = " and ".join(str(host) for host in flow.waits_for) or "members that are catching up"
@@ -264,28 +237,7 @@ def _slowed(member: MemberPort) -> tuple[Remark, ...]:
     )
 
 
-def _archive(member: MemberPort) -> tuple[Remark, ...]:
-    """The oplog waits for its archive, up to its larger limit."""
-    archive = member.archive_status
-    if archive is None or not archive.error:
-        return ()
-    what = f"{member.host} cannot archive its oplog: {archive.error}"
-    return (Remark(what, "mend that before the oplog has reached --oplog-lagging-mb: then entries go unarchived"),)
-
-
-def _following(member: MemberPort) -> tuple[Remark, ...]:
-    progress = member.follow_progress
-    if not progress.error:
-        return ()
-    return (
-        Remark(
-            f"nothing comes from {progress.source}, which this set follows: {progress.error}",
-            "it is tried again all the time; docs/follower.md says what to do where that does not help",
-        ),
-    )
-
-
-def _about_oplog(row: MemberStatus, member: MemberPort) -> Remark | None:
+def _about_oplog(row: MemberStatus, member: Kernel) -> Remark | None:
     """A member is about to become too stale: then it must copy everything anew (map D11)."""
     left_s = _falls_off_in_s(row, member)
     if left_s is None or left_s > SOON_S:
@@ -318,7 +270,7 @@ def _rollback_document(progress: RollbackProgress) -> dict[str, object]:
     return document
 
 
-def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]:
+def _member_document(row: MemberStatus, member: Kernel) -> dict[str, object]:
     document: dict[str, object] = {
         "_id": int(row.id),
         "name": str(row.host),
@@ -374,8 +326,8 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
     return document
 
 
-def _info(row: MemberStatus, member: MemberPort) -> str:
-    progress = member.initial_sync_progress
+def _info(row: MemberStatus, member: Kernel) -> str:
+    progress = member[InitialSyncProgress]
     return row.message or (progress.text(member.clock.now()) if progress.running else "")
 
 

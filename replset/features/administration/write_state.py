@@ -18,7 +18,9 @@ from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.kernel import Kernel
+from replset.operations.request import Reply
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_manifest import RollbackState
 from replset.storage.store import Store
 
@@ -102,10 +104,10 @@ def _optime_of(ctx: CommandContext) -> OpTime:
         raise BadValueError(f"{ctx.name} takes an optime as text, TERM:SECONDS:INC, not {text}") from None
 
 
-async def _own_view(member: MemberPort, optime: OpTime) -> MemberView:
+async def _own_view(member: Kernel, optime: OpTime) -> MemberView:
     """Return what this member knows. Its oplog counts only where it follows the set."""
     rollbacks = [
-        {"id": manifest.id, "state": manifest.state.value} for manifest in await member.rollbacks.with_entry(optime)
+        {"id": manifest.id, "state": manifest.state.value} for manifest in await member[RollbackList].with_entry(optime)
     ]
     node, store = member.node, member.store
     if not node.follows_set:

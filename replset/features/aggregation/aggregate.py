@@ -20,12 +20,11 @@ from replset.features.aggregation.pipeline_run import Opener, PipelineRun, split
 from replset.features.aggregation.run_joins import open_facet, open_graph_lookup, open_lookup, open_union
 from replset.features.aggregation.run_output import authorize_output, run_on_primary, write_merge, write_out
 from replset.features.aggregation.run_sources import NEEDS, WITHOUT_COLLECTION, check_collection
-from replset.features.change_streams.change_stream import open_change_stream
+from replset.features.change_streams.change_stream import ChangeStreams
 from replset.features.crud.count_distinct import count_in_worker
 from replset.features.crud.explained import VERBOSITY
 from replset.features.crud.find import MADE_UP, spill_of
 from replset.features.crud.get_more import first_batch
-from replset.features.crud.scan import open_collection
 from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.command import Command, CommandContext, Where
@@ -33,12 +32,12 @@ from replset.operations.cursors import FIRST_BATCH, DocumentsCursor
 from replset.operations.evaluation import compiled, read_statement, weight_of
 from replset.operations.known_fields import unknown_command
 from replset.operations.let import let_of, variables_of
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import OPLOG, collection_field, namespace
-from replset.operations.read_concern import read_concern_of
+from replset.operations.read_concern import open_collection, read_concern_of
+from replset.operations.request import Reply
 from replset.operations.view_definitions import collection_here
 from replset.operations.write_concern import wait_for_write_concern, write_concern_of
-from replset.query.pipeline import compile_pipeline, stage_of
+from replset.query.pipeline import compile_pipeline, stage_of, unknown_stage
 from replset.query.pipeline_names import COLLECTIONLESS_STAGES
 from replset.query.stages.changes import ChangeStreamStage, check_change_stream
 from replset.query.stages.facet import ReadingFacetStage
@@ -57,7 +56,10 @@ async def aggregate(ctx: CommandContext) -> Reply:
     batch_size = _batch_size(body, name)
     run, stages = await _compiled(ctx)
     if stages and isinstance(stages[0], ChangeStreamStage):
-        cursor, at = await open_change_stream(ctx, stages, run.weight)
+        streams = ctx.member.get(ChangeStreams)
+        if streams is None:
+            raise unknown_stage("$changeStream")
+        cursor, at = await streams.open(ctx, stages, run.weight)
         return await first_batch(ctx, cursor, batch_size, at)
     last = stages[-1] if stages else None
     if isinstance(last, OutStage | MergeStage):

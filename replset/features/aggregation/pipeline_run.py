@@ -19,7 +19,7 @@ from replset.ids import OpTime
 from replset.operations.command import CommandContext
 from replset.operations.cursors import Batch, Cursor, CursorTable, Pause
 from replset.operations.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 from replset.operations.namespaces import namespace
 from replset.operations.read_concern import read_concern_of
 from replset.operations.view_definitions import resolve
@@ -204,7 +204,7 @@ def checked(raw: bytes) -> bytes:
 class ChainCursor(Cursor):
     """What comes out of a chain of stages over the documents of another cursor."""
 
-    def __init__(self, member: MemberPort, table: CursorTable, source: Cursor, chain: Chain, weight: int) -> None:
+    def __init__(self, member: Kernel, table: CursorTable, source: Cursor, chain: Chain, weight: int) -> None:
         super().__init__(source.ns)
         self.snapshot_at = source.snapshot_at
         self._member = member

@@ -29,8 +29,8 @@ from replset.operations.authorization import authorize
 from replset.operations.command import CommandContext
 from replset.operations.cursors import Cursor, DocumentsCursor
 from replset.operations.evaluation import UNBOUNDED, evaluate, read_statement, weight_of
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import writable_namespace
+from replset.operations.request import Reply
 from replset.operations.view_definitions import refuse_view
 from replset.query.errors import ImmutableFieldError
 from replset.query.expressions import fault

@@ -21,6 +21,8 @@ from replset.operations.cursors import Cursor, DocumentsCursor
 from replset.operations.evaluation import run_in_thread
 from replset.operations.namespaces import OPLOG, collection_field, namespace
 from replset.operations.session_request import NOBODY, SESSION_MINUTES, lsid_of, uid_of
+from replset.operations.transactions import TransactionTable
+from replset.operations.user_directory import UserDirectory
 from replset.operations.view_definitions import refuse_view
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages.joins import UnionWithStage
@@ -115,7 +117,7 @@ async def _index_stats(run: PipelineRun, _stage: IndexStatsStage, _source: Curso
 async def _operations(run: PipelineRun, stage: CurrentOpStage, _source: Cursor | None) -> Cursor:
     """Without `allUsers` a user sees his own, for which he needs no right."""
     ctx = run.ctx
-    only_own = ctx.member.users.required and not stage.all_users
+    only_own = ctx.member[UserDirectory].required and not stage.all_users
     rows = await current_operations(ctx, {}, only_own=only_own)
     if stage.idle_cursors:
         login = ctx.sender.login
@@ -170,7 +172,7 @@ def _sessions_here(ctx: CommandContext, uids: set[Any] | None) -> list[dict[str,
     clock = ctx.member.clock
     now, wall_ms = clock.now(), clock.wall_ms()
     used = {key: at for key, at in ctx.sessions.recent.items() if now - at < SESSION_MINUTES * 60_000}
-    for key in (*ctx.cursors.sessions(), *ctx.member.transactions.sessions()):
+    for key in (*ctx.cursors.sessions(), *ctx.member[TransactionTable].sessions()):
         used.setdefault(key, now)
     return [
         {"_id": lsid_of(key).decode(), "lastUse": DateTime(wall_ms - (now - at))}

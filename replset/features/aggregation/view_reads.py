@@ -20,10 +20,10 @@ from replset.operations.command import Command, CommandContext, Handler
 from replset.operations.cursors import FIRST_BATCH, Cursor
 from replset.operations.evaluation import compiled, evaluate, read_statement, weight_of
 from replset.operations.let import variables_of
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import collection_of
 from replset.operations.read_concern import confirm_linearizable
 from replset.operations.replies import LargeReply
+from replset.operations.request import Reply
 from replset.operations.view_definitions import collection_here
 from replset.query.distinct import Distinct
 from replset.query.pipeline import compile_pipeline

@@ -20,8 +20,9 @@ from replset.ids import HostPort, Millis, OpTime, invariant
 from replset.member.peers.member_commands import refuse_foreign_member
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
+from replset.operations.kernel import Kernel
 from replset.operations.lag import behind_ms
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.request import Reply
 from replset.operations.write_concern import write_and_wait
 from replset.optime import optime_document, parse_optime
 from replset.replication.protocol import parse_chain
@@ -97,14 +98,14 @@ class ArchiveStatus:
     segments_written: int = 0
     error: str = ""
 
-    def lag_s(self, member: MemberPort) -> int:
+    def lag_s(self, member: Kernel) -> int:
         """For how long something committed has waited to be archived; 0 before the first segment."""
         through = self.record.through
         if through is None or through.optime >= member.node.commit_point:
             return 0
         return behind_ms(member, through.optime) // 1000
 
-    def document(self, member: MemberPort) -> dict[str, object]:
+    def document(self, member: Kernel) -> dict[str, object]:
         """Return what replSetGetStatus shows."""
         record = self.record
         document: dict[str, object] = {"holder": record.holder, "segmentsWritten": self.segments_written}
@@ -214,7 +215,7 @@ async def archive_lease(ctx: CommandContext) -> Reply:
         None if start is None else ArchiveStart.parse(start.decode()),
     )
     set_id = str(ctx.member.node.set_id)
-    record = await ctx.member.write(lambda group: ctx.member.archive_lease.grant(group, claim, set_id))
+    record = await ctx.member.write(lambda group: ctx.member[ArchiveLease].grant(group, claim, set_id))
     return {"record": record.document()}
 
 

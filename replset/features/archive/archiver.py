@@ -95,7 +95,7 @@ class Archiver:
         rng: random.Random,
         options: ArchiveOptions,
     ) -> None:
-        """write: see MemberPort.write."""
+        """write: see Member.write."""
         self._rng = rng
         self._context = context
         self._node = node

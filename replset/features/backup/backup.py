@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 from replset.auth.roles import Action
 from replset.errors import ErrorCode, NotYetInitializedError, ReplError
+from replset.member.peers.snapshot_server import SnapshotServer
 from replset.operations.command import Command, CommandContext
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
 
 COMMIT_WAIT_MS = 60_000
 """How long a backup waits until a majority has the newest entry in it."""
@@ -22,7 +23,7 @@ async def backup(ctx: CommandContext) -> Reply:
     config = member.node.config
     if config is None:
         raise NotYetInitializedError("this member is in no set: there is nothing to back up")
-    copy_id, info = await member.snapshots.copy_for_backup()
+    copy_id, info = await member[SnapshotServer].copy_for_backup()
     try:
         deadline = member.clock.now() + COMMIT_WAIT_MS
         while member.node.commit_point < info.newest:
@@ -35,10 +36,10 @@ async def backup(ctx: CommandContext) -> Reply:
                     code=ErrorCode.WRITE_CONCERN_TIMEOUT,
                 )
             await member.wait_for_change(left)
-            member.snapshots.keep(copy_id)
-        member.snapshots.keep(copy_id)
+            member[SnapshotServer].keep(copy_id)
+        member[SnapshotServer].keep(copy_id)
     except BaseException:
-        await member.snapshots.end(copy_id)
+        await member[SnapshotServer].end(copy_id)
         raise
     made = datetime.fromtimestamp(member.clock.wall_ms() / 1000, UTC)
     return {

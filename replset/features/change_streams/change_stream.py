@@ -14,14 +14,16 @@ from typing import Final
 
 from replset.auth.roles import Action
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument
-from replset.errors import ErrorCode, InvalidNamespaceError, InvalidOptionsError, ReplError, Trait
+from replset.errors import ErrorCode, InvalidNamespaceError, InvalidOptionsError, ReplError
 from replset.features.change_streams.event_reader import PAGE_EVENTS, EventOptions, EventReader, ToldEvent
 from replset.ids import OpTime
+from replset.member.feature import FeaturePart
 from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.command import CommandContext
 from replset.operations.cursors import Cursor, Pause
 from replset.operations.evaluation import UNBOUNDED, evaluate
+from replset.operations.history import History
 from replset.operations.namespaces import INTERNAL_DATABASES, collection_field, namespace
 from replset.operations.read_concern import ReadConcern, read_concern_of, read_point
 from replset.operations.slow_operations import WORK
@@ -39,8 +41,6 @@ MORE_MS: Final = 5
 """How long a batch goes on to read for more, once it has an event."""
 SHOWN_AT_ONCE: Final = 8
 """Events between two looks at how many bytes the stages have made of them."""
-RESUMABLE: Final = "ResumableChangeStreamError"
-NOT_RESUMABLE: Final = "NonResumableChangeStreamError"
 
 
 class ChangeStreamCursor(Cursor):
@@ -193,33 +193,37 @@ def _check_token(event: ToldEvent, shown: bytes) -> None:
 # --- opening ----------------------------------------------------------------------------------------------------
 
 
-async def open_change_stream(ctx: CommandContext, stages: Sequence[Stage], weight: int) -> tuple[Cursor, OpTime | None]:
-    """Open the stream of a pipeline that begins with $changeStream."""
-    stage = stages[0]
-    assert isinstance(stage, ChangeStreamStage)
-    scope, ns = _scope_of(ctx, stage)
-    authorize(ctx.member, ctx.sender, Action.CHANGE_STREAM, scope.database, ctx.name)
-    after = _read_concern(ctx).after
-    options = EventOptions(scope, stage.full_document, stage.before_change, stage.expanded)
-    start = stage.from_token
-    if start is None:
-        # A stream that begins now must not miss what is acknowledged from now on, nor show what was written before. So
-        # it begins behind this member's newest entry, once that is committed.
-        after = max(after or 0, ctx.member.store.last_applied.ts)
-    point = await read_point(ctx, ReadConcern("majority", after))
-    if start is None:
-        start = behind(point or ctx.member.history.committed)
-    elif start.is_event and not (
-        isinstance(stages[-1], SplitStage) >= bool(start.fragment)
-        and await EventReader(ctx.member, options).knows(start)
-    ):
-        raise ReplError(
-            f"cannot resume stream; the resume token was not found. {start.document()}: no event of this stream has it",
-            code=ErrorCode.CHANGE_STREAM_FATAL,
-        )
-    elif stage.is_resumed or start.ts <= ctx.member.history.committed.ts:
-        await ctx.member.history.after(start.read_after, limit=1)  # 286 at once if that is gone
-    return ChangeStreamCursor(ns, ctx, options, start, stages[1:], weight), point
+class ChangeStreams(FeaturePart):
+    """On a member that has change streams: aggregate opens them here."""
+
+    async def open(self, ctx: CommandContext, stages: Sequence[Stage], weight: int) -> tuple[Cursor, OpTime | None]:
+        """Open the stream of a pipeline that begins with $changeStream."""
+        stage = stages[0]
+        assert isinstance(stage, ChangeStreamStage)
+        scope, ns = _scope_of(ctx, stage)
+        authorize(ctx.member, ctx.sender, Action.CHANGE_STREAM, scope.database, ctx.name)
+        after = _read_concern(ctx).after
+        options = EventOptions(scope, stage.full_document, stage.before_change, stage.expanded)
+        start = stage.from_token
+        if start is None:
+            # A stream that begins now must not miss what is acknowledged from now on, nor show what was written before.
+            # So it begins behind this member's newest entry, once that is committed.
+            after = max(after or 0, ctx.member.store.last_applied.ts)
+        point = await read_point(ctx, ReadConcern("majority", after))
+        if start is None:
+            start = behind(point or ctx.member[History].committed)
+        elif start.is_event and not (
+            isinstance(stages[-1], SplitStage) >= bool(start.fragment)
+            and await EventReader(ctx.member, options).knows(start)
+        ):
+            raise ReplError(
+                f"cannot resume stream; the resume token was not found. {start.document()}: no event of this stream has"
+                " it",
+                code=ErrorCode.CHANGE_STREAM_FATAL,
+            )
+        elif stage.is_resumed or start.ts <= ctx.member[History].committed.ts:
+            await ctx.member[History].after(start.read_after, limit=1)  # 286 at once if that is gone
+        return ChangeStreamCursor(ns, ctx, options, start, stages[1:], weight), point
 
 
 def _read_concern(ctx: CommandContext) -> ReadConcern:
@@ -263,23 +267,3 @@ def _scope_of(ctx: CommandContext, stage: ChangeStreamStage) -> tuple[Watched, s
         raise InvalidNamespaceError(f"$changeStream may not be opened on the internal {ns} collection")
     refuse_view(ctx.member.store.collection(ns))
     return Watched(database, collection), ns
-
-
-def add_resumable_label(ctx: CommandContext, error: ReplError) -> None:
-    """Give the error of a change stream the label by which a driver knows whether it may resume."""
-    if error.has(Trait.RESUMABLE) and _is_of_stream(ctx):
-        error.labels += (RESUMABLE,)
-    elif error.has(Trait.NOT_RESUMABLE) and _is_of_stream(ctx):
-        error.labels += (NOT_RESUMABLE,)
-
-
-def _is_of_stream(ctx: CommandContext) -> bool:
-    if ctx.command.name == "getMore":
-        return ctx.is_change_stream
-    if ctx.command.name != "aggregate":
-        return False
-    try:
-        first = fields.values(ctx.body, "pipeline", ctx.name)[:1]
-    except ReplError:
-        return False
-    return bool(first) and isinstance(first[0], dict) and "$changeStream" in first[0]

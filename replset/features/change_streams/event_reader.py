@@ -21,7 +21,8 @@ from replset.errors import (
 )
 from replset.ids import OpTime
 from replset.operations.evaluation import TimeSlice, run_in_thread
-from replset.operations.member_port import MemberPort
+from replset.operations.history import History
+from replset.operations.kernel import Kernel
 from replset.oplog_row import OplogRow
 from replset.query.change_events import ChangeEvent, EntryEvents, Watched, invalidate_document
 from replset.query.change_tokens import Kind, Token, behind
@@ -71,7 +72,7 @@ class ToldEvent(NamedTuple):
 class EventReader:
     """Reads events behind a token. Nothing is kept for it on the member but the rest of a page of entries."""
 
-    def __init__(self, member: MemberPort, options: EventOptions) -> None:
+    def __init__(self, member: Kernel, options: EventOptions) -> None:
         self._member = member
         self._options = options
         self._rows: deque[OplogRow] = deque()
@@ -96,7 +97,7 @@ class EventReader:
             self._rows.clear()
         self._reached = None
         if not self._rows:
-            self._rows.extend(await self._member.history.after(after.read_after))
+            self._rows.extend(await self._member[History].after(after.read_after))
         events, reached, last = await self._next_events(after, limit, max_bytes)
         told = await self._told(events, max_bytes)
         if len(told) < len(events):
@@ -118,7 +119,7 @@ class EventReader:
 
     def is_at_end(self, at: Token) -> bool:
         """Whether nothing behind `at` is committed yet."""
-        return at.read_after.ts >= self._member.history.committed.ts
+        return at.read_after.ts >= self._member[History].committed.ts
 
     async def _next_events(
         self, after: Token, limit: int, max_bytes: int
@@ -131,7 +132,7 @@ class EventReader:
         while rows and (reached == after or not time_slice.is_over()):
             row = rows[0]
             if scope.may_concern(row):
-                events = await self._member.history.events_of(row)
+                events = await self._member[History].events_of(row)
                 for event in events.from_operation(_next_operation(row, after)):
                     if event.token >= after and scope.tells(event, expanded=expanded):
                         if event.token > after:
@@ -149,18 +150,18 @@ class EventReader:
 
     async def wait(self, at: Token, timeout_ms: int) -> Token:
         """Wait for an event behind `at`; see History.wait. Returns where to read on."""
-        reached = await self._member.history.wait(at.read_after, self._options.scope, timeout_ms)
+        reached = await self._member[History].wait(at.read_after, self._options.scope, timeout_ms)
         return behind(reached) if reached.ts > at.read_after.ts else at
 
     async def knows(self, token: Token) -> bool:
         """Whether the event of the token is in the history, and one that is told here. 286: it is gone."""
-        rows = await self._member.history.after(OpTime(token.term, token.ts - 1), limit=1)
+        rows = await self._member[History].after(OpTime(token.term, token.ts - 1), limit=1)
         if not rows:
-            return self._member.history.committed.ts < token.ts  # it may still come to this member
+            return self._member[History].committed.ts < token.ts  # it may still come to this member
         row = rows[0]
         if row.optime != token.optime or not self._options.scope.may_concern(row):
             return False
-        for event in (await self._member.history.events_of(row)).from_operation(token.operation):
+        for event in (await self._member[History].events_of(row)).from_operation(token.operation):
             is_told = self._options.scope.tells(event, expanded=self._options.expanded)
             return is_told and event.token.operation == token.operation
         return False
@@ -234,7 +235,7 @@ class EventReader:
         if coll is None or coll.dropped_ts is not None or event.key is None:
             return None
         try:
-            return snapshot.get(coll, event.key, min(self._member.history.committed, snapshot.newest))
+            return snapshot.get(coll, event.key, min(self._member[History].committed, snapshot.newest))
         except (SnapshotTooOldError, CatalogChangedError, NamespaceNotFoundError):
             return None
 

@@ -22,8 +22,8 @@ from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import read_statement
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import collection_field, writable_namespace
+from replset.operations.request import Reply
 from replset.operations.view_definitions import check_definition, definition_of, refuse_view
 from replset.operations.write_concern import write_and_wait
 from replset.replication.write_ops import COLL_MOD_NAMES, WriteGroup, do_change_index, do_rename, do_set_options

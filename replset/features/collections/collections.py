@@ -12,7 +12,6 @@ from replset.operations import fields
 from replset.operations.authorization import is_allowed
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import read_statement, run_in_thread
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import (
     INTERNAL_DATABASES,
     check_database,
@@ -21,6 +20,7 @@ from replset.operations.namespaces import (
     writable_namespace,
 )
 from replset.operations.replies import list_reply
+from replset.operations.request import Reply
 from replset.operations.view_definitions import check_definition
 from replset.operations.write_concern import write_and_wait
 from replset.query.match import compile_filter

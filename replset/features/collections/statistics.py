@@ -19,8 +19,8 @@ from replset.errors import NamespaceNotFoundError, NotBuiltError, SnapshotCutErr
 from replset.features.crud.scan import SLICE_BYTES, SLICE_RAW, pause
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import OPLOG, check_database, collection_field, namespace
+from replset.operations.request import Reply
 from replset.operations.view_definitions import refuse_view
 from replset.storage.catalog import Collection
 from replset.storage.index_build import IndexCheck

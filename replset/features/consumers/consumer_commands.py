@@ -26,7 +26,14 @@ from replset.features.consumers.consumer import (
     removed_document,
     removed_generation,
 )
-from replset.features.consumers.consumer_directory import REMOVED_KEY, document_of, lag_document, not_found, removed_in
+from replset.features.consumers.consumer_directory import (
+    REMOVED_KEY,
+    ConsumerDirectory,
+    document_of,
+    lag_document,
+    not_found,
+    removed_in,
+)
 from replset.features.consumers.consumer_reads import read, reader_of, save, save_by, state_of, token_of
 from replset.features.crud.filters import filter_of
 from replset.ids import Millis, pack_ts
@@ -34,8 +41,9 @@ from replset.operations import fields
 from replset.operations.authorization import authorize, is_allowed
 from replset.operations.command import Command, CommandContext, Handler, Where
 from replset.operations.evaluation import read_statement
-from replset.operations.member_port import Reply
+from replset.operations.history import History
 from replset.operations.namespaces import check_database, namespace
+from replset.operations.request import Reply
 from replset.query.change_events import HIDDEN_DATABASES
 from replset.query.change_tokens import Token, behind, in_front_of
 from replset.replication.write_ops import WriteGroup, do_create
@@ -87,13 +95,15 @@ async def create(ctx: CommandContext) -> Reply:
         document_of(name).put(group, encode(new.document()))
 
     await save_by(ctx, operation)
-    return _shown(ctx, ctx.member.consumers.find(name))
+    return _shown(ctx, ctx.member[ConsumerDirectory].find(name))
 
 
 async def list_consumers(ctx: CommandContext) -> Reply:
     """All consumers, or the one that is named, with how far each is behind, as this member knows it."""
     value = ctx.body.get(ctx.name)
-    found = [ctx.member.consumers.find(value)] if isinstance(value, str) else ctx.member.consumers.all()
+    found = (
+        [ctx.member[ConsumerDirectory].find(value)] if isinstance(value, str) else ctx.member[ConsumerDirectory].all()
+    )
     allowed = [
         consumer
         for consumer in found
@@ -117,7 +127,7 @@ async def remove(ctx: CommandContext) -> Reply:
         document_of(REMOVED_ID).put(group, encode(removed))
 
     await save_by(ctx, operation)
-    ctx.member.consumers.state.forget(consumer.name)
+    ctx.member[ConsumerDirectory].state.forget(consumer.name)
     return {}
 
 
@@ -139,7 +149,7 @@ def _place(ctx: CommandContext, name: str) -> Callable[[], Token]:
     value, member = ctx.body.get(name), ctx.member
 
     def place() -> Token:
-        committed, oldest = member.history.committed, member.history.oldest()
+        committed, oldest = member[History].committed, member[History].oldest()
         first = in_front_of(oldest.ts, oldest.term)
         if value is None or value == "now":
             return behind(committed)
@@ -225,7 +235,7 @@ async def give_back(ctx: CommandContext) -> Reply:
 
 def _past(ctx: CommandContext, value: object, name: str) -> str:
     """The text of a token that events can have had. What is not committed yet was shown to nobody."""
-    token, committed = token_of(value), ctx.member.history.committed
+    token, committed = token_of(value), ctx.member[History].committed
     if token.ts > committed.ts:
         raise BadValueError(f"{name}: {token} is later than the newest committed entry, {committed}: it was never read")
     return str(token)
@@ -262,7 +272,7 @@ def _name(ctx: CommandContext) -> str:
 
 def _find(ctx: CommandContext, action: Action) -> Consumer:
     """The consumer that the command names; 13: the sender may not do this with what it follows."""
-    consumer = ctx.member.consumers.find(_name(ctx))
+    consumer = ctx.member[ConsumerDirectory].find(_name(ctx))
     _authorize(ctx, action, consumer.database)
     return consumer
 

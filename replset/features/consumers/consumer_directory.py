@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from replset.bson import Int64, decode, encode_key
@@ -15,6 +15,8 @@ from replset.errors import ConsumerNotFoundError, ReplError
 from replset.features.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, REMOVED_ID, Consumer, Leases
 from replset.features.consumers.shared_window import SharedWindow
 from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.member.feature import FeaturePart, Figure
+from replset.operations.history import History
 from replset.operations.lag import behind_ms
 from replset.query.change_tokens import Token
 from replset.replication.write_ops import ReplicatedDocument, WriteGroup
@@ -25,7 +27,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn
 
 if TYPE_CHECKING:
-    from replset.operations.member_port import MemberPort
+    from replset.operations.kernel import Kernel
 
 REMOVED_KEY = encode_key(REMOVED_ID)
 
@@ -73,10 +75,10 @@ class PrimaryState:
             known.pop(name, None)
 
 
-class ConsumerDirectory:
+class ConsumerDirectory(FeaturePart):
     """Reads the documents, and says which entries consumers need."""
 
-    def __init__(self, member: MemberPort) -> None:
+    def __init__(self, member: Kernel) -> None:
         self._member = member
         self._state = PrimaryState(-1)
         self._parsed: dict[bytes, tuple[bytes, Consumer]] = {}
@@ -122,6 +124,20 @@ class ConsumerDirectory:
         except ReplError:
             return []
 
+    def status(self) -> Mapping[str, object]:
+        consumers = self.summary()
+        return {"consumers": consumers} if consumers else {}
+
+    def figures(self) -> Iterable[Figure]:
+        rows = self.summary()
+        lag_s = {str(row["name"]): float(str(row["lagSecs"])) for row in rows}
+        is_lost = {str(row["name"]): float(bool(row.get("isLost"))) for row in rows}
+        yield Figure("replset_consumer_lag_seconds", "behind what is committed", lag_s, "consumer")
+        yield Figure("replset_consumer_lost", "1: the history that it needs is gone", is_lost, "consumer")
+
+    def needed_in_copies(self) -> OpTime | None:
+        return self.needed()
+
     def needed(self) -> OpTime | None:
         """The oldest entry that a consumer needs; None: there is no consumer. Housekeeping asks before it trims."""
         member = self._member
@@ -159,29 +175,29 @@ class CommittedFloor:
         return min(found, key=lambda at: at.ts, default=None)
 
 
-def lag_document(member: MemberPort, consumer: Consumer) -> dict[str, object]:
+def lag_document(member: Kernel, consumer: Consumer) -> dict[str, object]:
     """How far the consumer is behind what is committed, and when what it needs is trimmed away, by this member."""
     document: dict[str, object] = {"lagSecs": lag_s(member, consumer)}
     position = Token.parse(consumer.position).read_after
-    if not member.history.reaches(position):
+    if not member[History].reaches(position):
         document["isLost"] = True
     elif (left_s := falls_off_in_s(member.store, position)) is not None:
         document["fallsOffInSecs"] = Int64(left_s)
-    if member.node.writable and (window := member.consumers.state.windows.get(consumer.name)) is not None:
+    if member.node.writable and (window := member[ConsumerDirectory].state.windows.get(consumer.name)) is not None:
         document["outstanding"] = window.outstanding
     return document
 
 
-def lag_s(member: MemberPort, consumer: Consumer) -> int:
+def lag_s(member: Kernel, consumer: Consumer) -> int:
     """For how many seconds something committed has waited behind the position.
 
     The primary knows of a reader that has read all and found nothing; other members go by the saved position.
     """
     position = consumer.position
     if member.node.writable:
-        position = max(position, member.consumers.state.passed_of(consumer))
+        position = max(position, member[ConsumerDirectory].state.passed_of(consumer))
     at = Token.parse(position).optime
-    return 0 if at >= member.history.committed else behind_ms(member, at) // 1000
+    return 0 if at >= member[History].committed else behind_ms(member, at) // 1000
 
 
 def document_of(name: str) -> ReplicatedDocument:

@@ -18,13 +18,14 @@ from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.features.change_streams.event_reader import EventOptions, EventReader, ToldEvent
 from replset.features.consumers.consumer import Claim, Consumer, Mode
-from replset.features.consumers.consumer_directory import PrimaryState, change
+from replset.features.consumers.consumer_directory import ConsumerDirectory, PrimaryState, change
 from replset.features.crud.filters import Filter, filter_of
 from replset.ids import Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import compiled, evaluate, weight_of
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.kernel import Kernel
+from replset.operations.request import Reply
 from replset.operations.write_concern import wait_for_write_concern
 from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token
@@ -103,11 +104,11 @@ def token_of(value: object) -> Token:
     return Token.parse(value.get("_data") if isinstance(value, dict) else value)
 
 
-def state_of(member: MemberPort) -> PrimaryState:
+def state_of(member: Kernel) -> PrimaryState:
     """NotWritablePrimaryError: this member is primary no more."""
     if not member.node.writable:
         raise NotWritablePrimaryError(primary=member.node.primary_host)
-    return member.consumers.state
+    return member[ConsumerDirectory].state
 
 
 async def save(ctx: CommandContext, name: str, new: Callable[[Consumer], Consumer]) -> Consumer:
@@ -120,7 +121,7 @@ async def save(ctx: CommandContext, name: str, new: Callable[[Consumer], Consume
         return change(group, name, new)
 
     await save_by(ctx, operation)
-    return ctx.member.consumers.find(name)
+    return ctx.member[ConsumerDirectory].find(name)
 
 
 async def save_by(ctx: CommandContext, operation: Callable[[WriteGroup], object]) -> None:
@@ -143,14 +144,14 @@ async def save_by(ctx: CommandContext, operation: Callable[[WriteGroup], object]
 class EventSource:
     """Finds the events of one consumer in the set's history."""
 
-    def __init__(self, member: MemberPort, consumer: Consumer, wanted: Filter, weight: int) -> None:
+    def __init__(self, member: Kernel, consumer: Consumer, wanted: Filter, weight: int) -> None:
         self._member = member
         self._reader = EventReader(member, EventOptions(Watched(consumer.database, consumer.collection)))
         self._wanted = wanted
         self._weight = weight
 
     @classmethod
-    async def of(cls, member: MemberPort, consumer: Consumer) -> EventSource:
+    async def of(cls, member: Kernel, consumer: Consumer) -> EventSource:
         query = dict(consumer.filter)
         weight = weight_of(len(encode(query)), query) if query else 0
         return cls(member, consumer, await compiled(member, weight, lambda: filter_of(query)), weight)
@@ -248,7 +249,7 @@ async def _hold(ctx: CommandContext, request: ReadRequest) -> Consumer | str:
     """
     member = ctx.member
     while True:
-        state, consumer, now = state_of(member), member.consumers.find(request.name), member.clock.now()
+        state, consumer, now = state_of(member), member[ConsumerDirectory].find(request.name), member.clock.now()
         match state.leases.claim(consumer, request.reader, now):
             case Claim.HOLDS:
                 return consumer
@@ -277,7 +278,7 @@ def _taken(generation: int, reader: str, consumer: Consumer) -> Consumer:
 def same(ctx: CommandContext, consumer: Consumer) -> Consumer:
     """The consumer as it is now. An error once it is gone or another's, or this member leads no more."""
     state_of(ctx.member)
-    found = ctx.member.consumers.find(consumer.name)
+    found = ctx.member[ConsumerDirectory].find(consumer.name)
     found.check_generation(consumer.generation)
     return found
 
@@ -322,7 +323,7 @@ async def _read_shared(ctx: CommandContext, request: ReadRequest, consumer: Cons
 
 
 async def _give(
-    member: MemberPort, request: ReadRequest, consumer: Consumer, source: EventSource, state: PrimaryState
+    member: Kernel, request: ReadRequest, consumer: Consumer, source: EventSource, state: PrimaryState
 ) -> list[tuple[FoundEvent, int]]:
     """Events for this reader, each with how often it was given to anybody; the caller has the lock.
 

@@ -13,17 +13,23 @@ from replset.features.crud.filters import Filter, filter_of
 from replset.features.crud.hint import hint_of
 from replset.features.crud.oplog_cursor import OplogCursor
 from replset.features.crud.plan import ByIndex, choose_plan
-from replset.features.crud.scan import Scan, open_collection, pause
+from replset.features.crud.scan import Scan, pause
 from replset.features.crud.tailing import Wanted
 from replset.ids import OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
 from replset.operations.let import variables_of
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import OPLOG, collection_field, namespace
-from replset.operations.read_concern import confirm_linearizable, read_concern_of, read_point, refuse_linearizable
+from replset.operations.read_concern import (
+    confirm_linearizable,
+    open_collection,
+    read_concern_of,
+    read_point,
+    refuse_linearizable,
+)
 from replset.operations.replies import LargeReply
+from replset.operations.request import Reply
 from replset.optime import timestamp
 from replset.query.distinct import Distinct
 from replset.storage.catalog import Collection

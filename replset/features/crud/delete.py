@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.errors import FailedToParseError
 from replset.features.crud.filters import filter_of
+from replset.features.crud.find_by_id import only_key
 from replset.features.crud.hint import hint_of
 from replset.features.crud.retryable import refuse_retryable
 from replset.features.crud.search_batch import Match, Search, SearchingBatch, SearchStatement
 from replset.features.crud.write_batch import parse_in_slices, read_statements, run_batch
 from replset.operations import fields
-from replset.operations.command import Command, CommandContext, Where
+from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
 from replset.operations.evaluation import weight_of
+from replset.operations.kernel import Kernel
 from replset.operations.let import variables_of
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
 from replset.replication.write_ops import WriteGroup, do_delete
+from replset.storage.catalog import Collection
 
 _FIELDS = frozenset({"q", "limit", "hint", "collation"})
 
@@ -71,6 +76,30 @@ async def delete(ctx: CommandContext) -> Reply:
     return await run_batch(DeleteBatch(ctx, statements, variables=await variables_of(ctx)))
 
 
+_WHOLE: Final = (0x10, 0x12)
+_DELETE_FIELDS: Final = frozenset({b"q", b"limit"})
+
+
+def delete_work(statement: bytes, _member: Kernel) -> PreparedWork | None:
+    """Return the delete of one document that is found by its `_id`; None: it is another kind of statement."""
+    fields = RawDocument(statement)
+    key = only_key(fields.get_raw("q") or b"")
+    if key is None or not fields.has_only(_DELETE_FIELDS) or fields.type_of("limit") not in _WHOLE:
+        return None
+    if fields.get("limit") != 1:
+        return None
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        raw = group.txn.get(coll, key)
+        if raw is None:
+            raise UnusualError
+        RawDocument(raw)  # InvalidBSONError: a disk has changed it
+        do_delete(group, coll, key, raw)
+        return (("n", 1),)
+
+    return work
+
+
 COMMANDS: tuple[Command, ...] = (
     Command(
         "delete",
@@ -79,6 +108,7 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,
+        prepared=delete_work,
         needs=Action.REMOVE,
     ),
 )

@@ -23,13 +23,13 @@ from replset.features.crud.plan import (
     choose_plan,
     natural_direction,
 )
-from replset.features.crud.scan import Scan, open_collection, pause
+from replset.features.crud.scan import Scan, pause
 from replset.features.crud.tailing import Wanted
 from replset.features.diagnostics.diagnostics import SERVER_VERSION
 from replset.ids import OpTime
 from replset.operations.command import CommandContext
 from replset.operations.namespaces import OPLOG, namespace
-from replset.operations.read_concern import read_concern_of
+from replset.operations.read_concern import open_collection, read_concern_of
 from replset.operations.view_definitions import refuse_view
 from replset.query.bounds import FULL, Interval, Intervals, point
 from replset.query.conditions import condition_on, is_field, is_operators

@@ -19,7 +19,7 @@ from replset.features.crud.get_more import first_batch
 from replset.features.crud.hint import Hint, bad_hint, hint_of, limits_of
 from replset.features.crud.oplog_cursor import OplogCursor
 from replset.features.crud.plan import choose_plan, natural_direction
-from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED, Scan, collection_at, open_collection
+from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED, Scan
 from replset.features.crud.tailing import CappedCursor, Wanted
 from replset.ids import OpTime
 from replset.operations import fields
@@ -35,10 +35,18 @@ from replset.operations.evaluation import (
     run_in_thread,
     weight_of,
 )
+from replset.operations.kernel import Kernel
 from replset.operations.let import let_of, variables_of
-from replset.operations.member_port import MemberPort, Reply
 from replset.operations.namespaces import OPLOG, collection_of, namespace
-from replset.operations.read_concern import ReadConcern, read_concern_of, read_point, refuse_linearizable
+from replset.operations.read_concern import (
+    ReadConcern,
+    collection_at,
+    open_collection,
+    read_concern_of,
+    read_point,
+    refuse_linearizable,
+)
+from replset.operations.request import Reply
 from replset.operations.user_directory import users_of
 from replset.query.projection import Projection, compile_find_projection
 from replset.query.sort import Sort, compile_sort
@@ -173,7 +181,7 @@ class FindCursor(Cursor):
 
     def __init__(
         self,
-        member: MemberPort,
+        member: Kernel,
         table: CursorTable,
         coll: Collection,
         at: OpTime | None,

@@ -19,8 +19,8 @@ from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import UNBOUNDED, compiled, read_statement, weight_of
 from replset.operations.let import let_of, variables_of
-from replset.operations.member_port import Reply
 from replset.operations.replies import write_times
+from replset.operations.request import Reply
 from replset.operations.write_concern import also_if_it_fails, wait_for_write_concern, write_concern_of
 from replset.query.match import compile_filter
 from replset.query.projection import compile_find_projection

@@ -14,9 +14,9 @@ from replset.operations.command import Command, CommandContext
 from replset.operations.current_operations import SHOWN_BYTES
 from replset.operations.cursors import NOBODY, Cursor, Opener
 from replset.operations.fail_command import check_max_time, fail_get_more
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import collection_field, cursor_namespace
 from replset.operations.read_concern import LINEARIZABLE, confirm_linearizable, read_point
+from replset.operations.request import Reply
 from replset.operations.stable_api import NO_API, api_parameters
 from replset.optime import timestamp
 

@@ -32,12 +32,14 @@ from replset.features.crud.write_batch import (
 )
 from replset.ids import OpTime
 from replset.operations import fields
-from replset.operations.command import Command, CommandContext, Where
+from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
 from replset.operations.evaluation import SMALL_STATEMENT, TimeSlice, is_small, run_in_thread
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.kernel import Kernel
+from replset.operations.request import Reply
 from replset.query.regex import begin_time_slice
 from replset.replication.write_ops import WriteGroup, do_insert, do_inserts
 from replset.storage import indexes
+from replset.storage.catalog import Collection
 
 KEEP_TIMESTAMPS = "bypassEmptyTsReplacement"
 _ID_FIRST = b"_id\0"
@@ -49,7 +51,7 @@ _TIMESTAMP = b"\x11"  # its type: text does not have this byte, and numbers that
 _int32 = Struct("<i").pack
 
 
-def prepare(doc: bytes, member: MemberPort, keep_timestamps: bool = False) -> tuple[bytes, bytes]:
+def prepare(doc: bytes, member: Kernel, keep_timestamps: bool = False) -> tuple[bytes, bytes]:
     """(key, document) ready to be stored: validated, `_id` first and of a type that can be one.
 
     keep_timestamps: an empty one in the top level stays empty (bypassEmptyTsReplacement).
@@ -86,7 +88,7 @@ def check_id_document(value: object) -> None:
             )
 
 
-def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
+def _with_id_first(doc: bytes, member: Kernel) -> bytes:
     """Return the document with its `_id` first; it gets a new `_id` if it has none."""
     front = b""
     rest: list[bytes] = []
@@ -107,7 +109,7 @@ def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
     return b"".join((_int32(len(body) + 5), body, b"\0"))
 
 
-def _with_timestamps(doc: bytes, member: MemberPort) -> bytes:
+def _with_timestamps(doc: bytes, member: Kernel) -> bytes:
     """Replace Timestamp(0, 0) in the top level, except in `_id`, by the present time, as in MongoDB."""
     changed = bytearray(doc)
     seconds = (member.clock.wall_ms() // 1000).to_bytes(4, "little")
@@ -276,6 +278,18 @@ async def insert(ctx: CommandContext) -> Reply:
     return await run_batch(batch)
 
 
+def insert_work(document: bytes, member: Kernel) -> PreparedWork:
+    """Return the insert of a document. ReplError: it cannot be stored."""
+    key, document = prepare(document, member)
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        if do_insert(group, coll, key, document) is None:
+            raise UnusualError  # the key is there already
+        return (("n", 1),)
+
+    return work
+
+
 COMMANDS: tuple[Command, ...] = (
     Command(
         "insert",
@@ -284,6 +298,7 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,
+        prepared=insert_work,
         needs=Action.INSERT,
     ),
 )

@@ -15,7 +15,7 @@ from replset.features.crud.oplog_filter import OplogFilter, head_document, oplog
 from replset.features.crud.tailing import TailingCursor, Wanted
 from replset.ids import OPTIME_NULL, OpTime
 from replset.operations.evaluation import SMALL_STATEMENT, UNBOUNDED, TimeSlice, is_small, run_in_thread
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 from replset.operations.namespaces import OPLOG
 from replset.oplog_row import OplogRow
 from replset.query.match import Matcher
@@ -35,7 +35,7 @@ class OplogCursor(TailingCursor):
 
     def __init__(
         self,
-        member: MemberPort,
+        member: Kernel,
         query: dict[str, object],
         wanted: Wanted,
         *,

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-from replset.errors import CatalogChangedError, CursorNotFoundError, QueryPlanKilledError
+from replset.errors import CursorNotFoundError, QueryPlanKilledError
 from replset.features.crud.candidates import Candidate, OverlayView, SnapshotView, View, source_of
 from replset.features.crud.plan import ByKeys, Natural, Plan, index_names
 from replset.ids import OpTime
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import evaluate_all
-from replset.operations.member_port import MemberPort
-from replset.operations.namespaces import namespace
-from replset.operations.read_concern import ReadConcern, read_point
+from replset.operations.kernel import Kernel
 from replset.operations.slow_operations import WORK
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
@@ -43,7 +40,7 @@ class Scan(Generic[T]):
 
     def __init__(
         self,
-        member: MemberPort,
+        member: Kernel,
         coll: Collection,
         at: OpTime | None,
         plan: Plan,
@@ -137,31 +134,6 @@ class Scan(Generic[T]):
                     self._mean_bytes = size // len(fetched) + 1
                     return fetched, False
         return fetched, True
-
-
-async def open_collection(
-    ctx: CommandContext, name: str, concern: ReadConcern
-) -> tuple[Collection | None, OpTime | None]:
-    """Wait until the read may begin: the collection (None: there is none) and the point to read at (None: now)."""
-    ns = namespace(ctx.database, name)
-    if ctx.transaction is not None:
-        return ctx.transaction.write_set.collection(ns), ctx.transaction.at
-    at = await read_point(ctx, concern)
-    while at is not None:
-        try:
-            return collection_at(ctx, ns, at), at
-        except CatalogChangedError as changed:
-            if concern.at is not None:
-                raise
-            at = await read_point(ctx, replace(concern, after=changed.until))
-    return ctx.member.store.collection(ns), None
-
-
-def collection_at(ctx: CommandContext, ns: str, at: OpTime) -> Collection | None:
-    """Return the collection as of a point. CatalogChangedError."""
-    with ctx.member.store.read() as snapshot:
-        coll = snapshot.collection(ns, at)
-        return None if coll is None else snapshot.with_indexes(coll, at)
 
 
 async def pause(ctx: CommandContext) -> None:

@@ -18,7 +18,7 @@ from replset.errors import (
 from replset.ids import OpTime
 from replset.operations.cursors import Batch, Cursor, Pause
 from replset.operations.evaluation import evaluate
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 from replset.operations.slow_operations import WORK
 from replset.query.match import Matcher
 from replset.query.projection import Projection
@@ -46,7 +46,7 @@ class Wanted:
 class TailingCursor(Cursor):
     """A position among documents that only grow at their end. Nothing is kept for it."""
 
-    def __init__(self, ns: str, member: MemberPort, wanted: Wanted) -> None:
+    def __init__(self, ns: str, member: Kernel, wanted: Wanted) -> None:
         super().__init__(ns, keep_forever=wanted.keep_forever)
         self._member = member
         self._matcher = wanted.matcher
@@ -126,7 +126,7 @@ class TailingCursor(Cursor):
 class CappedCursor(TailingCursor):
     """Tails a capped collection, in the order of inserts. Lost (136) if the document where it stands is removed."""
 
-    def __init__(self, member: MemberPort, coll: Collection, wanted: Wanted, *, is_majority: bool) -> None:
+    def __init__(self, member: Kernel, coll: Collection, wanted: Wanted, *, is_majority: bool) -> None:
         """is_majority: only what is committed is seen."""
         super().__init__(coll.ns, member, wanted)
         self._coll = coll

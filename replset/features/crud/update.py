@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode, encode, encode_key
 from replset.bson.repeated import with_repeated_names
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError
 from replset.features.crud.filters import filter_of
+from replset.features.crud.find_by_id import only_key
 from replset.features.crud.hint import hint_of
 from replset.features.crud.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key
 from replset.features.crud.retryable import Executed, refuse_retryable
@@ -19,10 +20,11 @@ from replset.features.crud.search_batch import Match, ReturnedDocument, Search, 
 from replset.features.crud.validators import Validator
 from replset.features.crud.write_batch import parse_in_slices, read_statements, run_batch
 from replset.operations import fields
-from replset.operations.command import Command, CommandContext, Where
+from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
 from replset.operations.evaluation import UNBOUNDED, is_small, weight_of
+from replset.operations.kernel import Kernel
 from replset.operations.let import variables_of, with_constants
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
 from replset.optime import timestamp
 from replset.query.expressions import fault
 from replset.query.match import NO_VARIABLES
@@ -240,6 +242,50 @@ async def update(ctx: CommandContext) -> Reply:
     return await run_batch(UpdateBatch(ctx, statements, variables=await variables_of(ctx)))
 
 
+_MODIFIED: Final = (("n", 1), ("nModified", 1))
+_NOT_MODIFIED: Final = (("n", 1), ("nModified", 0))
+_UPDATE_FIELDS: Final = frozenset({b"q", b"u", b"upsert", b"multi"})
+
+
+def _is_false(fields: RawDocument, name: str) -> bool:
+    """Whether the field is absent or false."""
+    kind = fields.type_of(name)
+    return kind is None or (kind == 0x08 and not fields.get(name))
+
+
+def update_work(statement: bytes, _member: Kernel) -> PreparedWork | None:
+    """Return an update of one document that is found by its `_id`; None: it is another kind of statement."""
+    fields = RawDocument(statement)
+    if not fields.has_only(_UPDATE_FIELDS) or not (_is_false(fields, "upsert") and _is_false(fields, "multi")):
+        return None
+    key, change = only_key(fields.get_raw("q") or b""), fields.get("u")
+    if key is None or fields.type_of("u") != 0x03 or may_grow(change):
+        return None
+    weight, changed = weight_of(len(statement), change), compile_update(change, fills_timestamps=True)
+    if changed.needs_position:
+        return None
+
+    def work(group: WriteGroup, coll: Collection) -> Counters:
+        raw = group.txn.get(coll, key)
+        if raw is None or not is_small(weight, len(raw)):
+            raise UnusualError
+        if group.held:
+            group.held.check(coll.uuid, key)  # also for what it does not change
+        before = with_repeated_names(decode(raw), raw)
+        now, stamp = DateTime(group.wall_ms), timestamp(group.next_optime().ts)
+        after = changed.apply(before, now=now, timestamp=stamp)
+        if after is before:
+            return _NOT_MODIFIED
+        after_raw = encode_result(after)
+        o = update_object(before, after, after_raw, is_replacement=changed.is_replacement, targets=changed.targets)
+        if o is None:
+            return _NOT_MODIFIED
+        do_update(group, coll, key, raw, after_raw, o)
+        return _MODIFIED
+
+    return work
+
+
 COMMANDS: tuple[Command, ...] = (
     Command(
         "update",
@@ -248,6 +294,7 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.PRIMARY,
         write_concern=True,
         retryable=True,
+        prepared=update_work,
         needs=Action.UPDATE,
     ),
 )

@@ -10,8 +10,8 @@ from typing import Any
 from replset.bson import RawDocument, decode
 from replset.errors import DocumentValidationError
 from replset.operations.evaluation import UNBOUNDED, weight_of
+from replset.operations.kernel import Kernel
 from replset.operations.let import system_variables
-from replset.operations.member_port import MemberPort
 from replset.query.conditions import is_operators
 from replset.query.errors import show
 from replset.query.expressions import compile_expression
@@ -111,7 +111,7 @@ def _compiled(options: bytes) -> Validator:
     return Validator(RawDocument(options))
 
 
-def validator_of(coll: Collection | None, member: MemberPort) -> Validator | None:
+def validator_of(coll: Collection | None, member: Kernel) -> Validator | None:
     """The validator that a write to the collection has to heed, None when there is none. Raises as `Validator`.
 
     It is ready for a write of this moment. Another write may use it too: $$NOW then is that one's, a little later.

@@ -21,9 +21,10 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.operations import fields
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import SMALL_STATEMENT, run_in_thread
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import collection_of, writable_namespace
 from replset.operations.replies import LargeReply, encode_write_reply, write_times
+from replset.operations.request import Reply
+from replset.operations.transactions import TransactionTable
 from replset.operations.view_definitions import refuse_view
 from replset.operations.write_concern import note_awaited, wait_for_write_concern, write_concern_of
 from replset.optime import optime_document
@@ -210,7 +211,7 @@ async def run_groups(batch: Batch) -> None:
     try:
         # Again: a transaction of the session may have begun while this write waited. Committed behind it, its older
         # number would be the record's, and a retry of this write would be applied.
-        ctx.member.transactions.check_retryable_write(retry.key, retry.number)
+        ctx.member[TransactionTable].check_retryable_write(retry.key, retry.number)
         while not await ctx.write(batch):
             await _between_groups(batch)
     except ReplError:

@@ -10,10 +10,14 @@ from importlib.metadata import version
 from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, Int64, to_ejson
 from replset.errors import BadValueError, NamespaceNotFoundError, NotBuiltError
+from replset.member.net.credentials import Credentials
+from replset.member.options import MemberOptions, command_line
+from replset.member.process.log_writer import RecentLog
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
-from replset.operations.member_port import Reply
+from replset.operations.dispatcher import Dispatcher
 from replset.operations.namespaces import collection_field, namespace
+from replset.operations.request import Reply
 
 log = logging.getLogger("replset.operations")
 
@@ -55,14 +59,14 @@ async def whats_my_uri(ctx: CommandContext) -> Reply:
 async def rotate_certificates(ctx: CommandContext) -> Reply:
     """Read the certificates and the key file again, as SIGHUP does, for connections from now on."""
     message = fields.text(ctx.body, "message", ctx.name, "")
-    if not await ctx.member.workers.run(ctx.member.reload_credentials):
+    if not await ctx.member.workers.run(ctx.member[Credentials].reload):
         raise BadValueError("this member has neither certificates (--tls-cert) nor a key file")
     log.info("rotateCertificates: key file and certificates are read again. %.200s", message)
     return {}
 
 
 async def get_cmd_line_opts(ctx: CommandContext) -> Reply:
-    argv, parsed = ctx.member.command_line
+    argv, parsed = command_line(ctx.member[MemberOptions])
     return {"argv": list(argv), "parsed": parsed}
 
 
@@ -78,7 +82,7 @@ async def get_log(ctx: CommandContext) -> Reply:
     if name == "startupWarnings":
         lines = _warning_lines(ctx)
         return {"totalLinesWritten": len(lines), "log": lines}
-    log = ctx.member.recent_log
+    log = ctx.member[RecentLog]
     return {"totalLinesWritten": Int64(log.total), "log": list(log.lines.copy())}
 
 
@@ -133,7 +137,23 @@ async def plan_cache_clear(ctx: CommandContext) -> Reply:
     return {}
 
 
+async def list_commands(ctx: CommandContext) -> Reply:
+    """All commands, each with the first line of its description."""
+    commands = {command.name: command for command in ctx.member[Dispatcher].commands.values()}
+    return {
+        "commands": {
+            name: {
+                "help": (command.run.__doc__ or "").partition("\n")[0],
+                "adminOnly": command.admin_only,
+                "where": command.where.value,
+            }
+            for name, command in sorted(commands.items())
+        }
+    }
+
+
 COMMANDS: tuple[Command, ...] = (
+    Command("listCommands", list_commands, needs=Action.LOGIN),
     Command("ping", ping, needs=Action.OPEN),
     *(
         Command(name, ping, test_only=True, needs=Action.OPEN)

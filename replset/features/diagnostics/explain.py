@@ -26,8 +26,8 @@ from replset.operations import fields
 from replset.operations.command import GENERIC_FIELDS, Command, CommandContext, Where
 from replset.operations.evaluation import compiled, read_statement, weight_of
 from replset.operations.let import variables_of
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import OPLOG, collection_field, namespace
+from replset.operations.request import Reply
 from replset.operations.view_definitions import collection_here
 from replset.query.sort import compile_sort
 

@@ -13,8 +13,9 @@ from replset.features.users.sasl import start_with_hello
 from replset.ids import OPTIME_NULL, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, remember_client
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.kernel import Kernel
 from replset.operations.replies import election_id
+from replset.operations.request import Reply
 from replset.operations.session_request import SESSION_MINUTES
 from replset.optime import optime_document
 from replset.storage.store import Store
@@ -88,7 +89,7 @@ def _parse_topology_version(known: RawDocument) -> tuple[ObjectId, int]:
     return process, int(counter)
 
 
-def set_fields(member: MemberPort, *, legacy: bool) -> dict[str, object]:
+def set_fields(member: Kernel, *, legacy: bool) -> dict[str, object]:
     """Return the fields of hello and serverStatus.repl about the set."""
     node = member.node
     config = node.config
@@ -150,7 +151,7 @@ def _own_fields(me: Member) -> dict[str, object]:
     return own
 
 
-def _last_write(member: MemberPort) -> dict[str, object]:
+def _last_write(member: Kernel) -> dict[str, object]:
     store = member.store
     committed = min(member.node.commit_point, store.last_applied)
     return {

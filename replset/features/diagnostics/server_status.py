@@ -10,9 +10,13 @@ from replset.bson import DateTime, Int64
 from replset.core.election_metrics import CandidateMetrics, ElectionMetrics, ParticipantMetrics
 from replset.features.diagnostics.diagnostics import SERVER_VERSION
 from replset.features.diagnostics.hello import set_fields
+from replset.member.net.server import WireServer
 from replset.operations.command import Command, CommandContext
 from replset.operations.current_operations import KINDS, WRITES
-from replset.operations.member_port import MemberPort, Reply
+from replset.operations.flow_control import FlowControl
+from replset.operations.kernel import Kernel
+from replset.operations.request import Reply
+from replset.operations.transactions import TransactionTable
 from replset.optime import optime_document
 
 ELECTION_COUNTERS = {
@@ -98,8 +102,8 @@ async def server_status(ctx: CommandContext) -> Reply:
         "globalLock": _global_lock(ctx, uptime_ms),
         "mem": _memory(),
         "network": {
-            "bytesIn": Int64(member.traffic.bytes_in),
-            "bytesOut": Int64(member.traffic.bytes_out),
+            "bytesIn": Int64(member[WireServer].traffic.bytes_in),
+            "bytesOut": Int64(member[WireServer].traffic.bytes_out),
             "numRequests": Int64(sum(ctx.counts.values())),
         },
         "opcounters": _opcounters(ctx),
@@ -114,16 +118,16 @@ async def server_status(ctx: CommandContext) -> Reply:
         "flowControl": flow_control_document(member),
         "repl": {**set_fields(member, legacy=False), "ismaster": member.node.writable, "rbid": store.rollback_id},
         "oplog": {"latestOptime": optime_document(store.last_applied), "earliestOptime": optime_document(store.oldest)},
-        "transactions": {"currentOpen": Int64(member.transactions.open_count)},
+        "transactions": {"currentOpen": Int64(member[TransactionTable].open_count)},
         "metrics": {"cursor": {"open": {"total": Int64(len(ctx.cursors))}}},
     }
     left_out = {name for name in ctx.body.keys() if name in sections and not ctx.body.get(name)}  # noqa: SIM118
     return {name: section for name, section in sections.items() if name not in left_out}
 
 
-def flow_control_document(member: MemberPort) -> dict[str, object]:
+def flow_control_document(member: Kernel) -> dict[str, object]:
     """What flow control does. The rate is in bytes of oplog in a second; MongoDB's, without a limit, is 10^9."""
-    flow = member.flow_control
+    flow = member[FlowControl]
     limit = UNLIMITED if flow.per_second is None else int(flow.per_second)
     return {
         "enabled": member.node.flow_control_target_ms() > 0,
@@ -149,9 +153,9 @@ def _asserts(ctx: CommandContext) -> dict[str, object]:
 def _connections(ctx: CommandContext) -> dict[str, object]:
     member = ctx.member
     return {
-        "current": member.connection_count,
-        "available": max(0, member.most_connections - member.connection_count),
-        "totalCreated": Int64(member.traffic.connections),
+        "current": member[WireServer].connection_count,
+        "available": max(0, member[WireServer].slots.most - member[WireServer].connection_count),
+        "totalCreated": Int64(member[WireServer].traffic.connections),
         "active": len(ctx.operations.running),
     }
 

@@ -24,13 +24,15 @@ from replset.features.follower.follow_source import OwnHistory, SourceSet
 from replset.ids import OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
-from replset.operations.member_port import Reply
+from replset.operations.history import History
+from replset.operations.request import Reply
 from replset.operations.write_concern import wait_for_write_concern
 from replset.oplog_entry import OplogEntry
 from replset.optime import optime_document, optime_or_none
 from replset.replication.followed import (
     OWN_DATABASES,
     FollowMode,
+    FollowProgress,
     FollowState,
     is_followed,
     position_in,
@@ -161,7 +163,7 @@ async def status(ctx: CommandContext) -> Reply:
     reply = _described(state)
     if state.mode is FollowMode.FOLLOWING:
         position = ctx.member.store.query(lambda connection: position_in(connection, state)).position
-        progress = ctx.member.follow_progress
+        progress = ctx.member[FollowProgress]
         if ctx.member.node.writable:
             position = max(position, progress.position, key=lambda at: at.ts)
             reply |= {
@@ -184,7 +186,7 @@ async def entries(ctx: CommandContext) -> Reply:
     position = None if document is None else optime_or_none(document.decode())
     if position is None:
         raise BadValueError(f"{ctx.name} takes the optime of an entry: {{ts, t}}")
-    history = ctx.member.history
+    history = ctx.member[History]
     if position.ts > history.committed.ts:  # a new primary does not know yet what is committed
         return {"entries": []}
     try:

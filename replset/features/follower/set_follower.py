@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from replset.core.node import Node
+from replset.core.remarks import Remark
 from replset.errors import NotWritablePrimaryError, ReplError
 from replset.features.follower.follow_source import SourceSet
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.member.disk.writer import Writer
+from replset.member.feature import FeaturePart, Figure
 from replset.oplog_entry import OplogEntry
 from replset.replication.applier import (
     EvaluatedUpdate,
@@ -52,32 +55,48 @@ MOST_OWN_ENTRIES = 1_000
 """Behind the last entry that says the position: with more of them it is written again, so that it is found soon."""
 
 
-class SetFollower:
+class SetFollower(FeaturePart):
     """Runs as a task of its own."""
 
-    def __init__(self, context: MemberContext, node: Node, writer: Writer, on_committed: Callable[[], None]) -> None:
-        """on_committed: called after each group of applied entries."""
+    def __init__(self, context: MemberContext, node: Node, writer: Writer) -> None:
         self._context = context
         self._node = node
         self._writer = writer
-        self._on_committed = on_committed
         self._wake = asyncio.Event()
         self._follows = False  # as of the newest commit
         self.progress = FollowProgress()
 
-    @property
-    def term(self) -> int | None:
-        """The term in which this set's own work (expiring documents, ending index builds) is this member's; None while
-        the set follows another one, which does that work, or hands over to one. It may be asked within a group.
-        """
-        return None if self._follows else self._writer.term
+    def does_own_work(self) -> bool:
+        """Not while the set follows another one, which does that work, or hands over to one."""
+        return not self._follows
+
+    def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return (self.run(),)
+
+    def status(self) -> Mapping[str, object]:
+        following = self.progress.document(self._context.clock)
+        return {"following": following} if following else {}
+
+    def remarks(self) -> Iterable[Remark]:
+        progress = self.progress
+        if progress.error:
+            yield Remark(
+                f"nothing comes from {progress.source}, which this set follows: {progress.error}",
+                "it is tried again all the time; docs/follower.md says what to do where that does not help",
+            )
+
+    def figures(self) -> Iterable[Figure]:
+        progress, lag_s = self.progress, self.progress.lag_s(self._context.clock)
+        lag = {progress.source: float(lag_s)} if progress.source and lag_s is not None else {}
+        failing = {progress.source: float(bool(progress.error))} if progress.source else {}
+        yield Figure("replset_follow_lag_seconds", "age of the newest entry that came", lag, "source")
+        yield Figure("replset_follow_failing", "1 while nothing comes from it", failing, "source")
 
     def _is_following(self) -> bool:
         state = read_state(self._context.store)
         return state is not None and state.mode is FollowMode.FOLLOWING
 
-    def on_change(self) -> None:
-        """Called after each commit."""
+    def on_committed(self) -> None:
         if self._context.store.collection(FOLLOW_NS) is not None:
             state = read_state(self._context.store)
             self._follows = state is not None and state.refuses_clients
@@ -85,7 +104,7 @@ class SetFollower:
 
     async def run(self) -> None:
         """Work until cancelled. Whatever fails is tried again: this set's own data and its readers go on meanwhile."""
-        self.on_change()
+        self.on_committed()
         while True:
             await self._wake.wait()
             try:
@@ -193,7 +212,7 @@ class SetFollower:
             slice_ = wanted[done : done + 200]
             entries = [own_entry(raw, OpTime(term, first + number), name) for number, raw in enumerate(slice_)]
             applied = apply_batch(store, entries, 0, len(entries), lambda: clock.now() >= until, evaluated)
-            self._on_committed()
+            self._writer.on_committed()
             return applied
 
         while done < len(wanted):

@@ -28,9 +28,9 @@ from replset.ids import OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import read_statement
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import OPLOG, collection_field, namespace, writable_namespace
 from replset.operations.replies import list_reply, write_times
+from replset.operations.request import Reply
 from replset.operations.view_definitions import refuse_view
 from replset.operations.write_concern import (
     MAX_W,
@@ -40,6 +40,7 @@ from replset.operations.write_concern import (
     write_concern_of,
 )
 from replset.query.errors import show
+from replset.replication.index_builder import IndexBuilder
 from replset.replication.index_ops import do_abort_build, do_create_index, do_drop_index, do_start_build
 from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create
 from replset.storage.catalog import Collection
@@ -140,7 +141,7 @@ def _begin(ctx: CommandContext, group: WriteGroup, ns: str, specs: list[RawDocum
                 do_create_index(group, coll, spec)
         elif wanted:
             build = do_start_build(group, coll, wanted)
-            plan.build = ctx.member.index_builder.result(build), build
+            plan.build = ctx.member[IndexBuilder].result(build), build
     plan.optime = txn.last
     return plan
 
@@ -148,7 +149,7 @@ def _begin(ctx: CommandContext, group: WriteGroup, ns: str, specs: list[RawDocum
 async def _own_build(ctx: CommandContext, result: asyncio.Future[OpTime], build: bytes) -> OpTime:
     """Wait for the build that this command began. When maxTimeMS is over it is ended, as in MongoDB."""
     if not await _is_done_in_time(ctx, result):
-        ctx.member.index_builder.abort(build, MaxTimeMSExpiredError("operation exceeded time limit"))
+        ctx.member[IndexBuilder].abort(build, MaxTimeMSExpiredError("operation exceeded time limit"))
     return await result
 
 
@@ -160,7 +161,7 @@ async def _is_done_in_time(ctx: CommandContext, result: asyncio.Future[OpTime]) 
 
 async def _other_build(ctx: CommandContext, build: bytes) -> None:
     """Wait until a build that another command began has ended, however it did."""
-    result = ctx.member.index_builder.result(build)
+    result = ctx.member[IndexBuilder].result(build)
     if not await _is_done_in_time(ctx, result):
         raise MaxTimeMSExpiredError("operation exceeded time limit")
     try:

@@ -11,7 +11,8 @@ from replset.errors import ReplError
 from replset.ids import HostPort, Millis
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
+from replset.replication.rollback_list import RollbackList
 
 MEMBER_TIMEOUT_MS = Millis(5_000)
 FULL_BYTES = 4 << 20
@@ -21,7 +22,7 @@ FULL_BYTES = 4 << 20
 async def get_rollbacks(ctx: CommandContext) -> Reply:
     """The manifests of this member, oldest first. With `all`, those of every member, and the members that failed."""
     everywhere = fields.boolean(ctx.body, "all", ctx.name)
-    own = [{**row, "member": str(ctx.member.host)} for row in await ctx.member.rollbacks.listed()]
+    own = [{**row, "member": str(ctx.member.host)} for row in await ctx.member[RollbackList].listed()]
     if not everywhere:
         return {"rollbacks": shorten(own)}
     config = ctx.member.node.config

@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Final
 
 from replset.own_process import command_of
+from replset.text import is_url
 
 GAIN, RELEASE = "gain", "release"
 RETRY_S: Final = 1.0
@@ -209,10 +210,6 @@ def end_earlier(path: str) -> int:
             time.sleep(SOON_S)
     fcntl.lockf(file, fcntl.LOCK_UN, 1, CALL)
     return file
-
-
-def is_url(hook: str) -> bool:
-    return hook.startswith(("http://", "https://"))
 
 
 def post(url: str, event: str) -> int:

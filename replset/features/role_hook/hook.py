@@ -6,13 +6,15 @@ import asyncio
 import logging
 import os
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from typing import Any
 
 from replset.core.messages import Report, RoleReleased
 from replset.core.node import Node
 from replset.features.role_hook.guard import MODULE
 from replset.ids import HostPort, Millis
+from replset.member.feature import FeaturePart
 from replset.own_process import command_of
 from replset.replication.ports import Clock
 
@@ -29,14 +31,15 @@ START_S = 10.0
 """How long a guard may read nothing after its start."""
 
 
-class RoleHook:
-    """Keeps one guard process. `holds` is True unless the guard has said that the role is released.
+class RoleHook(FeaturePart):
+    """Keeps one guard process. `holds_role` is True unless the guard has said that the role is released.
 
     The clock must be the machine's monotonic one, since the guard reads the same.
     """
 
     def __init__(
         self,
+        node: Node,
         hook: str,
         hook_ms: Millis,
         dbpath: str,
@@ -50,27 +53,30 @@ class RoleHook:
         self._clock = clock
         self._environment = {**os.environ, "ROLE_SET": names[0], "ROLE_MEMBER": names[1]}
         self._report = report
+        self._node = node
         self._process: Process | None = None
         self._number = self._last_held = self._released = 0  # of lines: the last, the last that lets it hold, answered
         self._read = 0  # the last line that the guard has read
         self._is_told = False
         self._is_released = asyncio.Event()
 
-    @property
-    def holds(self) -> bool:
+    def holds_role(self) -> bool:
         return self._released <= self._last_held
 
-    async def run(self, node: Node) -> None:
+    def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return (self.run(),)
+
+    async def run(self) -> None:
         """Keep a guard running, and tell it again and again until when the member may hold the role."""
         while True:
             try:
-                await self._run_guard(node)
+                await self._run_guard()
                 log.error("the guard of the role hook ended; another one is started")
             except OSError as error:
                 log.error("the guard of the role hook cannot be started: %s; it is tried again", error)
             await asyncio.sleep(RESTART_S)
 
-    async def _run_guard(self, node: Node) -> None:
+    async def _run_guard(self) -> None:
         self._last_held, self._is_told = self._number, True
         self._is_released.clear()
         process = self._process = await asyncio.create_subprocess_exec(
@@ -83,11 +89,11 @@ class RoleHook:
         answers = asyncio.get_running_loop().create_task(self._read_answers(process))
         first, unread = self._number + 1, 0
         try:
-            self._tell(node, 0)
+            self._tell(0)
             while not answers.done():
-                self.update(node)
-                if self._is_told and self.holds:  # it releases, and shall say that it still does
-                    self._tell(node, 0)
+                self.on_topology_changed()
+                if self._is_told and self.holds_role():  # it releases, and shall say that it still does
+                    self._tell(0)
                 wanted, each_s = self._number, self.hook_ms / 1000 / LOOKS
                 await asyncio.wait([answers], timeout=each_s)
                 unread = 0 if self._read >= wanted else unread + 1
@@ -98,21 +104,21 @@ class RoleHook:
         finally:
             answers.cancel()
 
-    def update(self, node: Node) -> None:
+    def on_topology_changed(self) -> None:
         """Tell the guard until when the member may hold the role, if that changed."""
-        until = node.role_until(self._clock.now())
+        until = self._node.role_until(self._clock.now())
         if until > self._clock.now():
             self._last_held, self._is_told = self._number + 1, False
             self._is_released.clear()
-            self._tell(node, until)
+            self._tell(until)
         elif not self._is_told:
             self._is_told = True
-            self._tell(node, 0)
+            self._tell(0)
 
-    def _tell(self, node: Node, until: int) -> None:
+    def _tell(self, until: int) -> None:
         self._number += 1
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(b"%d %d %d\n" % (self._number, until, node.term))
+            self._process.stdin.write(b"%d %d %d\n" % (self._number, until, self._node.term))
 
     async def _read_answers(self, process: Process) -> None:
         while process.stdout is not None and (line := await process.stdout.readline()):
@@ -121,13 +127,13 @@ class RoleHook:
                 self._read = int(text)
             elif kind != "released":
                 log.log(logging.WARNING if kind == "warning" else logging.INFO, "%s", text)
-            elif self.holds:
+            elif self.holds_role():
                 self._released = max(self._released, int(text))
-                if not self.holds:
+                if not self.holds_role():
                     self._is_released.set()
                     self._report(RoleReleased())
 
-    async def wait_released(self) -> None:
+    async def hand_over(self) -> None:
         """Return when the guard has released the role, or when a release and its repetition would be over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * self.hook_ms / 1000):

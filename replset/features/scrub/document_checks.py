@@ -16,9 +16,11 @@ from replset.ids import HostPort, OpTime
 from replset.member.peers.member_commands import refuse_foreign_member
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
-from replset.operations.member_port import Reply
-from replset.replication.document_check import Difference
+from replset.operations.request import Reply
+from replset.replication.document_check import Difference, DocumentCheck, ScrubStatus
 from replset.replication.document_ranges import RangeRequest
+from replset.replication.document_repair import DocumentRepair
+from replset.replication.rollback_list import RollbackList
 
 WORK_MS = 500
 """How long one command works; it ends with the range in which that is over."""
@@ -37,12 +39,12 @@ async def give_documents(ctx: CommandContext) -> Reply:
     while member.store.last_applied < request.at and (left := deadline - member.clock.now()) > 0:
         if not await member.wait_for_change(left):
             break
-    return (await member.document_check.read_own(request)).document()
+    return (await member[DocumentCheck].read_own(request)).document()
 
 
 async def check_documents(ctx: CommandContext) -> Reply:
     """Compare documents with all other members, from `after` on; name those that differ."""
-    check, others = ctx.member.document_check, _others(ctx)
+    check, others = ctx.member[DocumentCheck], _others(ctx)
     wanted = fields.text(ctx.body, "ns", ctx.name, "")
     after = fields.document(ctx.body, "after", ctx.name)
     ns, low = ("", b"") if after is None else (fields.text(after, "ns", "after"), _key(after, "key", ctx.name))
@@ -61,7 +63,7 @@ async def check_documents(ctx: CommandContext) -> Reply:
             ctx.check_deadline()
             _check_readable(ctx)
             one = await check.compare(name, next_key, others, _reached(ctx))
-            ctx.member.scrub.on_compared(one)
+            ctx.member[ScrubStatus].on_compared(one)
             documents, size = documents + one.documents, size + one.size
             found += one.differing
             failed |= one.failed
@@ -72,7 +74,7 @@ async def check_documents(ctx: CommandContext) -> Reply:
 async def repair_documents(ctx: CommandContext) -> Reply:
     """Give this member's documents that differ the bytes that most data-bearing members have, from `after` on."""
     others, ns = _others(ctx), fields.text(ctx.body, ctx.name, ctx.name)
-    if ns not in ctx.member.document_check.namespaces():
+    if ns not in ctx.member[DocumentCheck].namespaces():
         raise NamespaceNotFoundError(f"{ctx.member.host} has no collection '{ns:.300}' whose documents are compared")
     trusted = fields.text(ctx.body, "from", ctx.name, "")
     if trusted and trusted not in others:
@@ -88,21 +90,21 @@ async def repair_documents(ctx: CommandContext) -> Reply:
         ctx.check_deadline()
         _check_readable(ctx)
         try:
-            done = await ctx.member.document_repair.repair(
+            done = await ctx.member[DocumentRepair].repair(
                 ns, low, others, HostPort(trusted) if trusted else None, _reached(ctx)
             )
         except ReplError:
             if not corrected:
                 raise
             break  # what was corrected is reported; the next command meets the error, if it is still there
-        ctx.member.scrub.on_compared(replace(done.compared, differing=(*done.undecided, *done.skipped)))
+        ctx.member[ScrubStatus].on_compared(replace(done.compared, differing=(*done.undecided, *done.skipped)))
         corrected += done.corrected
         undecided += done.undecided
         skipped += done.skipped
         failed |= done.compared.failed
         records += done.records
         low = done.compared.next
-    await ctx.member.rollbacks.refresh()
+    await ctx.member[RollbackList].refresh()
     reply: dict[str, object] = {
         "corrected": _documents(corrected),
         "undecided": _documents(undecided),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final
 
+from replset.bson import DateTime, Int64
+from replset.core.remarks import Remark
 from replset.errors import ReplError
 from replset.ids import HostPort
+from replset.member.feature import FeaturePart, Figure
 from replset.replication.context import MemberContext
 from replset.replication.document_check import DocumentCheck, ScrubStatus
 
@@ -26,7 +29,7 @@ EACH_DOCUMENT_BYTES: Final = 100
 """What reading a document costs beside its bytes, so that many small ones take no more time than large ones."""
 
 
-class Scrubber:
+class Scrubber(FeaturePart):
     """Runs as a task of its own. It reads as any client does, in threads, and writes nothing."""
 
     def __init__(
@@ -41,7 +44,33 @@ class Scrubber:
         self._check = check
         self._source = source
         self._bytes_per_sec = mb_per_sec * (1 << 20)
-        self.status = ScrubStatus()
+        self.found = ScrubStatus()
+
+    def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return (self.run(),)
+
+    def status(self) -> Mapping[str, object]:
+        scrub = self.found
+        if not (scrub.passes or scrub.differing):
+            return {}
+        document: dict[str, object] = {
+            "passes": Int64(scrub.passes),
+            "lastPassEnded": DateTime(scrub.ended_wall_ms),
+            "documents": Int64(scrub.documents),
+            "differing": len(scrub.differing),
+        }
+        return {"documentCheck": document}
+
+    def remarks(self) -> Iterable[Remark]:
+        if summary := self.found.summary:
+            yield Remark(
+                f"documents of {self._context.identity.member} are not as the primary has them: {summary}",
+                "replset check names them; then replset repair DB.COLLECTION",
+            )
+
+    def figures(self) -> Iterable[Figure]:
+        text = "documents of this member that are not as the primary has them"
+        yield Figure("replset_documents_differing", text, {"": float(len(self.found.differing))})
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -57,7 +86,7 @@ class Scrubber:
 
         A document that was put right after this pass had found it is in the status no more.
         """
-        status, seen = self.status, set[tuple[str, bytes]]()
+        status, seen = self.found, set[tuple[str, bytes]]()
         status.documents = 0
         for ns in self._check.namespaces():
             await self._compare(ns, seen)
@@ -89,9 +118,9 @@ class Scrubber:
                 continue
             for difference in one.differing[: KEPT_MAX - len(seen)]:
                 seen.add((ns, difference.key))
-                self.status.differing[ns, difference.key] = difference
-            self.status.on_compared(one)
-            self.status.documents += one.documents
+                self.found.differing[ns, difference.key] = difference
+            self.found.on_compared(one)
+            self.found.documents += one.documents
             low, tries = one.next, 0
             cost = one.size + one.documents * EACH_DOCUMENT_BYTES
             await asyncio.sleep(max(SHORTEST_PAUSE_S, cost / self._bytes_per_sec))

@@ -17,7 +17,7 @@ from replset.errors import BadValueError
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
 from replset.operations.evaluation import read_statement
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
 from replset.operations.session_request import NOBODY, SESSION_MINUTES, parse_lsid, uid_of
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -18,6 +18,7 @@ from replset.core.node import Node
 from replset.errors import ReplError
 from replset.ids import Millis, OpTime
 from replset.member.disk.writer import Writer
+from replset.member.feature import FeaturePart
 from replset.operations.session_table import SessionTable
 from replset.replication.context import MemberContext
 from replset.replication.session_write import expiry_note
@@ -40,7 +41,7 @@ PAUSE_S: Final = 0.02
 """Between two slices: some ten thousand records are looked at in a second."""
 
 
-class SessionExpiry:
+class SessionExpiry(FeaturePart):
     """Runs as a task of its own on every member; only a primary removes records."""
 
     def __init__(
@@ -53,6 +54,9 @@ class SessionExpiry:
         self._timeout_ms = timeout_ms
         self._through = 0
         """All entries up to this ts are older than the timeout."""
+
+    def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return (self.run(),)
 
     async def run(self) -> None:
         """Work until cancelled."""

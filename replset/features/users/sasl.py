@@ -11,8 +11,10 @@ from replset.auth.users import SaslConversation
 from replset.bson import Binary, RawDocument
 from replset.errors import AuthenticationFailedError, BadValueError, ErrorCode, ReplError
 from replset.operations import fields
+from replset.operations.audit_trail import AuditTrail
 from replset.operations.command import Command, CommandContext
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
+from replset.operations.user_directory import UserDirectory
 
 CONVERSATION: Final = 1
 
@@ -35,7 +37,7 @@ async def start_with_hello(ctx: CommandContext) -> dict[str, object]:
 
 
 async def _start(ctx: CommandContext, body: RawDocument, database: str) -> dict[str, object]:
-    connection, users = ctx.connection, ctx.member.users
+    connection, users = ctx.connection, ctx.member[UserDirectory]
     connection.sasl = None
     mechanism = fields.text(body, "mechanism", "saslStart")
     if mechanism != MECHANISM:
@@ -83,7 +85,7 @@ async def sasl_continue(ctx: CommandContext) -> Reply:
 
 def _failure(ctx: CommandContext, who: str, error: AuthenticationFailedError) -> AuthenticationFailedError:
     """The error for the client, which does not say what was wrong. The log does."""
-    ctx.member.audit.failed_login(who, ctx.connection.peer, error.message)
+    ctx.member[AuditTrail].failed_login(who, ctx.connection.peer, error.message)
     return AuthenticationFailedError("Authentication failed.")
 
 
@@ -110,7 +112,7 @@ async def logout(ctx: CommandContext) -> Reply:
 
 async def connection_status(ctx: CommandContext) -> Reply:
     """Who has logged in on this connection, and what that allows."""
-    login, users = ctx.connection.login, ctx.member.users
+    login, users = ctx.connection.login, ctx.member[UserDirectory]
     user = None if login is None or users.grants(login) is None else await users.find(login.name, login.database)
     roles: Iterable[Role] = () if user is None else sorted(user.roles)
     info: dict[str, object] = {

@@ -14,9 +14,9 @@ from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOr
 from replset.operations import fields
 from replset.operations.authorization import authorize, is_allowed
 from replset.operations.command import Command, CommandContext, Handler, Where
-from replset.operations.member_port import Reply
 from replset.operations.namespaces import check_database, writable_namespace
-from replset.operations.user_directory import users_of
+from replset.operations.request import Reply
+from replset.operations.user_directory import UserDirectory, users_of
 from replset.operations.write_concern import write_and_wait
 from replset.replication.write_ops import ReplicatedDocument, WriteGroup, do_create, do_insert
 
@@ -42,7 +42,7 @@ async def create_user(ctx: CommandContext) -> Reply:
 
     def operation(group: WriteGroup) -> None:
         coll = group.txn.catalog.by_ns.get(USERS_NS) or do_create(group, USERS_NS)
-        if ctx.connection.login is None and ctx.member.users.required and any(group.txn.scan(coll)):
+        if ctx.connection.login is None and ctx.member[UserDirectory].required and any(group.txn.scan(coll)):
             raise ReplError("the first user was made meanwhile: log in", code=ErrorCode.UNAUTHORIZED)
         if do_insert(group, coll, key, doc) is None:
             raise ReplError(f'User "{name}@{database}" already exists', code=ErrorCode.USER_EXISTS)
@@ -117,7 +117,7 @@ async def _write(ctx: CommandContext, operation: Callable[[WriteGroup], None]) -
         _, reply = await write_and_wait(ctx, operation)
         return reply
     finally:
-        ctx.member.users.forget()
+        ctx.member[UserDirectory].forget()
 
 
 def _unknown(ctx: CommandContext) -> ReplError:
@@ -262,7 +262,7 @@ async def users_info(ctx: CommandContext) -> Reply:
     shows_keys = fields.boolean(body, "showCredentials", ctx.name)
     if shows_keys and not ctx.connection.is_member:
         raise ReplError("keys of users are shown to nobody", code=ErrorCode.UNAUTHORIZED)
-    if shows_keys and (ctx.member.node.config is None or not ctx.member.users.has_users()):
+    if shows_keys and (ctx.member.node.config is None or not ctx.member[UserDirectory].has_users()):
         raise NotPrimaryOrSecondaryError("this member has no users of its own, or old ones: ask another one")
     wanted = _wanted(ctx)
     rows = await ctx.member.workers.run(lambda: _read(ctx, wanted))

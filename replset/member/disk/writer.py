@@ -27,8 +27,8 @@ from replset.errors import (
     StoreBusyError,
     SyncFailedError,
 )
-from replset.member.disk.flow_control import FlowControl
 from replset.operations.current_operations import SIZES, Histogram
+from replset.operations.flow_control import FlowControl
 from replset.operations.waiters import Completion
 from replset.oplog_entry import noop_entry
 from replset.replication.context import MemberContext
@@ -67,7 +67,7 @@ class Writer:
         self._context = context
         self._node = node
         self._rng = rng
-        self._on_committed = on_committed
+        self.on_committed = on_committed
         self._term: int | None = None
         self._closed = False
         self._operations: list[tuple[Callable[[WriteGroup], Any], Completion]] = []
@@ -95,7 +95,7 @@ class Writer:
         self._flush()
 
     def write(self, operation: Callable[[WriteGroup], T]) -> asyncio.Future[T]:
-        """Run `operation` in the next group; its result once that is committed. See MemberPort.write."""
+        """Run `operation` in the next group; its result once that is committed. See Member.write."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.submit(operation, future)
         return future
@@ -123,7 +123,7 @@ class Writer:
             optime = txn.next_optime(term, wall_ms)
             entry = noop_entry(self._noop_document(message), optime, wall_ms)
             txn.append(entry, optime, op="n", ns="", wall_ms=wall_ms)
-        self._on_committed()
+        self.on_committed()
         if message == INITIATION:
             # The entry must be on disk before the configuration that follows it is. A power cut between the two would
             # leave a member that belongs to a set, must have data and has none. Nobody is served yet, so the loop may
@@ -190,7 +190,7 @@ class Writer:
             self._operations = queue[len(outcomes) :] + self._operations
             self._schedule()
             if wrote:
-                self._on_committed()
+                self.on_committed()
             for (_, completion), (result, failure) in zip(queue, outcomes, strict=False):
                 if completion.done():
                     continue

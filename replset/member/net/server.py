@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 from replset.ids import HostPort
-from replset.member.net.admission import SMALL_BYTES, Admission
 from replset.member.net.connections import ConnectionSlots
 from replset.member.net.tls import Certifies, needs_no_certificate
-from replset.member.net.turns import Turns
 from replset.member.net.wire_connection import WireConnection
+from replset.operations.admission import SMALL_BYTES, Admission
 from replset.operations.cursors import CursorTable
 from replset.operations.dispatcher import Dispatcher
-from replset.operations.member_port import Owner, Traffic
 from replset.operations.repeated_warnings import RepeatedWarnings
+from replset.operations.request import Owner
+from replset.operations.turns import Turns
 from replset.replication.ports import Listener, Network
 from replset.wire.framing import message_ids
 
@@ -33,6 +34,15 @@ LARGE_READ_BYTES = 256 << 10
 LEFT_S = 60.0
 """A client whose last connection has ended finds its cursors again for so long: a driver closes all connections when
 one heartbeat fails, and goes on reading over new ones."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What passed the wire port since the start."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    connections: int = 0
 
 
 class WireServer:

@@ -1,7 +1,7 @@
 """One connection of the wire port: its task runs the commands of a client or a member in order.
 
 No task is made per command. On an idle connection a find by `_id` is answered as it arrives, and a write of a shape
-that it has sent before joins the group at once (features/crud/prepared.py). One message waits behind
+that it has sent before joins the group at once (operations/prepared.py). One message waits behind
 the command that runs; what a client sends beyond it is not looked at, and nothing more is read. The commands of all
 clients share each turn of the event loop (turns.py). If a connection closes, the command that it waits for is
 cancelled. Commands that need no answer (moreToCome: w: 0) and had arrived completely before the client closed are still
@@ -23,11 +23,11 @@ from replset.errors import (
     ReplError,
     code_name,
 )
-from replset.features.crud.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedWrite
-from replset.features.crud.shapes import ARRAYS, Shape
-from replset.member.net.admission import SMALL_BYTES, STALLED_S
+from replset.operations.admission import SMALL_BYTES, STALLED_S
 from replset.operations.command import PROVE
-from replset.operations.member_port import CommandRequest, ConnectionContext, Owner, Reply
+from replset.operations.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedWrite
+from replset.operations.request import CommandRequest, ConnectionContext, Owner, Reply
+from replset.operations.shapes import ARRAYS, Shape
 from replset.wire.framing import LARGE_BYTES, FrameReader, WireMessage, encode_msg, encode_reply
 
 if TYPE_CHECKING:

@@ -12,10 +12,12 @@ from replset.errors import AuthenticationFailedError, FailedToParseError, Remote
 from replset.ids import HostPort
 from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
 from replset.member.peers.message_documents import parse_request, reply_document
-from replset.member.peers.oplog_fetch import oplog_probe, refuse_other_set
+from replset.member.peers.oplog_fetch import OplogFetches, oplog_probe, refuse_other_set
+from replset.member.peers.snapshot_server import SnapshotServer
 from replset.operations import fields
+from replset.operations.audit_trail import AuditTrail
 from replset.operations.command import PROVE, AtOnce, Command, CommandContext
-from replset.operations.member_port import Reply
+from replset.operations.request import Reply
 from replset.operations.waiters import Completion
 
 log = logging.getLogger("replset.operations")
@@ -40,12 +42,12 @@ def refuse_foreign_member(ctx: CommandContext) -> None:
 async def fetch_oplog(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
     waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-    ctx.member.fetches.begin(ctx.body, waiter)
+    ctx.member[OplogFetches].begin(ctx.body, waiter)
     return await waiter
 
 
 def begin_fetch(ctx: CommandContext, waiter: Completion) -> bool:
-    ctx.member.fetches.begin(ctx.body, waiter)
+    ctx.member[OplogFetches].begin(ctx.body, waiter)
     return True
 
 
@@ -58,7 +60,7 @@ async def probe_oplog(ctx: CommandContext) -> Reply:
 async def snapshot(ctx: CommandContext) -> Reply:
     """One step of copying the database: begin, chunk, end."""
     refuse_foreign_member(ctx)
-    return await ctx.member.snapshots.serve(ctx.body, ctx.connection.member)
+    return await ctx.member[SnapshotServer].serve(ctx.body, ctx.connection.member)
 
 
 async def get_rbid(ctx: CommandContext) -> Reply:
@@ -76,7 +78,7 @@ async def prove_membership(ctx: CommandContext) -> Reply:
     member, connection = ctx.member, ctx.connection
     keys = member.keys.on(certified=connection.is_certified)
     if not connection.is_certified and not keys.is_secret:
-        member.audit.failed_proof(connection.peer, "it showed no certificate of a member")
+        member[AuditTrail].failed_proof(connection.peer, "it showed no certificate of a member")
         raise AuthenticationFailedError("this connection shows no certificate of a member (same O, OU and DC)")
     step = fields.whole(ctx.body, ctx.name, ctx.name, least=1, most=2)
     handshake, connection.handshake = connection.handshake, None
@@ -89,7 +91,7 @@ async def prove_membership(ctx: CommandContext) -> Reply:
         return {"nonce": Binary(connection.handshake.asked_nonce)}
     proof = None if handshake is None else keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS + 1))
     if handshake is None or proof is None:
-        member.audit.failed_proof(connection.peer, "it knows no key of this member")
+        member[AuditTrail].failed_proof(connection.peer, "it knows no key of this member")
         reason = "no key of this member's key file was proved"
         raise AuthenticationFailedError(reason if keys.is_secret else "this member was started without a key file")
     connection.member = handshake.asking

@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from replset.bson import ObjectId, RawDocument, append_fields
 from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
+from replset.core.messages import ProgressRequest
 from replset.errors import BadValueError, DamagedEntryError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL
 from replset.member.peers.message_documents import parse_progress
 from replset.member.peers.snapshot_server import check_serves_oplog
+from replset.member.positions import Positions
+from replset.operations.history import History
+from replset.operations.kernel import Kernel
 from replset.operations.lag import behind_ms
-from replset.operations.member_port import MemberPort
 from replset.operations.replies import encode_times
 from replset.operations.waiters import ByteRate, Completion
 from replset.oplog_row import next_chain
@@ -48,8 +51,12 @@ class OplogFetches:
     costs no message.
     """
 
-    def __init__(self, member: MemberPort) -> None:
+    def __init__(self, member: Kernel, on_progress: Callable[[ProgressRequest], None]) -> None:
+        """on_progress: called with the position that came with a fetch."""
         self._member = member
+        self._on_progress = on_progress
+        self.rates: dict[int, ByteRate] = {}
+        """What was sent of the oplog to each member that was far behind, by its `_id`."""
         self._waiting: dict[_Fetch, None] = {}
         self._is_scheduled = False
         self._slow: set[asyncio.Task[None]] = set()
@@ -64,7 +71,7 @@ class OplogFetches:
         member, request = self._member, FetchRequest.parse(body)
         refuse_other_set(member, request.set_id)
         if request.progress is not None:
-            member.on_fetch_progress(parse_progress(request.progress))
+            self._on_progress(parse_progress(request.progress))
         if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
             member.on_awaited("commit point")
         if request.after == member.store.last_applied and request.chain != member.store.chain:
@@ -140,7 +147,7 @@ class OplogFetches:
         if _rate_for(member, request):
             return None
         page = fetch_now(member, request)
-        return page if page.matched or member.history.older is None else None
+        return page if page.matched or member[History].older is None else None
 
     def _whole(self, page: FetchReply) -> bytes:
         """The reply with what every reply ends with."""
@@ -167,7 +174,7 @@ class _Fetch:
     deadline: float
 
 
-def refuse_other_set(member: MemberPort, theirs: ObjectId | None) -> None:
+def refuse_other_set(member: Kernel, theirs: ObjectId | None) -> None:
     """Refuse a member of another set (108).
 
     Another set of the same name may have this address in its configuration. Its members must not apply this oplog as if
@@ -181,13 +188,13 @@ def refuse_other_set(member: MemberPort, theirs: ObjectId | None) -> None:
         )
 
 
-def _rate_for(member: MemberPort, request: FetchRequest) -> int:
+def _rate_for(member: Kernel, request: FetchRequest) -> int:
     """How many bytes a second may go to a member that is so far behind; 0: any number."""
     bytes_per_s = member.node.follower_bytes_per_second()
     return bytes_per_s if bytes_per_s and behind_ms(member, request.after) >= FAR_BEHIND_MS else 0
 
 
-async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
+async def _page(member: Kernel, request: FetchRequest) -> FetchReply:
     """The answer of this moment. One that goes far back waits for settings.followerBytesPerSecond: a member that comes
     back after a day must not take the disk and the network from clients and from the members that keep up.
     """
@@ -195,7 +202,7 @@ async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
     if not bytes_per_s:
         return await _reaching_back(member, request, fetch_now(member, request))
     follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
-    rate = member.byte_rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())
+    rate = member[OplogFetches].rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())
     may_send = await rate.wait(LONGEST_WAIT_S)
     check_serves_oplog(member.node)
     request = replace(request, max_bytes=min(request.max_bytes, bytes_per_s))
@@ -206,13 +213,13 @@ async def _page(member: MemberPort, request: FetchRequest) -> FetchReply:
     return page
 
 
-async def _reaching_back(member: MemberPort, request: FetchRequest, page: FetchReply) -> FetchReply:
+async def _reaching_back(member: Kernel, request: FetchRequest, page: FetchReply) -> FetchReply:
     """The page, or if the oplog does not reach back so far, one of the archive: a stale member needs no copy then.
 
     Its first entry must continue the asking member's hash chain. What is archived is committed, so that member's entry
     was, too.
     """
-    older, at = member.history.older, request.after
+    older, at = member[History].older, request.after
     if page.matched or older is None or at == OPTIME_NULL:
         return page
     if not older.missing_through <= at.ts <= member.store.trimmed_through:
@@ -233,13 +240,13 @@ async def _reaching_back(member: MemberPort, request: FetchRequest, page: FetchR
     return replace(page, matched=True, entries=entries, prev_chain=request.chain, end_chain=rows[-1].chain)
 
 
-def _may_come(member: MemberPort, request: FetchRequest) -> bool:
+def _may_come(member: Kernel, request: FetchRequest) -> bool:
     """Whether the entry that was asked for may still reach this secondary: it is of the same term, and newer."""
     newest = member.store.last_applied
     return member.node.state is not MemberState.PRIMARY and request.after.term == newest.term and request.after > newest
 
 
-def has_news(member: MemberPort, request: FetchRequest) -> bool:
+def has_news(member: Kernel, request: FetchRequest) -> bool:
     """Whether there is anything but a new commit point that the asking member does not know yet."""
     store = member.store
     return (
@@ -250,7 +257,7 @@ def has_news(member: MemberPort, request: FetchRequest) -> bool:
     )
 
 
-def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
+def fetch_now(member: Kernel, request: FetchRequest) -> FetchReply:
     """Return the answer of this moment, without waiting. DamagedEntryError: what comes next is damaged here."""
     store, node = member.store, member.node
     after = request.after
@@ -283,12 +290,12 @@ def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
         oldest,
         min(node.commit_point, newest),
         node.commit_term,
-        member.awaited,
+        member[Positions].awaited,
     )
 
 
 @contextmanager
-def _reporting_damage(member: MemberPort) -> Iterator[None]:
+def _reporting_damage(member: Kernel) -> Iterator[None]:
     """Report a damaged entry to the core before the error goes on.
 
     A damaged entry must not be served: another member would apply it and acknowledge it as if it were the one written.
@@ -301,7 +308,7 @@ def _reporting_damage(member: MemberPort) -> Iterator[None]:
         raise
 
 
-async def oplog_probe(member: MemberPort, body: RawDocument) -> dict[str, object]:
+async def oplog_probe(member: Kernel, body: RawDocument) -> dict[str, object]:
     """Answer replSetOplogProbe: which of these entries are here, and the hash chain at each."""
     request = ProbeRequest.parse(body)
     if len(request.optimes) > MAX_PROBES:

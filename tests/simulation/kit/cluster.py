@@ -15,13 +15,14 @@ import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import CorruptDataError
+from replset.features.all import all_features
 from replset.features.archive import archive_lease, archiver
 from replset.features.crud import insert, search_batch, write_batch
 from replset.ids import HostPort
@@ -37,7 +38,13 @@ from tests.simulation.kit import archives
 from tests.simulation.kit.archives import SimArchive
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
-from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment, step_sizes
+from tests.simulation.kit.environment import (
+    DEFAULT_ENVIRONMENT,
+    SEGMENT_BYTES,
+    SESSION_TIMEOUT_MS,
+    Environment,
+    step_sizes,
+)
 from tests.simulation.kit.error_log import ErrorLog
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.loop import Process, SimLoop, current_process
@@ -85,10 +92,12 @@ class SimCluster:
         journal_default: bool = True,
         expect_members: tuple[str, ...] = (),
         beside: SimCluster | None = None,
+        left_out: Collection[str] = (),
     ) -> None:
         """beside: the set at another site, on the same network, with other names: h, i... and o, p; close it first.
         spare: one more machine, which is no member until it is added. options: of members, in the configuration.
-        journal_default: writeConcernMajorityJournalDefault. expect_members: an option of every member.
+        journal_default: writeConcernMajorityJournalDefault. expect_members: an option of every member. left_out:
+        features that members start without.
         """
         self.seed = f"{seed}" if beside is None else f"{seed} site 2"
         self._beside = beside
@@ -111,6 +120,7 @@ class SimCluster:
         self.rng_crashes = self.random_for("crashes")
         self.rng_copies = self.random_for("copied dbpaths")
         self.network = SimNetwork(self.loop, self.random_for("network")) if beside is None else beside.network
+        self._left_out = left_out
         self.archive = SimArchive(self.random_for("archive")) if environment.archives else None
         self._lease_before, archive_lease.LEASE_MS = archive_lease.LEASE_MS, archives.LEASE_MS  # type: ignore[misc]
         archiver.LEASE_MS = archives.LEASE_MS  # type: ignore[misc]
@@ -268,11 +278,19 @@ class SimCluster:
             member_rng,
             member_rng,
             workers,
+        )
+        features = all_features(
             None if self.archive is None else self.archive.port(machine),
+            segment_bytes=SEGMENT_BYTES,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
         )
         keys = Keys(["c2ltdWxhdGlvbg=="]) if self.environment.keyed else None
         machine.member = await RunningMember.start(
-            options, ports, credentials=Credentials(keys), steps=step_sizes(self.environment)
+            options,
+            ports,
+            credentials=Credentials(keys),
+            steps=step_sizes(self.environment),
+            features=[feature for feature in features if feature.name not in self._left_out],
         )
 
     def _started(self, machine: Machine, process: Process, task: asyncio.Task[None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replset.core.member_state import MemberState
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from tests.simulation.kit.machine import RunningNode
 from tests.simulation.kit.process_faults import ProcessFaults
 
@@ -20,7 +21,7 @@ class CopyFaults(ProcessFaults):
             member = row.machine.running
             if not waiting[0] or row.state is not MemberState.STARTUP2 or member is None:
                 return
-            progress = member.initial_sync_progress
+            progress = member[InitialSyncProgress]
             if progress.running and progress.compared:
                 end()
                 self.done["struck while it compared"] += 1

@@ -50,6 +50,7 @@ class Environment:
 DEFAULT_ENVIRONMENT = Environment()
 SESSION_TIMEOUT_MS = Millis(45_000)
 """Three times as long as a client sends a write again, and shorter than a run."""
+SEGMENT_BYTES = 3_000
 
 
 def step_sizes(environment: Environment) -> StepSizes:
@@ -59,7 +60,5 @@ def step_sizes(environment: Environment) -> StepSizes:
         StoreOptions(checkpoint_bytes=size, wal_limit_bytes=8 * size),
         FetchOptions(max_bytes=environment.page_bytes),
         InitialSyncOptions(chunk_bytes=environment.chunk_bytes),
-        session_timeout_ms=SESSION_TIMEOUT_MS,
         index_build=IndexBuildOptions(slice_documents=2, pause_s=0.05),
-        archive_segment_bytes=3_000,
     )

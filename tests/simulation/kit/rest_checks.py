@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from replset.core.member_state import MemberState
 from replset.ids import HostPort, OpTime
 from replset.optime import optime_document
+from replset.replication.initial_sync_progress import InitialSyncProgress
 
 if TYPE_CHECKING:
     from replset.core.node import Node
@@ -153,7 +154,7 @@ def _fault_of_status(node: Node, status: dict[str, Any], facts: dict[HostPort, F
 
 def _fault_of_copy(member: RunningMember, facts: dict[HostPort, Fact]) -> str | None:
     """What the progress of an initial sync came to, where this process had one."""
-    done = member.initial_sync_progress
+    done = member[InitialSyncProgress]
     if not done.source:
         return None
     is_whole = bool(done.compared) or done.copied == done.total > 0

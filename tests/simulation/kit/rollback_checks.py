@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replset.bson import decode
 from replset.ids import OpTime, pack_ts
+from replset.replication.rollback_progress import RollbackProgress
 from tests.simulation.kit.entries import Entry, bson_documents, manifests, operations_of
 from tests.simulation.kit.replay import replay
 
@@ -102,7 +103,7 @@ def _fault_of_answers(cluster: SimCluster, machine: Machine, manifest: dict[str,
         is_there = optime != other or any(_optime(decode(entry)) == other for entry in raw)
         if (manifest["id"] in [one.id for one in found]) is not is_there:
             return f"the member is asked who has {optime}, and says {[one.id for one in found]}"
-    progress = member.rollback_progress
+    progress = member[RollbackProgress]
     if progress.manifest == manifest["id"] and not progress.running:
         documents = sum(file["count"] for file in manifest["files"] if file["kind"] == "documents")
         size = sum(file["bytes"] for file in manifest["files"])

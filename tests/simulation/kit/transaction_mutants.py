@@ -8,7 +8,7 @@ from replset.features.crud import scan
 from replset.ids import OpTime
 from replset.operations import read_concern, transactions
 from replset.operations.command import CommandContext
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 from replset.operations.read_concern import ReadConcern
 from replset.oplog_entry import OplogEntry
 from replset.replication import applier
@@ -114,7 +114,7 @@ def unknown_commit_confirmed(patch: pytest.MonkeyPatch) -> None:
     """A commit that is sent again to another primary is answered as done, whatever that one knows of it."""
     real = transactions._was_committed
 
-    def was_committed(member: MemberPort, key: bytes, number: int) -> bool:
+    def was_committed(member: Kernel, key: bytes, number: int) -> bool:
         return real(member, key, number) or key not in member.transactions._newest
 
     patch.setattr(transactions, "_was_committed", was_committed)

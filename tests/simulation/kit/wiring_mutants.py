@@ -15,7 +15,7 @@ from replset.member.disk import data_replacement
 from replset.member.disk.writer import Writer
 from replset.member.member import RunningMember
 from replset.operations import read_concern, write_concern
-from replset.operations.member_port import MemberPort
+from replset.operations.kernel import Kernel
 from replset.operations.waiters import WaiterList
 from replset.storage.store import Pin, Store
 from tests.simulation.kit import wiring
@@ -38,7 +38,7 @@ def entry_of_an_old_term_acknowledged(patch: pytest.MonkeyPatch) -> None:
     """An entry of an earlier term is acknowledged by its position, though it may have been rolled back."""
     real = write_concern.wait_until_met
 
-    async def wait(member: MemberPort, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> Any:
+    async def wait(member: Kernel, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> Any:
         if member.node.is_satisfied(concern, optime):
             return None
         return await real(member, optime, concern, deadline)
@@ -63,7 +63,7 @@ def majority_read_before_the_own_term(patch: pytest.MonkeyPatch) -> None:
     """A primary's majority read is answered at a commit point of an earlier term."""
     real = read_concern.newest_readable
 
-    def newest_readable(member: MemberPort, level: Any) -> OpTime | None:
+    def newest_readable(member: Kernel, level: Any) -> OpTime | None:
         if level != "majority":
             return real(member, level)
         point = min(member.node.commit_point, member.store.last_applied)

@@ -19,15 +19,25 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.status import Status
+from replset.features.archive.feature import ArchivePart
+from replset.features.consumers.consumer_directory import ConsumerDirectory
+from replset.features.follower.set_follower import SetFollower
+from replset.features.scrub.scrubber import Scrubber
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
-from replset.member.net.admission import Admission
+from replset.member.feature import Features
+from replset.member.net.server import Traffic, WireServer
+from replset.member.peers.snapshot_server import SnapshotServer
+from replset.member.process.log_writer import RecentLog
 from replset.member.process.machine import Load
+from replset.operations.admission import Admission
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.current_operations import SECONDS, SIZES, Histogram, OperationTable
-from replset.operations.member_port import CommandRequest, RecentLog, Reply, Traffic
+from replset.operations.flow_control import FlowControl
 from replset.operations.replies import finish
+from replset.operations.request import CommandRequest, Reply
+from replset.operations.transactions import TransactionTable
+from replset.operations.user_directory import UserDirectory
 from replset.operations.waiters import WaiterList
-from replset.replication.document_check import ScrubStatus
 from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock
@@ -140,6 +150,11 @@ class InlineWorkers:
         return work()
 
 
+class OneConsumer(ConsumerDirectory):
+    def summary(self) -> list[dict[str, object]]:
+        return [{"name": "mailer", "lagSecs": 3}]
+
+
 class FakeMember:
     """See the module."""
 
@@ -163,31 +178,49 @@ class FakeMember:
         self.rng = random.Random(1)
         self.new_id = partial(ObjectIds(random.Random(1)).make, 1_700_000_000)
         self.users = SimpleNamespace(required=False)
-        self.consumers = SimpleNamespace(summary=lambda: [{"name": "mailer", "lagSecs": 3}])
         self.audit = AuditTrail(None, self.clock.wall_ms)
         self.workers = InlineWorkers()
         self.started_at = Millis(0)
         self.shutting_down = False
         self.topology: Any = SimpleNamespace(counter=0)
-        self.connection_count = 7
         self.admission = Admission()
         self.one_export = asyncio.Lock()
         self.load = Load()
-        self.most_connections = 4096
         self.http_slots = None
-        self.recent_log = RecentLog()
         self.tls = SimpleNamespace(expires_at=2e9)
-        self.traffic = Traffic(100, 200, 9)
-        self.flow_control = FLOW
         self.group_sizes = Histogram(SIZES)
         self.durability = SimpleNamespace(sync_times=Histogram(SECONDS))
         self.transactions = SimpleNamespace(open_count=1)
         self.write_waiters = WaiterList()
-        self.archive_status = None
-        self.follow_progress = FollowProgress("site1", error="gone", newest_wall_ms=1_700_000_000_000 - 7_000)
-        self.initial_sync_progress = InitialSyncProgress()
+        self.snapshots: Any = None
         self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
-        self.scrub = ScrubStatus()
+        context: Any = SimpleNamespace(clock=self.clock)
+        follower = SetFollower(context, cast(Any, self.node), cast(Any, None))
+        follower.progress = FollowProgress("site1", error="gone", newest_wall_ms=1_700_000_000_000 - 7_000)
+        me = cast(Any, self)
+        scrubber = Scrubber(context, cast(Any, None), lambda: None, 0)
+        self.features = Features([OneConsumer(me), follower, ArchivePart(me, None, 1), scrubber])
+        self.server = SimpleNamespace(
+            connection_count=7, slots=SimpleNamespace(most=4096), traffic=Traffic(100, 200, 9)
+        )
+
+    def add(self, *_parts: object) -> None:
+        """No operation of a feature is asked here."""
+
+    def __getitem__(self, kind: type) -> Any:
+        parts: dict[type, object] = {
+            AuditTrail: self.audit,
+            Features: self.features,
+            FlowControl: FLOW,
+            InitialSyncProgress: InitialSyncProgress(),
+            RecentLog: RecentLog(),
+            RollbackList: self.rollbacks,
+            SnapshotServer: self.snapshots,
+            TransactionTable: self.transactions,
+            UserDirectory: self.users,
+            WireServer: self.server,
+        }
+        return parts[kind]
 
     def queue_depths(self) -> dict[str, int]:
         return {"clients": 3}
@@ -210,6 +243,9 @@ class _AskedMember:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.now, name)
+
+    def __getitem__(self, kind: type) -> Any:
+        return self.now[kind]
 
 
 _routes = cache(lambda: create_routes(cast(Any, _AskedMember())))

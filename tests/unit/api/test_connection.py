@@ -23,11 +23,11 @@ from api.serve import HttpServer
 from replset.bson import Int64, RawDocument, encode
 from replset.cli.local_set import free_ports
 from replset.ids import HostPort
-from replset.member.net import turns
-from replset.member.net.admission import MAX_BYTES_IN_USE
 from replset.member.net.connections import ConnectionSlots
-from replset.member.net.turns import Turns
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations import turns
+from replset.operations.admission import MAX_BYTES_IN_USE
+from replset.operations.request import CommandRequest, Reply
+from replset.operations.turns import Turns
 from tests.unit.api.kit import Api
 
 ON_SOCKETS = True

@@ -11,7 +11,7 @@ import pytest
 from api import exchange, limits
 from api.exchange import Send
 from api.guard import Guard
-from replset.member.net.admission import MAX_BYTES_IN_USE, Admission
+from replset.operations.admission import MAX_BYTES_IN_USE, Admission
 from tests.unit.api.kit import Api
 
 LARGE = "x" * 200_000

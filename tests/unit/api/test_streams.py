@@ -12,7 +12,7 @@ import pytest
 from api.lines import BATCH_BYTES
 from api.routes import consumers, watch
 from replset.bson import RawDocument, encode
-from replset.operations.member_port import CommandRequest
+from replset.operations.request import CommandRequest
 from tests.unit.api.kit import Api
 
 REFUSAL = {"ok": 0.0, "code": 2, "codeName": "BadValue", "errmsg": "no"}

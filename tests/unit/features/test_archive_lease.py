@@ -9,7 +9,7 @@ import pytest
 from replset.bson import Int64
 from replset.errors import RemoteProtocolError
 from replset.features.archive import archive_lease
-from replset.features.archive.archive_lease import ArchiveRecord, ArchiveStart, Claim, read_record
+from replset.features.archive.archive_lease import ArchiveLease, ArchiveRecord, ArchiveStart, Claim, read_record
 from replset.features.archive.segments import Position
 from replset.ids import HostPort, OpTime
 from replset.member.member import RunningMember
@@ -22,7 +22,7 @@ START = ArchiveStart(ONE.optime, OpTime(0, 0))
 
 
 def ask(client: Client, claim: Claim, set_id: str = SET) -> ArchiveRecord:
-    record = client.rig.write(lambda group: client.member.archive_lease.grant(group, claim, set_id))
+    record = client.rig.write(lambda group: client.member[ArchiveLease].grant(group, claim, set_id))
     assert read_record(client.member.store, set_id) == record
     return record
 

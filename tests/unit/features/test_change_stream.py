@@ -13,8 +13,8 @@ from replset.features.change_streams import change_stream
 from replset.features.change_streams.event_reader import EventOptions, EventReader
 from replset.ids import OpTime, pack_ts
 from replset.member.member import RunningMember
-from replset.member.net.admission import MAX_BYTES_IN_USE
-from replset.operations import cursors
+from replset.operations import cursors, replies
+from replset.operations.admission import MAX_BYTES_IN_USE
 from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token, behind
 from replset.query.stages.changes import split_event
@@ -386,7 +386,7 @@ def test_a_stage_may_not_touch_the_token(items: Client, stage: dict[str, Any]) -
     insert(items, 1)
     reply = stream.fails()
     assert reply["code"] == 280
-    assert reply["errorLabels"] == [change_stream.NOT_RESUMABLE]
+    assert reply["errorLabels"] == [replies.NOT_RESUMABLE]
 
 
 @pytest.mark.parametrize("stage", [{"$group": {"_id": None}}, {"$sort": {"a": 1}}, {"$limit": 1}, {"$count": "n"}])
@@ -507,7 +507,7 @@ def test_errors_that_a_driver_resumes_after_have_the_label(items: Client, rig: R
     stream = Stream(items)
     rig.step_down()
     items.ok({"replSetMaintenance": True}, "admin")
-    assert stream.fails()["errorLabels"] == [change_stream.RESUMABLE]
+    assert stream.fails()["errorLabels"] == [replies.RESUMABLE]
     command = {"aggregate": "items", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-    assert items.run(command)["errorLabels"] == [change_stream.RESUMABLE]
+    assert items.run(command)["errorLabels"] == [replies.RESUMABLE]
     assert "errorLabels" not in items.run({"find": "items"})

@@ -12,7 +12,7 @@ from replset.errors import ErrorCode, NotWritablePrimaryError
 from replset.features.consumers import consumer_commands, consumer_reads
 from replset.features.consumers.consumer import MOST_OUTSTANDING
 from replset.features.consumers.consumer_commands import LARGEST_FILTER
-from replset.features.consumers.consumer_directory import CommittedFloor
+from replset.features.consumers.consumer_directory import CommittedFloor, ConsumerDirectory
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.member.member import RunningMember
 from replset.operations.read_concern import append_at_least
@@ -392,7 +392,7 @@ def test_texts_have_limits(client: Client) -> None:
     assert refused(client, "Read", reader="r" * 129) == ErrorCode.BAD_VALUE
     for ns, database, collection in (("", "", ""), ("shop", "shop", ""), ("shop.a.b", "shop", "a.b")):
         admin(client, "Create", f"of-{ns}", ns=ns)
-        found = client.member.consumers.find(f"of-{ns}")
+        found = client.member[ConsumerDirectory].find(f"of-{ns}")
         assert (found.database, found.collection) == (database, collection)
     for ns in (".orders", "shop.", "sh$op", "admin", "config", "local", "shop.system.views"):
         assert refused(client, "Create", "odd", ns=ns) == ErrorCode.INVALID_NAMESPACE, ns
@@ -448,13 +448,13 @@ def test_a_consumer_made_again_has_a_generation_of_its_own(client: Client, membe
         optime = pack_ts(1_890_000_000, increment)
         client.rig.write(partial(append_at_least, after=optime))
         create(client)
-        before = member.consumers.find("c").generation
+        before = member[ConsumerDirectory].find("c").generation
         admin(client, "Remove")
         create(client)
-        assert before < member.consumers.find("c").generation < 1 << 53
+        assert before < member[ConsumerDirectory].find("c").generation < 1 << 53
         admin(client, "Remove")
-    assert member.consumers.all() == []
-    assert member.consumers.needed() is None
+    assert member[ConsumerDirectory].all() == []
+    assert member[ConsumerDirectory].needed() is None
 
 
 # --- the oplog ----------------------------------------------------------------------------------------------------
@@ -463,16 +463,16 @@ def test_a_consumer_made_again_has_a_generation_of_its_own(client: Client, membe
 def test_the_oplog_is_kept_for_a_consumer_up_to_a_limit(client: Client, member: RunningMember) -> None:
     create(client)
     store = member.store
-    position = member.consumers.find("c").at
+    position = member[ConsumerDirectory].find("c").at
     insert(client, *range(50))
     store.options = _limits(store, 100, 1 << 20)
-    assert member.consumers.needed() == position
-    while remove_old_data(store, member.clock.now(), member.consumers.needed()):
+    assert member[ConsumerDirectory].needed() == position
+    while remove_old_data(store, member.clock.now(), member[ConsumerDirectory].needed()):
         pass
     assert store.oldest.ts == position.ts
     assert len(ids(read(client))) == 50
     store.options = _limits(store, 100, 1_000)
-    while remove_old_data(store, member.clock.now(), member.consumers.needed()):
+    while remove_old_data(store, member.clock.now(), member[ConsumerDirectory].needed()):
         pass
     store.options = _limits(store, 1 << 20, 1 << 20)
     reply = client.run({"replSetConsumerRead": "c", "reader": "a"}, "admin")
@@ -490,9 +490,9 @@ def test_behind_the_oplog_a_consumer_goes_on_from_the_archive(client: Client, me
     store = member.store
     member.history.older = Archived(store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30))
     store.options = _limits(store, 100, 0)
-    while remove_old_data(store, member.clock.now(), member.consumers.needed()):
+    while remove_old_data(store, member.clock.now(), member[ConsumerDirectory].needed()):
         pass
-    assert store.trimmed_through > member.consumers.find("c").at.ts
+    assert store.trimmed_through > member[ConsumerDirectory].find("c").at.ts
     assert "isLost" not in client.ok({"replSetConsumers": "c"}, "admin")["consumers"][0]
     first = read(client, maxEvents=5)
     ack(client, first, token=first["next"])
@@ -521,12 +521,12 @@ def _limits(store: Any, size: int, lagging: int) -> Any:
 
 
 def test_nothing_is_needed_without_a_consumer(client: Client, member: RunningMember) -> None:
-    assert member.consumers.needed() is None
+    assert member[ConsumerDirectory].needed() is None
     create(client)
-    assert member.consumers.needed() is not None
+    assert member[ConsumerDirectory].needed() is not None
     admin(client, "Remove")
-    member.consumers.needed()
-    assert member.consumers.needed() is None
+    member[ConsumerDirectory].needed()
+    assert member[ConsumerDirectory].needed() is None
 
 
 def test_the_floor_follows_what_is_committed(member: RunningMember) -> None:

@@ -11,11 +11,11 @@ from replset.bson import RawDocument, encode
 from replset.features.change_streams.change_stream import KEPT_BYTES
 from replset.ids import Millis
 from replset.member.member import RunningMember
-from replset.member.net.admission import MAX_BYTES_IN_USE
-from replset.member.net.turns import Turns
 from replset.operations import cursors
+from replset.operations.admission import MAX_BYTES_IN_USE
 from replset.operations.cursors import IDLE_MS, LEAST_BATCH_BYTES, MAX_BATCH_BYTES, RECENTLY_USED_MS, DocumentsCursor
-from replset.operations.member_port import ConnectionContext
+from replset.operations.request import ConnectionContext
+from replset.operations.turns import Turns
 from replset.storage import natural_order
 from tests.rig import Client
 

@@ -13,13 +13,14 @@ import pytest
 from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument, Timestamp, encode
 from replset.errors import InvariantError, ReplError
+from replset.features.all import COMMANDS
 from replset.ids import HostPort
 from replset.member.member import RunningMember
+from replset.member.process.log_writer import RecentLog
 from replset.operations.command import Command, CommandContext
 from replset.operations.dispatcher import Dispatcher
 from replset.operations.known_fields import NOT_BUILT, SEARCH_INDEX_COMMANDS
-from replset.operations.member_port import CommandRequest
-from replset.operations.table import COMMANDS
+from replset.operations.request import CommandRequest
 from tests.rig import Client
 
 DOCS = Path(__file__).parents[3] / "docs" / "commands.md"
@@ -119,7 +120,7 @@ def test_an_unforeseen_failure_is_a_reply_but_a_broken_invariant_is_not(
         raise ReplError("no", code=112, labels=("TransientTransactionError",), details={"extra": 1})
 
     rows = (("bug", bug), ("broken", broken), ("labelled", labelled))
-    commands = {name: Command(name, run, needs=Action.OPEN) for name, run in rows}
+    commands = [Command(name, run, needs=Action.OPEN) for name, run in rows]
     member.dispatcher = Dispatcher(member, commands)
     with caplog.at_level(logging.ERROR, logger="replset"):
         assert client.code({"bug": 1}) == 1
@@ -207,7 +208,7 @@ def test_process(client: Client) -> None:
     assert json.loads(line)["msg"] == "insecure"
     assert client.ok({"getLog": "global"}, "admin")["log"] == []
     for number in range(1100):
-        client.member.recent_log.add(f"line {number}")
+        client.member[RecentLog].add(f"line {number}")
     found = client.ok({"getLog": "global"}, "admin")
     assert (found["totalLinesWritten"], len(found["log"]), found["log"][-1]) == (1100, 1024, "line 1099")
     assert client.ok({"getLog": "*"}, "admin")["names"] == ["global", "startupWarnings"]

@@ -10,7 +10,7 @@ from replset.ids import OpTime
 from replset.member.member import RunningMember
 from replset.replication.document_check import ComparedRange, Difference
 from replset.replication.document_ranges import RangeRequest
-from replset.replication.document_repair import RepairedRange
+from replset.replication.document_repair import DocumentRepair, RepairedRange
 from tests.rig import Client
 
 
@@ -35,7 +35,7 @@ def test_what_was_corrected_is_reported_before_an_error(
         compared = ComparedRange(RangeRequest(ns, OpTime(1, 1), 0), next_key, 1, 1)
         return RepairedRange(compared, [Difference(ns, b"k", {})], [], [], ["rollback-1"])
 
-    monkeypatch.setattr(member.document_repair, "repair", repair)
+    monkeypatch.setattr(member[DocumentRepair], "repair", repair)
     reply = client.ok({"replSetRepairDocuments": "test.c"}, "admin")
     assert (len(reply["corrected"]), reply["records"], reply["next"]) == (1, ["rollback-1"], next_key)
     assert client.code({"replSetRepairDocuments": "test.c", "after": Binary(next_key)}, "admin") == 239

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
+from replset.features.all import COMMANDS
 from replset.features.crud.search_batch import FirstMatches
 from replset.member.member import RunningMember
 from replset.operations.dispatcher import Dispatcher
-from replset.operations.member_port import CommandRequest
+from replset.operations.request import CommandRequest
 from replset.replication.write_ops import WriteGroup
 from tests.rig import Client, Rig
 
@@ -194,7 +195,7 @@ def between_groups(member: RunningMember, monkeypatch: pytest.MonkeyPatch, act: 
 
     async def run(command: dict[str, Any]) -> None:
         request = CommandRequest("test", RawDocument(encode({**command, "$db": "test"})))
-        reply = await Dispatcher(member).run(request)
+        reply = await Dispatcher(member, COMMANDS.values()).run(request)
         assert (decode(reply) if isinstance(reply, bytes) else reply)["ok"] == 1.0
 
     async def write(operation: Callable[[WriteGroup], T]) -> T:

@@ -9,7 +9,7 @@ import pytest
 
 from replset.bson import Binary, DateTime, Decimal128, Int64, ObjectId, RawDocument, decode, encode, encode_key
 from replset.member.member import RunningMember
-from replset.operations.member_port import CommandRequest
+from replset.operations.request import CommandRequest
 from tests.rig import Client
 
 OID = ObjectId("0123456789abcdef01234567")

@@ -10,6 +10,7 @@ import pytest
 
 from replset.bson import RawDocument, decode, encode
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
+from replset.features.consumers.consumer_directory import ConsumerDirectory
 from replset.features.follower import follow_source
 from replset.features.follower.follow_source import OwnHistory, SourceSet
 from replset.ids import OPTIME_NULL, OpTime
@@ -197,7 +198,7 @@ def test_the_source_keeps_what_its_consumer_needs(client: Client, source: Source
     *_, first, second, third, fourth = (OplogEntry(raw).optime for raw in raw_entries(client))
 
     def position() -> str:
-        return client.member.consumers.find("f").position
+        return client.member[ConsumerDirectory].find("f").position
 
     for step, at, then in (
         *((source.keep_from, second, second), (source.keep_from, third, second), (source.keep_from, first, first)),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from replset.features.all import COMMANDS
 from replset.operations.command import GENERIC_FIELDS, Command
 from replset.operations.known_fields import HARMLESS, KNOWN, is_harmless
-from replset.operations.table import COMMANDS
 from tests.rig import Client
 
 OURS = {

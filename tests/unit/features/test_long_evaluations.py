@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, RawDocuments, Regex, decode, encode, encode_key, keystring
+from replset.features.all import COMMANDS
 from replset.ids import Millis
 from replset.operations.command import GENERIC_FIELDS
 from replset.operations.dispatcher import LARGEST_FIELD, LARGEST_GENERIC
-from replset.operations.table import COMMANDS
 from replset.query import conditions, match, sort, time_limit
 from replset.query.diff import update_entry_object
 from replset.query.match import compile_filter

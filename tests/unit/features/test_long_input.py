@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from replset.bson import Regex, encode
 from replset.core.messages import Done
 from replset.errors import LONGEST_MESSAGE, ReplError
+from replset.features.all import COMMANDS
 from replset.features.crud.write_batch import ERROR_BYTES
 from replset.operations.command import GENERIC_FIELDS
-from replset.operations.table import COMMANDS
 from tests.rig import Client
 from tests.unit.features.test_odd_input import CONFIG_FIELDS, EXTRA, MEMBER_FIELDS, fields_of
 from tests.unit.features.test_set import STATUS, shows

@@ -24,8 +24,8 @@ from replset.bson import (
     Undefined,
 )
 from replset.core.messages import Done
+from replset.features.all import COMMANDS
 from replset.operations.command import GENERIC_FIELDS
-from replset.operations.table import COMMANDS
 from tests.rig import Client
 from tests.unit.features.test_set import STATUS, shows
 

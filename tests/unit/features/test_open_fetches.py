@@ -110,11 +110,11 @@ def test_a_member_that_leaves_is_waited_for_no_more(rig: Rig, wire: Wire) -> Non
 def test_an_answer_to_a_member_that_is_cut_off_is_dropped(rig: Rig, wire: Wire) -> None:
     send(wire, fetch(rig))
     rig.wait(0.1)
-    rig.member().cut([MEMBER], "out")
+    rig.member().peer.cut([MEMBER], "out")
     rig.client().ok({"insert": "c", "documents": [{"_id": 1}]})
     rig.wait(0.5)
     assert wire.replies == []
-    rig.member().cut([], "both")
+    rig.member().peer.cut([], "both")
     send(wire, fetch(rig, 0))
     rig.until(lambda: len(wire.replies) == 1)
 

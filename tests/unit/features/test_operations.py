@@ -11,7 +11,7 @@ from replset.bson import Int64, RawDocument, encode
 from replset.ids import HostPort
 from replset.member.member import RunningMember
 from replset.operations import fail_command
-from replset.operations.member_port import CommandRequest, ConnectionContext
+from replset.operations.request import CommandRequest, ConnectionContext
 from replset.operations.slow_operations import SlowReason, Work
 from tests.rig import Client
 

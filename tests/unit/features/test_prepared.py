@@ -12,8 +12,9 @@ import pytest
 from replset.bson import Binary, Int64, InvalidBSONError, ObjectId, Timestamp, decode, encode
 from replset.config import ReplSetConfig
 from replset.errors import PrimarySteppedDownError, RemoteProtocolError
-from replset.features.crud.shapes import ARRAYS, Shape, document_of, shape_of
 from replset.member.net import wire_connection
+from replset.member.positions import Positions
+from replset.operations.shapes import ARRAYS, Shape, document_of, shape_of
 from replset.operations.write_concern import WaitInVainError
 from replset.wire.framing import FrameReader, encode_request
 from tests.rig import Client, Rig, a_set
@@ -580,12 +581,12 @@ def test_nothing_is_taken_where_each_write_is_looked_at(rig: Rig, wire: Wire, as
 
 def test_what_a_majority_write_waits_for_is_noted_before_its_page_leaves(rig: Rig, wire: Wire) -> None:
     rig.wait(5)
-    assert rig.member().awaited == ""
+    assert rig.member()[Positions].awaited == ""
     prepared = Prepared(rig)
     rig.member().context.write_queue.pause()
     wire.arrive(insert({"_id": 1}, **MAJORITY))
     rig.wait(0.1)
-    assert (prepared.count, rig.member().awaited) == (1, "durable")
+    assert (prepared.count, rig.member()[Positions].awaited) == (1, "durable")
 
     async def resume() -> None:
         rig.member().context.write_queue.resume()

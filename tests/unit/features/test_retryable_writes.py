@@ -14,7 +14,7 @@ from replset.errors import ErrorCode, NotWritablePrimaryError, ShutdownInProgres
 from replset.ids import OPTIME_NULL
 from replset.member.member import RunningMember
 from replset.operations import write_concern
-from replset.operations.member_port import CommandRequest
+from replset.operations.request import CommandRequest
 from replset.operations.session_request import KEYED, NOBODY, session_id
 from replset.operations.write_concern import WriteConcernFailure
 from replset.oplog_entry import extra_fields

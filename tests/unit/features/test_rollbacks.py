@@ -15,7 +15,7 @@ from replset.ids import HostPort, OpTime, pack_ts
 from replset.member.member import RunningMember
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import acknowledge
-from replset.replication.rollback_progress import RollbackPhase
+from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
 from tests.rig import Client, Rig
 from tests.unit.features.test_set import STATUS, line, shows
 from tests.unit.replication.test_rollback_files import WALL_MS, manifest
@@ -100,7 +100,7 @@ def test_status_counts_rollbacks_and_names_the_quarantined(client: Client, membe
 
 
 def test_status_shows_how_a_rollback_is_getting_on(client: Client, member: RunningMember) -> None:
-    progress = member.rollback_progress
+    progress = member[RollbackProgress]
     shows(member, replace(STATUS, members=(line(0, MemberState.ROLLBACK), line(1, MemberState.PRIMARY))))
     progress.begin(HostPort("b:27017"), WALL_MS)
     progress.search()

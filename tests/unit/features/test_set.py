@@ -31,10 +31,11 @@ from replset.core.status import MemberStatus, Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.member.member import RunningMember
 from replset.member.peers.message_documents import request_document
-from replset.operations.member_port import CommandRequest
+from replset.operations.request import CommandRequest
 from replset.operations.write_concern import WriteConcernFailure
 from replset.optime import timestamp
 from replset.replication.followed import FollowProgress
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import SetMemberClient
 from replset.replication.protocol import FetchRequest
 from tests.rig import Client, Rig, a_set, note_waits
@@ -277,7 +278,8 @@ def test_status_says_how_far_the_set_is_behind_the_one_it_follows(client: Client
     shows(member, STATUS)
     assert "following" not in client.ok({"replSetGetStatus": 1}, "admin")
     newest_ms = member.clock.wall_ms() - 7_500
-    member.follow_progress = FollowProgress("site1", error="cut off", newest_wall_ms=newest_ms)
+    progress = member[FollowProgress]
+    progress.source, progress.error, progress.newest_wall_ms = "site1", "cut off", newest_ms
     reply = client.ok({"replSetGetStatus": 1}, "admin")
     assert reply["following"] == {"setName": "site1", "lagSecs": 7, "error": "cut off"}
     assert reply["remarks"][0]["why"] == "nothing comes from site1, which this set follows: cut off"
@@ -324,14 +326,14 @@ def test_status_of_an_initial_sync(client: Client, member: RunningMember) -> Non
     assert "initialSyncStatus" not in client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")
     source = HostPort("b:27017")
     now = member.clock.now()
-    member.initial_sync_progress.begin(source, now, 1_000)
-    member.initial_sync_progress.on_unreachable(Millis(now + 2), 1_002)
+    member[InitialSyncProgress].begin(source, now, 1_000)
+    member[InitialSyncProgress].on_unreachable(Millis(now + 2), 1_002)
     status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
     assert status["syncSourceUnreachableSince"] == DateTime(1_002)
-    member.initial_sync_progress.fail(source, now, Millis(now + 7), "it went away")
-    member.initial_sync_progress.begin(source, now, 1_000)
-    member.initial_sync_progress.begin_transfer(source, 300, 1_000, Millis(now - 100))
-    member.initial_sync_progress.copied = 400
+    member[InitialSyncProgress].fail(source, now, Millis(now + 7), "it went away")
+    member[InitialSyncProgress].begin(source, now, 1_000)
+    member[InitialSyncProgress].begin_transfer(source, 300, 1_000, Millis(now - 100))
+    member[InitialSyncProgress].copied = 400
     reply = client.ok({"replSetGetStatus": 1}, "admin")
     status = reply["initialSyncStatus"]
     assert (status["failedInitialSyncAttempts"], status["syncSourceHost"]) == (1, source)
@@ -347,11 +349,11 @@ def test_status_of_an_initial_sync(client: Client, member: RunningMember) -> Non
     assert "syncSourceUnreachableSince" not in status
     assert "initialSyncOplogStart" not in status
     assert reply["members"][0]["infoMessage"] == "initial sync from b:27017: 400 of 1000 bytes (40 %), about 1 s left"
-    member.initial_sync_progress.waiting_for = "disk space"
+    member[InitialSyncProgress].waiting_for = "disk space"
     status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
     assert status["waitingFor"] == "disk space"
-    member.initial_sync_progress.begins_at = OpTime(1, pack_ts(100, 1))
-    member.initial_sync_progress.succeed(Millis(now + 5), 1_005)
+    member[InitialSyncProgress].begins_at = OpTime(1, pack_ts(100, 1))
+    member[InitialSyncProgress].succeed(Millis(now + 5), 1_005)
     assert "initialSyncStatus" not in client.ok({"replSetGetStatus": 1}, "admin")
     status = client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")["initialSyncStatus"]
     assert (status["initialSyncEnd"], status["totalInitialSyncElapsedMillis"]) == (DateTime(1_005), 5)
@@ -587,7 +589,7 @@ def test_the_rollback_id(client: Client, member: RunningMember) -> None:
 
 def test_cuts_exist_only_for_tests(client: Client, member: RunningMember) -> None:
     cuts: list[tuple[Any, ...]] = []
-    member.cut = member.delay = lambda *given: cuts.append(given)  # type: ignore[method-assign]
+    member.peer.cut = member.peer.delay = lambda *given: cuts.append(given)  # type: ignore[method-assign]
     client.ok({"replSetTestCut": 1, "hosts": ["x:1", "y"], "direction": "in"}, "admin")
     client.ok({"replSetTestCut": 1, "hosts": []}, "admin")
     assert cuts == [(["x:1", "y:27017"], "in"), ([], "both")]

@@ -18,11 +18,11 @@ from replset.features.crud import candidates
 from replset.features.crud.find import FindCursor
 from replset.features.crud.plan import Range
 from replset.features.crud.search_batch import GROUP_DOCUMENTS
-from replset.operations import transactions
+from replset.operations import in_transaction, transactions
 from replset.operations.command import CommandContext
 from replset.operations.cursors import Pause
-from replset.operations.member_port import CommandRequest
 from replset.operations.read_concern import ReadConcern
+from replset.operations.request import CommandRequest
 from replset.replication.write_ops import WriteGroup
 from replset.storage import indexes
 from replset.storage.catalog import SESSIONS
@@ -651,7 +651,7 @@ def test_none_begins_after_a_step_down_during_the_wait(filled: Client, monkeypat
     async def steps_down(ctx: CommandContext, concern: ReadConcern) -> None:
         await filled.dispatcher.run(filled.request(step_down(60), "admin"))
 
-    monkeypatch.setattr(transactions, "read_point", steps_down)
+    monkeypatch.setattr(in_transaction, "read_point", steps_down)
     reply = Session(filled).run(insert({"_id": 9}))
     assert (reply.get("code"), reply.get("errorLabels")) == (10107, ["TransientTransactionError"]), reply
     assert filled.member.transactions.open_count == 0

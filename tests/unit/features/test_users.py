@@ -15,11 +15,11 @@ from replset.auth.users import USERS_NS
 from replset.bson import Binary, RawDocument, encode
 from replset.core.member_state import MemberState
 from replset.errors import OverloadedError
+from replset.features.all import COMMANDS
 from replset.ids import HostPort
 from replset.key_file import Keys
 from replset.operations.audit_trail import AuditTrail
-from replset.operations.member_port import ConnectionContext
-from replset.operations.table import COMMANDS
+from replset.operations.request import ConnectionContext
 from replset.operations.user_directory import MOST_ASKED, UserDirectory
 from tests.rig import Client, Rig, a_set
 
@@ -44,7 +44,7 @@ def make_secure(client: Client) -> Client:
 def audited(rig: Rig) -> list[str]:
     """The lines of the audit log."""
     lines: list[str] = []
-    rig.member().audit = AuditTrail(lines.append, rig.member().clock.wall_ms)
+    rig.member()[AuditTrail]._write = lines.append
     return lines
 
 

@@ -266,9 +266,7 @@ def test_a_filter_may_hold_a_schema(client: Client) -> None:
 
 
 def test_the_library_is_imported_by_need() -> None:
-    code = (
-        "import sys, replset.operations.table; print([name for name in sys.modules if name.startswith('jsonschema')])"
-    )
+    code = "import sys, replset.features.all; print([name for name in sys.modules if name.startswith('jsonschema')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -11,15 +11,15 @@ from typing import Any
 from replset.bson import Binary, RawDocument, encode
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, Keys
-from replset.member.net.admission import MAX_BYTES_IN_USE, Admission
 from replset.member.net.connections import ConnectionSlots
 from replset.member.net.listening import ListeningSockets
 from replset.member.net.network import RealNetwork
 from replset.member.net.server import WireServer
-from replset.member.net.turns import Turns
 from replset.member.process.machine import RealClock
+from replset.operations.admission import MAX_BYTES_IN_USE, Admission
 from replset.operations.command import PROVE
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations.request import CommandRequest, Reply
+from replset.operations.turns import Turns
 from replset.operations.waiters import Completion
 from replset.wire.framing import FrameReader, WireMessage, encode_msg
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replset.member.net.admission import Admission
+from replset.operations.admission import Admission
 
 
 def test_requests_are_admitted_up_to_the_limit() -> None:

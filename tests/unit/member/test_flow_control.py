@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from replset.core.ages import OptimeAges
 from replset.ids import HostPort, Millis, OpTime
-from replset.member.disk.flow_control import LEAST_PER_S, FlowControl
+from replset.operations.flow_control import LEAST_PER_S, FlowControl
 
 TARGET_MS = 10_000
 SLOW = HostPort("b:27017")

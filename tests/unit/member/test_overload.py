@@ -10,7 +10,7 @@ import pytest
 
 from replset.bson import encode
 from replset.member.net import wire_connection
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations.request import CommandRequest, Reply
 from replset.wire.framing import encode_msg
 from tests.unit.member.served import HELLO, SERVED, Served, ping, serving
 

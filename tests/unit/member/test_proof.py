@@ -19,7 +19,7 @@ from replset.key_file import Keys
 from replset.member.net.network import RealNetwork
 from replset.member.net.transport import Transport
 from replset.member.process.machine import RealClock
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations.request import CommandRequest, Reply
 from tests.rig import Rig, a_set
 from tests.unit.member.served import HELLO, OTHER, Client, Served
 

@@ -50,9 +50,9 @@ def with_hook(folder: Path, test: Callable[[RoleHook, Any, Calls], Awaitable[Non
     async def run() -> None:
         node: Any = FakeNode()
         names = ("rs0", HostPort("m0:27017"))
-        hook = RoleHook(str(script), Millis(2_000), str(folder), RealClock(), names, reports.append)
-        assert hook.holds, "nothing is known of an earlier process"
-        task = asyncio.get_running_loop().create_task(hook.run(node))
+        hook = RoleHook(node, str(script), Millis(2_000), str(folder), RealClock(), names, reports.append)
+        assert hook.holds_role(), "nothing is known of an earlier process"
+        task = asyncio.get_running_loop().create_task(hook.run())
         try:
             await test(hook, node, calls)
         finally:
@@ -70,16 +70,16 @@ GAIN, RELEASE = "gain rs0 m0:27017", "release rs0 m0:27017"
 
 def test_it_holds_the_role_until_the_guard_has_released_it(tmp_path: Path) -> None:
     async def story(hook: RoleHook, node: Any, calls: Calls) -> None:
-        await until(lambda: not hook.holds)
+        await until(lambda: not hook.holds_role())
         assert calls() == [RELEASE]
         node.for_ms = 60_000
-        hook.update(node)
-        assert hook.holds, "from the moment at which the guard is told"
+        hook.on_topology_changed()
+        assert hook.holds_role(), "from the moment at which the guard is told"
         await until(lambda: calls() == [RELEASE, GAIN])
         node.for_ms = 0
-        hook.update(node)
-        await hook.wait_released()
-        assert not hook.holds
+        hook.on_topology_changed()
+        await hook.hand_over()
+        assert not hook.holds_role()
         assert calls() == [RELEASE, GAIN, RELEASE]
 
     assert with_hook(tmp_path, story) == [RoleReleased()] * 2
@@ -92,7 +92,7 @@ def test_a_guard_that_is_killed_is_replaced_and_gains_again(tmp_path: Path, capl
         assert hook._process is not None
         os.kill(hook._process.pid, signal.SIGKILL)
         await until(lambda: calls() in ([RELEASE, GAIN, GAIN], [RELEASE, GAIN, RELEASE, GAIN]))
-        assert hook.holds
+        assert hook.holds_role()
 
     with_hook(tmp_path, story)
     assert "the guard of the role hook ended; another one is started" in caplog.text
@@ -103,7 +103,7 @@ def test_a_guard_that_hangs_alone_is_replaced_and_the_role_released(tmp_path: Pa
     """The member itself is well, so nothing else would see it."""
 
     async def story(hook: RoleHook, node: Any, calls: Calls) -> None:
-        await until(lambda: not hook.holds)
+        await until(lambda: not hook.holds_role())
         node.for_ms = 60_000
         await until(lambda: calls() == [RELEASE, GAIN])
         assert hook._process is not None
@@ -114,7 +114,7 @@ def test_a_guard_that_hangs_alone_is_replaced_and_the_role_released(tmp_path: Pa
         os.kill(hook._process.pid, signal.SIGSTOP)
         (tmp_path / "slow").unlink()
         node.for_ms = 0
-        await until(lambda: not hook.holds)
+        await until(lambda: not hook.holds_role())
         assert calls() == [RELEASE, GAIN, RELEASE]
 
     with_hook(tmp_path, story, f"[ ! -e {tmp_path}/slow ] || {{ echo $$ > {tmp_path}/slow-pid; sleep 60; }}\n")
@@ -132,7 +132,7 @@ def test_a_guard_that_cannot_be_started_ends_nothing(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
 
     async def story(hook: RoleHook, node: Any, calls: Calls) -> None:
-        await until(lambda: not hook.holds)
+        await until(lambda: not hook.holds_role())
 
     with_hook(tmp_path, story)
     assert "cannot be started" in caplog.text

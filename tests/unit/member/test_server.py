@@ -17,7 +17,7 @@ from replset.errors import InvariantError
 from replset.member.net import server
 from replset.member.net.wire_connection import TURN
 from replset.operations.command import PROVE
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations.request import CommandRequest, Reply
 from replset.wire import framing
 from replset.wire.framing import CHECKSUM_PRESENT, EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, crc32c, encode_msg
 from tests.unit.member.served import HELLO, OTHER, PATIENCE_S, SERVED, Client, Dispatcher, Served, ping, serving

@@ -67,7 +67,7 @@ async def test_a_set_made_of_a_followers_backup_follows_nobody(
 
     await writer.write(lambda group: save_state(group, begun))
     node: Any = SimpleNamespace(set_id=set_id)
-    follower = SetFollower(context_of(store, clock), node, writer, lambda: None)  # type: ignore[arg-type]
+    follower = SetFollower(context_of(store, clock), node, writer)  # type: ignore[arg-type]
     task = asyncio.create_task(follower.run())
     await asyncio.sleep(1)
     assert follower.progress.error.startswith("ValueError: odd" if mode is FollowMode.FOLLOWING else "")
@@ -101,7 +101,7 @@ async def test_while_the_source_is_gone_the_place_stays_near_the_end_of_the_oplo
     own = own_entry(entry, OpTime(2, store.last_applied.ts + 1), "site1")
     assert apply_batch(store, [own], 0, 1, lambda: False) == 1
     node: Any = SimpleNamespace(set_id="a1", commit_point=OPTIME_NULL)
-    follower = SetFollower(context_of(store, clock), node, writer, lambda: None)  # type: ignore[arg-type]
+    follower = SetFollower(context_of(store, clock), node, writer)  # type: ignore[arg-type]
     task = asyncio.create_task(follower.run())
     for _ in range(40):
         await writer.write(lambda group: do_noop(group, {"msg": "note"}))

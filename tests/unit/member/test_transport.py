@@ -13,14 +13,14 @@ from replset.bson import RawDocument, encode
 from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSentError
 from replset.ids import HostPort, Millis
 from replset.key_file import Keys
-from replset.member.net.admission import Admission
 from replset.member.net.connections import ConnectionSlots
 from replset.member.net.network import RealNetwork
 from replset.member.net.server import WireServer
 from replset.member.net.transport import MAX_IDLE, Transport
-from replset.member.net.turns import Turns
 from replset.member.process.machine import RealClock
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations.admission import Admission
+from replset.operations.request import CommandRequest, Reply
+from replset.operations.turns import Turns
 from replset.replication.ports import Listener
 from tests.unit.member.served import QUIET_TURNS, answer_proof
 

@@ -10,10 +10,10 @@ import pytest
 
 from replset.bson import encode
 from replset.member.net import server as wire_server
-from replset.member.net.turns import BYTES, COMMANDS, TIME_MS, Turns
 from replset.member.net.wire_connection import TURN
 from replset.operations.command import PROVE
-from replset.operations.member_port import CommandRequest, Reply
+from replset.operations.request import CommandRequest, Reply
+from replset.operations.turns import BYTES, COMMANDS, TIME_MS, Turns
 from replset.wire.framing import encode_msg
 from tests.unit.member.served import SERVED, Client, Served, ping
 

@@ -24,8 +24,8 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.disk import writer
-from replset.member.disk.flow_control import FlowControl
 from replset.member.disk.writer import Writer
+from replset.operations.flow_control import FlowControl
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
 from replset.storage.disk import RealDisk

@@ -20,7 +20,7 @@ from tools.layers import (
     with_drawing,
 )
 
-SEPARATE = (3, 6)  # on these levels, neighbours do not import each other
+SEPARATE = (3, 8)  # on these levels, neighbours do not import each other
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

@@ -21,7 +21,8 @@ from replset.errors import HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.peers.oplog_fetch import OplogFetches, oplog_probe
 from replset.member.peers.snapshot_server import SnapshotServer
-from replset.operations.waiters import ByteRate
+from replset.member.positions import Positions
+from replset.operations.history import History
 from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
@@ -173,7 +174,6 @@ class Member:
         self.write_queue = WriteQueue()
         self.lowered: list[tuple[OpTime, OpTime]] = []
         self.damage: list[str] = []
-        self.byte_rates: dict[int, ByteRate] = {}
         self.doubts: list[OpTime] = []
         self.marker = False
         self.syncs = 0
@@ -185,7 +185,7 @@ class Member:
         self.history: Any = SimpleNamespace(older=None)
         self.claimed: list[OpTime] = []
         self.claims_as = ""
-        self.fetches = OplogFetches(self)
+        self.fetches = OplogFetches(self, self.told.append)  # type: ignore[arg-type]
         self.context = MemberContext(
             disk=self.disk,
             dbpath=self.dbpath,
@@ -223,6 +223,9 @@ class Member:
             options=InitialSyncOptions(chunk_bytes=10_000, keep_chunks=2, pause_ms=1, spare_bytes=0),
         )
 
+    def __getitem__(self, kind: type) -> Any:
+        return {History: self.history, OplogFetches: self.fetches, Positions: self}[kind]
+
     @property
     def store(self) -> Store:
         return self.context.store
@@ -252,9 +255,6 @@ class Member:
 
     def on_chain_mismatch(self, at: OpTime) -> None:
         self.doubts.append(at)
-
-    def on_fetch_progress(self, progress: ProgressRequest) -> None:
-        self.told.append(progress)
 
     def moved(self) -> None:
         self.moves += 1

@@ -450,10 +450,10 @@ async def scrubbed(three: Three, member: Member, until: Callable[[ScrubStatus], 
     work = Scrubber(member.context, three.check(member), lambda: A, 1000.0)
     task = asyncio.create_task(work.run())
     async with asyncio.timeout(20):
-        while not until(work.status):  # noqa: ASYNC110 - a status has no event
+        while not until(work.found):  # noqa: ASYNC110 - a status has no event
             await asyncio.sleep(0.005)
     task.cancel()
-    return work.status
+    return work.found
 
 
 def test_a_secondary_finds_by_itself_what_differs_from_the_primary(
@@ -490,14 +490,14 @@ async def test_what_is_put_right_during_a_pass_is_not_reported_at_its_end(
 
     def put_right(command: dict[str, object]) -> None:
         if command.get("replSetDocuments") == "db.later":
-            assert work.status.summary == "1 of db.c"
-            work.status.differing.clear()
+            assert work.found.summary == "1 of db.c"
+            work.found.differing.clear()
 
     three.network.before_call = put_right
     task = asyncio.create_task(work.run())
     async with asyncio.timeout(20):
-        while not work.status.passes:  # noqa: ASYNC110 - a status has no event
+        while not work.found.passes:  # noqa: ASYNC110 - a status has no event
             await asyncio.sleep(0.005)
     task.cancel()
-    assert work.status.summary == ""
+    assert work.found.summary == ""
     assert "documents differ" not in caplog.text

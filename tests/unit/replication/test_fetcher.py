@@ -611,7 +611,7 @@ async def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(source: Mem
     second = await fetch(old, chain)
     assert second.entries
     assert loop.time() - began > 0.5
-    source.byte_rates[-1].sent_until = loop.time() + 60
+    source.fetches.rates[-1].sent_until = loop.time() + 60
     empty = await fetch(old, chain)  # after an entry larger than the rate
     assert (empty.matched, len(empty.entries), empty.end_chain) == (True, 0, empty.prev_chain)
     after = OplogEntry(first.entries[0]).optime

@@ -12,28 +12,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from replset.bson import DateTime, RawDocument, decode, encode
-from replset.bson.repeated import with_repeated_names
+from replset.bson import RawDocument, encode
 from replset.core.quorum import WriteConcern
 from replset.errors import ErrorCode, OutOfDiskSpaceError, ReplError, StorageError
-from replset.features.crud import delete, insert, update
-from replset.features.crud.find_by_id import only_key
-from replset.features.crud.plan import ID_INDEX
-from replset.features.crud.shapes import ARRAYS, BODY_AT, Shape, Target, document_of, lsid_of, shape_of
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.operations.authorization import authorize
-from replset.operations.evaluation import SMALL_STATEMENT, is_small, weight_of
-from replset.operations.member_port import CommandRequest, ConnectionContext, MemberPort
+from replset.operations.command import Counters, PreparedWork, UnusualError
+from replset.operations.evaluation import SMALL_STATEMENT
 from replset.operations.replies import encode_write_reply, write_times
+from replset.operations.request import CommandRequest, ConnectionContext
 from replset.operations.session_request import (
     NOBODY,
     SessionRequest,
     check_cluster_time,
     parse_lsid,
 )
+from replset.operations.shapes import ARRAYS, BODY_AT, Shape, Target, document_of, lsid_of, shape_of
 from replset.operations.slow_operations import SlowReason
+from replset.operations.transactions import TransactionTable
+from replset.operations.user_directory import UserDirectory
 from replset.operations.write_concern import (
     begin_wait,
     default_concern,
@@ -41,11 +40,8 @@ from replset.operations.write_concern import (
     parse_write_concern,
     wait_for_write_concern,
 )
-from replset.optime import timestamp
-from replset.query.update import compile_update
 from replset.replication.session_write import SessionWrite
-from replset.replication.write_ops import WriteGroup, do_delete, do_insert, do_update, update_object
-from replset.storage.catalog import Collection
+from replset.replication.write_ops import WriteGroup
 from replset.storage.sessions import read_record
 
 if TYPE_CHECKING:
@@ -56,104 +52,6 @@ MOST_SHAPES: Final = 4
 """That a connection remembers: a driver sends one or two on each."""
 MOST_IN_VAIN: Final = 16
 """How many shapes are made for a connection of which none is used again; then no more are."""
-COMMANDS: Final = {
-    command.name: command for rows in (insert.COMMANDS, update.COMMANDS, delete.COMMANDS) for command in rows
-}
-Counters: TypeAlias = tuple[tuple[str, int], ...]
-Work: TypeAlias = Callable[[WriteGroup, Collection], Counters]
-"""Does a write inside a group, and gives the reply's counters. UnusualError, and every ReplError: the usual way."""
-
-
-class UnusualError(Exception):
-    """The write has to go the usual way; nothing of it is left in the group."""
-
-
-# --- the work of each command ---------------------------------------------------------------------------------------
-
-
-def insert_work(document: bytes, member: MemberPort) -> Work:
-    """Return the insert of a document. ReplError: it cannot be stored."""
-    key, document = insert.prepare(document, member)
-
-    def work(group: WriteGroup, coll: Collection) -> Counters:
-        if do_insert(group, coll, key, document) is None:
-            raise UnusualError  # the key is there already
-        return _ONE
-
-    return work
-
-
-def _update_work(statement: bytes, _member: MemberPort) -> Work | None:
-    """Return an update of one document that is found by its `_id`; None: it is another kind of statement."""
-    fields = RawDocument(statement)
-    if not fields.has_only(_UPDATE_FIELDS) or not (_is_false(fields, "upsert") and _is_false(fields, "multi")):
-        return None
-    key, change = only_key(fields.get_raw("q") or b""), fields.get("u")
-    if key is None or fields.type_of("u") != 0x03 or update.may_grow(change):
-        return None
-    weight, changed = weight_of(len(statement), change), compile_update(change, fills_timestamps=True)
-    if changed.needs_position:
-        return None
-
-    def work(group: WriteGroup, coll: Collection) -> Counters:
-        raw = group.txn.get(coll, key)
-        if raw is None or not is_small(weight, len(raw)):
-            raise UnusualError
-        if group.held:
-            group.held.check(coll.uuid, key)  # also for what it does not change
-        before = with_repeated_names(decode(raw), raw)
-        now, stamp = DateTime(group.wall_ms), timestamp(group.next_optime().ts)
-        after = changed.apply(before, now=now, timestamp=stamp)
-        if after is before:
-            return _NOT_MODIFIED
-        after_raw = update.encode_result(after)
-        o = update_object(before, after, after_raw, is_replacement=changed.is_replacement, targets=changed.targets)
-        if o is None:
-            return _NOT_MODIFIED
-        do_update(group, coll, key, raw, after_raw, o)
-        return _MODIFIED
-
-    return work
-
-
-def _delete_work(statement: bytes, _member: MemberPort) -> Work | None:
-    """Return the delete of one document that is found by its `_id`; None: it is another kind of statement."""
-    fields = RawDocument(statement)
-    key = only_key(fields.get_raw("q") or b"")
-    if key is None or not fields.has_only(_DELETE_FIELDS) or fields.type_of("limit") not in _WHOLE:
-        return None
-    if fields.get("limit") != 1:
-        return None
-
-    def work(group: WriteGroup, coll: Collection) -> Counters:
-        raw = group.txn.get(coll, key)
-        if raw is None:
-            raise UnusualError
-        RawDocument(raw)  # InvalidBSONError: a disk has changed it
-        do_delete(group, coll, key, raw)
-        return _ONE
-
-    return work
-
-
-def _is_false(fields: RawDocument, name: str) -> bool:
-    """Whether the field is absent or false."""
-    kind = fields.type_of(name)
-    return kind is None or (kind == 0x08 and not fields.get(name))
-
-
-_WHOLE: Final = (0x10, 0x12)
-_ONE: Final = (("n", 1),)
-_MODIFIED: Final = (("n", 1), ("nModified", 1))
-_NOT_MODIFIED: Final = (("n", 1), ("nModified", 0))
-_UPDATE_FIELDS: Final = frozenset({b"q", b"u", b"upsert", b"multi"})
-_DELETE_FIELDS: Final = frozenset({b"q", b"limit"})
-_WORK: Final[dict[str, Callable[[bytes, MemberPort], Work | None]]] = {
-    "insert": insert_work,
-    "update": _update_work,
-    "delete": _delete_work,
-}
-
 
 # --- taking them ------------------------------------------------------------------------------------------------
 
@@ -164,6 +62,8 @@ class PreparedWrites:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self.member = dispatcher.member
+        self._users = self.member[UserDirectory]
+        self._transactions = self.member[TransactionTable]
 
     def shape_of(self, request: CommandRequest) -> Shape | None:
         """Return the shape of a write that was answered without an error; None: of a kind that is not foreseen."""
@@ -200,14 +100,17 @@ class PreparedWrites:
         document = shape.document_in(message)
         if document is None or len(document) > SMALL_STATEMENT or not self.may_take():
             return None
+        command = self.dispatcher.commands[shape.target.name]
+        if command.prepared is None:
+            return None
         session: SessionRequest | None = None
         try:
             uid = NOBODY
-            if member.users.required:
-                if connection.login is None or not member.users.knows(connection.login):
+            if self._users.required:
+                if connection.login is None or not self._users.knows(connection.login):
                     return None
                 name, database = shape.target.name, shape.target.database
-                authorize(member, connection, COMMANDS[name].needs, database, name)
+                authorize(member, connection, command.needs, database, name)
                 uid = connection.login.uid
             if shape.cluster_time is not None:
                 check_cluster_time(document_of(shape.read(shape.cluster_time, message)), member)
@@ -219,7 +122,7 @@ class PreparedWrites:
                 session = SessionRequest(key, lsid, number)
             elif shape.number is not None:
                 return None
-            work = _WORK[shape.target.name](document, member)
+            work = command.prepared(document, member)
             if work is None:
                 return None
             request = partial(_request_of, shape.target, message, document, connection)
@@ -237,7 +140,7 @@ class PreparedWrites:
     def begin(
         self,
         target: Target,
-        work: Work,
+        work: PreparedWork,
         concern: WriteConcern | None,
         session: SessionRequest | None,
         request: Callable[[], CommandRequest],
@@ -255,7 +158,7 @@ class PreparedWrites:
         if session is not None:
             dispatcher.sessions.note_use(session.key, member.clock.now())
             if session.txn_number is not None:
-                member.transactions.check_retryable_write(session.key, session.txn_number)
+                self._transactions.check_retryable_write(session.key, session.txn_number)
                 if not dispatcher.sessions.check_out_now(session.key):
                     return None
         write = PreparedWrite(self, target, request, finish, work, concern, session)
@@ -315,7 +218,7 @@ class PreparedWrite:
         target: Target,
         request: Callable[[], CommandRequest],
         finish: Callable[[bytes | None], None],
-        work: Work,
+        work: PreparedWork,
         concern: WriteConcern,
         session: SessionRequest | None,
     ) -> None:
@@ -353,7 +256,7 @@ class PreparedWrite:
                 group.session_write = SessionWrite(session.key, session.lsid.raw, session.txn_number)
             self._counters = self._work(group, coll)
             if self.target.name != "insert":
-                self.index = (coll.uuid, ID_INDEX)
+                self.index = (coll.uuid, "_id_")
         except (ReplError, UnusualError) as error:
             self._is_unusual = not isinstance(error, StorageError | OutOfDiskSpaceError)
             raise
@@ -476,7 +379,7 @@ class PreparedWrite:
         """The context that the usual way would have made; only made where somebody looks."""
         if self._ctx is None:
             self._ctx = self._lane.dispatcher.context_of(
-                self._request(), COMMANDS[self.target.name], self.target.name, None, self._session
+                self._request(), self._lane.dispatcher.commands[self.target.name], self.target.name, None, self._session
             )
             self._ctx.has_written = self._session is not None and self._session.txn_number is not None
         if self.index is not None:

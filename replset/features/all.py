@@ -1,0 +1,95 @@
+"""All features of the product, and the table of all commands. docs/commands.md describes each command."""
+
+from __future__ import annotations
+
+from replset.features.administration import (
+    apply_ops,
+    election_journal,
+    parameters,
+    replset_admin,
+    replset_status,
+    write_state,
+)
+from replset.features.aggregation import aggregate, view_reads
+from replset.features.archive.archiver import SEGMENT_BYTES
+from replset.features.archive.feature import archive_feature
+from replset.features.archive.jobs import ArchivePort
+from replset.features.backup import backup
+from replset.features.change_streams.change_stream import ChangeStreams
+from replset.features.collections import collection_changes, collections, statistics
+from replset.features.consumers import consumer_commands
+from replset.features.consumers.consumer_directory import ConsumerDirectory
+from replset.features.crud import count_distinct, delete, find, find_and_modify, get_more, insert, update
+from replset.features.diagnostics import diagnostics, explain, hello, server_status
+from replset.features.follower.feature import FOLLOWER
+from replset.features.indexes import indexes
+from replset.features.recovery import rollbacks
+from replset.features.role_hook.feature import ROLE_HOOK
+from replset.features.scrub.feature import SCRUB
+from replset.features.transactions.feature import transactions_feature
+from replset.features.transactions.session_expiry import SESSION_TIMEOUT_MS
+from replset.features.users import sasl, user_commands
+from replset.ids import Millis
+from replset.member.feature import Feature
+from replset.member.member import KERNEL_COMMANDS
+from replset.operations.command import Command
+
+
+def all_features(
+    archive: ArchivePort | None = None,
+    *,
+    segment_bytes: int = SEGMENT_BYTES,
+    session_timeout_ms: Millis = SESSION_TIMEOUT_MS,
+) -> tuple[Feature, ...]:
+    """What a member is started with. A line that is taken away takes its feature away, and nothing else.
+
+    archive: that of --archive. segment_bytes: of entries that make a segment of it. session_timeout_ms: after which a
+    session that writes nothing is forgotten.
+    """
+    return (
+        Feature(
+            "crud",
+            (
+                *find.COMMANDS,
+                *get_more.COMMANDS,
+                *count_distinct.COMMANDS,
+                *insert.COMMANDS,
+                *update.COMMANDS,
+                *delete.COMMANDS,
+                *find_and_modify.COMMANDS,
+            ),
+        ),
+        Feature("collections", (*collections.COMMANDS, *collection_changes.COMMANDS, *statistics.COMMANDS)),
+        Feature("indexes", indexes.COMMANDS),
+        Feature("change_streams", part=lambda _member: ChangeStreams()),
+        Feature("aggregation", (*aggregate.COMMANDS, *view_reads.COMMANDS)),
+        transactions_feature(session_timeout_ms),
+        Feature("consumers", consumer_commands.COMMANDS, ConsumerDirectory),
+        FOLLOWER,
+        archive_feature(archive, segment_bytes),
+        Feature("backup", backup.COMMANDS),
+        SCRUB,
+        Feature("users", (*sasl.COMMANDS, *user_commands.COMMANDS)),
+        ROLE_HOOK,
+        Feature("recovery", rollbacks.COMMANDS),
+        Feature(
+            "administration",
+            (
+                *replset_admin.COMMANDS,
+                *replset_status.COMMANDS,
+                *election_journal.COMMANDS,
+                *parameters.COMMANDS,
+                *write_state.COMMANDS,
+                *apply_ops.COMMANDS,
+            ),
+        ),
+        Feature("diagnostics", (*hello.COMMANDS, *server_status.COMMANDS, *diagnostics.COMMANDS, *explain.COMMANDS)),
+    )
+
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (*KERNEL_COMMANDS, *(command for feature in all_features() for command in feature.commands))
+}
+PRIVATE: frozenset[str] = frozenset(command.name for command in COMMANDS.values() if command.private)
+"""Commands between members; the HTTP API does not serve them."""

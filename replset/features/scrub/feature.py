@@ -1,0 +1,30 @@
+"""Comparing the members' documents, as a feature of a member."""
+
+from __future__ import annotations
+
+from replset.core.member_state import MemberState
+from replset.features.scrub.document_checks import COMMANDS
+from replset.features.scrub.scrubber import Scrubber
+from replset.ids import HostPort
+from replset.member.feature import Feature, FeaturePart
+from replset.member.options import MemberOptions
+from replset.operations.kernel import Kernel
+from replset.operations.transactions import TransactionTable
+from replset.replication.context import MemberContext
+from replset.replication.document_check import DocumentCheck
+from replset.replication.document_repair import DocumentRepair
+from replset.replication.ports import SetMemberClient
+
+
+def _part(member: Kernel) -> FeaturePart:
+    def source() -> HostPort | None:
+        """The primary, while this member is a secondary: each secondary compares its documents with it."""
+        return member.node.primary_host if member.node.state is MemberState.SECONDARY else None
+
+    context, check = member[MemberContext], DocumentCheck(member[MemberContext], member[SetMemberClient])
+    scrubber = Scrubber(context, check, source, member[MemberOptions].scrub_mb_per_sec)
+    member.add(check, DocumentRepair(context, check, member[TransactionTable].held.is_held), scrubber.found)
+    return scrubber
+
+
+SCRUB = Feature("scrub", COMMANDS, _part)
