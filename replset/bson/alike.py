@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import eq
 from struct import unpack
 from typing import Any, Final
 
@@ -31,7 +32,15 @@ _TRIES: Final = 256
 """Documents that a layout is tried on before it must have fitted an eighth of them."""
 _TEXTS: Final[Mapping[int, Callable[[str], Any] | None]] = {0x02: None, 0x0D: Code, 0x0E: Symbol}
 _BEGUN_BY_LENGTH: Final = (0x03, 0x04, 0x05)
+_ARRAY: Final = 0x04
 _REGEX: Final = 0x0B
+_TEXT_ARRAY_KIND: Final = 0x0204
+"""Stands for an array whose items are strings."""
+_END: Final = b"\\0"
+_TEXT_ITEM: Final = rb"\x02[0-9]+\0(.{4})([^\0]*\0)"
+_find_text_items = re.compile(_TEXT_ITEM + rb"|\0", re.DOTALL).findall
+"""Gives length and text of each item of arrays of strings, one array behind the other, and empty ones at their ends."""
+_TEXT_ARRAY: Final = b"((?:%s)*\\0)" % _TEXT_ITEM.replace(b"(", b"(?:")
 
 
 def are_whole(raws: Sequence[bytes]) -> bool:
@@ -125,8 +134,8 @@ class _Segment:
     def __init__(self) -> None:
         self.source = b""
         self.groups = 0
-        self.lengths: list[int] = []
-        """The groups that are lengths; the text is the next group."""
+        self.lengths: list[tuple[int, int]] = []
+        """The groups that are lengths, and what they count beside the next group."""
         self.columns: list[tuple[str, int, int]] = []
         """Name and type of a wanted field, and its group; 0 for a value without bytes."""
         self.kind: int | None = None
@@ -144,6 +153,11 @@ class _Segment:
         pattern = re.compile(self.source, re.DOTALL)
         self.match = pattern.fullmatch if self.kind is None else pattern.match
         return self
+
+    @property
+    def is_end(self) -> bool:
+        """Whether there is nothing but the terminator."""
+        return self.source == _END
 
 
 class _Layout:
@@ -165,14 +179,17 @@ class _Layout:
         count = len(raws)
         starts: Sequence[int] = [0] * count
         for number, segment in enumerate(self._segments):
+            if segment.is_end:
+                _check([start + 1 == len(raw) and not raw[start] for start, raw in zip(starts, raws, strict=True)])
+                break
             matches = list(map(segment.match, raws, starts))
             if None in matches:
                 raise _UnlikeError([match is not None for match in matches])
             groups: list[Column] = list(zip(*[match.groups() for match in matches], strict=True))  # type: ignore[union-attr]
             if number == 0:
                 _check_lengths(groups[0], raws)
-            for group in segment.lengths:
-                _check_lengths(groups[group - 1], groups[group])
+            for group, more in segment.lengths:
+                _check_lengths(groups[group - 1], groups[group], more)
             for name, kind, group in segment.columns:
                 names.append(name)
                 columns.append(_column(kind, groups[group - 1] if group else (), count))
@@ -208,10 +225,11 @@ def _lengths(column: Column) -> tuple[int, ...]:
     return unpack(f"<{len(data) // 4}i", data)
 
 
-def _check_lengths(column: Column, of: Sequence[bytes]) -> None:
+def _check_lengths(column: Column, of: Sequence[bytes], more: int = 0) -> None:
     lengths = _lengths(column)
-    if lengths != tuple(map(len, of)):
-        raise _UnlikeError([length == len(one) for length, one in zip(lengths, of, strict=True)])
+    wanted = tuple(map(len, of)) if not more else tuple([len(one) + more for one in of])
+    if lengths != wanted:
+        raise _UnlikeError(list(map(eq, lengths, wanted)))
 
 
 def _values(kind: int, raws: Sequence[bytes], begins: Sequence[int]) -> Column:
@@ -225,12 +243,10 @@ def _values(kind: int, raws: Sequence[bytes], begins: Sequence[int]) -> Column:
 
 def _column(kind: int, found: Column, count: int) -> Column:
     """Return the values of one field. found: their bytes."""
+    if kind == _TEXT_ARRAY_KIND:
+        return _text_arrays(found, count)
     if kind in _TEXTS:
-        try:
-            texts = b"".join(found).decode().split("\0")
-        except UnicodeDecodeError:
-            raise _UnlikeError([False] * count) from None
-        texts.pop()
+        texts = _texts(found, count)
         make = _TEXTS[kind]
         return texts if make is None else list(map(make, texts))
     match kind:
@@ -251,6 +267,29 @@ def _column(kind: int, found: Column, count: int) -> Column:
         raise _UnlikeError([False] * count) from None
 
 
+def _texts(found: Column, count: int) -> list[str]:
+    try:
+        texts = b"".join(found).decode().split("\0")
+    except UnicodeDecodeError:
+        raise _UnlikeError([False] * count) from None
+    texts.pop()
+    return texts
+
+
+def _text_arrays(found: Column, count: int) -> Column:
+    items = _find_text_items(b"".join(found))
+    texts = [text for _, text in items if text]
+    if _lengths([length for length, _ in items]) != tuple(map(len, texts)):
+        raise _UnlikeError([False] * count)
+    values = _texts(texts, count)
+    arrays = []
+    begin = 0
+    for number, end in enumerate([place for place, (_, text) in enumerate(items) if not text]):
+        arrays.append(values[begin : end - number])
+        begin = end - number
+    return arrays
+
+
 def _layout_of(raw: bytes, names: Mapping[bytes, str] | None) -> _Layout | None:
     """Return the layout of a document, None for one that has a field twice, a rare type or very many fields."""
     try:
@@ -262,7 +301,7 @@ def _layout_of(raw: bytes, names: Mapping[bytes, str] | None) -> _Layout | None:
     segments = []
     segment = _Segment()
     segment.add(b"(.{4})", 1)
-    for name, kind, *_ in elements:
+    for name, kind, start, end in elements:
         known = name.encode()
         wanted = name if names is None or known in names else None
         captures = wanted is not None
@@ -275,11 +314,15 @@ def _layout_of(raw: bytes, names: Mapping[bytes, str] | None) -> _Layout | None:
             group = segment.add(b"(.{%d})" % size if captures else b".{%d}" % size, int(captures))
         elif kind in _TEXTS:
             group = segment.add(b"(.{4})([^\\0]*\\0)", 2)
-            segment.lengths.append(group)
+            segment.lengths.append((group, 0))
             group += 1
         elif kind == _REGEX:
             source = b"[^\\0]*\\0[^\\0]*\\0"
             group = segment.add(b"(%s)" % source if captures else source, int(captures))
+        elif kind == _ARRAY and captures and re.fullmatch(_TEXT_ARRAY, raw[start + 4 : end], re.DOTALL):
+            group, kind = segment.add(b"(.{4})" + _TEXT_ARRAY, 2), _TEXT_ARRAY_KIND
+            segment.lengths.append((group, 4))
+            group += 1
         elif kind in _BEGUN_BY_LENGTH:
             segment.add(b"(.{4})", 1)
             segment.kind, segment.name = kind, wanted
@@ -289,6 +332,6 @@ def _layout_of(raw: bytes, names: Mapping[bytes, str] | None) -> _Layout | None:
             return None
         if wanted is not None and group is not None:
             segment.columns.append((wanted, kind, group))
-    segment.add(b"\\0")
+    segment.add(_END)
     segments.append(segment.close())
     return _Layout(segments)

@@ -199,6 +199,7 @@ ALIKE = (
     *(st.builds(Binary, st.binary(max_size=4), st.sampled_from([0, 2])), st.builds(Regex, C_TEXT, st.just("i"))),
     *(st.builds(Symbol, TEXT), st.builds(Code, TEXT), st.just(Undefined()), st.just(MinKey())),
     *(st.lists(st.integers(0, 3), max_size=3), st.builds(DBPointer, TEXT, OIDS)),
+    *(st.lists(TEXT, max_size=12), st.lists(st.sampled_from(["", "a", "\0\x021\0..."]), max_size=3)),
     st.dictionaries(C_TEXT, st.integers(0, 3), max_size=2),
 )
 
