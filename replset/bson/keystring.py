@@ -81,15 +81,10 @@ _uint32 = Struct(">I").pack
 def encode_key(value: object) -> bytes:
     """Return the key of any value that encode() takes, and of a RawDocument. InvalidBSONError for all others."""
     try:
-        if type(value) is ObjectId:
-            return _OBJECT_ID + value._bytes
-        if type(value) is str:
-            return _STRING + _escaped(value)
-        if type(value) is int:
-            return _int_key(value)
-        if type(value) is float:
-            return _double_key(value)
-        return _key(value, 0)
+        kind = type(value)
+        if kind is ObjectId:
+            return _OBJECT_ID + value._bytes  # type: ignore[attr-defined, no-any-return]
+        return _KEYS[kind](value) if kind in _KEYS else _key(value, 0)
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string") from None
 

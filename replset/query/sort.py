@@ -7,7 +7,9 @@ counts. A missing field counts as null. An empty array sorts before null.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -37,10 +39,12 @@ class Sort:
     natural: 1 or -1 for the order of storage (`$natural`), else 0.
     """
 
-    __slots__ = ("_is_rising", "_paths", "_reversed", "natural")
+    __slots__ = ("_is_flat", "_is_rising", "_names", "_paths", "_reversed", "natural")
 
     def __init__(self, paths: list[Path], is_reversed: list[bool], natural: int) -> None:
         self._paths = paths
+        self._names = [path[0] for path in paths]
+        self._is_flat = all(len(path) == 1 for path in paths)
         self._reversed = is_reversed
         self._is_rising = not any(is_reversed)
         self.natural = natural
@@ -60,19 +64,15 @@ class Sort:
 
     def __call__(self, doc: Mapping[str, object]) -> bytes:
         """Return the document's key. BadValueError when the paths go through two different arrays of the document."""
-        values: list[object] = []
-        for path in self._paths:
-            value = doc.get(path[0])
-            if type(value) is list or len(path) > 1:
-                try:
-                    return b"".join(self._least(value_lists(doc, self._paths)))
-                except ParallelArraysError:
-                    raise BadValueError("cannot sort with keys that are parallel arrays") from None
-            values.append(value)
-        keys = map(encode_key, values)
+        values = [doc.get(name) for name in self._names]
+        if not self._is_flat or list in map(type, values):
+            try:
+                return b"".join(self._least(value_lists(doc, self._paths)))
+            except ParallelArraysError:
+                raise BadValueError("cannot sort with keys that are parallel arrays") from None
         if not self._is_rising:
-            keys = map(_directed_key, keys, self._reversed)
-        return b"".join(keys)
+            return b"".join(map(_directed_key, map(encode_key, values), self._reversed))
+        return encode_key(values[0]) if len(values) == 1 else b"".join(map(encode_key, values))
 
     def _least(self, lists: Iterable[list[object]]) -> list[bytes]:
         """Return the keys that come first in the order.
@@ -115,7 +115,30 @@ def sort_by_key(pairs: list[tuple[bytes, T]]) -> list[T]:
 def sorted_pairs(pairs: list[tuple[bytes, T]]) -> Iterable[tuple[bytes, T]]:
     """Return the (key, value) pairs in the order of the keys, as `sort_by_key`."""
     runs = [sorted(pairs[start : start + SORT_RUN], key=_key_of) for start in range(0, len(pairs), SORT_RUN)]
-    return runs[0] if len(runs) == 1 else heapq.merge(*runs, key=_key_of)
+    return chain.from_iterable(_merged(runs) if len(runs) > 1 else runs)
+
+
+def _merged(runs: list[list[tuple[bytes, T]]]) -> Iterator[Iterable[tuple[bytes, T]]]:
+    """Yield the pairs of sorted runs in order, some thousand at once: those between two keys, sorted again.
+
+    That takes a third of the time of a merge one by one, which is left for keys that very many pairs have.
+    """
+    step = max(1, SORT_RUN // 2 // len(runs))
+    bounds = heapq.merge(*[map(_key_of, run[step::step]) for run in runs])
+    begins = [0] * len(runs)
+    for bound in [*islice(bounds, 0, None, len(runs)), None]:
+        ends = [
+            len(run) if bound is None else bisect_left(run, bound, begin, key=_key_of)
+            for run, begin in zip(runs, begins, strict=True)
+        ]
+        parts = [run[begin:end] for run, begin, end in zip(runs, begins, ends, strict=True) if begin < end]
+        begins = ends
+        is_few = sum(map(len, parts)) <= SORT_RUN
+        yield (
+            sorted([pair for part in parts for pair in part], key=_key_of)
+            if is_few
+            else heapq.merge(*parts, key=_key_of)
+        )
 
 
 def compile_sort(spec: Mapping[str, object]) -> Sort:

@@ -16,6 +16,7 @@ MAX_BYTES: Final = 100 << 20
 """What a stage or a sort keeps in memory; beyond it writes to the disk, or fails without allowDiskUse."""
 PAIR_BYTES: Final = 130
 """What Python adds to a document and its key."""
+_FREED: Final = 64
 _length = Struct("<I")
 _key_of: Callable[[tuple[bytes, bytes]], bytes] = itemgetter(0)
 Place: TypeAlias = tuple[int, int]
@@ -74,6 +75,18 @@ class Sorter:
         """Whether a document with this key that comes now is behind the limit."""
         return self._bound is not None and key >= self._bound
 
+    def add_all(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        """Keep some documents with their keys, as `add`."""
+        if self._limit:
+            for key, raw in pairs:
+                if not self.is_beyond(key):
+                    self.add(key, raw)
+            return
+        self._pairs += pairs
+        self.memory_bytes += _bytes_of(pairs)
+        if self.memory_bytes > MAX_BYTES:
+            self._write_run()
+
     def add(self, key: bytes, raw: bytes) -> None:
         """Keep a document. 292 over the limit without allowDiskUse; OutOfDiskSpaceError."""
         self._pairs.append((key, raw))
@@ -92,7 +105,7 @@ class Sorter:
         self._pairs = list(sorted_pairs(self._pairs))[: self._limit]
         last = self._pairs[-1][0]
         self._bound = last if self._bound is None else min(self._bound, last)
-        self.memory_bytes = sum(len(key) + len(raw) + PAIR_BYTES for key, raw in self._pairs)
+        self.memory_bytes = _bytes_of(self._pairs)
 
     def _write_run(self) -> None:
         file = self._file = self._file or open_spill(self._spill, self._what)
@@ -113,13 +126,13 @@ class Sorter:
         self.close()
 
     def _kept_pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the pairs in memory in order, and free each."""
+        """Yield the pairs in memory in order, and free some at a time."""
         self._pairs = list(sorted_pairs(self._pairs))
         self._pairs.reverse()
-        while self._pairs:
-            key, raw = self._pairs.pop()
-            self.memory_bytes -= len(key) + len(raw) + PAIR_BYTES
-            yield key, raw
+        while some := self._pairs[: -_FREED - 1 : -1]:
+            del self._pairs[-_FREED:]
+            self.memory_bytes -= _bytes_of(some)
+            yield from some
 
     def _pairs_of(self, place: Place) -> Iterator[tuple[bytes, bytes]]:
         if self._file is not None:
@@ -133,3 +146,7 @@ class Sorter:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _bytes_of(pairs: list[tuple[bytes, bytes]]) -> int:
+    return sum([len(key) + len(raw) for key, raw in pairs]) + PAIR_BYTES * len(pairs)

@@ -298,13 +298,8 @@ class FindCursor(Cursor):
         """All documents that the limit lets through, in order."""
         sorter = self._sorter
 
-        def keep(found: list[tuple[bytes, bytes]]) -> None:
-            for key, raw in found:
-                if not sorter.is_beyond(key):
-                    sorter.add(key, raw)
-
         while not scan.exhausted:
-            work = partial(keep, await scan.next_slice())
+            work = partial(sorter.add_all, await scan.next_slice())
             if sorter.memory_bytes > _SMALL_SORT:
                 try:
                     await run_in_thread(self._member, work)

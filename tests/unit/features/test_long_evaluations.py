@@ -530,7 +530,8 @@ def test_no_call_sorts_so_much_that_it_keeps_the_interpreter(name: str, monkeypa
 
     monkeypatch.setattr(sort, "sorted", counted, raising=False)
     SORTS[name]()
-    assert (sum(counts), max(counts) <= 8192) == (100_000, True)
+    assert sum(counts) >= 100_000
+    assert max(counts) <= 8192
 
 
 @pytest.mark.parametrize("text", ["\1" * 8_000_000, "x" * 15_000_000], ids=["escapes", "plain"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
 from replset.bson import DateTime, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp, encode
 from replset.errors import ReplError
+from replset.query import sort
 from replset.query.distinct import Distinct
 from replset.query.sort import compile_sort
 
@@ -51,6 +53,15 @@ ORDERS: list[tuple[Doc, list[Doc]]] = [
     ({"a.x": 1, "a.y": 1}, [{"a": [{"x": 1, "y": 5}, {"x": 2, "y": 0}]}, {"a": [{"x": 1, "y": 9}, {"x": 3, "y": 0}]}]),
     ({"b": 1, "a.x": 1}, [{"b": 1, "a": [{"x": 5}, {"x": 3}]}, {"b": 1, "a": {"x": 4}}, {"b": 2, "a": {"x": 0}}]),
 ]
+
+
+@pytest.mark.parametrize("keys", [1, 5, 100, 100_000])
+def test_many_pairs_are_sorted_in_parts(keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sort, "SORT_RUN", 64)
+    rng = Random(keys)
+    for count in (0, 1, 64, 65, 200, 5000):
+        pairs = [(b"%d" % rng.randrange(keys), number) for number in range(count)]
+        assert list(sort.sorted_pairs(pairs)) == sorted(pairs, key=lambda pair: pair[0])
 
 
 @pytest.mark.parametrize(("spec", "docs"), ORDERS, ids=[f"{spec} {docs}"[:80] for spec, docs in ORDERS])

@@ -93,14 +93,19 @@ def test_a_start_removes_what_a_crash_left(store: Store) -> None:
     assert spill_files(store) == []
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("limit", [0, 1, 50, 400])
-def test_sorting_in_runs(store: Store, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorting_in_runs(store: Store, limit: int, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sorter_module, "MAX_BYTES", 20_000)
     rng = random.Random(limit)
     pairs = [(bytes([rng.randrange(20)]), b"%d" % number) for number in range(3000)]
     sorter = Sorter(lambda: SpillFile(store), "Sort", limit)
-    for key, raw in pairs:
-        sorter.add(key, raw)
+    for start in range(0, len(pairs), 10):
+        if together:
+            sorter.add_all(pairs[start : start + 10])
+            continue
+        for key, raw in pairs[start : start + 10]:
+            sorter.add(key, raw)
     assert (sorter.spilled_runs > 3) == (limit in (0, 400)), "fewer fit in memory"
     pairs.sort(key=lambda pair: pair[0])
     assert list(sorter.rows()) == [raw for _, raw in pairs][: limit or len(pairs)]
