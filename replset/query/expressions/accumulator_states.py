@@ -86,6 +86,15 @@ class Sum(_Small):
     def add(self, value: Any, times: int = 1) -> None:
         """Add the value once, or a whole number so many times (as often as it is negative, take it back)."""
         kind = type(value)
+        if kind is float:
+            before = self._total
+            total = before + value * times
+            if math.isfinite(total):  # then all three are
+                self._total = total
+                self._doubles += times
+                larger, smaller = (before, value * times) if abs(before) >= abs(value) else (value * times, before)
+                self._error += (larger - total) + smaller
+                return
         if kind is int or kind is Int64:
             self._int += value * times
             if kind is Int64 or not -INT32 <= value < INT32:
@@ -139,7 +148,7 @@ class Average(_Small):
         self._sum = Sum()
 
     def add(self, value: Any, times: int = 1) -> None:
-        if is_number(value):
+        if type(value) is float or is_number(value):
             self._count += times
             self._sum.add(value, times)
 

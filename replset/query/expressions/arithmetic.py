@@ -300,10 +300,10 @@ def _log(value: Any, base: Any) -> Any:
 
 
 OPERATORS: Final = (
-    plain("$add", _add, 0, None),
-    plain("$subtract", _subtract, 2),
-    plain("$multiply", _multiply, 0, None),
-    plain("$divide", _divide, 2),
+    plain("$add", _add, 0, None, is_light=True),
+    plain("$subtract", _subtract, 2, is_light=True),
+    plain("$multiply", _multiply, 0, None, is_light=True),
+    plain("$divide", _divide, 2, is_light=True),
     plain("$mod", _mod, 2),
     numeric("$abs", _abs, decimal.Decimal.copy_abs),
     numeric("$ceil", _whole(math.ceil), lambda number: quantized(number, 0, decimal.ROUND_CEILING)),

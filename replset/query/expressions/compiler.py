@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from replset.bson import encode_key
@@ -88,6 +88,7 @@ class Expression:
     paths: the dotted paths of the document that it looks at; WHOLE among them when it may look at all.
     is_constant: whether the value is `value` for every document.
     is_path: whether it only finds what is there.
+    is_light: whether its value is a number, a date or null, and each step takes as little as one of its own.
     error: what a constant part of it raises.
     """
 
@@ -96,6 +97,7 @@ class Expression:
     is_constant: bool = False
     value: Any = MISSING
     is_path: bool = False
+    is_light: bool = False
     error: ReplError | None = None
 
     def checked(self) -> Expression:
@@ -106,9 +108,14 @@ class Expression:
 
     @property
     def quickly(self) -> Run:
-        """`evaluate`, or what gives the same without its checks where nothing is computed. Its caller gives turns."""
+        """`evaluate`, or what gives the same without its checks where they find nothing. Its caller gives turns."""
+        return self.run if self.needs_no_limit else self.evaluate
+
+    @property
+    def needs_no_limit(self) -> bool:
+        """Whether it can take neither much memory nor much time."""
         is_small = self.is_constant and type(self.value) is not list and type(self.value) is not dict
-        return self.run if self.is_path or is_small else self.evaluate
+        return self.is_path or self.is_light or is_small
 
     def evaluate(self, root: Document, variables: Variables) -> Any:
         """Return the value for the document, or MISSING. variables: at least those that were in scope.
@@ -193,9 +200,14 @@ def first_error(parts: Iterable[Expression]) -> ReplError | None:
     return next((part.error for part in parts if part.error is not None), None)
 
 
-def apply(function: Callable[..., Any], parts: Sequence[Expression], null_if_null: bool = False) -> Expression:
+def apply(
+    function: Callable[..., Any], parts: Sequence[Expression], null_if_null: bool = False, is_light: bool = False
+) -> Expression:
     """Return the expression that a function of the values of all parts is; see `plain`."""
-    return combine(_call(function, [part.run for part in parts], null_if_null), *parts)
+    found = combine(_call(function, [part.run for part in parts], null_if_null), *parts)
+    if is_light and not found.is_constant and all([part.needs_no_limit for part in parts]):
+        return replace(found, is_light=True)
+    return found
 
 
 def _is_small(value: Any) -> bool:
@@ -232,18 +244,20 @@ def plain(
     least: int = 1,
     most: int | None = -1,
     null_if_null: bool = False,
+    is_light: bool = False,
 ) -> Operator:
     """Return an operator that is a function of its values, which are MISSING where there is none.
 
     least, most: how many arguments; most is as `least` if not given, None for any number.
     null_if_null: the result is null if a value is null, undefined or missing; the function never sees them.
+    is_light: see Expression.
     """
     limit = least if most == -1 else most
 
     def build(argument: Any, scope: Scope) -> Expression:
         values = argument if type(argument) is list else [argument]
         check_argument_count(name, len(values), least, limit)
-        return apply(function, scope.compile_all(values), null_if_null)
+        return apply(function, scope.compile_all(values), null_if_null, is_light)
 
     return Operator(name, build)
 

@@ -369,7 +369,7 @@ def _build_truncate(argument: Any, scope: Scope) -> Expression:
         ms = value.ms if type(value) is DateTime else ms_of(value)
         return expression.run(root, variables) if ms is None else _made(truncated(ms, *bins), "$dateTrunc")
 
-    return replace(expression, run=run)
+    return replace(expression, run=run, is_light=date.needs_no_limit)
 
 
 def truncated(ms: int, unit: str, size: int, zone: Zone, first_day: int) -> int:

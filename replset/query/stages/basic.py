@@ -103,6 +103,7 @@ def whole(name: str, value: Any, code: ErrorCode) -> int:
 class SortingStage(ChainStage):
     """Keeps what it takes in a sorter, of which `start` makes a new one."""
 
+    keeps_all = True
     _sorter: Sorter
 
     @property

@@ -111,6 +111,8 @@ class DensifyStage(SortingStage):
         """Key and value of the least and the greatest that was taken."""
         self._added = 0
 
+    keeps_all = False
+
     def take(self, row: Row) -> Iterable[Row]:
         value = inner_value(row.document, self._path)
         if is_null(value):

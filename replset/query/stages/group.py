@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, Final
@@ -52,6 +52,8 @@ class GroupSpec:
     """The places of accumulators whose states grow."""
     reads: frozenset[str] | None
     """The top-level fields that matter, None for all."""
+    parts: tuple[Callable[[dict[str, Any], Mapping[str, Any]], Any], ...] = ()
+    """The values of the key's fields, if it is a document of what takes no time and no memory."""
 
     def document(self, value: object, states: list[State]) -> dict[str, Any]:
         """Return the group as a document."""
@@ -60,6 +62,8 @@ class GroupSpec:
 
 Group = tuple[Any, list[State]]
 """Its value, which is the first that was seen (1 and 1.0 are one group), and its states."""
+_Known = tuple[list[State], list[Callable[[Any], None]]]
+"""The states of a group, and the `add` of each."""
 
 
 class Groups:
@@ -74,7 +78,7 @@ class Groups:
         self._run = run
         self._depth = depth
         self._groups: dict[bytes, Group] = {}
-        self._by_value: dict[object, Group] = {}
+        self._by_value: dict[object, _Known] = {}
         """Those whose value needs no key to be found; none while a part is on the disk."""
         self._reads = [one.argument.quickly for one in spec.accumulators]
         self._parts: list[_Part | None] = []
@@ -86,29 +90,43 @@ class Groups:
     def add(self, row: Row) -> None:
         """Count the document in its group."""
         document, variables, growing = row.document, self._run.variables, self._spec.growing
-        value = self._spec.key(document, variables)
-        if value is MISSING:
-            value = None
+        runs = self._spec.parts
+        value: Any = MISSING
         known: object = MISSING
-        if type(value) in _EXACT:
-            known = value
-        elif type(value) is dict and _EXACT.issuperset(map(type, value.values())):
-            known = tuple(value.items())
-        group = None if known is MISSING else self._by_value.get(known)
-        if group is None:
-            group = self._found(row, value, known)
-            if group is None:
+        if runs:
+            parts = tuple([run(document, variables) for run in runs])
+            if _EXACT.issuperset(map(type, parts)):
+                known = parts
+        else:
+            value, known = self._value_of(document)
+        found = None if known is MISSING else self._by_value.get(known)
+        if found is None:
+            if runs:
+                value = self._value_of(document)[0]
+            found = self._found(row, value, known)
+            if found is None:
                 return
-        states = group[1]
+        states, adds = found
         before = sum([states[place].memory_bytes for place in growing]) if growing else 0
-        for read, state in zip(self._reads, states, strict=True):
-            state.add(read(document, variables))
+        for read, add in zip(self._reads, adds):  # noqa: B905
+            add(read(document, variables))
         if growing:
             self.memory_bytes += sum([states[place].memory_bytes for place in growing]) - before
         if self.memory_bytes > MAX_BYTES:
             self._spill()
 
-    def _found(self, row: Row, value: Any, known: object) -> Group | None:
+    def _value_of(self, document: dict[str, Any]) -> tuple[Any, object]:
+        """Return the value of the document's group, and that by which Python finds it; MISSING if only its key does."""
+        value = self._spec.key(document, self._run.variables)
+        if value is MISSING:
+            value = None
+        if type(value) in _EXACT:
+            return value, value
+        if type(value) is dict and _EXACT.issuperset(map(type, value.values())):
+            return value, tuple(value.items())
+        return value, MISSING
+
+    def _found(self, row: Row, value: Any, known: object) -> _Known | None:
         """Return the group of this value, a new one perhaps. None: its part is on the disk, with the document now."""
         key = encode_key(value)
         if self._parts and (part := self._parts[self._number_of(key)]) is not None:
@@ -118,9 +136,10 @@ class Groups:
         if group is None:
             group = self._new(value)
             self._add_group(key, group)
+        found: _Known = group[1], [state.add for state in group[1]]
         if known is not MISSING and not self._parts:
-            self._by_value[known] = group
-        return group
+            self._by_value[known] = found
+        return found
 
     def _new(self, value: Any) -> Group:
         document = value if isinstance(value, Mapping) else {}
@@ -223,7 +242,7 @@ class _Part:
 class GroupStage(ChainStage):
     """Makes one document of each group."""
 
-    is_simple = is_growing = makes_anew = True
+    is_simple = is_growing = makes_anew = keeps_all = True
 
     def __init__(self, spec: GroupSpec, *, counts_alike: bool = False, by: str = "") -> None:
         """by: the top-level field of which the value is the group's, empty for another value."""
@@ -274,7 +293,9 @@ def compile_group(spec: object, scope: StageScope) -> Stage:
     _check_id(spec["_id"])
     key = compile_expression(spec["_id"], scope.names)
     output = {name: value for name, value in spec.items() if name != "_id"}
-    found = _spec_of(_with_null(spec["_id"], key), key.paths, output, scope)
+    found = replace(
+        _spec_of(_with_null(spec["_id"], key), key.paths, output, scope), parts=_parts_of(spec["_id"], scope)
+    )
     counts_alike = key.is_constant and all(_counts_alike(one) for one in found.accumulators)
     value = spec["_id"]
     by = value[1:] if type(value) is str and value.startswith("$") and "." not in value else ""
@@ -299,6 +320,13 @@ def _with_null(value: object, key: Expression) -> Callable[[dict[str, Any], Mapp
         return key.quickly
     (name,) = value
     return lambda document, variables: key.evaluate(document, variables) or {name: None}
+
+
+def _parts_of(value: object, scope: StageScope) -> tuple[Callable[..., Any], ...]:
+    if not isinstance(value, Mapping) or next(iter(value), "$").startswith("$"):
+        return ()
+    parts = [compile_expression(inner, scope.names) for inner in value.values()]
+    return tuple([part.run for part in parts]) if all([part.needs_no_limit for part in parts]) else ()
 
 
 def _counts_alike(accumulator: Accumulator) -> bool:

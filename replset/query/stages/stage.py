@@ -20,6 +20,7 @@ from replset.ids import invariant
 from replset.query.regex import is_time_slice_over
 from replset.query.row import Row
 from replset.query.sorter import Spill
+from replset.query.time_limit import check_time
 
 MAX_DEPTH: Final = 20
 """How deep pipelines may be within pipelines."""
@@ -108,6 +109,8 @@ class ChainStage(Stage):
     """The top-level fields of what it takes that it looks at; None for all."""
     makes_anew: bool = False
     """What it gives has nothing but what it reads, or was made of that."""
+    keeps_all: bool = False
+    """`take` gives nothing, whatever it takes; all comes at the end."""
 
     @property
     def memory_bytes(self) -> int:
@@ -209,6 +212,17 @@ class Chain:
         taken = 0
         while waiting:
             rows, number = waiting[-1]
+            if number < last and stages[number].keeps_all:
+                take = stages[number].take
+                for row in rows:
+                    if row is not None:
+                        take(row)
+                    taken += 1
+                    if not taken % TURN or is_time_slice_over():
+                        check_time()
+                        yield None
+                waiting.pop()
+                continue
             for row in rows:
                 while row is not None and number < last:
                     stage = stages[number]
@@ -227,13 +241,17 @@ class Chain:
                 else:
                     taken += 1
                     if row is not None or not taken % TURN or is_time_slice_over():
+                        check_time()
                         yield row
                     number = waiting[-1][1]
                     continue
                 break
             else:
                 waiting.pop()
-                yield None
+                taken += 1
+                if not taken % TURN or is_time_slice_over():
+                    check_time()
+                    yield None
 
     def close(self) -> None:
         for stage in self.stages:

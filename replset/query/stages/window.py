@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from replset.bson import encode_key
@@ -21,6 +22,8 @@ from replset.query.stages.stage import TURN, Run, Stage, StageScope
 from replset.query.stages.unwind import with_value
 from replset.query.stages.window_functions import Compute, Documents, Order, Partition, compile_function, paths_read
 
+_TOGETHER: Final = 32
+"""Documents that are decoded at once: they are not freed before the last of them."""
 _FIELDS: Final = frozenset({"partitionBy", "sortBy", "output"})
 
 
@@ -45,15 +48,17 @@ class WindowStage(SortingStage):
         self.run = run
         self._sorter = Sorter(run.spill, "$setWindowFields")
         self._fields: Mapping[bytes, str] | None = None
+        self._partition_value = self.partition_by.quickly
 
     def take(self, row: Row) -> Iterable[Row]:
         self._fields = row.fields
-        key = self._partition_of(row.document)
-        self._sorter.add(key if self.sort is None else key + self.sort(row.document), row.raw)
+        document = row.document
+        key = self._partition_of(document)
+        self._sorter.add(key if self.sort is None else key + self.sort(document), row.raw)
         return ()
 
     def _partition_of(self, document: Mapping[str, Any]) -> bytes:
-        value = self.partition_by.evaluate(document, self.run.variables)
+        value = self._partition_value(document, self.run.variables)
         if type(value) is list:
             raise TypeMismatchError("An expression used to partition cannot evaluate to value of type array")
         return encode_key(None if value is MISSING else value)
@@ -61,29 +66,36 @@ class WindowStage(SortingStage):
     def end(self) -> Iterator[Row | None]:
         reader = FieldsReader(self._fields)
         partition = b""
-        rows: list[bytes] = []
+        rows = Documents(reader)
         size = 0
-        for number, (key, raw) in enumerate(self._sorter.pairs()):
+        for number, (key, raw, document) in enumerate(self._decoded(reader)):
             # No key is a prefix of another one, so this is the partition of the document before.
             if not rows or not key.startswith(partition):
                 if rows:
-                    yield from self._rows_of(rows, reader)
-                rows, size = [], 0
-                partition = self._partition_of(Row(raw, fields=self._fields).document)
-            rows.append(raw)
+                    yield from self._rows_of(rows)
+                rows, size = Documents(reader), 0
+                partition = self._partition_of(document)
+            rows.add(raw, document)
             size += len(raw)
             if size > MAX_BYTES:
                 raise fault(5414201, f"one partition of $setWindowFields is over the limit of {MAX_BYTES} bytes")
             if not number % TURN:
                 yield None
         if rows:
-            yield from self._rows_of(rows, reader)
+            yield from self._rows_of(rows)
 
-    def _rows_of(self, rows: list[bytes], reader: FieldsReader) -> Iterator[Row | None]:
-        partition = Partition(Documents(rows, reader), self.order, self.sort, self.run.variables)
+    def _decoded(self, reader: FieldsReader) -> Iterator[tuple[bytes, bytes, dict[str, Any]]]:
+        """Yield key, bytes and content of each document, in order."""
+        pairs = self._sorter.pairs()
+        while some := list(islice(pairs, _TOGETHER)):
+            for (key, raw), document in zip(some, reader.documents([raw for _, raw in some]), strict=True):
+                yield key, raw, document
+
+    def _rows_of(self, rows: Documents) -> Iterator[Row | None]:
+        partition = Partition(rows, self.order, self.sort, self.run.variables)
         values = [compute(partition) for compute in self.output.values()]
         for number in range(len(rows)):
-            found = partition.documents[number]
+            found = rows[number]
             for path, of in zip(self.output, values, strict=True):
                 value = next(of)
                 found = with_value(found, path, value)

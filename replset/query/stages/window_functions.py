@@ -41,10 +41,16 @@ class Documents(Sequence[dict[str, Any]]):
     _KEPT: ClassVar = 4096
     _TOGETHER: ClassVar = 32
 
-    def __init__(self, rows: Sequence[bytes], reader: FieldsReader) -> None:
-        self._rows = rows
+    def __init__(self, reader: FieldsReader) -> None:
+        self._rows: list[bytes] = []
         self._reader = reader
         self._decoded: dict[int, dict[str, Any]] = {}
+
+    def add(self, raw: bytes, document: dict[str, Any]) -> None:
+        """Add a document, which comes as bytes and decoded."""
+        if len(self._rows) < self._KEPT:
+            self._decoded[len(self._rows)] = document
+        self._rows.append(raw)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -129,12 +135,12 @@ def _slide(partition: Partition, bounds: Bounds, argument: Expression, state: An
     start = end = 0
     result: Any = MISSING
     for low, high in bounds(partition):
-        if result is MISSING or start < min(low, end) or end < high:
+        if result is MISSING or start < low or end < high:
             while end < high:
                 check_time()
                 state.add(read(documents[end], variables))
                 end += 1
-            while start < min(low, end):
+            while start < low and start < end:
                 check_time()
                 state.remove(read(documents[start], variables))
                 start += 1
