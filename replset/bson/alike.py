@@ -216,6 +216,8 @@ def _documents(names: Sequence[str], columns: Sequence[Column], count: int) -> l
             return [{a: first, b: second} for first, second in zip(*columns, strict=True)]
         case [a, b, c]:
             return [{a: first, b: second, c: third} for first, second, third in zip(*columns, strict=True)]
+        case [a, b, c, d]:
+            return [{a: w, b: x, c: y, d: z} for w, x, y, z in zip(*columns, strict=True)]
         case _:
             return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
@@ -323,6 +325,9 @@ def _layout_of(raw: bytes, names: Mapping[bytes, str] | None) -> _Layout | None:
             group, kind = segment.add(b"(.{4})" + _TEXT_ARRAY, 2), _TEXT_ARRAY_KIND
             segment.lengths.append((group, 4))
             group += 1
+        elif kind in _BEGUN_BY_LENGTH and not captures and end == len(raw) - 1:
+            more = 4 - COUNTED_SIZE[kind][1]
+            segment.lengths.append((segment.add(b"(.{4})(.+)", 2), more))
         elif kind in _BEGUN_BY_LENGTH:
             segment.add(b"(.{4})", 1)
             segment.kind, segment.name = kind, wanted

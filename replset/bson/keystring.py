@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from struct import Struct
@@ -85,6 +85,14 @@ def encode_key(value: object) -> bytes:
         if kind is ObjectId:
             return _OBJECT_ID + value._bytes  # type: ignore[attr-defined, no-any-return]
         return _KEYS[kind](value) if kind in _KEYS else _key(value, 0)
+    except UnicodeEncodeError:
+        raise InvalidBSONError("a lone surrogate in a string") from None
+
+
+def encode_keys(values: Iterable[object]) -> bytes:
+    """Return the keys of some values, one behind the other."""
+    try:
+        return b"".join([_KEYS[type(value)](value) if type(value) in _KEYS else _key(value, 0) for value in values])
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string") from None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import partial
+from itertools import islice
 from typing import Final, TypeVar
 
 from replset.bson import RawDocument
@@ -112,10 +113,14 @@ async def evaluate_all(
     """Do as `evaluate`. read: gives a result for each of the documents, when it is asked for."""
 
     def work() -> tuple[list[T], int]:
+        results = read(documents)
+        if results is documents:  # nothing is evaluated
+            found: list[T] = list(islice(results, want))
+            return found, len(found)
         time_slice = TimeSlice(member.clock)
-        found: list[T] = []
+        found = []
         looked_at = 0
-        for result in read(documents):
+        for result in results:
             looked_at += 1
             if result is not None:
                 found.append(result)

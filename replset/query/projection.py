@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
@@ -73,6 +73,9 @@ class _Node(dict[str, Any]):
     """Whether there is a computed field below it."""
 
 
+_LARGE: Final = frozenset({dict, list})
+_MANY: Final = 1000
+"""Values that a stored document has beside each other without being larger than an expression may make it."""
 _INCLUDED = _Included()
 _EXCLUDED = _Excluded()
 
@@ -101,6 +104,7 @@ def compile_projection(
     elem_matches = {name: leaf for name, leaf in tree.items() if isinstance(leaf, _ElemMatch)}
     select = _include if is_inclusion else _exclude
     computed = _computed(tree)
+    is_light = all(isinstance(leaf, Expression) and leaf.is_light for leaf in computed.values())
     shown = {name for name, leaf in tree.items() if isinstance(leaf, _Included)}
     is_flat = is_inclusion and len(shown) + sum(isinstance(leaf, Expression) for leaf in tree.values()) == len(tree)
 
@@ -108,7 +112,8 @@ def compile_projection(
         result = {name: doc[name] for name in doc if name in shown} if is_flat else select(doc, tree)
         if computed:
             _compute(result, computed, doc, variables)
-            size_of(result)
+            if not is_light or not _LARGE.isdisjoint(map(type, result.values())) or len(result) > _MANY:
+                size_of(result)
         return _add_elem_matches(result, doc, elem_matches) if elem_matches else result
 
     read = [leaf.paths for leaf in leaves.values() if isinstance(leaf, Expression)]
@@ -357,7 +362,7 @@ def _compute(result: Document, node: _Node, root: Document, variables: Mapping[s
     """Set the computed fields of a document of our own. root: the whole document before."""
     for name, leaf in node.items():
         if isinstance(leaf, Expression):
-            value = leaf.evaluate(root, variables)
+            value = (leaf.run if leaf.is_light else leaf.evaluate)(root, variables)
             if value is not MISSING:
                 result[name] = value
             else:

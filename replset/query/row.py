@@ -15,7 +15,10 @@ class Row:
     fields: the top-level fields that stages look at, by their bytes; `document` has no others. None: all.
     """
 
-    __slots__ = ("_document", "_fields", "_raw")
+    __slots__ = ("document", "fields", "raw")
+    document: dict[str, Any]
+    fields: Mapping[bytes, str] | None
+    raw: bytes
 
     def __init__(
         self,
@@ -23,22 +26,16 @@ class Row:
         document: dict[str, Any] | None = None,
         fields: Mapping[bytes, str] | None = None,
     ) -> None:
-        self._raw = raw
-        self._document = document
-        self._fields = fields
+        self.fields = fields
+        if raw is not None:
+            self.raw = raw
+        if document is not None:
+            self.document = document
 
-    @property
-    def fields(self) -> Mapping[bytes, str] | None:
-        return self._fields
-
-    @property
-    def document(self) -> dict[str, Any]:
-        if self._document is None:
-            self._document = decode_fields(self._raw or b"", self._fields)
-        return self._document
-
-    @property
-    def raw(self) -> bytes:
-        if self._raw is None:
-            self._raw = encode(self._document or {})
-        return self._raw
+    def __getattr__(self, name: str) -> Any:
+        """Make what the row was not given, when it is first asked for."""
+        if name == "document":
+            self.document = decode_fields(self.raw, self.fields)
+            return self.document
+        self.raw = encode(self.document)
+        return self.raw

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from replset.bson import encode_key
+from replset.bson.keystring import encode_keys
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import BadValueError, not_built, show
 from replset.query.index_values import ParallelArraysError, Path, value_lists
@@ -72,7 +73,7 @@ class Sort:
                 raise BadValueError("cannot sort with keys that are parallel arrays") from None
         if not self._is_rising:
             return b"".join(map(_directed_key, map(encode_key, values), self._reversed))
-        return encode_key(values[0]) if len(values) == 1 else b"".join(map(encode_key, values))
+        return encode_keys(values)
 
     def _least(self, lists: Iterable[list[object]]) -> list[bytes]:
         """Return the keys that come first in the order.

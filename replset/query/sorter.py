@@ -75,22 +75,25 @@ class Sorter:
         """Whether a document with this key that comes now is behind the limit."""
         return self._bound is not None and key >= self._bound
 
+    def add(self, key: bytes, raw: bytes) -> None:
+        """Keep a document. 292 over the limit without allowDiskUse; OutOfDiskSpaceError."""
+        self._pairs.append((key, raw))
+        self.memory_bytes += len(key) + len(raw) + PAIR_BYTES
+        self._free()
+
     def add_all(self, pairs: list[tuple[bytes, bytes]]) -> None:
-        """Keep some documents with their keys, as `add`."""
-        if self._limit:
+        """Keep those documents that are not behind the limit, as `add`."""
+        if self._limit and (self._bound is not None or len(self._pairs) + len(pairs) > self._limit):
             for key, raw in pairs:
                 if not self.is_beyond(key):
                     self.add(key, raw)
             return
         self._pairs += pairs
         self.memory_bytes += _bytes_of(pairs)
-        if self.memory_bytes > MAX_BYTES:
-            self._write_run()
+        self._free()
 
-    def add(self, key: bytes, raw: bytes) -> None:
-        """Keep a document. 292 over the limit without allowDiskUse; OutOfDiskSpaceError."""
-        self._pairs.append((key, raw))
-        self.memory_bytes += len(key) + len(raw) + PAIR_BYTES
+    def _free(self) -> None:
+        """Drop what is behind the limit now and then, and write to the disk what is too much for the memory."""
         if self._limit and len(self._pairs) > 2 * self._limit + 1000:
             self._cut()
         if self.memory_bytes > MAX_BYTES:

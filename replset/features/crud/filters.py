@@ -47,14 +47,13 @@ class Filter:
         return lambda raws: (None if document is None else True for document in self.matching(raws, reader))
 
     def matching(self, raws: Sequence[bytes], reader: FieldsReader) -> Iterator[dict[str, Any] | None]:
-        """Yield the documents that match, with the fields of the reader, and None for others.
+        """Give the documents that match, with the fields of the reader, and None for others.
 
         What is read of those others is only what it takes to know that they do not match.
         """
-        matcher = self.matcher
-        if matcher is None:
-            yield from reader.documents(raws)
-            return
+        return reader.documents(raws) if self.matcher is None else self._found(self.matcher, raws, reader)
+
+    def _found(self, matcher: Matcher, raws: Sequence[bytes], reader: FieldsReader) -> Iterator[dict[str, Any] | None]:
         matches, needle = matcher.matches, matcher.needle
         if not needle or not are_whole(raws):
             for document in reader.documents(raws):

@@ -101,12 +101,12 @@ def _subtract(a: Any, b: Any) -> Any:
     raise TypeMismatchError(f"can't $subtract {type_name(b)} from {type_name(a)}")
 
 
-def _multiply(*values: Any) -> Any:
-    if len(values) == 2 and type(values[0]) in _PLAIN and type(values[1]) in _PLAIN:
-        product = values[0] * values[1]
-        return product if type(product) is float else stored(product, is_long(values[0]) or is_long(values[1]))
+def _multiply(a: Any = 1, b: Any = 1, *more: Any) -> Any:
+    if type(a) in _PLAIN and type(b) in _PLAIN and not more:
+        product = a * b
+        return product if type(product) is float else stored(product, is_long(a) or is_long(b))
     total: Any = 1
-    for value in values:
+    for value in (a, b, *more):
         if is_null(value):
             return None
         if not is_number(value):

@@ -52,8 +52,8 @@ class GroupSpec:
     """The places of accumulators whose states grow."""
     reads: frozenset[str] | None
     """The top-level fields that matter, None for all."""
-    parts: tuple[Callable[[dict[str, Any], Mapping[str, Any]], Any], ...] = ()
-    """The values of the key's fields, if it is a document of what takes no time and no memory."""
+    find: Callable[[dict[str, Any], Mapping[str, Any]], object] | None = None
+    """Gives by what Python finds a document's group, or MISSING; None for a key that takes time or memory to make."""
 
     def document(self, value: object, states: list[State]) -> dict[str, Any]:
         """Return the group as a document."""
@@ -87,33 +87,34 @@ class Groups:
         self.memory_bytes = 0
         self.used_disk = False
 
-    def add(self, row: Row) -> None:
-        """Count the document in its group."""
-        document, variables, growing = row.document, self._run.variables, self._spec.growing
-        runs = self._spec.parts
-        value: Any = MISSING
-        known: object = MISSING
-        if runs:
-            parts = tuple([run(document, variables) for run in runs])
-            if _EXACT.issuperset(map(type, parts)):
-                known = parts
+    def take(self, row: Row) -> Iterable[Row]:
+        """Count the document in its group. Nothing comes of it."""
+        document, variables = row.document, self._run.variables
+        find, value = self._spec.find, MISSING
+        known: object
+        if find is not None:
+            known = find(document, variables)
         else:
             value, known = self._value_of(document)
-        found = None if known is MISSING else self._by_value.get(known)
+        found = self._by_value.get(known)
         if found is None:
-            if runs:
+            if find is not None:
                 value = self._value_of(document)[0]
             found = self._found(row, value, known)
             if found is None:
-                return
+                return ()
         states, adds = found
-        before = sum([states[place].memory_bytes for place in growing]) if growing else 0
-        for read, add in zip(self._reads, adds):  # noqa: B905
-            add(read(document, variables))
-        if growing:
+        if not (growing := self._spec.growing):
+            for read, add in zip(self._reads, adds):  # noqa: B905
+                add(read(document, variables))
+        else:
+            before = sum([states[place].memory_bytes for place in growing])
+            for read, add in zip(self._reads, adds, strict=True):
+                add(read(document, variables))
             self.memory_bytes += sum([states[place].memory_bytes for place in growing]) - before
         if self.memory_bytes > MAX_BYTES:
             self._spill()
+        return ()
 
     def _value_of(self, document: dict[str, Any]) -> tuple[Any, object]:
         """Return the value of the document's group, and that by which Python finds it; MISSING if only its key does."""
@@ -204,7 +205,7 @@ class Groups:
                     key, group = pickle.loads(record[1:])
                     inner._add_group(key, group)
                 else:
-                    inner.add(Row(record[1:]))
+                    inner.take(Row(record[1:]))
                 self.memory_bytes = inner.memory_bytes
                 if number % _TURN == 0:
                     yield None
@@ -253,6 +254,7 @@ class GroupStage(ChainStage):
 
     def start(self, run: Run) -> None:
         self._groups = Groups(self._spec, run)
+        self.take = self._groups.take  # type: ignore[method-assign]
 
     @property
     def memory_bytes(self) -> int:
@@ -269,10 +271,6 @@ class GroupStage(ChainStage):
     def take_count(self, count: int) -> None:
         if count:
             self._groups.add_count(count)
-
-    def take(self, row: Row) -> Iterable[Row]:
-        self._groups.add(row)
-        return ()
 
     def end(self) -> Iterable[Row | None]:
         return self._groups.rows()
@@ -293,9 +291,8 @@ def compile_group(spec: object, scope: StageScope) -> Stage:
     _check_id(spec["_id"])
     key = compile_expression(spec["_id"], scope.names)
     output = {name: value for name, value in spec.items() if name != "_id"}
-    found = replace(
-        _spec_of(_with_null(spec["_id"], key), key.paths, output, scope), parts=_parts_of(spec["_id"], scope)
-    )
+    found = _spec_of(_with_null(spec["_id"], key), key.paths, output, scope)
+    found = replace(found, find=_finder(spec["_id"], key, scope))
     counts_alike = key.is_constant and all(_counts_alike(one) for one in found.accumulators)
     value = spec["_id"]
     by = value[1:] if type(value) is str and value.startswith("$") and "." not in value else ""
@@ -322,11 +319,24 @@ def _with_null(value: object, key: Expression) -> Callable[[dict[str, Any], Mapp
     return lambda document, variables: key.evaluate(document, variables) or {name: None}
 
 
-def _parts_of(value: object, scope: StageScope) -> tuple[Callable[..., Any], ...]:
+def _finder(value: object, key: Expression, scope: StageScope) -> Callable[..., object] | None:
+    """Return the `find` of a GroupSpec: it gives what `Groups._value_of` does, or the values of a document's fields."""
     if not isinstance(value, Mapping) or next(iter(value), "$").startswith("$"):
-        return ()
+        run = key.run
+
+        def find(document: dict[str, Any], variables: Mapping[str, Any]) -> object:
+            found = run(document, variables)
+            return found if type(found) in _EXACT else None if found is MISSING else MISSING
+
+        return find if key.needs_no_limit else None
     parts = [compile_expression(inner, scope.names) for inner in value.values()]
-    return tuple([part.run for part in parts]) if all([part.needs_no_limit for part in parts]) else ()
+    runs = [part.run for part in parts]
+
+    def find_parts(document: dict[str, Any], variables: Mapping[str, Any]) -> object:
+        found = tuple([run(document, variables) for run in runs])
+        return found if _EXACT.issuperset(map(type, found)) else MISSING
+
+    return find_parts if all([part.needs_no_limit for part in parts]) else None
 
 
 def _counts_alike(accumulator: Accumulator) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -207,40 +207,51 @@ class Chain:
         A stack instead of nested generators: there may be a thousand stages.
         """
         stages, last = self.stages, len(self.stages)
+        takes = [stage.take for stage in stages]
+        keep_all = [*(stage.keeps_all for stage in stages), False]
         waiting = [(rows, first)]
         """What came out of stages, and the number of the stage that takes it."""
-        taken = 0
+        turn = TURN
         while waiting:
             rows, number = waiting[-1]
-            if number < last and stages[number].keeps_all:
-                take = stages[number].take
+            if keep_all[number]:
+                take = takes[number]
                 for row in rows:
                     if row is not None:
                         take(row)
-                    taken += 1
-                    if not taken % TURN or is_time_slice_over():
+                    turn -= 1
+                    if turn <= 0 or is_time_slice_over():
+                        turn = TURN
                         check_time()
                         yield None
                 waiting.pop()
                 continue
             for row in rows:
                 while row is not None and number < last:
-                    stage = stages[number]
+                    found: Iterable[Row | None] = takes[number](row)
                     number += 1
-                    found = stage.take(row)
                     if type(found) is tuple and len(found) == 1:
                         row = found[0]
                         continue
                     row = None
-                    if number in self._may_fill and stage.is_full:
+                    if keep_all[number] and type(found) is list and len(found) <= TURN:
+                        rest, found = iter(found), ()
+                        for one in rest:
+                            takes[number](one)
+                            turn -= 1
+                            if is_time_slice_over():
+                                found = chain([None], rest)
+                                break
+                    if number in self._may_fill and stages[number - 1].is_full:
                         self.is_full = True  # what would come in front of it is not even made
                         waiting.clear()
                     if found or self.is_full:
                         waiting.append((iter(found), number))
                         break
                 else:
-                    taken += 1
-                    if row is not None or not taken % TURN or is_time_slice_over():
+                    turn -= 1
+                    if row is not None or turn <= 0 or is_time_slice_over():
+                        turn = TURN
                         check_time()
                         yield row
                     number = waiting[-1][1]
@@ -248,8 +259,9 @@ class Chain:
                 break
             else:
                 waiting.pop()
-                taken += 1
-                if not taken % TURN or is_time_slice_over():
+                turn -= 1
+                if turn <= 0 or is_time_slice_over():
+                    turn = TURN
                     check_time()
                     yield None
 
