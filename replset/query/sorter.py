@@ -92,6 +92,11 @@ class Sorter:
         self.memory_bytes += _bytes_of(pairs)
         self._free()
 
+    def is_long_work(self, pairs: list[tuple[bytes, bytes]]) -> bool:
+        """Whether `add_all` sorts what is kept, or writes it to the disk."""
+        is_cut = self._limit and len(self._pairs) + len(pairs) > 2 * self._limit + 1000
+        return bool(is_cut) or self.memory_bytes + _bytes_of(pairs) > MAX_BYTES
+
     def _free(self) -> None:
         """Drop what is behind the limit now and then, and write to the disk what is too much for the memory."""
         if self._limit and len(self._pairs) > 2 * self._limit + 1000:

@@ -14,7 +14,7 @@ from typing import Any
 from replset.bson import MAX_BSON_SIZE, encode
 from replset.errors import CatalogChangedError, ErrorCode, ReplError
 from replset.features.crud.find import Query, make_query, open_cursor
-from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED
+from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED, SLICE_RAW
 from replset.ids import OpTime
 from replset.operations.command import CommandContext
 from replset.operations.cursors import Batch, Cursor, CursorTable, Pause
@@ -256,8 +256,9 @@ class ChainCursor(Cursor):
             self._in_loop = chain.is_simple and kept <= _SMALL_END and is_small(self._weight, kept)
             self._results = chain.end()
         else:
-            rows = await self._source.batch(pause, SLICE_DECODED, None)
             is_small_chain = chain.is_simple and chain.memory_bytes <= _SMALL_END
+            # The way to the thread and back takes as long as some dozen documents.
+            rows = await self._source.batch(pause, SLICE_DECODED if is_small_chain else SLICE_RAW, None)
             self._in_loop = is_small_chain and is_small(self._weight, max(map(len, rows), default=0))
             self._results = chain.feed(rows)
         return self._results

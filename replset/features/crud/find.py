@@ -299,15 +299,15 @@ class FindCursor(Cursor):
         sorter = self._sorter
 
         while not scan.exhausted:
-            work = partial(sorter.add_all, await scan.next_slice())
-            if sorter.memory_bytes > _SMALL_SORT:
+            found = await scan.next_slice()
+            if sorter.memory_bytes > _SMALL_SORT and sorter.is_long_work(found):
                 try:
-                    await run_in_thread(self._member, work)
+                    await run_in_thread(self._member, partial(sorter.add_all, found))
                 except StorageError:
                     self.check_alive()  # killed meanwhile, with its temporary file
                     raise
             else:
-                work()
+                sorter.add_all(found)
             self._table.set_memory(self, sorter.memory_bytes)
             await pause()
             self.check_alive()
