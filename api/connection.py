@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from api.errors import error_body
 from api.exchange import DRAIN_BYTES, HttpAnswer
-from api.prepared import INSERT_ONE, PATH, Head, PreparedActions, head_of
+from api.prepared import MOST_HEADS, Head, PreparedActions, head_of
 from replset.bson import MAX_MESSAGE_SIZE
 from replset.errors import ErrorCode
 from replset.member.net.connections import ConnectionSlots
@@ -185,9 +185,9 @@ class HttpConnection(HttpToolsProtocol):
         self._waits_for_turn = False
         self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
-        self._head: Head | None = None  # of the last insert, see prepared.py
+        self._heads: list[Head] = []  # of the last writes, see prepared.py
         self._request = b""  # the request that is being answered, if it came whole and alone
-        self._insert: PreparedWrite | None = None  # that is under way outside of uvicorn
+        self._write: PreparedWrite | None = None  # that is under way outside of uvicorn
         self._closes = False
         self._unsent = 0
         self._write_timer: asyncio.TimerHandle | None = None
@@ -197,7 +197,7 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def idle_since(self) -> float | None:
         """Return since when no request of this connection is being answered; None while one is."""
-        return None if self._is_answering or self._ahead or self._insert is not None else self._last_received
+        return None if self._is_answering or self._ahead or self._write is not None else self._last_received
 
     @property
     def _is_answering(self) -> bool:
@@ -206,7 +206,7 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def _is_busy(self) -> bool:
         """Whether the next request has to wait: the one before it has come to its end and is not answered yet."""
-        return self._insert is not None or (self._is_answering and not self._in_request)
+        return self._write is not None or (self._is_answering and not self._in_request)
 
     def close_idle(self) -> None:
         if self.transport is not None:
@@ -228,9 +228,9 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_waiting()
         self._count_head(0)
         self._drop_ahead()
-        insert, self._insert = self._insert, None
-        if insert is not None:
-            insert.leave()
+        write, self._write = self._write, None
+        if write is not None:
+            write.leave()
         super()._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -272,12 +272,12 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused or self.parser is None:
             return
-        if self._insert is None and self._is_busy and not self.cycle.keep_alive:
+        if self._write is None and self._is_busy and not self.cycle.keep_alive:
             return
         self._last_received = self.loop.time()
         is_first = not self._ahead
         is_alone = is_first and not self._in_request and not self._is_busy
-        if is_alone and self._head is not None and self._take_insert(self._head, data):
+        if is_alone and self._heads and self._take_write(data):
             return
         self._request = data if is_alone and len(data) <= SMALL_AHEAD_BYTES else b""
         self._ahead, self._ahead_at = self._ahead[self._ahead_at :] + data, 0
@@ -286,27 +286,29 @@ class HttpConnection(HttpToolsProtocol):
             self._parse()
         self._keep_rest()
 
-    def _take_insert(self, head: Head, data: bytes) -> bool:
-        """Put the insert into the next group, if `data` is one whole request with a head that is known."""
+    def _take_write(self, data: bytes) -> bool:
+        """Put the write into the next group, if `data` is one whole request with a head that is known."""
         actions = self.actions
         if actions is None or self.flow.write_paused or self.slots.is_reserved(self) or not self.turns.has_room():
             return False
-        body = head.body_in(data)
-        if body is None:
+        for head in self._heads:
+            if (body := head.body_in(data)) is not None:
+                break
+        else:
             return False
         client = "" if self.client is None else f"{self.client[0]}:{self.client[1]}"
-        insert = actions.begin(head, body, client, partial(self._finish_insert, head, data))
-        if insert is None:
+        write = actions.begin(head, body, client, partial(self._finish_write, head, data))
+        if write is None:
             return False
         self.turns.count(len(data))
-        self._insert = insert
+        self._write = write
         return True
 
-    def _finish_insert(self, head: Head, data: bytes, answer: HttpAnswer | None) -> None:
-        """Send the answer of the insert that was under way. None: it goes the usual way, before what came since."""
-        self._insert = None
+    def _finish_write(self, head: Head, data: bytes, answer: HttpAnswer | None) -> None:
+        """Send the answer of the write that was under way. None: it goes the usual way, before what came since."""
+        self._write = None
         if answer is None or self.actions is None:
-            self._head = None
+            self._heads = [known for known in self._heads if known is not head]
             self._ahead, self._ahead_at = data + self._ahead[self._ahead_at :], 0
             self._go_on_later()
             self._keep_rest()
@@ -318,8 +320,8 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Close the connection, after the answer to an insert that is under way."""
-        if self._insert is None:
+        """Close the connection, after the answer to a write that is under way."""
+        if self._write is None:
             super().shutdown()
         else:
             self._closes = True
@@ -475,9 +477,10 @@ class HttpConnection(HttpToolsProtocol):
         self.server_state.total_requests += 1
         request, self._request = self._request, b""
         # Only a head that was let through: the guard refuses those of other sites' pages.
-        if request and self.scope["path"] == PATH and self.cycle.status == INSERT_ONE.status:
-            is_plain = not self.scope["query_string"] and self.cycle.keep_alive and not self._in_request
-            self._head = head_of(request, self.headers) if is_plain else None
+        if request and not self.scope["query_string"] and self.cycle.keep_alive and not self._in_request:
+            head = head_of(self.scope["path"], self.cycle.status, request, self.headers)
+            if head is not None and all(known.body_in(request) is None for known in self._heads):
+                self._heads = [*self._heads[1 - MOST_HEADS :], head]
         if self.transport.is_closing():
             return
         if self._ahead:

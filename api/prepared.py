@@ -1,19 +1,20 @@
-"""Answers an `insertOne` whose head its connection has sent before, without uvicorn's and the web framework's work.
+"""Answers a write of one document whose head its connection has sent before, without uvicorn and the web framework.
 
 A head is remembered once a request with it went the whole way: what the limits, the guard and the routes say of it
 depends on its bytes alone, except for what `PreparedActions.begin` looks at. The body is read by the functions that the
-usual way uses, and the insert joins the next group as one of the wire port does (operations/prepared.py). Whatever
+usual way uses, and the write joins the next group as one of the wire port does (operations/prepared.py). Whatever
 is not foreseen goes the usual way with the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from api.action_table import ACTIONS
-from api.actions import ActionCommand, action_answer, build_command
+from api.actions import ActionCommand, ActionType, action_answer, build_command
 from api.bodies import Form, form_of, parse_fields
 from api.commands import check_reply
 from api.errors import HttpError
@@ -21,27 +22,29 @@ from api.exchange import IDEMPOTENCY_KEY, HttpAnswer, answer_headers, encode_ans
 from replset.bson import RawDocument, encode
 from replset.core.quorum import MAJORITY
 from replset.errors import ErrorCode, ReplError
-from replset.features.crud.insert import insert_work
+from replset.operations.shapes import Target
 from replset.member.member import RunningMember
 from replset.operations.evaluation import SMALL_STATEMENT
 from replset.operations.namespaces import writable_namespace
 from replset.operations.prepared import PreparedWrite
-from replset.operations.replies import decode_write_reply
+from replset.operations.replies import write_reply_fields
 from replset.operations.request import CommandRequest, ConnectionContext
-from replset.operations.shapes import Target
 from replset.operations.user_directory import UserDirectory
 from replset.operations.write_concern import parse_write_concern, refuse_unsatisfiable
 
-INSERT_ONE: Final = ACTIONS["insertOne"]
-PATH: Final = f"/v1/action/{INSERT_ONE.name}"
+PATHS: Final = {f"/v1/action/{name}": ACTIONS[name] for name in ("insertOne", "updateOne", "replaceOne", "deleteOne")}
+MOST_HEADS: Final = 4
+"""That a connection remembers."""
 _LENGTH: Final = b"content-length:"
 _REFUSED_HEADERS: Final = frozenset({b"authorization", b"expect", b"transfer-encoding", b"upgrade", IDEMPOTENCY_KEY})
-_FIELDS: Final = frozenset({"insert", "documents", "writeConcern"})
+_ARRAYS: Final = {"insert": "documents", "update": "updates", "delete": "deletes"}
 
 
-class Head(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Head:
     """A request's head. before, after: its bytes around the digits of the body's length. form: of the answer."""
 
+    action: ActionType
     before: bytes
     after: bytes
     content_type: str
@@ -60,11 +63,14 @@ class Head(NamedTuple):
         return body if digits.isdigit() and int(digits) == len(body) else None
 
 
-def head_of(request: bytes, headers: list[tuple[bytes, bytes]]) -> Head | None:
-    """Return the head of a request that was answered; None: it has something that is not foreseen.
+def head_of(path: str, status: int, request: bytes, headers: list[tuple[bytes, bytes]]) -> Head | None:
+    """Return the head of a request that was answered with this status; None: it has something that is not foreseen.
 
     headers: of the request, with names in lower case.
     """
+    action = PATHS.get(path)
+    if action is None or status != action.status:
+        return None
     names = [name for name, _ in headers]
     at = request.lower().find(b"\r\n" + _LENGTH)
     if names.count(b"content-length") != 1 or at < 0 or not _REFUSED_HEADERS.isdisjoint(names):
@@ -78,14 +84,14 @@ def head_of(request: bytes, headers: list[tuple[bytes, bytes]]) -> Head | None:
         return None
     fields = dict(headers)
     accept, content_type = (fields.get(name, b"").decode("latin-1") for name in (b"accept", b"content-type"))
-    return Head(request[:start], request[end:head_end], content_type, form_of(accept))
+    return Head(action, request[:start], request[end:head_end], content_type, form_of(accept))
 
 
 @lru_cache(maxsize=256)
-def _target(database: str, collection: str) -> Target:
-    """Return where an insert goes. ReplError: clients may not write there."""
+def _target(name: str, database: str, collection: str) -> Target:
+    """Return where a write goes. ReplError: clients may not write there."""
     writable_namespace(database, collection)
-    return Target("insert", database, collection)
+    return Target(name, database, collection)
 
 
 class PreparedActions:
@@ -102,7 +108,7 @@ class PreparedActions:
     def begin(
         self, head: Head, body: bytes, client: str, finish: Callable[[HttpAnswer | None], None]
     ) -> PreparedWrite | None:
-        """Put the insert of a body into the next group; None: it has to go the usual way.
+        """Put the write of a body into the next group; None: it has to go the usual way.
 
         finish: called with the answer once there is one; with None if the request has to go the usual way after all.
         """
@@ -113,9 +119,10 @@ class PreparedActions:
         if not prepared.may_take():
             return None
         try:
-            command = build_command(INSERT_ONE, parse_fields(head.content_type, body), member.new_id)
+            command = build_command(head.action, parse_fields(head.content_type, body), member.new_id)
             fields = command.body
-            if not fields.keys() <= _FIELDS or command.is_unacknowledged:
+            name = next(iter(fields))
+            if not fields.keys() <= {name, _ARRAYS[name], "writeConcern"} or command.is_unacknowledged:
                 return None
             concern = None
             if "writeConcern" in fields:
@@ -124,16 +131,14 @@ class PreparedActions:
                     return None
                 concern = parse_write_concern(raw.raw, lambda: MAJORITY)
                 refuse_unsatisfiable(member.node.config, concern)
-            target = _target(command.database, fields["insert"])
-            document: RawDocument = fields["documents"][0]
-            return prepared.begin(
-                target,
-                insert_work(document.raw, member),
-                concern,
-                None,
-                partial(_request_of, command, client),
-                partial(_finish, finish, command),
-            )
+            target = _target(name, command.database, fields[name])
+            (statement,) = fields[_ARRAYS[name]]
+            prepare = member.dispatcher.commands[name].prepared
+            work = prepare and prepare(statement.raw if name == "insert" else encode(statement), member)
+            if work is None:
+                return None
+            request, answered = partial(_request_of, command, client), partial(_finish, finish, head.action, command)
+            return prepared.begin(target, work, concern, None, request, answered, write_reply_fields)
         except (HttpError, ReplError):
             return None
 
@@ -141,22 +146,27 @@ class PreparedActions:
 def _request_of(command: ActionCommand, client: str) -> CommandRequest:
     """Return the request that the usual way would have made."""
     rest = {**command.body}
-    documents = rest.pop("documents")
+    sequences = {"documents": rest.pop("documents")} if "documents" in rest else {}
     body = RawDocument(encode(rest))
-    return CommandRequest(command.database, body, {"documents": documents}, ConnectionContext(peer=client), "http")
+    return CommandRequest(command.database, body, sequences, ConnectionContext(peer=client), "http")
 
 
-def _finish(finish: Callable[[HttpAnswer | None], None], command: ActionCommand, reply: bytes | None) -> None:
+def _finish(
+    finish: Callable[[HttpAnswer | None], None],
+    action: ActionType,
+    command: ActionCommand,
+    reply: dict[str, Any] | bytes | None,
+) -> None:
     """Make the answer of the reply. A member that leads no more forwards the write, which is the usual way's."""
     if reply is None:
         finish(None)
         return
-    found = decode_write_reply(reply) or RawDocument(reply)
+    found = RawDocument(reply) if isinstance(reply, bytes) else reply
     if found.get("ok") != 1 and found.get("code") == ErrorCode.NOT_WRITABLE_PRIMARY:
         finish(None)
         return
     try:
-        answer = action_answer(INSERT_ONE, check_reply(found, is_write=True), command)
+        answer = action_answer(action, check_reply(found, is_write=True), command)
     except HttpError as error:
         answer = error_answer(error)
     finish(answer)

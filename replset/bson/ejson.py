@@ -47,8 +47,8 @@ _INT32_MIN, _INT32_MAX = -0x80000000, 0x7FFFFFFF
 _YEAR_10000_MS = 253_402_300_800_000
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)
 """Matches a string of JSON; the group is there behind a key."""
-_SPACES: Final = (b'" ', b'"\t', b'"\n', b'"\r')
-"""The spaces without which each key is followed by a colon at once."""
+_SPACE = re.compile(rb'"[ \t\n\r]')
+"""Matches a space without which each key is followed by a colon at once."""
 _INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 _DOUBLE = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _SPECIAL_DOUBLES: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
@@ -77,7 +77,7 @@ def load_json(text: str | bytes) -> Any:
         raise ExtendedJSONError(f"malformed JSON: {error}") from None
     # orjson takes the last of equal keys. What the others said, a filter or a condition perhaps, would be lost.
     data, keys = text.encode() if isinstance(text, str) else text, _count_keys(value)
-    is_plain = data.count(b'":') == keys and not any(space in data for space in _SPACES)
+    is_plain = data.count(b'":') == keys and _SPACE.search(data) is None
     if not is_plain and sum(map(bool, _STRINGS.findall(data))) != keys:
         try:
             json.loads(text, object_pairs_hook=_refuse_equal_keys)
@@ -91,7 +91,7 @@ def _count_keys(value: object) -> int:
     for item in left:  # it grows meanwhile
         if type(item) is dict:
             count += len(item)
-            left += item.values()
+            left += [inner for inner in item.values() if type(inner) is dict or type(inner) is list]
         elif type(item) is list:
             left += item
     return count

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from replset.bson import RawDocument, encode
 from replset.core.quorum import WriteConcern
@@ -52,6 +52,8 @@ MOST_SHAPES: Final = 4
 """That a connection remembers: a driver sends one or two on each."""
 MOST_IN_VAIN: Final = 16
 """How many shapes are made for a connection of which none is used again; then no more are."""
+EncodeReply: TypeAlias = Callable[[Counters, OpTime, int], Any]
+"""Makes the reply of a write without errors, as `encode_write_reply`."""
 
 # --- taking them ------------------------------------------------------------------------------------------------
 
@@ -144,12 +146,14 @@ class PreparedWrites:
         concern: WriteConcern | None,
         session: SessionRequest | None,
         request: Callable[[], CommandRequest],
-        finish: Callable[[bytes | None], None],
+        finish: Callable[[Any], None],
+        encode_reply: EncodeReply = encode_write_reply,
     ) -> PreparedWrite | None:
         """Put a write into the next group. `may_take` and the sender's rights are asked for before.
 
-        concern: None for the set's default. request: makes the request, for those who look at it. ReplError: it has to
-        go the usual way, as for None.
+        concern: None for the set's default. request: makes the request, for those who look at it. finish: called with
+        what `encode_reply` makes, with the bytes of an error, or with None. ReplError: it has to go the usual way, as
+        for None.
         """
         member, dispatcher = self.member, self.dispatcher
         concern = concern or default_concern(member.store, member.node.config)
@@ -161,7 +165,7 @@ class PreparedWrites:
                 self._transactions.check_retryable_write(session.key, session.txn_number)
                 if not dispatcher.sessions.check_out_now(session.key):
                     return None
-        write = PreparedWrite(self, target, request, finish, work, concern, session)
+        write = PreparedWrite(self, target, request, finish, work, concern, session, encode_reply)
         try:
             member.submit(write.run, write)
         except ReplError:
@@ -192,6 +196,7 @@ class PreparedWrite:
         "_concern",
         "_counters",
         "_ctx",
+        "_encode_reply",
         "_finish",
         "_is_checked_out",
         "_is_over",
@@ -217,10 +222,11 @@ class PreparedWrite:
         lane: PreparedWrites,
         target: Target,
         request: Callable[[], CommandRequest],
-        finish: Callable[[bytes | None], None],
+        finish: Callable[[Any], None],
         work: PreparedWork,
         concern: WriteConcern,
         session: SessionRequest | None,
+        encode_reply: EncodeReply,
     ) -> None:
         self.id = self.held_before = 0
         self.began = self._written = Millis(0)
@@ -234,6 +240,7 @@ class PreparedWrite:
         self._counters: Counters = ()
         self._concern = concern
         self._session = session
+        self._encode_reply = encode_reply
         self._is_checked_out = session is not None and session.txn_number is not None
         self._is_over = self._is_unusual = False
         self._optime = OPTIME_NULL
@@ -317,7 +324,7 @@ class PreparedWrite:
 
     def _reply(self) -> None:
         self._leave_table()
-        self._finish(encode_write_reply(self._counters, self._optime, self._term))
+        self._finish(self._encode_reply(self._counters, self._optime, self._term))
 
     def _refuse(self, error: BaseException) -> None:
         reply = self._lane.dispatcher.refuse(self.ctx.request, self.ctx, error)

@@ -211,6 +211,11 @@ def encode_write_reply(counters: tuple[tuple[str, int], ...], optime: OpTime, te
     return b"".join((front, ts, middle, ts, end, ts, b"\0"))
 
 
+def write_reply_fields(counters: tuple[tuple[str, int], ...], optime: OpTime, _term: int) -> dict[str, object]:
+    """Return what `decode_write_reply` gives for the reply that `encode_write_reply` makes."""
+    return {**dict(counters), "ok": 1.0, "operationTime": timestamp(optime.ts)}
+
+
 _write_tail = Struct(
     f"<12s12x{len(_OPTIME)}s8x{len(_T)}s8x{len(_OK)}s{len(_CLUSTER)}s8x{len(_SIGNATURE)}s{len(_OPERATION)}sIIx"
 )

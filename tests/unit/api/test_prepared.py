@@ -1,4 +1,4 @@
-"""An insertOne whose head was sent before is answered, byte for byte, as the usual way answers it."""
+"""A write of one document whose head was sent before is answered, byte for byte, as the usual way answers it."""
 
 from __future__ import annotations
 
@@ -115,6 +115,14 @@ def doc(document: object, **more: object) -> dict[str, object]:
     return {"database": "test", "collection": "c", "document": document, **more}
 
 
+def act(name: str, **fields: object) -> bytes:
+    return post({"database": "test", "collection": "c", **fields}, path=f"/v1/action/{name}")
+
+
+def insert(*keys: object) -> list[bytes]:
+    return [post(doc({"_id": key, "n": 0})) for key in keys]
+
+
 MAJORITY = {"writeConcern": {"w": "majority"}}
 CASES: dict[str, list[bytes]] = {
     "plain": [post(doc({"_id": n, "a": "x" * n})) for n in range(4)],
@@ -157,6 +165,37 @@ CASES: dict[str, list[bytes]] = {
     "by fields of other kinds": [post({**doc({"_id": n}), "collection": c}) for n, c in enumerate(("c", "c", 5, None))],
     "too large for the event loop": [post(doc({"_id": n, "x": "y" * size}))
                                      for n, size in enumerate((1, 1, 40_000, 1))],
+    "updates": [*insert(0, 1, 2, 3), *(act("updateOne", filter={"_id": n}, update={"$inc": {"n": n}}, **MAJORITY)
+                                       for n in range(4))],
+    "updates that come last": [*insert(0, 1, 2), *(act("updateOne", update={"$set": {"n": n}}, filter={"_id": n})
+                                                   for n in range(4))],
+    "updates by other fields": [*insert(0, 1, 2), *(act("updateOne", filter=f, update={"$set": {"n": 5}})
+                                                    for f in ({"_id": 0}, {"n": 0}, {"_id": {"$gt": 0}}, {}))],
+    "updates with an upsert": [act("updateOne", filter={"_id": n}, update={"$set": {"n": 5}}, upsert=True)
+                               for n in (0, 1, 1)],
+    "updates that fail": [*insert(0, 1), *(act("updateOne", filter={"_id": 0}, update=u)
+                                           for u in ({"$set": {"n": 1}}, {"$set": {"_id": 5}}, {"$no": 1}, {"n": 1},
+                                                     [{"$set": {"n": 7}}], {"$set": {"n": 2}}))],
+    "replacements": [*insert(0, 1, 2), *(act("replaceOne", filter={"_id": n}, replacement={"new": "x" * n}, **MAJORITY)
+                                         for n in range(4))],
+    "deletes": [*insert(0, 1, 2, 3), *(act("deleteOne", filter={"_id": n}) for n in (0, 1, 1, 2, 9))],
+    "deletes by other fields": [*insert(0, 1, 2), *(act("deleteOne", filter=f) for f in ({"_id": 0}, {"n": 0}, {}))],
+    "all kinds in turn": [request for n in range(4) for request in (
+        *insert(n), act("updateOne", filter={"_id": n}, update={"$set": {"n": 7}}),
+        act("replaceOne", filter={"_id": n}, replacement={"n": 8}), act("deleteOne", filter={"_id": n}))],
+    "bodies that are odd in their documents": [
+        *insert(0), *[post(body, HOST, JSON) for body in (
+            b'{"database": "test", "collection": "c", "document": {"_id": 1}}',
+            b'{"database": "test", "collection": "c", "document": {"_id": 2}, "document": {"_id": 3}}',
+            b'{"database": "test", "collection": "c", "document": {"_id": 4, "_id": 5}}',
+            b'{"database": "test", "collection": "c", "document": {"a": "}"}, "writeConcern": {"w": 1}}',
+            b'{"database": "test", "collection": "c", "document": {"_id": 6}} }',
+            b'{"database": "test", "collection": "c", "document": 6}',
+            b'{"database": "test", "collection": "c", "document": }',
+            b'{"database": "test", "collection": "c", "document":   {"_id": "\xc3\xa9"}  }',
+            b'{"database": "test", "collection": "c", "document": {"_id": {"$oid": "x"}}}',
+            b'{"database": "test", "collection": "c", "document": {"_id": 7}}')],
+    ],
 }  # fmt: skip
 
 
@@ -171,7 +210,7 @@ def run(requests: list[bytes], *, is_prepared: bool) -> tuple[list[Any], list[An
             (status, {**headers, "date": ""}, plain(body)) for status, headers, body in http.answers(len(requests))
         ]
         used = {key: row[0] for key, row in rig.member().dispatcher.operations.used.items()}
-        counts = rig.member().dispatcher.counts.get("insert")
+        counts = [rig.member().dispatcher.counts.get(name) for name in ("insert", "update", "delete")]
         return answers, [*without_times(client.entries()), used, counts], prepared.count
 
 
@@ -191,7 +230,17 @@ def test_answers_and_entries_are_those_of_the_usual_way(name: str) -> None:
     assert entries == usual_entries
     assert none == 0
     assert not taken or name not in ("w: 0", "a limit", "maxTimeMS", "a key", "with a query", "other actions")
-    assert taken >= 2 or name not in ("plain", "majority", "without _id", "extended", "in BSON", "w: 1 and j")
+    assert taken >= 2 or name not in (
+        "plain",
+        "majority",
+        "without _id",
+        "extended",
+        "in BSON",
+        "w: 1 and j",
+        "deletes",
+    )
+    assert taken >= 5 or name not in ("updates", "updates that come last", "replacements")
+    assert taken >= 12 or name != "all kinds in turn"
 
 
 def test_requests_ahead_are_answered_in_order() -> None:
