@@ -47,10 +47,10 @@ class Matcher:
     paths: what the filter reads, as `Expression.paths`. fields: the top-level fields of these, None for all.
     """
 
-    __slots__ = ("_names", "_test", "fields", "filter", "id_equality", "id_in", "paths")
+    __slots__ = ("_names", "fields", "filter", "id_equality", "id_in", "paths", "test")
 
     def __init__(self, test: Test, query: Document, paths: frozenset[str]) -> None:
-        self._test = test
+        self.test = test
         self.paths = paths
         self.fields = top_fields(paths)
         self._names = names_by_bytes(self.fields)
@@ -75,16 +75,16 @@ class Matcher:
         return b""
 
     def matches(self, doc: Document) -> bool:
-        return self._test(doc, None)
+        return self.test(doc, None)
 
     def matches_raw(self, raw: bytes) -> bool:
         """Whether the document with these bytes matches. Only the fields that the filter reads are decoded."""
-        return self._test(decode_fields(raw, self._names), None)
+        return self.test(decode_fields(raw, self._names), None)
 
     def position(self, doc: Document) -> int | None:
         """Return the index of the array item by which `doc` matches, for the positional `$`, None if there is none."""
         found: Found = []
-        return found[0] if self._test(doc, found) and found else None
+        return found[0] if self.test(doc, found) and found else None
 
 
 @dataclass(frozen=True, slots=True)

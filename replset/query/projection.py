@@ -104,14 +104,18 @@ def compile_projection(
     elem_matches = {name: leaf for name, leaf in tree.items() if isinstance(leaf, _ElemMatch)}
     select = _include if is_inclusion else _exclude
     computed = _computed(tree)
-    is_light = all(isinstance(leaf, Expression) and leaf.is_light for leaf in computed.values())
+    light = [(name, leaf.run) for name, leaf in computed.items() if isinstance(leaf, Expression) and leaf.is_light]
+    is_light = len(light) == len(computed)
     shown = {name for name, leaf in tree.items() if isinstance(leaf, _Included)}
     is_flat = is_inclusion and len(shown) + sum(isinstance(leaf, Expression) for leaf in tree.values()) == len(tree)
 
     def project(doc: Document, variables: Mapping[str, Any]) -> Document:
         result = {name: doc[name] for name in doc if name in shown} if is_flat else select(doc, tree)
         if computed:
-            _compute(result, computed, doc, variables)
+            if is_light:
+                result.update([(name, run(doc, variables)) for name, run in light])
+            else:
+                _compute(result, computed, doc, variables)
             if not is_light or not _LARGE.isdisjoint(map(type, result.values())) or len(result) > _MANY:
                 size_of(result)
         return _add_elem_matches(result, doc, elem_matches) if elem_matches else result

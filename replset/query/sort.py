@@ -40,14 +40,14 @@ class Sort:
     natural: 1 or -1 for the order of storage (`$natural`), else 0.
     """
 
-    __slots__ = ("_is_flat", "_is_rising", "_names", "_paths", "_reversed", "natural")
+    __slots__ = ("_is_falling", "_is_flat", "_is_rising", "_names", "_paths", "_reversed", "natural")
 
     def __init__(self, paths: list[Path], is_reversed: list[bool], natural: int) -> None:
         self._paths = paths
         self._names = [path[0] for path in paths]
         self._is_flat = all(len(path) == 1 for path in paths)
         self._reversed = is_reversed
-        self._is_rising = not any(is_reversed)
+        self._is_rising, self._is_falling = not any(is_reversed), all(is_reversed)
         self.natural = natural
 
     @property
@@ -71,9 +71,11 @@ class Sort:
                 return b"".join(self._least(value_lists(doc, self._paths)))
             except ParallelArraysError:
                 raise BadValueError("cannot sort with keys that are parallel arrays") from None
-        if not self._is_rising:
-            return b"".join(map(_directed_key, map(encode_key, values), self._reversed))
-        return encode_keys(values)
+        if self._is_rising:
+            return encode_keys(values)
+        if self._is_falling:
+            return encode_keys(values).translate(_COMPLEMENT)
+        return b"".join(map(_directed_key, map(encode_key, values), self._reversed))
 
     def _least(self, lists: Iterable[list[object]]) -> list[bytes]:
         """Return the keys that come first in the order.

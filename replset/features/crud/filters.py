@@ -54,14 +54,14 @@ class Filter:
         return reader.documents(raws) if self.matcher is None else self._found(self.matcher, raws, reader)
 
     def _found(self, matcher: Matcher, raws: Sequence[bytes], reader: FieldsReader) -> Iterator[dict[str, Any] | None]:
-        matches, needle = matcher.matches, matcher.needle
+        test, needle = matcher.test, matcher.needle
         if not needle or not are_whole(raws):
             for document in reader.documents(raws):
-                yield document if matches(document) else None
+                yield document if test(document, None) else None
             return
         documents = reader.documents([raw for raw in raws if needle in raw])
         for raw in raws:
-            yield found if needle in raw and matches(found := next(documents)) else None
+            yield found if needle in raw and test(found := next(documents), None) else None
 
     @cached_property
     def bounds(self) -> FilterBounds:
