@@ -22,13 +22,13 @@ from api.exchange import IDEMPOTENCY_KEY, HttpAnswer, answer_headers, encode_ans
 from replset.bson import RawDocument, encode
 from replset.core.quorum import MAJORITY
 from replset.errors import ErrorCode, ReplError
-from replset.operations.shapes import Target
 from replset.member.member import RunningMember
 from replset.operations.evaluation import SMALL_STATEMENT
 from replset.operations.namespaces import writable_namespace
 from replset.operations.prepared import PreparedWrite
 from replset.operations.replies import write_reply_fields
 from replset.operations.request import CommandRequest, ConnectionContext
+from replset.operations.shapes import Target
 from replset.operations.user_directory import UserDirectory
 from replset.operations.write_concern import parse_write_concern, refuse_unsatisfiable
 
