@@ -36,6 +36,8 @@ class Fact(NamedTuple):
 def fault_at_rest(cluster: SimCluster) -> str | None:
     """What happens though nobody writes and nothing fails, or what a member says that is not so; None: all is well."""
     before = _facts(cluster)
+    if not before:
+        return "nobody leads"
     for _ in range(RESTS):
         cluster.run(asyncio.sleep(REST_S))
         facts = _facts(cluster)

@@ -730,6 +730,9 @@ def test_the_keys_of_one_document_are_limited_before_the_commit(
     found = reply["writeErrors"][0]["code"] if "writeErrors" in reply else reply["code"]
     assert found == 201
     assert session.code({"commitTransaction": 1}, "admin") == NO_SUCH
+    one_more = Session(filled, number=3)
+    one_more.ok(update({"_id": 100}, {"$push": {"a": 5}}))  # the ten that it has are none that it gets
+    one_more.commit()
 
 
 def test_all_together_take_limited_memory(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
