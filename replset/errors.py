@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Flag, IntEnum, auto
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from replset.ids import OpTime
 
 
 class Trait(Flag):
@@ -657,14 +653,6 @@ class SyncFailedError(StorageError):
 
 class CorruptDataError(StorageError):
     """A file of this member is damaged; the message has its name and the reason (1)."""
-
-
-class DamagedEntryError(CorruptDataError):
-    """The oplog entry `at` is not the one that was written. Another member has it whole (1)."""
-
-    def __init__(self, message: str, at: OpTime) -> None:
-        super().__init__(message)
-        self.at = at
 
 
 class DataMismatchError(StorageError):

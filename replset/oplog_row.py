@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from replset.errors import CorruptDataError
 from replset.ids import OpTime
 
 _two = Struct("<QQ").pack
@@ -126,3 +127,11 @@ def first_damaged(rows: Sequence[OplogRow], chain: int | None) -> int | None:
             return index
         unsigned = own
     return None
+
+
+class DamagedEntryError(CorruptDataError):
+    """The oplog entry `at` is not the one that was written. Another member has it whole (1)."""
+
+    def __init__(self, message: str, at: OpTime) -> None:
+        super().__init__(message)
+        self.at = at

@@ -99,6 +99,28 @@ def parts_imported() -> dict[str, set[str]]:
     return found
 
 
+def circles() -> list[set[str]]:
+    """The sets of files that import each other in a circle, what only type checkers read included."""
+    names = {module_of(path) for path in FILES}
+
+    def in_product(name: str) -> str:
+        while name and name not in names:
+            name = name.rpartition(".")[0]
+        return name
+
+    imports = {module_of(path): {in_product(name) for name in imports_of(path)} - {""} for path in FILES}
+    reached: dict[str, set[str]] = {}
+    for start in imports:
+        found, left = set[str](), [start]
+        while left:
+            new = imports.get(left.pop(), set()) - found
+            found |= new
+            left += new
+        reached[start] = found
+    in_circle = {name: frozenset(other for other in reached[name] if name in reached[other]) for name in imports}
+    return [set(found) for found in {*in_circle.values()} if len(found) > 1]
+
+
 def shortest(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
     """`imports` without what follows: A to C goes when there is A to B and B to C. A circle is refused."""
     reached: dict[str, set[str]] = {}

@@ -20,7 +20,7 @@ from replset.features.collections import collection_changes, collections, statis
 from replset.features.consumers import consumer_commands
 from replset.features.consumers.consumer_directory import ConsumerDirectory
 from replset.features.crud import count_distinct, delete, find, find_and_modify, get_more, insert, update
-from replset.features.diagnostics import diagnostics, explain, hello, server_status
+from replset.features.diagnostics import current_op, diagnostics, explain, hello, server_status
 from replset.features.follower.feature import FOLLOWER
 from replset.features.indexes import indexes
 from replset.features.recovery import rollbacks
@@ -83,7 +83,10 @@ def all_features(
                 *apply_ops.COMMANDS,
             ),
         ),
-        Feature("diagnostics", (*hello.COMMANDS, *server_status.COMMANDS, *diagnostics.COMMANDS, *explain.COMMANDS)),
+        Feature(
+            "diagnostics",
+            (*hello.COMMANDS, *server_status.COMMANDS, *diagnostics.COMMANDS, *current_op.COMMANDS, *explain.COMMANDS),
+        ),
     )
 
 

@@ -55,7 +55,7 @@ from replset.member.positions import Positions
 from replset.member.process.log_writer import RecentLog
 from replset.member.process.machine import BackgroundTasks, LimitedWorkers, Load, TrackedWorkers
 from replset.member.shell import Shell, hand_over_primary
-from replset.operations import current_operations, fail_command, write_concern
+from replset.operations import fail_command, write_concern
 from replset.operations.admission import Admission
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.current_operations import Histogram
@@ -84,7 +84,6 @@ T = TypeVar("T")
 
 KERNEL_COMMANDS = (
     *member_commands.COMMANDS,
-    *current_operations.COMMANDS,
     *fail_command.COMMANDS,
     *write_concern.COMMANDS,
 )

@@ -23,7 +23,6 @@ from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import Collection
 
 if TYPE_CHECKING:
-    from replset.operations.current_operations import OperationTable
     from replset.operations.session_request import SessionRequest
     from replset.operations.session_table import SessionTable
     from replset.operations.transactions import Transaction
@@ -54,26 +53,23 @@ class Where(Enum):
 class CommandContext:
     """One running command: its member, its request, and what the dispatcher shares with it.
 
-    counts: commands so far, by name. command: its row of the table. name: as the client wrote it. deadline: of
-    maxTimeMS, on the member's clock.
+    command: its row of the table. name: as the client wrote it. deadline: of maxTimeMS, on the member's clock.
     linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
     session: None when the command names none. sessions: those in use on this member. has_written: set when the command
-    fails after a part of it was committed. transaction: that the command is part of. operations: those that run on this
-    member. opened_by: of a getMore, the command that opened its cursor. collection: that it names, once that is read.
+    fails after a part of it was committed. transaction: that the command is part of. opened_by: of a getMore, the
+    command that opened its cursor. collection: that it names, once that is read.
     is_change_stream: of a getMore, whether its cursor is one.
     work: what it did and waited for so far.
     """
 
     member: Kernel
     cursors: CursorTable
-    counts: dict[str, int]
     request: CommandRequest
     command: Command
     name: str
     deadline: Millis | None
     session: SessionRequest | None
     sessions: SessionTable
-    operations: OperationTable
     linearizable_term: int | None = None
     has_written: bool = False
     transaction: Transaction | None = None

@@ -1,4 +1,4 @@
-"""Keeps the commands that run now, and what each collection was used for. Holds currentOp, killOp and top.
+"""Keeps the commands that run now, and what each collection was used for.
 
 A command that is killed ends at its next await, as if its client had left, and answers 11601.
 """
@@ -10,25 +10,14 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from replset.auth.roles import Action
-from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
+from replset.bson import InvalidBSONError
 from replset.ids import Millis
-from replset.operations import fields
-from replset.operations.audit_trail import without_secrets
-from replset.operations.authorization import authorize
-from replset.operations.command import Command, CommandContext
-from replset.operations.evaluation import read_statement, run_in_thread
+from replset.operations.command import CommandContext
 from replset.operations.flow_control import FlowControl
-from replset.operations.replies import LargeReply
-from replset.operations.request import Reply
 from replset.operations.slow_operations import SLOW_MS, TEXTS, SlowOperation, SlowOperations, SlowReason
-from replset.query.match import compile_filter
 from replset.replication.ports import Clock
-
-if TYPE_CHECKING:
-    from replset.operations.prepared import PreparedWrite
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
@@ -73,18 +62,32 @@ KINDS = {
 PATIENT = frozenset({"hello", "isMaster", "replSetStepDown"})
 """Commands that wait because their client asks for it."""
 WRITES = frozenset({"insert", "update", "delete", "findAndModify"})
-_OPS = {"find": "query", "getMore": "getmore", "insert": "insert", "update": "update", "delete": "remove"}
 MAX_USED = 10_000
 """Collections and kinds of use that are counted; a client may name any number of collections."""
 FIELDS_SHOWN = 5
 SHOWN_BYTES = 4 << 10
 """A command above this size is cut in currentOp."""
-_OPTIONS = frozenset({"$all", "$ownOps", "$truncateOps", "$db", "$clusterTime", "$readPreference", "lsid", "comment"})
+
+
+class Running(Protocol):
+    """A command that runs now: in a task, or as a prepared write. held_before: flow control's `held_ms` then."""
+
+    id: int
+    began: Millis
+    held_before: int
+    is_killed: bool
+
+    @property
+    def ctx(self) -> CommandContext: ...
+
+    def kill(self) -> None:
+        """End it, unless it is the caller's own."""
+        ...
 
 
 @dataclass(slots=True)
 class Operation:
-    """A command that runs now."""
+    """A command that runs in a task."""
 
     id: int
     ctx: CommandContext
@@ -94,7 +97,6 @@ class Operation:
     is_killed: bool = False
 
     def kill(self) -> None:
-        """End it, unless it is the caller's own."""
         if self.task is not asyncio.current_task():
             self.is_killed = True
             self.task.cancel()
@@ -116,7 +118,7 @@ class OperationTable:
         self.took_ms: dict[str, int] = {}
         self.write_concern_waits = Histogram(SECONDS)
         self.write_concern_failures: Counter[int] = Counter()
-        self.running: dict[int, Operation | PreparedWrite] = {}
+        self.running: dict[int, Running] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
         self.index_uses: Counter[tuple[bytes, str]] = Counter()
         """How many commands used an index, by the collection's UUID and the index's name."""
@@ -127,22 +129,25 @@ class OperationTable:
         self.running[operation.id] = operation
         return operation
 
-    def begin_prepared(self, write: PreparedWrite) -> None:
+    def begin_prepared(self, write: Running) -> None:
         """Do as `begin` for a write that runs in no task; `end_prepared` must follow."""
         write.id, write.began, write.held_before = next(self._ids), self._now(), self._flow_control.held_ms
         self.running[write.id] = write
 
-    def end_prepared(self, write: PreparedWrite, *, counts: bool) -> None:
-        """Do as `end`. counts: False if the write goes the usual way, where it begins anew."""
+    def end_prepared(self, write: Running, use: tuple[str, str, str], index: tuple[bytes, str] | None) -> None:
+        """Do as `end`. use: the database, the collection and the command. index: that it used."""
         del self.running[write.id]
-        if counts:
-            took_ms, name = self._now() - write.began, write.target.name
-            self._count(write.target.use, took_ms)
-            self.took_ms[name] = self.took_ms.get(name, 0) + took_ms
-            if write.index is not None:
-                self._count_index(write.index)
-            if took_ms >= SLOW_MS:
-                self._add_slow(write, took_ms)
+        took_ms, name = self._now() - write.began, use[2]
+        self._count(use, took_ms)
+        self.took_ms[name] = self.took_ms.get(name, 0) + took_ms
+        if index is not None:
+            self._count_index(index)
+        if took_ms >= SLOW_MS:
+            self._add_slow(write, took_ms)
+
+    def begins_anew(self, write: Running) -> None:
+        """Forget a prepared write that goes the usual way, where it is counted."""
+        del self.running[write.id]
 
     def end(self, operation: Operation) -> None:
         """Forget the command, and add what it took."""
@@ -160,7 +165,7 @@ class OperationTable:
         if index in self.index_uses or len(self.index_uses) < MAX_USED:
             self.index_uses[index] += 1
 
-    def _add_slow(self, operation: Operation | PreparedWrite, took_ms: int) -> None:
+    def _add_slow(self, operation: Running, took_ms: int) -> None:
         ctx, work = operation.ctx, operation.ctx.work
         held_ms = self._flow_control.held_ms - operation.held_before if ctx.command.name in WRITES else 0
         if held_ms:
@@ -206,43 +211,6 @@ class OperationTable:
             operation.kill()
 
 
-def describe(operation: Operation | PreparedWrite, now: Millis) -> dict[str, object]:
-    """A row of currentOp."""
-    ctx = operation.ctx
-    connection, body, name = ctx.connection, ctx.body, ctx.command.name
-    ran_ms = now - operation.began
-    field = "collection" if name == "getMore" else ctx.name
-    collection = body.get(field) if body.type_of(field) == 2 else "$cmd"
-    row: dict[str, object] = {
-        "type": "op",
-        "host": str(ctx.member.host),
-        "desc": f"conn{connection.id}",
-        "connectionId": connection.id,
-        "client": connection.peer,
-        "appName": connection.app_name,
-        "active": True,
-        "currentOpTime": DateTime(ctx.member.clock.wall_ms()),
-        "opid": operation.id,
-        "secs_running": Int64(ran_ms // 1000),
-        "microsecs_running": Int64(ran_ms * 1000),
-        "op": _OPS.get(name, "command"),
-        "ns": f"{ctx.database}.{collection}",
-        "command": _shown(body),
-        "killPending": operation.is_killed,
-        "numYields": 0,
-        "waitingForLock": False,
-        "locks": {},
-        "lockStats": {},
-    }
-    if connection.metadata is not None:
-        row["clientMetadata"] = connection.metadata.decode()
-    if body.type_of("lsid") == 3:
-        row["lsid"] = body.get("lsid")
-    if ctx.opened_by is not None:
-        row["cursor"] = {"originatingCommand": _shown(ctx.opened_by)}
-    return row
-
-
 def _collection(ctx: CommandContext) -> str:
     """The collection that a command names; `$cmd` where it names none, or is malformed."""
     field = "collection" if ctx.command.name == "getMore" else ctx.name
@@ -262,87 +230,3 @@ def _filtered(ctx: CommandContext) -> tuple[str, ...]:
         return tuple(found)[:FIELDS_SHOWN] if isinstance(found, dict) else ()
     except InvalidBSONError:
         return ()
-
-
-def _shown(command: RawDocument) -> dict[str, object]:
-    """The command; if it is large or malformed, only its name."""
-    try:
-        if len(command.raw) <= SHOWN_BYTES:
-            return without_secrets(command)
-    except InvalidBSONError:
-        pass
-    return {str(command.first_key): 1, "$truncated": f"{len(command.raw)} bytes"}
-
-
-async def current_operations(
-    ctx: CommandContext, query: dict[str, object], *, only_own: bool = False
-) -> list[dict[str, object]]:
-    """What runs now and matches, the caller's own command included; with `$ownOps` that of this client alone."""
-    now = ctx.member.clock.now()
-    own = only_own or fields.boolean(ctx.body, "$ownOps", ctx.name)
-    if not own:
-        authorize(ctx.member, ctx.sender, Action.IN_PROGRESS, "admin", ctx.name)
-    operations = [op for op in ctx.operations.running.values() if not own or is_of_caller(op, ctx)]
-
-    def work() -> list[dict[str, object]]:
-        matcher = compile_filter(query)
-        rows = [describe(operation, now) for operation in operations]
-        return [row for row in rows if matcher.matches(row)]
-
-    return await run_in_thread(ctx.member, work)
-
-
-def is_of_caller(operation: Operation | PreparedWrite, ctx: CommandContext) -> bool:
-    """Whether the operation is of the caller's user; without logins, of the same client."""
-    mine, theirs = ctx.sender, operation.ctx.sender
-    if mine.login is None:
-        return theirs.owner == mine.owner
-    return theirs.login is not None and str(theirs.login) == str(mine.login)
-
-
-async def current_op(ctx: CommandContext) -> Reply:
-    """What runs now; all other fields of the command are a filter on it."""
-    body = ctx.body
-
-    def read() -> dict[str, object]:
-        return {name: value for name, value in body.items() if name not in _OPTIONS and name != ctx.name}
-
-    query = await read_statement(ctx.member, body, read)
-    return LargeReply({"inprog": await current_operations(ctx, query)})
-
-
-async def kill_op(ctx: CommandContext) -> Reply:
-    """End the command with this opid. It is answered 11601 when it next waits."""
-    if "op" not in ctx.body:
-        raise fields.missing(ctx.name, "op")
-    opid = fields.whole(ctx.body, "op", ctx.name)
-    operation = ctx.operations.running.get(opid)
-    if operation is None or not is_of_caller(operation, ctx):
-        authorize(ctx.member, ctx.sender, Action.KILL_OP, "admin", ctx.name)
-    ctx.operations.kill(opid)
-    return {"info": "attempting to kill op"}
-
-
-async def top(ctx: CommandContext) -> Reply:
-    """How often, and for how long, each collection was used since the start. `time` is in microseconds."""
-    collections = {coll.ns for coll in ctx.member.store.collections()}
-    totals: dict[str, dict[str, dict[str, Int64]]] = {ns: _no_use() for ns in sorted(collections)}
-    for (database, collection, name), (times, ran_ms) in sorted(ctx.operations.used.items()):
-        uses = totals.get(f"{database}.{collection}")
-        if uses is not None:
-            for kind in ("total", "writeLock" if name in WRITES else "readLock", KINDS[name]):
-                use = uses[kind]
-                uses[kind] = {"time": Int64(use["time"] + ran_ms * 1000), "count": Int64(use["count"] + times)}
-    return {"totals": {"note": "all times in microseconds", **totals}}
-
-
-def _no_use() -> dict[str, dict[str, Int64]]:
-    kinds = ("total", "readLock", "writeLock", "queries", "getmore", "insert", "update", "remove", "commands")
-    return {kind: {"time": Int64(0), "count": Int64(0)} for kind in kinds}
-
-
-COMMANDS: tuple[Command, ...] = (
-    Command("currentOp", current_op, None, admin_only=True, needs=Action.LOGIN),
-    Command("killOp", kill_op, frozenset({"op"}), admin_only=True, needs=Action.LOGIN),
-    Command("top", top, admin_only=True, needs=Action.TOP),
-)

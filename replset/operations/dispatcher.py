@@ -229,18 +229,7 @@ class Dispatcher:
         deadline: Millis | None = None,
         session: SessionRequest | None = None,
     ) -> CommandContext:
-        return CommandContext(
-            self.member,
-            self.cursors,
-            self.counts,
-            request,
-            command,
-            name,
-            deadline,
-            session,
-            self.sessions,
-            self.operations,
-        )
+        return CommandContext(self.member, self.cursors, request, command, name, deadline, session, self.sessions)
 
     async def _learn_user(self, request: CommandRequest) -> None:
         """Note whose rights count, and read them where that takes a question to another member."""

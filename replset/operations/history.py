@@ -12,13 +12,13 @@ import asyncio
 from collections import OrderedDict
 from typing import Protocol
 
-from replset.errors import ChangeStreamHistoryLostError, DamagedEntryError
+from replset.errors import ChangeStreamHistoryLostError
 from replset.ids import OPTIME_NULL, OpTime, invariant
 from replset.operations.evaluation import run_in_thread
 from replset.operations.kernel import Kernel
 from replset.operations.waiters import done_within
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
-from replset.oplog_row import OplogRow
+from replset.oplog_row import DamagedEntryError, OplogRow
 from replset.query.change_events import EntryEvents, Watched
 from replset.query.change_tokens import in_front_of
 

@@ -377,7 +377,10 @@ class PreparedWrite:
         self._is_over = True
         operations = self._lane.dispatcher.operations
         operations.failed += failed
-        operations.end_prepared(self, counts=counts)
+        if counts:
+            operations.end_prepared(self, self.target.use, self.index)
+        else:
+            operations.begins_anew(self)
 
     # --- for those who look at it -------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from replset.errors import (
 from replset.ids import Millis, OpTime
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
+from replset.operations.current_operations import OperationTable
 from replset.operations.fail_command import replaced_write_concern_error
 from replset.operations.kernel import Kernel
 from replset.operations.replies import write_times
@@ -334,9 +335,9 @@ async def wait_for_write_concern(
         failure = None if await survives(ctx.member, optime, concern, ctx.deadline) else failure
     waited_ms = ctx.member.clock.now() - began
     ctx.work.waited(SlowReason.WRITE_CONCERN, waited_ms)
-    ctx.operations.write_concern_waits.observe(waited_ms / 1000)
+    ctx.member[OperationTable].write_concern_waits.observe(waited_ms / 1000)
     if failure is not None:
-        ctx.operations.write_concern_failures[failure.code] += 1
+        ctx.member[OperationTable].write_concern_failures[failure.code] += 1
     return None if failure is None else _error_document(failure, concern)
 
 

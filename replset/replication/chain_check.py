@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from replset.core.messages import ChainsCompared, DamageFound
-from replset.errors import DamagedEntryError, ReplError
+from replset.errors import ReplError
 from replset.ids import HostPort, Millis, OpTime
+from replset.oplog_row import DamagedEntryError
 from replset.replication.context import MemberContext
 from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest

@@ -17,15 +17,9 @@ from typing import NamedTuple
 import apsw
 
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
-from replset.errors import (
-    DamagedEntryError,
-    InvalidSyncSourceError,
-    RemoteProtocolError,
-    ReplError,
-    UnrecoverableRollbackError,
-)
+from replset.errors import InvalidSyncSourceError, RemoteProtocolError, ReplError, UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, HostPort, OpTime, invariant
-from replset.oplog_row import OplogRow
+from replset.oplog_row import DamagedEntryError, OplogRow
 from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
 from replset.replication.copy_transfer import CopyTransfer, InitialSyncOptions, is_temporary

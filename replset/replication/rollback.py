@@ -17,12 +17,9 @@ from typing import TypeVar
 
 from replset.core.messages import DamageFound, RollbackEnded
 from replset.core.node import Node
-from replset.errors import (
-    DamagedEntryError,
-    ReplError,
-    UnrecoverableRollbackError,
-)
+from replset.errors import ReplError, UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.oplog_row import DamagedEntryError
 from replset.replication.common_point import ChainDiffersError, CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full

@@ -9,10 +9,19 @@ from typing import Any, NamedTuple
 import apsw
 
 from replset.bson import InvalidBSONError
-from replset.errors import CappedPositionLostError, CorruptDataError, DamagedEntryError
+from replset.errors import CappedPositionLostError, CorruptDataError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
-from replset.oplog_row import READ_COLUMNS, OplogRow, StoredRow, TermSpan, entry_hash, first_damaged, next_chain
+from replset.oplog_row import (
+    READ_COLUMNS,
+    DamagedEntryError,
+    OplogRow,
+    StoredRow,
+    TermSpan,
+    entry_hash,
+    first_damaged,
+    next_chain,
+)
 from replset.storage.sqlite import first_row, rows_of
 
 _HEAD_COLUMNS = "CAST(term AS INTEGER), ts, CAST(op AS TEXT), CAST(ns AS TEXT), CAST(wall AS INTEGER)"

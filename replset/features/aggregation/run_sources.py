@@ -14,9 +14,10 @@ from replset.errors import InvalidNamespaceError, NamespaceNotFoundError
 from replset.features.aggregation.pipeline_run import Opener, PipelineRun, checked
 from replset.features.aggregation.run_joins import UnionCursor
 from replset.features.collections.statistics import collection_stats
+from replset.features.diagnostics.current_op import current_operations
 from replset.operations.authorization import authorize, is_allowed
 from replset.operations.command import CommandContext
-from replset.operations.current_operations import OperationTable, current_operations
+from replset.operations.current_operations import OperationTable
 from replset.operations.cursors import Cursor, DocumentsCursor
 from replset.operations.evaluation import run_in_thread
 from replset.operations.namespaces import OPLOG, collection_field, namespace
@@ -75,7 +76,7 @@ async def _collection_stats(run: PipelineRun, stage: CollStatsStage, _source: Cu
             f"Unable to retrieve count in $collStats stage :: caused by :: Collection [{ns}] not found."
         )
     if stage.has_latency:
-        document["latencyStats"] = _latencies(ctx.operations, ctx.database, collection)
+        document["latencyStats"] = _latencies(ctx.member[OperationTable], ctx.database, collection)
     if stage.scale or stage.has_count:
         stats = await collection_stats(ctx, ns, stage.scale or 1)
         document |= {"storageStats": stats} if stage.scale else {}
@@ -102,7 +103,7 @@ async def _index_stats(run: PipelineRun, _stage: IndexStatsStage, _source: Curso
     refuse_view(coll)
     if coll is None:
         return DocumentsCursor(ns, [])
-    uses, clock = ctx.operations.index_uses, ctx.member.clock
+    uses, clock = ctx.member[OperationTable].index_uses, ctx.member.clock
     since = DateTime(clock.wall_ms() - (clock.now() - ctx.member.started_at))
     rows = []
     for spec in [dict(ID_INDEX), *[index.spec.decode() for index in coll.indexes if index.ready]]:

@@ -12,6 +12,7 @@ from replset.bson import RawDocument
 from replset.bson.decoding import FIXED_SIZE
 from replset.bson.keystring import encode_key_of
 from replset.operations.command import CommandContext
+from replset.operations.current_operations import OperationTable
 from replset.operations.namespaces import collection_of, namespace
 from replset.operations.replies import encode_only_batch
 from replset.operations.waiters import Completion
@@ -39,7 +40,7 @@ def begin_find(ctx: CommandContext, waiter: Completion) -> bool:
     reply = find_by_id(ctx)
     if reply is None:
         return False
-    ctx.operations.count(ctx, 0)
+    ctx.member[OperationTable].count(ctx, 0)
     waiter.set_result(reply)
     return True
 

@@ -12,7 +12,8 @@ from replset.features.diagnostics.diagnostics import SERVER_VERSION
 from replset.features.diagnostics.hello import set_fields
 from replset.member.net.server import WireServer
 from replset.operations.command import Command, CommandContext
-from replset.operations.current_operations import KINDS, WRITES
+from replset.operations.current_operations import KINDS, WRITES, OperationTable
+from replset.operations.dispatcher import Dispatcher
 from replset.operations.flow_control import FlowControl
 from replset.operations.kernel import Kernel
 from replset.operations.request import Reply
@@ -104,7 +105,7 @@ async def server_status(ctx: CommandContext) -> Reply:
         "network": {
             "bytesIn": Int64(member[WireServer].traffic.bytes_in),
             "bytesOut": Int64(member[WireServer].traffic.bytes_out),
-            "numRequests": Int64(sum(ctx.counts.values())),
+            "numRequests": Int64(sum(ctx.member[Dispatcher].counts.values())),
         },
         "opcounters": _opcounters(ctx),
         "storageEngine": {
@@ -147,7 +148,14 @@ def _elections(ctx: CommandContext) -> dict[str, object]:
 
 def _asserts(ctx: CommandContext) -> dict[str, object]:
     """Commands that failed, as MongoDB counts them: all of them are the clients'."""
-    return {"regular": 0, "warning": 0, "msg": 0, "user": ctx.operations.failed, "tripwire": 0, "rollovers": 0}
+    return {
+        "regular": 0,
+        "warning": 0,
+        "msg": 0,
+        "user": ctx.member[OperationTable].failed,
+        "tripwire": 0,
+        "rollovers": 0,
+    }
 
 
 def _connections(ctx: CommandContext) -> dict[str, object]:
@@ -156,13 +164,13 @@ def _connections(ctx: CommandContext) -> dict[str, object]:
         "current": member[WireServer].connection_count,
         "available": max(0, member[WireServer].slots.most - member[WireServer].connection_count),
         "totalCreated": Int64(member[WireServer].traffic.connections),
-        "active": len(ctx.operations.running),
+        "active": len(ctx.member[OperationTable].running),
     }
 
 
 def _global_lock(ctx: CommandContext, uptime_ms: int) -> dict[str, object]:
     """Who reads and writes now; nobody queues for a lock here."""
-    names = [operation.ctx.command.name for operation in ctx.operations.running.values()]
+    names = [operation.ctx.command.name for operation in ctx.member[OperationTable].running.values()]
     writers = sum(name in WRITES for name in names)
     readers = sum(name in KINDS for name in names) - writers
     return {
@@ -183,7 +191,7 @@ def _memory() -> dict[str, object]:
 
 
 def _opcounters(ctx: CommandContext) -> dict[str, object]:
-    counts = ctx.counts
+    counts = ctx.member[Dispatcher].counts
     counters: dict[str, object] = {name: Int64(counts.get(command, 0)) for name, command in COUNTERS.items()}
     counters["command"] = Int64(sum(count for name, count in counts.items() if name not in COUNTERS.values()))
     return counters

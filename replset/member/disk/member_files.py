@@ -8,9 +8,10 @@ import random
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from replset.errors import DamagedEntryError, InvalidReplicaSetConfigError, ReplError, StorageError
+from replset.errors import InvalidReplicaSetConfigError, ReplError, StorageError
 from replset.member.options import MONGODB_LAYOUT, MemberOptions
 from replset.member.process.machine import TrackedWorkers
+from replset.oplog_row import DamagedEntryError
 from replset.replication.context import Identity, MemberContext
 from replset.replication.ports import Clock, Workers
 from replset.replication.rollback import NotUndoneError, finish_rollbacks

@@ -16,7 +16,7 @@ from replset.bson import ObjectId, RawDocument, append_fields
 from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest
-from replset.errors import BadValueError, DamagedEntryError, ErrorCode, ReplError
+from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL
 from replset.member.peers.message_documents import parse_progress
 from replset.member.peers.snapshot_server import check_serves_oplog
@@ -26,7 +26,7 @@ from replset.operations.kernel import Kernel
 from replset.operations.lag import behind_ms
 from replset.operations.replies import encode_times
 from replset.operations.waiters import ByteRate, Completion
-from replset.oplog_row import next_chain
+from replset.oplog_row import DamagedEntryError, next_chain
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
 
 log = logging.getLogger("replset.oplog_fetch")

@@ -121,9 +121,11 @@ def test_a_get_more_shows_what_opened_its_cursor(client: Client, monkeypatch: py
     seen: list[dict[str, Any]] = []
 
     def look(ctx: fail_command.CommandContext) -> None:
-        from replset.operations.current_operations import describe
+        from replset.features.diagnostics.current_op import describe
+        from replset.operations.current_operations import OperationTable
 
-        seen.extend(describe(operation, client.member.clock.now()) for operation in ctx.operations.running.values())
+        running = ctx.member[OperationTable].running.values()
+        seen.extend(describe(operation, client.member.clock.now()) for operation in running)
 
     client.ok({"configureFailPoint": "maxTimeNeverTimeOut", "mode": "alwaysOn"}, "admin")
     monkeypatch.setattr("replset.features.crud.get_more.fail_get_more", look)

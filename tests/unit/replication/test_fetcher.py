@@ -13,19 +13,13 @@ import pytest
 from replset.bson import Int64, RawDocument, Timestamp, encode, encode_key
 from replset.core.member_state import MemberState
 from replset.core.messages import MemberProgress, Position, ProgressRequest, SourceBatch, SourceFailed, SourceProblem
-from replset.errors import (
-    DamagedEntryError,
-    NotPrimaryOrSecondaryError,
-    OutOfDiskSpaceError,
-    RemoteProtocolError,
-    ReplError,
-)
+from replset.errors import NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from replset.member.peers import oplog_fetch as oplog_fetch_module
 from replset.member.peers.message_documents import request_document
 from replset.member.peers.oplog_fetch import fetch_now, has_news, oplog_probe
 from replset.oplog_entry import OplogEntry
-from replset.oplog_row import OplogRow, chain_after
+from replset.oplog_row import DamagedEntryError, OplogRow, chain_after
 from replset.query.diff import apply_update_bytes
 from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module

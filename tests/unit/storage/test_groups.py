@@ -13,7 +13,6 @@ from xxhash import xxh3_64_intdigest
 
 from replset.bson import InvalidBSONError, RawDocument
 from replset.errors import (
-    DamagedEntryError,
     DataMismatchError,
     InvariantError,
     NamespaceExistsError,
@@ -23,7 +22,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import insert_entry
-from replset.oplog_row import OplogRow
+from replset.oplog_row import DamagedEntryError, OplogRow
 from replset.storage.disk import RealDisk
 from replset.storage.oplog import ROW_BYTES
 from replset.storage.sqlite import first_row
