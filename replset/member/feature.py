@@ -64,6 +64,10 @@ class FeaturePart:
     def on_committed(self) -> None:
         """Called after each group of clients' writes or of applied entries."""
 
+    def listens_to_commits(self) -> bool:
+        """Whether it has an `on_committed` of its own: a commit on one connection calls nobody in vain."""
+        return type(self).on_committed is not FeaturePart.on_committed
+
     def on_topology_changed(self) -> None:
         """Called when the member's state or the configuration is another one."""
 

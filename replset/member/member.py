@@ -158,6 +158,7 @@ class RunningMember(Kernel):
         self._is_started = False
         self._is_stopping = False
         self._features = Features()
+        self._after_commit: list[Callable[[], None]] = []
         self.add(self._features)
         self._rolling_back = data.rolling_back
         self.fetches = OplogFetches(self, self._on_fetch_progress)
@@ -181,6 +182,7 @@ class RunningMember(Kernel):
         made = (feature.part(self) for feature in features if feature.part is not None)
         self._features += [part for part in made if part is not None]
         self.add(*self._features)
+        self._after_commit = [p.on_committed for p in self._features if p.listens_to_commits()]
 
     # --- its parts, in the order in which they are made ----------------------------------------------------------
 
@@ -516,8 +518,8 @@ class RunningMember(Kernel):
         self.durability.on_committed()
         self._on_moved()
         self._changes.notify()
-        for part in self._features:
-            part.on_committed()
+        for on_committed in self._after_commit:
+            on_committed()
 
     def _on_change(self) -> None:
         """Let the history and the other members' fetches look, before everybody else who waits for a change."""
