@@ -12,8 +12,10 @@ from api.commands import check_reply, decode_reply, run_command, run_write
 from api.errors import HttpError, failure
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
-from replset.errors import ErrorCode
+from replset.errors import ErrorCode, ReplError
+from replset.features.administration.operations import Freeze, Maintenance, Resync, StepDown, SyncFrom
 from replset.member.member import RunningMember
+from replset.operations.declared import Declaration, declaration_of
 
 RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
 """The last four are in an answer of /config, which may be sent back with a changed `config`."""
@@ -123,72 +125,28 @@ def router(member: RunningMember) -> APIRouter:
             return await run_here(request, command, is_write=True)
         return await run_on_primary(request, command)
 
-    @routes.post(
-        "/stepDown",
-        summary="Let this member, the primary, hand over; it is not elected again for `seconds`.",
-        responses=answers(200, *WRITE_ERRORS),
-        openapi_extra=body(
-            {
-                "type": "object",
-                "properties": {
-                    "seconds": SECONDS,
-                    "secondaryCatchUpPeriodSecs": SECONDS,
-                    "force": {"type": "boolean"},
-                    "handOverTo": {"type": "string", "example": "127.0.0.1:27018"},
-                },
-            },
-            required=False,
-        ),
-    )
-    async def step_down(request: Request) -> Response:
-        fields = await options_of(request, ("seconds", "secondaryCatchUpPeriodSecs", "force", "handOverTo"))
-        return await run_here(request, {"replSetStepDown": fields.pop("seconds", 60), **fields})
+    def serve(declaration: Declaration) -> None:
+        async def run(request: Request) -> Response:
+            given = await options_of(request, [row.name for row in declaration.fields])
+            try:
+                command = declaration.command(given)
+            except ReplError as error:
+                raise failure(error.code, error.message) from None
+            return await run_here(request, command)
 
-    @routes.post(
-        "/freeze",
-        summary="Keep this member from becoming a candidate for `seconds`; 0 ends it.",
-        responses=answers(200, *ERRORS),
-        openapi_extra=body({"type": "object", "required": ["seconds"], "properties": {"seconds": SECONDS}}),
-    )
-    async def freeze(request: Request) -> Response:
-        fields = await options_of(request, ("seconds",))
-        if "seconds" not in fields:
-            raise failure(ErrorCode.MISSING_FIELD, "field 'seconds' is missing but required; 0 ends it")
-        return await run_here(request, {"replSetFreeze": fields["seconds"]})
+        schema = declaration.schema()
+        routes.add_api_route(
+            f"/{declaration.http}",
+            run,
+            methods=["POST"],
+            name=declaration.http,
+            summary=declaration.summary,
+            responses=answers(200, *WRITE_ERRORS),
+            openapi_extra=body(schema, required="required" in schema),
+        )
 
-    @routes.post(
-        "/syncFrom",
-        summary="Let this member, a secondary, fetch from `host`, until that is no good source any more.",
-        responses=answers(200, *ERRORS),
-        openapi_extra=body({"type": "object", "required": ["host"], "properties": {"host": MEMBER["host"]}}),
-    )
-    async def sync_from(request: Request) -> Response:
-        fields = await options_of(request, ("host",))
-        if "host" not in fields:
-            raise failure(ErrorCode.MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of a member")
-        return await run_here(request, {"replSetSyncFrom": fields["host"]})
-
-    @routes.post(
-        "/maintenance",
-        summary="Keep this member, a secondary, from serving reads (`on`: true), or end that once.",
-        responses=answers(200, *ERRORS),
-        openapi_extra=body({"type": "object", "required": ["on"], "properties": {"on": {"type": "boolean"}}}),
-    )
-    async def maintenance(request: Request) -> Response:
-        fields = await options_of(request, ("on",))
-        if "on" not in fields:
-            raise failure(ErrorCode.MISSING_FIELD, "field 'on' is missing but required: true or false")
-        return await run_here(request, {"replSetMaintenance": fields["on"]})
-
-    @routes.post(
-        "/resync",
-        summary="Let this member export what only it has, and copy another member's data; also ends a quarantine.",
-        responses=answers(200, *ERRORS),
-        openapi_extra=body({"type": "object", "properties": {"force": {"type": "boolean"}}}, required=False),
-    )
-    async def resync(request: Request) -> Response:
-        fields = await options_of(request, ("force",))
-        return await run_here(request, {"replSetResync": 1, **fields})
+    for cls in (StepDown, Freeze, SyncFrom, Maintenance, Resync):
+        serve(declaration_of(cls))
 
     @routes.post(
         "/members",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +14,10 @@ from replset.cli import calls
 from replset.cli.check import is_namespace, repair_documents
 from replset.cli.host_option import AnyHost, Host
 from replset.errors import BadValueError, ReplError
+from replset.features.administration.operations import CATCH_UP_S, Freeze, Maintenance, ResizeOplog, Resync, StepDown
+from replset.operations.declared import document_of, help_of
 from replset.terminal import echo
 
-DEFAULT_CATCH_UP_S = 10
 STEP_UP_FREEZE_S, STEP_UP_WITHIN_S = 10, 30
 
 
@@ -26,27 +28,22 @@ class Switch(StrEnum):
 
 def step_down(
     host: Host,
-    seconds: Annotated[int, typer.Option(min=1, help="how long it may not be elected again")] = 60,
-    catch_up: Annotated[
-        int | None, typer.Option(min=0, help="seconds to wait for an electable secondary (10, at most --seconds)")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="step down even if nobody caught up")] = False,
+    seconds: Annotated[int, typer.Option(min=1, help=help_of(StepDown, "seconds"))] = 60,
+    catch_up: Annotated[int | None, typer.Option(min=0, help=help_of(StepDown, "catch_up"))] = None,
+    force: Annotated[bool, typer.Option("--force", help=help_of(StepDown, "force"))] = False,
 ) -> None:
     """Let the primary hand over to a secondary that has everything."""
-    waits = min(DEFAULT_CATCH_UP_S, seconds) if catch_up is None else catch_up
-    if waits > seconds and not force:
+    given = StepDown(seconds, 0 if force else catch_up, force)
+    waits = given.catch_up_s()
+    if waits > seconds:
         raise BadValueError(f"--catch-up {waits} is longer than --seconds {seconds}: it would wait beyond its end")
-    command: dict[str, object] = {
-        "replSetStepDown": seconds,
-        "secondaryCatchUpPeriodSecs": 0 if force else waits,
-        "force": force,
-    }
+    command = document_of(replace(given, catch_up=waits))
     calls.print_result(calls.on_primary(host, command, timeout_s=waits + 30), "the primary stepped down")
 
 
 def step_up(
     member: Annotated[str, typer.Argument(metavar="HOST:PORT", help="the member that is to lead")],
-    catch_up: Annotated[int, typer.Option(min=0, help="seconds to wait until it has everything")] = DEFAULT_CATCH_UP_S,
+    catch_up: Annotated[int, typer.Option(min=0, help="seconds to wait until it has everything")] = CATCH_UP_S,
 ) -> None:
     """Let the primary hand over to this member, once it has everything; without a primary, let it stand now."""
     hello = calls.ask(member, {"hello": 1})
@@ -68,12 +65,12 @@ def step_up(
 
 
 def freeze(
-    seconds: Annotated[int, typer.Argument(help="0 ends it")],
+    seconds: Annotated[int, typer.Argument(help=help_of(Freeze, "seconds"))],
     host: Host,
 ) -> None:
     """Keep this member from becoming a candidate for a while."""
     calls.print_result(
-        calls.ask(host, {"replSetFreeze": seconds}),
+        calls.ask(host, document_of(Freeze(seconds))),
         f"{host} does not become a candidate for {seconds} s" if seconds else "unfrozen",
     )
 
@@ -91,14 +88,13 @@ def sync_from(
 
 def resize_oplog(
     host: Host,
-    size_mb: Annotated[float | None, typer.Argument(metavar="MB", help="the oplog's new size, at least 990")] = None,
+    size_mb: Annotated[float | None, typer.Argument(metavar="MB", help=help_of(ResizeOplog, "size"))] = None,
     min_retention_hours: Annotated[
-        float | None, typer.Option("--min-retention-hours", help="keep at least so much; 0: by size alone")
+        float | None, typer.Option("--min-retention-hours", help=help_of(ResizeOplog, "min_retention_hours"))
     ] = None,
 ) -> None:
     """Change the size of one member's oplog while it runs; a restart keeps it."""
-    given = {"size": size_mb, "minRetentionHours": min_retention_hours}
-    calls.ask(host, {"replSetResizeOplog": 1, **{name: value for name, value in given.items() if value is not None}})
+    calls.ask(host, document_of(ResizeOplog(size_mb, min_retention_hours)))
     size = "" if size_mb is None else f" up to {size_mb:g} MB"
     least = "" if min_retention_hours is None else f" for at least {min_retention_hours:g} hours"
     echo(f"{host} keeps its oplog{size}{' and' if size and least else ''}{least} from now on, also after a restart")
@@ -110,20 +106,18 @@ def maintenance(
 ) -> None:
     """Keep a secondary from serving reads; it goes on to replicate and to vote."""
     is_on = switch is Switch.ON
-    calls.ask(host, {"replSetMaintenance": is_on})
+    calls.ask(host, document_of(Maintenance(is_on)))
     echo(f"{host} is {calls.state_of(host)}")
 
 
 def resync(
     host: Host,
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="return once it has its data again")] = 0,
-    force: Annotated[
-        bool, typer.Option("--force", help="also of a member that lacks what this one acknowledged or knows committed")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help=help_of(Resync, "force"))] = False,
 ) -> None:
     """Export what only this member has, then replace its data by another member's. This ends a quarantine."""
     calls.print_result(
-        calls.ask(host, {"replSetResync": 1, **({"force": True} if force else {})}),
+        calls.ask(host, document_of(Resync(force))),
         f"{host} copies another member's data",
     )
     deadline = time.monotonic() + wait

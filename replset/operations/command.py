@@ -14,6 +14,7 @@ from replset.errors import DocumentHeldError, MaxTimeMSExpiredError
 from replset.ids import Millis
 from replset.operations import fields
 from replset.operations.cursors import CursorTable
+from replset.operations.declared import declaration_of
 from replset.operations.kernel import Kernel
 from replset.operations.request import CommandRequest, ConnectionContext, Reply
 from replset.operations.slow_operations import SlowReason, Work
@@ -223,3 +224,14 @@ class Command:
             plain |= {"txnNumber", "stmtId", "stmtIds"}
         object.__setattr__(self, "known", None if self.fields is None else own | GENERIC_FIELDS)
         object.__setattr__(self, "plain", frozenset(name.encode() for name in plain))
+
+
+def declared(cls: type[T], run: Callable[[CommandContext, T], Awaitable[Reply]]) -> Command:
+    """The row of a declared operation of the admin database. run: is given what the client asked for."""
+    declaration = declaration_of(cls)
+
+    async def handler(ctx: CommandContext) -> Reply:
+        return await run(ctx, declaration.read(cls, ctx.body))
+
+    handler.__doc__ = declaration.summary
+    return Command(declaration.name, handler, declaration.names, admin_only=True, needs=declaration.needs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -32,11 +33,13 @@ from replset.errors import (
     ReplError,
     UnknownFieldError,
 )
+from replset.features.administration.operations import Freeze, Maintenance, ResizeOplog, Resync, StepDown, SyncFrom
 from replset.ids import OPTIME_NULL, HostPort, Millis, pack_ts
 from replset.member.disk.member_files import MemberFiles
 from replset.member.net.transport import Transport
 from replset.operations import fields
-from replset.operations.command import Command, CommandContext, Where
+from replset.operations.command import Command, CommandContext, Where, declared
+from replset.operations.declared import declaration_of
 from replset.operations.read_concern import append_at_least, beyond_cluster_time, may_write_at
 from replset.operations.request import Reply
 from replset.operations.write_concern import store_default, stored_default, write_and_wait
@@ -44,13 +47,9 @@ from replset.replication.session_write import EXPIRED
 from replset.replication.write_ops import do_noop
 from replset.storage.member_file import MemberFile, OplogLimits
 
-DEFAULT_STEP_DOWN_S = 60
-DEFAULT_CATCH_UP_S = 10
-MAX_SECONDS = 10 * 366 * 86_400
 MAX_DELAY_MS = 60_000
 MAX_AHEAD_MS = 30 * 86_400_000
 RECONFIG_MS = 60_000
-LEAST_OPLOG_MB, MOST_OPLOG_MB = 990, 1 << 30
 _MEMBER_OPTIONS = frozenset(
     {
         *("host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"),
@@ -185,14 +184,10 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
     return ({"info": "; ".join(parts)} if parts else {}) | _warning(config, new)
 
 
-async def step_down(ctx: CommandContext) -> Reply:
-    """Stop being primary, once an electable secondary has everything. handOverTo (not MongoDB's): only that one."""
-    body = ctx.body
-    seconds = _seconds(ctx, ctx.name, DEFAULT_STEP_DOWN_S) or DEFAULT_STEP_DOWN_S
-    force = fields.boolean(body, "force", ctx.name)
-    catch_up = _seconds(ctx, "secondaryCatchUpPeriodSecs", 0 if force else min(DEFAULT_CATCH_UP_S, seconds))
-    to = parse_host(fields.text(body, "handOverTo", ctx.name), "handOverTo") if "handOverTo" in body else None
-    return await ask(ctx, StepDownRequest(seconds * 1000, catch_up * 1000, force, to))
+async def step_down(ctx: CommandContext, given: StepDown) -> Reply:
+    if not given.seconds:
+        given = replace(given, seconds=declaration_of(StepDown).field("seconds").default)
+    return await ask(ctx, StepDownRequest(given.seconds * 1000, given.catch_up_s() * 1000, given.force, given.to))
 
 
 async def abort_catch_up(ctx: CommandContext) -> Reply:
@@ -200,17 +195,12 @@ async def abort_catch_up(ctx: CommandContext) -> Reply:
     return await ask(ctx, AbortCatchUpRequest())
 
 
-async def resync(ctx: CommandContext) -> Reply:
-    """Export what only this member has, then copy another member's data; also ends a quarantine.
-
-    force: also the data of a member that lacks what this one acknowledged or knows to be committed.
-    """
-    return await ask(ctx, ResyncRequest(fields.boolean(ctx.body, "force", ctx.name)))
+async def resync(ctx: CommandContext, given: Resync) -> Reply:
+    return await ask(ctx, ResyncRequest(given.force))
 
 
-async def sync_from(ctx: CommandContext) -> Reply:
-    """Take the member of this address as sync source (map R1)."""
-    target = parse_host(fields.text(ctx.body, ctx.name, ctx.name))
+async def sync_from(ctx: CommandContext, given: SyncFrom) -> Reply:
+    target = given.host
     before = ctx.member.node.sync_source
     warning = (await ask(ctx, SyncFromRequest(target))).get("info")
     reply: dict[str, object] = {"syncFromRequested": str(target)}
@@ -221,16 +211,12 @@ async def sync_from(ctx: CommandContext) -> Reply:
     return reply
 
 
-async def maintenance(ctx: CommandContext) -> Reply:
-    """Let this member serve no reads (true), until that is ended as often (false); map R9."""
-    return await ask(ctx, MaintenanceRequest(fields.boolean(ctx.body, ctx.name, ctx.name)))
+async def maintenance(ctx: CommandContext, given: Maintenance) -> Reply:
+    return await ask(ctx, MaintenanceRequest(given.on))
 
 
-async def resize_oplog(ctx: CommandContext) -> Reply:
-    """Change the size of this member's oplog (MB) and how long it keeps entries at least; kept over a restart (O10)."""
-    limits = OplogLimits(
-        _between(ctx, "size", LEAST_OPLOG_MB, MOST_OPLOG_MB), _between(ctx, "minRetentionHours", 0, MOST_OPLOG_MB)
-    )
+async def resize_oplog(ctx: CommandContext, given: ResizeOplog) -> Reply:
+    limits = OplogLimits(given.size, given.min_retention_hours)
     if ctx.member.store.last_applied == OPTIME_NULL:
         raise ReplError("this member has no oplog", code=ErrorCode.NAMESPACE_NOT_FOUND)
     if limits == (None, None):
@@ -241,31 +227,8 @@ async def resize_oplog(ctx: CommandContext) -> Reply:
     return {}
 
 
-def _between(ctx: CommandContext, name: str, least: float, most: float) -> float | None:
-    value = ctx.body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise fields.wrong_type(ctx.name, name, ctx.body.type_of(name), "double")
-    if not least <= value <= most:
-        raise ReplError(
-            f"BSON field '{ctx.name}.{name}' value must be from {least} to {most}, actual value '{value}'",
-            code=ErrorCode.NUMBER_OUT_OF_RANGE,
-        )
-    return float(value)
-
-
-async def freeze(ctx: CommandContext) -> Reply:
-    """Keep this member from seeking election for so many seconds; 0 ends it."""
-    return await ask(ctx, FreezeRequest(_seconds(ctx, ctx.name, 0) * 1000))
-
-
-def _seconds(ctx: CommandContext, name: str, default: int) -> int:
-    """A period; negative ones are refused (2)."""
-    seconds = fields.whole(ctx.body, name, ctx.name, default)
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise BadValueError(f"{name} must be from 0 to {MAX_SECONDS} seconds, not {seconds}")
-    return seconds
+async def freeze(ctx: CommandContext, given: Freeze) -> Reply:
+    return await ask(ctx, FreezeRequest(given.seconds * 1000))
 
 
 async def test_cut(ctx: CommandContext) -> Reply:
@@ -323,25 +286,13 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetReconfig", reconfig, frozenset({"force"}), admin_only=True, needs=Action.CONFIGURE_SET),
     Command("replSetAddMember", add_member, admin_only=True, needs=Action.CONFIGURE_SET),
     Command("replSetRemoveMember", remove_member, admin_only=True, needs=Action.CONFIGURE_SET),
-    Command(
-        "replSetStepDown",
-        step_down,
-        frozenset({"secondaryCatchUpPeriodSecs", "force", "handOverTo"}),
-        admin_only=True,
-        needs=Action.CHANGE_STATE,
-    ),
+    declared(StepDown, step_down),
     Command("replSetAbortPrimaryCatchUp", abort_catch_up, admin_only=True, needs=Action.CHANGE_STATE),
-    Command("replSetFreeze", freeze, admin_only=True, needs=Action.CHANGE_STATE),
-    Command(
-        "replSetResizeOplog",
-        resize_oplog,
-        frozenset({"size", "minRetentionHours"}),
-        admin_only=True,
-        needs=Action.SET_PARAMETER,
-    ),
-    Command("replSetSyncFrom", sync_from, admin_only=True, needs=Action.CHANGE_STATE),
-    Command("replSetMaintenance", maintenance, admin_only=True, needs=Action.CHANGE_STATE),
-    Command("replSetResync", resync, frozenset({"force"}), admin_only=True, needs=Action.RESYNC),
+    declared(Freeze, freeze),
+    declared(ResizeOplog, resize_oplog),
+    declared(SyncFrom, sync_from),
+    declared(Maintenance, maintenance),
+    declared(Resync, resync),
     Command(
         "replSetTestCut",
         test_cut,

@@ -1,0 +1,74 @@
+"""The operations with which an operator changes what one member does, each declared once (operations/declared.py)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from replset.auth.roles import Action
+from replset.ids import HostPort
+from replset.operations.declared import BOOLEAN, HOST, SECONDS, between, operation, own, value
+
+CATCH_UP_S: Final = 10
+MOST_OPLOG = 1 << 30
+MEGABYTES, HOURS = between(990, MOST_OPLOG), between(0, MOST_OPLOG)
+
+
+@operation("replSetStepDown", http="stepDown", needs=Action.CHANGE_STATE)
+class StepDown:
+    """Let this member, the primary, hand over; it is not elected again for `seconds`."""
+
+    seconds: int = own(SECONDS, default=60, help="how long it may not be elected again")
+    catch_up: int | None = value(
+        SECONDS,
+        default=None,
+        name="secondaryCatchUpPeriodSecs",
+        help="seconds to wait for an electable secondary (10, at most --seconds)",
+    )
+    force: bool = value(BOOLEAN, default=False, help="step down even if nobody caught up")
+    to: HostPort | None = value(HOST, default=None, name="handOverTo", help="the only successor that will do")
+
+    def catch_up_s(self) -> int:
+        """How long it waits for a successor: not at all with force, and not beyond `seconds`."""
+        if self.catch_up is not None:
+            return self.catch_up
+        return 0 if self.force else min(CATCH_UP_S, self.seconds)
+
+
+@operation("replSetFreeze", http="freeze", needs=Action.CHANGE_STATE)
+class Freeze:
+    """Keep this member from becoming a candidate for `seconds`; 0 ends it."""
+
+    seconds: int = own(SECONDS, help="0 ends it")
+
+
+@operation("replSetSyncFrom", http="syncFrom", needs=Action.CHANGE_STATE)
+class SyncFrom:
+    """Let this member, a secondary, fetch from `host`, until that is no good source any more."""
+
+    host: HostPort = own(HOST, help="HOST:PORT of a member")
+
+
+@operation("replSetMaintenance", http="maintenance", needs=Action.CHANGE_STATE)
+class Maintenance:
+    """Keep this member, a secondary, from serving reads (`on`: true), or end that once."""
+
+    on: bool = own(BOOLEAN, help="true or false")
+
+
+@operation("replSetResync", http="resync", needs=Action.RESYNC)
+class Resync:
+    """Let this member export what only it has, and copy another member's data; also ends a quarantine."""
+
+    force: bool = value(
+        BOOLEAN, default=False, help="also of a member that lacks what this one acknowledged or knows committed"
+    )
+
+
+@operation("replSetResizeOplog", needs=Action.SET_PARAMETER)
+class ResizeOplog:
+    """Change the size of this member's oplog (MB) and how long it keeps entries at least; kept over a restart (O10)."""
+
+    size: float | None = value(MEGABYTES, default=None, help="the oplog's new size, at least 990")
+    min_retention_hours: float | None = value(
+        HOURS, default=None, name="minRetentionHours", help="keep at least so much; 0: by size alone"
+    )

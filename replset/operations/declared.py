@@ -1,0 +1,180 @@
+"""Declares an operation once: its fields, their kinds, defaults and help, who may run it, and its HTTP path.
+
+From a declaration come the row of its command, the reading of its document with MongoDB's refusals, the HTTP route with
+its part of the OpenAPI document, and the help of the command line's options. It imports little, for the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final, Generic, TypeVar, dataclass_transform
+
+from replset.auth.roles import Action
+from replset.bson import RawDocument
+from replset.config import parse_host
+from replset.errors import BadValueError, ErrorCode, ReplError
+from replset.ids import HostPort
+from replset.operations.fields import boolean, is_absent, text, whole, wrong_type
+
+T = TypeVar("T")
+MAX_SECONDS: Final = 10 * 366 * 86_400
+_META: Final = "declared"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """A kind of value. read: it from a body, by the field's name and the command's; ReplError. schema: OpenAPI's."""
+
+    read: Callable[[RawDocument, str, str], T]
+    schema: Mapping[str, Any]
+
+
+def _seconds(body: RawDocument, name: str, command: str) -> int:
+    seconds = whole(body, name, command)
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise BadValueError(f"{name} must be from 0 to {MAX_SECONDS} seconds, not {seconds}")
+    return seconds
+
+
+def _host(body: RawDocument, name: str, command: str) -> HostPort:
+    return parse_host(text(body, name, command), name)
+
+
+def between(least: float, most: float) -> Kind[float]:
+    """Any number from `least` to `most`; others are refused with 51024."""
+
+    def read(body: RawDocument, name: str, command: str) -> float:
+        value = body.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong_type(command, name, body.type_of(name), "double")
+        if not least <= value <= most:
+            raise ReplError(
+                f"BSON field '{command}.{name}' value must be from {least} to {most}, actual value '{value}'",
+                code=ErrorCode.NUMBER_OUT_OF_RANGE,
+            )
+        return float(value)
+
+    return Kind(read, {"type": "number", "minimum": least, "maximum": most})
+
+
+BOOLEAN: Final = Kind(boolean, {"type": "boolean"})
+SECONDS: Final = Kind(_seconds, {"type": "integer", "minimum": 0})
+HOST: Final = Kind(_host, {"type": "string", "example": "127.0.0.1:27018"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredField:
+    """A field. name: in the command's document, and in an HTTP body. attribute: of the declaration. default: MISSING
+    where it must be given. is_own: in the command's document it is the value of the command's name.
+    """
+
+    name: str
+    attribute: str
+    kind: Kind[Any]
+    default: Any
+    help: str
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """An operation. summary: its docstring's first paragraph. http: the path behind /v1/replset/; "": it has none."""
+
+    name: str
+    summary: str
+    needs: Action
+    http: str
+    fields: tuple[DeclaredField, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The fields beside the command's own."""
+        return frozenset(row.name for row in self.fields if not row.is_own)
+
+    def field(self, attribute: str) -> DeclaredField:
+        return next(row for row in self.fields if row.attribute == attribute)
+
+    def read(self, cls: type[T], body: RawDocument) -> T:
+        """The operation that a command's document asks for. ReplError: it is refused."""
+        values = {}
+        for row in self.fields:
+            name = self.name if row.is_own else row.name
+            is_left_out = row.default is not MISSING and is_absent(body, name)
+            values[row.attribute] = row.default if is_left_out else row.kind.read(body, name, self.name)
+        return cls(**values)
+
+    def command(self, given: Mapping[str, object]) -> dict[str, object]:
+        """The command's document, of the fields of an HTTP body. ReplError: one is missing."""
+        command: dict[str, object] = {self.name: 1}
+        for row in self.fields:
+            if row.name in given:
+                command[self.name if row.is_own else row.name] = given[row.name]
+            elif row.default is MISSING:
+                raise ReplError(f"field '{row.name}' is missing but required: {row.help}", code=ErrorCode.MISSING_FIELD)
+            elif row.is_own:
+                command[self.name] = row.default
+        return command
+
+    def schema(self) -> dict[str, Any]:
+        """The HTTP body, as OpenAPI has it."""
+        required = [row.name for row in self.fields if row.default is MISSING]
+        properties = {row.name: dict(row.kind.schema) for row in self.fields}
+        return {"type": "object", **({"required": required} if required else {}), "properties": properties}
+
+
+def own(kind: Kind[Any], *, default: Any = MISSING, help: str = "") -> Any:
+    """The value of the command's own name; over HTTP it has the name of the attribute."""
+    return field(default=default, metadata={_META: (kind, "", help, True)})
+
+
+def value(kind: Kind[Any], *, default: Any, name: str = "", help: str = "") -> Any:
+    """A field. name: where it is not the attribute's."""
+    return field(default=default, metadata={_META: (kind, name, help, False)})
+
+
+_DECLARED: dict[type, Declaration] = {}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(own, value))
+def operation(name: str, *, needs: Action, http: str = "") -> Callable[[type[T]], type[T]]:
+    """Make a class the declaration of this operation; its docstring says what the operation does."""
+
+    def declare(cls: type[T]) -> type[T]:
+        made = dataclass(frozen=True, slots=True)(cls)
+        rows = [(row, *row.metadata[_META]) for row in fields(made)]  # type: ignore[arg-type]
+        summary = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+        _DECLARED[made] = Declaration(
+            name,
+            summary,
+            needs,
+            http,
+            tuple(
+                DeclaredField(wire or row.name, row.name, kind, row.default, text_, is_own)
+                for row, kind, wire, text_, is_own in rows
+            ),
+        )
+        return made
+
+    return declare
+
+
+def declarations() -> list[Declaration]:
+    """All that were declared."""
+    return list(_DECLARED.values())
+
+
+def declaration_of(cls: type) -> Declaration:
+    return _DECLARED[cls]
+
+
+def document_of(given: object) -> dict[str, object]:
+    """The command's document of a declared operation; what is None is left out."""
+    declaration = declaration_of(type(given))
+    found = {row.name: getattr(given, row.attribute) for row in declaration.fields}
+    return declaration.command({name: one for name, one in found.items() if one is not None})
+
+
+def help_of(cls: type, attribute: str) -> str:
+    """What the command line says of a field."""
+    return declaration_of(cls).field(attribute).help
