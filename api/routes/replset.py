@@ -13,9 +13,8 @@ from api.errors import HttpError, failure
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
 from replset.errors import ErrorCode, ReplError
-from replset.features.administration.operations import Freeze, Maintenance, Resync, StepDown, SyncFrom
 from replset.member.member import RunningMember
-from replset.operations.declared import Declaration, declaration_of
+from replset.operations.declared import Declaration, declarations
 
 RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
 """The last four are in an answer of /config, which may be sent back with a changed `config`."""
@@ -145,8 +144,9 @@ def router(member: RunningMember) -> APIRouter:
             openapi_extra=body(schema, required="required" in schema),
         )
 
-    for cls in (StepDown, Freeze, SyncFrom, Maintenance, Resync):
-        serve(declaration_of(cls))
+    for declaration in declarations():
+        if declaration.http:
+            serve(declaration)
 
     @routes.post(
         "/members",

@@ -160,7 +160,7 @@ def operation(name: str, *, needs: Action, http: str = "") -> Callable[[type[T]]
 
 
 def declarations() -> list[Declaration]:
-    """All that were declared."""
+    """All that were declared. Whoever asks imports `features/all.py`, or what it asks for, first."""
     return list(_DECLARED.values())
 
 
