@@ -38,7 +38,7 @@ from replset.member.net.connections import (
 )
 from replset.member.net.credentials import Credentials
 from replset.member.net.network import RealNetwork, split_host_port
-from replset.member.options import JSON_LOG, MemberOptions, flag_of, resolve_options, variable_of
+from replset.member.options import JSON_LOG, MemberOptions, about, flag_of, resolve_options, variable_of
 from replset.member.outside import MemberPorts
 from replset.member.process.log_writer import LogWriter, log_to_file, start_log
 from replset.member.process.machine import RealClock, RealSyncThread, RealWorkers
@@ -49,78 +49,8 @@ from replset.text import printable
 
 log = logging.getLogger("replset.member")
 
-HELP = {
-    "repl_set": "name of the replica set (required)",
-    "dbpath": "folder of this member's files; made when missing (required)",
-    "port": "wire port: drivers, mongosh, the other members (27017)",
-    "http_port": "HTTP port (the wire port + 1000)",
-    "bind_ip": "address to listen on (127.0.0.1)",
-    "advertise": "host name under which the other members reach this one (the bind address)",
-    "expect_members": "all members, HOST:PORT with commas: when all of them answer, they make the set by themselves",
-    "key_file": "file with the key by which the members prove to each other who they are (none: loopback only)",
-    "tls_cert": "this member's certificate, PEM: both ports speak TLS; without --key-file it proves the member",
-    "tls_key": "the certificate's key, PEM",
-    "tls_ca": "the CAs that sign the members' certificates, PEM",
-    "tls_mode": "prefer: while a set introduces TLS, serve connections without it too (require)",
-    "key_file_or_certificate": "while a set changes from one to the other, members prove themselves by either",
-    "insecure_members": "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member",
-    "insecure_clients": "listen beyond loopback without --auth: anybody there can do everything",
-    "auth": "clients must log in as a user of the set; needs --key-file or --tls-cert",
-    "audit_log": "file to which administrative commands and failed logins are appended, one JSON line each",
-    "allowed_hosts": "names, with commas, by which HTTP requests may call this member beside its own and loopback's",
-    "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
-    "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",
-    "oplog_lagging_mb": "size up to which it keeps what another member still needs (twice its size)",
-    "archive": "folder or address (s3://...), the same on all members, to which the oplog is archived before trimming",
-    "archive_secs": "how old an entry becomes before it is archived, where few are written (300)",
-    "snapshot_history_secs": "how long reads at an old point stay possible (300)",
-    "min_free_mb": "refuse writes while the disk has less than this free (500)",
-    "scrub_mb_per_sec": "how fast a secondary compares its documents with the primary's; 0: not at all (1)",
-    "max_connections": "connections on the wire port (4096)",
-    "rollback_layout": "mongodb: write a rollback's documents in MongoDB's folders too, for its tools (plain)",
-    "role_hook": "program or http:// address that is called when this member gains or loses the primary's role",
-    "role_hook_secs": "limit of one call; also how long a primary without a majority keeps the role (5)",
-    "allow_multiple_arbiters": "let a set have more than one arbiter",
-    "enable_test_commands": "open replSetTestCut and fail points; for tests and demos only",
-    "log_level": "debug, info, warning or error (info)",
-    "log_format": "text, or json: one JSON document for each line of the log (text)",
-    "log_file": "write the log there instead of to standard error; SIGUSR1 opens it again, after a rename",
-}
-
 GC_THRESHOLDS = 10_000, 20, 20
 """Python's own, 700 objects, cost a loaded member 6 % of its time, and pauses of up to 20 ms."""
-
-METAVARS = {
-    "repl_set": "NAME",
-    "dbpath": "DIR",
-    "port": "PORT",
-    "http_port": "PORT",
-    "bind_ip": "ADDRESS",
-    "advertise": "HOST",
-    "expect_members": "HOSTS",
-    "key_file": "FILE",
-    "tls_cert": "FILE",
-    "tls_key": "FILE",
-    "tls_ca": "FILE",
-    "tls_mode": "MODE",
-    "allowed_hosts": "HOSTS",
-    "audit_log": "FILE",
-    "oplog_size_mb": "MB",
-    "oplog_min_retention_hours": "HOURS",
-    "oplog_lagging_mb": "MB",
-    "archive": "URL",
-    "archive_secs": "SECONDS",
-    "snapshot_history_secs": "SECONDS",
-    "min_free_mb": "MB",
-    "scrub_mb_per_sec": "MB",
-    "max_connections": "N",
-    "rollback_layout": "LAYOUT",
-    "role_hook": "PROGRAM",
-    "role_hook_secs": "SECONDS",
-    "log_level": "LEVEL",
-    "log_format": "FORMAT",
-    "log_file": "FILE",
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -140,11 +70,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
     for field in fields(MemberOptions):
-        flag, text = f"--{flag_of(field.name)}", f"{HELP[field.name]} [{variable_of(field.name)}]"
+        flag, text = f"--{flag_of(field.name)}", f"{about(field).help} [{variable_of(field.name)}]"
         if field.type == "bool":
             parser.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            parser.add_argument(flag, dest=field.name, metavar=METAVARS[field.name], help=text)
+            parser.add_argument(flag, dest=field.name, metavar=about(field).metavar, help=text)
     return parser
 
 

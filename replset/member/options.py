@@ -8,8 +8,9 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -30,66 +31,166 @@ class BadOptionError(ReplError):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberOptions:
-    """Holds the options of one member. `flag_of` returns the name of each on the command line.
+class About:
+    """What the command line says of an option, and which numbers it takes. A text ends with the default, if any."""
 
-    advertise: the host name that the other members use for this one; default the bind address.
-    key_file: by its keys the members prove to each other who they are. tls_cert, tls_key, tls_ca: both ports speak
-    TLS, and without a key file the members prove themselves by their certificates. tls_mode: `prefer` serves
-    connections without TLS too, `require` (or None) does not; key_file_or_certificate: members prove themselves by
-    either; both are for the time in which a set changes from one to the other. insecure_members: other machines may
-    reach it without either. auth: clients must log in. insecure_clients: other machines may reach it without that.
-    audit_log: who did what is written there. allowed_hosts: names by which HTTP requests may call this member, beside
-    its own. expect_members: the hosts of the set that the members make by themselves when all answer.
-    oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
-    oplog_lagging_mb: up to which size entries are kept that another member still needs; default twice the size.
-    archive: a folder or an address, the same on all members, to which the oplog is archived before it is trimmed.
-    archive_secs: how old an entry becomes before it is there, where few are written.
-    snapshot_history_secs: how long reads at an old point stay possible.
-    min_free_mb: writes are refused while the disk has less (before anything is damaged).
-    scrub_mb_per_sec: how fast a secondary compares its documents with the primary's in the background; 0: not at all.
-    max_connections: of clients and members on the wire port.
-    log_format: `json` writes each line of the log as a JSON document. log_file: instead of standard error.
-    role_hook: what is called on gaining and losing PRIMARY, a program or an http:// address. role_hook_secs: limit of a
-    call, and how long a primary without a majority keeps the role (docs/hooks.md).
-    rollback_layout: `mongodb` writes a rollback's documents in MongoDB's folders too (map Ro5).
+    metavar: str
+    help: str
+    above_0: bool = False
+    least_0: bool = False
+
+
+def _about(metavar: str, text: str, *, above_0: bool = False, least_0: bool = False) -> dict[str, About]:
+    return {"about": About(metavar, text, above_0, least_0)}
+
+
+def about(option: Field[Any]) -> About:
+    """What is said of a field of MemberOptions."""
+    found: About = option.metadata["about"]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """Holds the options of one member; `flag_of` returns the name of each on the command line.
+
+    A default that hangs on another option is None here: `advertise` is the bind address, `http_port` 1000 above `port`,
+    `oplog_lagging_mb` twice the size.
     """
 
-    repl_set: str
-    dbpath: Path
-    port: int = 27017
-    http_port: int | None = None
-    bind_ip: str = "127.0.0.1"
-    advertise: str | None = None
-    key_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
-    tls_mode: str | None = None
-    key_file_or_certificate: bool = False
-    insecure_members: bool = False
-    insecure_clients: bool = False
-    auth: bool = False
-    audit_log: Path | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    expect_members: tuple[str, ...] = ()
-    oplog_size_mb: float = 990.0
-    oplog_min_retention_hours: float = 0.0
-    oplog_lagging_mb: float | None = None
-    archive: str | None = None
-    archive_secs: float = 300.0
-    snapshot_history_secs: int = 300
-    min_free_mb: int = 500
-    scrub_mb_per_sec: float = 1.0
-    max_connections: int = 4096
-    rollback_layout: str = PLAIN_LAYOUT
-    role_hook: str | None = None
-    role_hook_secs: float = 5.0
-    allow_multiple_arbiters: bool = False
-    enable_test_commands: bool = False
-    log_level: str = "info"
-    log_format: str = TEXT_LOG
-    log_file: Path | None = None
+    repl_set: str = field(metadata=_about("NAME", "name of the replica set (required)"))
+    dbpath: Path = field(metadata=_about("DIR", "folder of this member's files; made when missing (required)"))
+    port: int = field(default=27017, metadata=_about("PORT", "wire port: drivers, mongosh, the other members (27017)"))
+    http_port: int | None = field(default=None, metadata=_about("PORT", "HTTP port (the wire port + 1000)"))
+    bind_ip: str = field(default="127.0.0.1", metadata=_about("ADDRESS", "address to listen on (127.0.0.1)"))
+    advertise: str | None = field(
+        default=None,
+        metadata=_about("HOST", "host name under which the other members reach this one (the bind address)"),
+    )
+    key_file: Path | None = field(
+        default=None,
+        metadata=_about(
+            "FILE", "file with the key by which the members prove to each other who they are (none: loopback only)"
+        ),
+    )
+    tls_cert: Path | None = field(
+        default=None,
+        metadata=_about(
+            "FILE", "this member's certificate, PEM: both ports speak TLS; without --key-file it proves the member"
+        ),
+    )
+    tls_key: Path | None = field(default=None, metadata=_about("FILE", "the certificate's key, PEM"))
+    tls_ca: Path | None = field(
+        default=None, metadata=_about("FILE", "the CAs that sign the members' certificates, PEM")
+    )
+    tls_mode: str | None = field(
+        default=None,
+        metadata=_about("MODE", "prefer: while a set introduces TLS, serve connections without it too (require)"),
+    )
+    key_file_or_certificate: bool = field(
+        default=False,
+        metadata=_about("", "while a set changes from one to the other, members prove themselves by either"),
+    )
+    insecure_members: bool = field(
+        default=False,
+        metadata=_about(
+            "", "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member"
+        ),
+    )
+    insecure_clients: bool = field(
+        default=False, metadata=_about("", "listen beyond loopback without --auth: anybody there can do everything")
+    )
+    auth: bool = field(
+        default=False, metadata=_about("", "clients must log in as a user of the set; needs --key-file or --tls-cert")
+    )
+    audit_log: Path | None = field(
+        default=None,
+        metadata=_about(
+            "FILE", "file to which administrative commands and failed logins are appended, one JSON line each"
+        ),
+    )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "HOSTS", "names, with commas, by which HTTP requests may call this member beside its own and loopback's"
+        ),
+    )
+    expect_members: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "HOSTS", "all members, HOST:PORT with commas: when all of them answer, they make the set by themselves"
+        ),
+    )
+    oplog_size_mb: float = field(
+        default=990.0, metadata=_about("MB", "size at which the oplog's head is trimmed (990)", above_0=True)
+    )
+    oplog_min_retention_hours: float = field(
+        default=0.0, metadata=_about("HOURS", "keep at least so much of it (0: by size alone)", least_0=True)
+    )
+    oplog_lagging_mb: float | None = field(
+        default=None,
+        metadata=_about(
+            "MB", "size up to which it keeps what another member still needs (twice its size)", least_0=True
+        ),
+    )
+    archive: str | None = field(
+        default=None,
+        metadata=_about(
+            "URL",
+            "folder or address (s3://...), the same on all members, to which the oplog is archived before trimming",
+        ),
+    )
+    archive_secs: float = field(
+        default=300.0,
+        metadata=_about(
+            "SECONDS", "how old an entry becomes before it is archived, where few are written (300)", above_0=True
+        ),
+    )
+    snapshot_history_secs: int = field(
+        default=300, metadata=_about("SECONDS", "how long reads at an old point stay possible (300)", least_0=True)
+    )
+    min_free_mb: int = field(
+        default=500, metadata=_about("MB", "refuse writes while the disk has less than this free (500)", least_0=True)
+    )
+    scrub_mb_per_sec: float = field(
+        default=1.0,
+        metadata=_about(
+            "MB", "how fast a secondary compares its documents with the primary's; 0: not at all (1)", least_0=True
+        ),
+    )
+    max_connections: int = field(
+        default=4096, metadata=_about("N", "connections on the wire port (4096)", above_0=True)
+    )
+    rollback_layout: str = field(
+        default=PLAIN_LAYOUT,
+        metadata=_about(
+            "LAYOUT", "mongodb: write a rollback's documents in MongoDB's folders too, for its tools (plain)"
+        ),
+    )
+    role_hook: str | None = field(
+        default=None,
+        metadata=_about(
+            "PROGRAM", "program or http:// address that is called when this member gains or loses the primary's role"
+        ),
+    )
+    role_hook_secs: float = field(
+        default=5.0,
+        metadata=_about("SECONDS", "limit of one call; also how long a primary without a majority keeps the role (5)"),
+    )
+    allow_multiple_arbiters: bool = field(default=False, metadata=_about("", "let a set have more than one arbiter"))
+    enable_test_commands: bool = field(
+        default=False, metadata=_about("", "open replSetTestCut and fail points; for tests and demos only")
+    )
+    log_level: str = field(default="info", metadata=_about("LEVEL", "debug, info, warning or error (info)"))
+    log_format: str = field(
+        default=TEXT_LOG, metadata=_about("FORMAT", "text, or json: one JSON document for each line of the log (text)")
+    )
+    log_file: Path | None = field(
+        default=None,
+        metadata=_about(
+            "FILE", "write the log there instead of to standard error; SIGUSR1 opens it again, after a rename"
+        ),
+    )
 
     @property
     def host(self) -> HostPort:
@@ -277,22 +378,12 @@ def _check(options: MemberOptions) -> None:
             raise BadOptionError(f"--allowed-hosts: {host!r} is not a host name (without port)")
     if not re.fullmatch(r"[^\s/,\x00]{1,128}", options.repl_set):
         raise BadOptionError(f"--replSet: {options.repl_set!r} is not a set name")
-    for flag, size in (
-        ("oplog-size-mb", options.oplog_size_mb),
-        ("archive-secs", options.archive_secs),
-        ("max-connections", options.max_connections),
-    ):
-        if size <= 0:
-            raise BadOptionError(f"--{flag}: {size:g} is not above 0")
-    for flag, value in (
-        ("oplog-min-retention-hours", options.oplog_min_retention_hours),
-        ("oplog-lagging-mb", options.oplog_lagging_mb or 0),
-        ("snapshot-history-secs", options.snapshot_history_secs),
-        ("min-free-mb", options.min_free_mb),
-        ("scrub-mb-per-sec", options.scrub_mb_per_sec),
-    ):
-        if value < 0:
-            raise BadOptionError(f"--{flag}: {value:g} is below 0")
+    for option in fields(MemberOptions):
+        number, said = getattr(options, option.name), about(option)
+        if said.above_0 and number <= 0:
+            raise BadOptionError(f"--{flag_of(option.name)}: {number:g} is not above 0")
+        if said.least_0 and number is not None and number < 0:
+            raise BadOptionError(f"--{flag_of(option.name)}: {number:g} is below 0")
     if options.archive is not None and not options.archive.strip():
         raise BadOptionError("--archive: '' is neither a folder nor an address")
     _check_role_hook(options)

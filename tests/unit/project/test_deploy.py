@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from replset.cli.start import HELP, METAVARS
 from replset.config import parse_host
-from replset.member.options import FLAGS, MemberOptions, flag_of, resolve_options, variable_of
+from replset.member.options import FLAGS, MemberOptions, about, flag_of, resolve_options, variable_of
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CONFIG = DEPLOY / "replset.yaml"
@@ -36,7 +35,7 @@ def rendered() -> str:
     """The configuration file: what must be given is given, everything else is a comment."""
     parts = [HEAD]
     for field in fields(MemberOptions):
-        text = textwrap.fill(f"{HELP[field.name]} [{variable_of(field.name)}]", 110, break_on_hyphens=False)
+        text = textwrap.fill(f"{about(field).help} [{variable_of(field.name)}]", 110, break_on_hyphens=False)
         parts.append("\n" + textwrap.indent(text, "# ") + "\n")
         parts.append(f"{'' if field.name in GIVEN else '#'}{flag_of(field.name)}: {example(field.name)}\n")
     return "".join(parts)
@@ -44,9 +43,10 @@ def rendered() -> str:
 
 def example(name: str) -> str:
     """What stands behind the option: its default, or what kind of thing it takes."""
-    default = GIVEN.get(name, next(field.default for field in fields(MemberOptions) if field.name == name))
+    option = next(field for field in fields(MemberOptions) if field.name == name)
+    default, metavar = GIVEN.get(name, option.default), about(option).metavar
     if default is None or default == ():
-        return f"[{METAVARS[name]}]" if default == () else METAVARS[name]
+        return f"[{metavar}]" if default == () else metavar
     if isinstance(default, float):
         return f"{default:g}"
     return str(default).lower() if isinstance(default, bool) else str(default)
