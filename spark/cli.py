@@ -158,9 +158,9 @@ def diff(
 
         found = local_diff(run.oplogs, on_part=run.on_part, **how)
     else:
-        from spark.reports.diff.spark_engine import diff as spark_diff
+        from spark.reports.diff.spark_engine import diff_or_tables
 
-        found = spark_diff(run.session, run.oplogs, **how)
+        found = diff_or_tables(run.session, run.oplogs, **how)
     tables, documents = tables_of(found), None
     if with_documents:
         session = None if run.engine is Engine.LOCAL else run.session

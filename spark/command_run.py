@@ -37,7 +37,8 @@ JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 """Compiles once and quickly: half the CPU of a job of some seconds, and no loss before Java's part of a job is long."""
 QUICK_ROWS = 1_000_000
-
+QUICK_DIFF_ROWS = 25_000_000
+"""Of so many entries `diff` compares the digests in this process. Java starts Python's workers, and little else."""
 
 LOCAL_ROWS = {"diff": 20_000_000, "summary": 2_000_000, "verify": 1_000_000}
 """Up to so many entries of all members together `--engine auto` takes the local engine (docs/spark-at-scale.md)."""
@@ -122,8 +123,11 @@ class CommandRun:
     @property
     def needs_spark(self) -> bool:
         """Whether the user named a cluster, or wants the page of a diff, whose lag only Spark computes."""
-        wants_page = self.html is not None or self.form is Format.HTML
-        return self.master is not None or is_submitted() or (wants_page and self.command == "diff")
+        return self.master is not None or is_submitted() or (self.wants_page and self.command == "diff")
+
+    @property
+    def wants_page(self) -> bool:
+        return self.html is not None or self.form is Format.HTML
 
     @property
     def rows(self) -> int:
@@ -171,8 +175,9 @@ class CommandRun:
 
     @property
     def is_short(self) -> bool:
-        """Whether the job will be over in seconds; a tail never is."""
-        return self.command != "tail" and self.rows <= QUICK_ROWS
+        """Whether Java's part of the job will be over in seconds; a tail's never is."""
+        only_diff = self.command == "diff" and not self.wants_page
+        return self.command != "tail" and self.rows <= (QUICK_DIFF_ROWS if only_diff else QUICK_ROWS)
 
     def show(
         self,
@@ -217,6 +222,8 @@ class CommandRun:
             return
         for name, rows in tables.items():
             target = self.parquet / name
+            if self._session is not None and not hasattr(rows, "write"):
+                rows = self._session.createDataFrame(rows)
             if hasattr(rows, "write"):
                 rows.write.parquet(str(target))
             else:

@@ -78,6 +78,35 @@ def map_numbers(
     return spark.range(0, count, 1, max(1, count)).mapInArrow(run, schema)
 
 
+def collect_spans(
+    spark: SparkSession,
+    oplogs: Sequence[Oplog],
+    columns: Sequence[str],
+    work: Work,
+    *,
+    span: Span = EVERYTHING,
+    only: EntryFilter = ALL,
+    rows_per_task: int = ROWS_PER_TASK,
+) -> Iterator[pa.RecordBatch]:
+    """What `work` gives of every part, as `run_spans` gives it, made by Spark's workers. It must fit into this process.
+
+    The batches come as bytes of an RDD: to load Spark SQL and to plan a query takes longer than to read an oplog.
+    """
+    tasks = plan(oplogs, span, rows_per_task)
+    read = span_reader(tasks, columns, work, only)
+
+    def run(number: int) -> Iterator[bytes]:
+        freeze_modules()
+        for batch in read(number):
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as stream:
+                stream.write_batch(batch)
+            yield sink.getvalue().to_pybytes()
+
+    for found in spark.sparkContext.parallelize(range(len(tasks)), max(1, len(tasks))).flatMap(run).collect():
+        yield from pa.ipc.open_stream(found)
+
+
 def span_reader(
     tasks: Sequence[Task], columns: Sequence[str], work: Work, only: EntryFilter = ALL
 ) -> Callable[[int], Iterator[pa.RecordBatch]]:

@@ -11,11 +11,12 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.oplog import EntryFilter, Span
+from spark.reports.diff import spark_engine
 from spark.reports.diff.classify import Diff
 from spark.reports.diff.digests import BucketGrid
 from spark.reports.diff.documents import document_diff
 from spark.reports.diff.local_engine import LocalDiff, local_diff
-from spark.reports.diff.spark_engine import diff
+from spark.reports.diff.spark_engine import diff, diff_or_tables
 from tests.spark import planted
 from tests.spark.diff_rows import TABLES, all_rows, rows
 from tests.spark.kit import ListOplog
@@ -23,6 +24,7 @@ from tests.spark.planted import Change, Plan, Tail, dense, in_files, plant
 from tests.spark.stores import change_document, change_entry, entries_of, optime_of, write_member
 from tests.spark.trimming import LaterTrimmed
 
+IN_ONE_TASK, IN_TASKS = spark_engine.DIGESTS_PER_TASK, 1
 BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -36,19 +38,38 @@ def forgotten(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("plan", "how"),
+    ("plan", "how", "digests", "by_spark"),
     [
-        pytest.param(dense(0.0, 1), {}, id="nothing"),
-        pytest.param(dense(0.05, 2, tail=Tail.LOSING), {"rows_per_task": 150, "grid": BucketGrid(16, 2)}, id="some"),
-        pytest.param(dense(1.0, 3, entries=90, trimmed=(0, 20, 3)), {"rows_per_task": 40}, id="everything"),
+        pytest.param(dense(0.0, 1), {}, IN_ONE_TASK, False, id="nothing"),
+        pytest.param(dense(0.0, 1), {}, IN_TASKS, True, id="nothing, by Spark alone"),
+        pytest.param(dense(0.05, 2, tail=Tail.LOSING), {"grid": BucketGrid(16, 2)}, IN_ONE_TASK, False, id="some"),
+        pytest.param(
+            dense(0.05, 2, tail=Tail.LOSING),
+            {"rows_per_task": 150, "grid": BucketGrid(16, 2)},
+            IN_TASKS,
+            True,
+            id="some, by Spark alone",
+        ),
+        pytest.param(
+            dense(1.0, 3, entries=90, trimmed=(0, 20, 3)), {"rows_per_task": 40}, IN_ONE_TASK, True, id="everything"
+        ),
     ],
 )
 def test_what_was_planted_in_files_is_found(
-    spark: SparkSession, plan: Plan, how: dict[str, Any], tmp_path: Path
+    spark: SparkSession,
+    plan: Plan,
+    how: dict[str, Any],
+    digests: int,
+    by_spark: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Digests and entries of one task are compared in this process, more of them by Spark."""
+    monkeypatch.setattr(spark_engine, "DIGESTS_PER_TASK", digests)
     made = plant(plan)
     oplogs = in_files(tmp_path, made.members)
-    found = diff(spark, oplogs, **how)
+    found = diff_or_tables(spark, oplogs, **how)
+    assert isinstance(found.entries, DataFrame) is by_spark
     expected = local_diff(oplogs, **how)
     _check(found, expected)
     assert expected.entries.to_pylist() == made.expected
@@ -93,7 +114,11 @@ def test_a_span_and_some_namespaces(spark: SparkSession) -> None:
     _check(found, local_diff(made.oplogs(), span=span, only=only))
 
 
-def test_a_head_that_moves_away_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("digests", [IN_ONE_TASK, IN_TASKS])
+def test_a_head_that_moves_away_meanwhile(
+    spark: SparkSession, digests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_engine, "DIGESTS_PER_TASK", digests)
     made = plant(dense(0.5, 7, entries=100))
     gone = {name: [row for row in rows if name != "m0" or row.ts > rows[40].ts] for name, rows in made.members.items()}
     expected = local_diff(in_files(tmp_path / "gone", gone))
@@ -104,7 +129,7 @@ def test_a_head_that_moves_away_meanwhile(spark: SparkSession, tmp_path: Path) -
     assert found.trimmed == rows(found.members)[0]["trimmed"] > 30
 
 
-def _check(found: Diff[DataFrame], expected: LocalDiff) -> None:
+def _check(found: Diff[Any], expected: LocalDiff) -> None:
     assert all_rows(found) == all_rows(expected)
     for name in TABLES:
-        assert getattr(found, name).columns == getattr(expected, name).column_names
+        assert getattr(found, name).schema.names == getattr(expected, name).schema.names

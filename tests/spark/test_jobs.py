@@ -13,8 +13,8 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from spark.columns import COLUMNS
-from spark.jobs import map_spans, oplog_error, plan, scan, span_reader, table_of, with_member
-from spark.oplog import EVERYTHING, EntryFilter, Span
+from spark.jobs import collect_spans, map_spans, oplog_error, plan, run_spans, scan, span_reader, table_of, with_member
+from spark.oplog import EVERYTHING, EntryFilter, OplogError, Span
 from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import insert, write_oplog
 
@@ -72,6 +72,15 @@ def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, oplo
     assert len(found) == len(plan(oplogs, EVERYTHING, 500)) > 4
 
 
+def test_collected_spans_are_those_of_threads_in_the_same_order(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
+    ts = insert(500, per_second=100)[0]
+    how = {"span": Span(ts, EVERYTHING.end_ts), "only": EntryFilter(ns=("shop.odd",)), "rows_per_task": 400}
+    found = list(collect_spans(spark, oplogs, ("ts", "key"), with_member, **how))
+    assert found == list(run_spans(oplogs, ("ts", "key"), with_member, **how))
+    assert sum(batch.num_rows for batch in found) == 1250 + 500
+    assert list(collect_spans(spark, oplogs[2:], ("ts",), with_member)) == []
+
+
 def test_a_worker_looks_for_garbage_among_what_its_tasks_made_alone(
     spark: SparkSession, oplogs: list[SqliteOplog]
 ) -> None:
@@ -109,3 +118,13 @@ def test_a_members_error_comes_home(spark: SparkSession, oplogs: list[SqliteOplo
     error = oplog_error(caught.value)
     assert error.name == "lost"
     assert "does not exist" in error.reason
+
+
+def test_a_members_error_comes_home_from_collected_spans(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
+    def fail(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        raise OplogError(member, "is lost")
+
+    with pytest.raises(Exception, match="is lost") as caught:
+        list(collect_spans(spark, oplogs[:1], ("ts",), fail))
+    error = oplog_error(caught.value)
+    assert (error.name, error.reason) == ("a", "is lost")

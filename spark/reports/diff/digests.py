@@ -163,6 +163,10 @@ class ComparedMembers:
     def names(self) -> tuple[str, ...]:
         return tuple(oplog.name for oplog in self.pinned)
 
+    @property
+    def rows(self) -> int:
+        return sum(one.rows for one in self.bounds)
+
     def heads(self, since: Sequence[int]) -> tuple[int, ...]:
         """The ts from which on each member still has its entries, where they began at `since` before."""
         return tuple(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -16,6 +17,8 @@ from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff import classify, digests
 
 LocalDiff: TypeAlias = classify.Diff[pa.Table]
+RunSpans: TypeAlias = Callable[..., Iterator[pa.RecordBatch]]
+"""`jobs.run_spans`, or `jobs.collect_spans` in a session."""
 _CLASSIFY_ROWS = 100_000
 
 
@@ -37,36 +40,57 @@ def local_diff(
     """
     members = digests.ComparedMembers.of(oplogs, by_bytes=by_bytes)
     grid = grid or digests.BucketGrid.over(members.bounds)
+    run = partial(run_spans, on_part=on_part)
+    facts, differing, compared = compare(members, grid, span, rows_per_task, run)
+    return classified(members, grid, facts, differing, compared, span, only, rows_per_task)
+
+
+def compare(
+    members: digests.ComparedMembers, grid: digests.BucketGrid, span: Span, rows_per_task: int, run: RunSpans
+) -> tuple[classify.Facts, digests.Merged, digests.Compared]:
+    """Compare digests, which `run` makes of the members' entries. Returns those of the buckets that differ."""
     facts = classify.Facts.of(members.names, members.bounds, span.first_ts)
     work = digests.digests_in(grid, {name: at for at, name in enumerate(facts.names)})
-    parts = run_spans(
-        members.pinned, digests.READ_FOR_DIGESTS, work, span=span, rows_per_task=rows_per_task, on_part=on_part
-    )
+    parts = run(members.pinned, digests.READ_FOR_DIGESTS, work, span=span, rows_per_task=rows_per_task)
     merged = digests.merged(pa.Table.from_batches(parts, schema=digests.SCHEMA))
     facts = replace(facts, heads=members.heads(facts.heads))
     found = digests.compared(grid, merged, facts.heads)
-    rows = _rows_of(members, grid, digests.Merged(*(column[found.differing] for column in merged)), span, rows_per_task)
+    return facts, digests.Merged(*(column[found.differing] for column in merged)), found
+
+
+def classified(
+    members: digests.ComparedMembers,
+    grid: digests.BucketGrid,
+    facts: classify.Facts,
+    differing: digests.Merged,
+    compared: digests.Compared,
+    span: Span,
+    only: EntryFilter,
+    rows_per_task: int,
+) -> LocalDiff:
+    """Read the entries of the buckets that differ, and say what they mean."""
+    rows = _rows_of(members, grid, differing, span, rows_per_task)
     facts = replace(facts, heads=members.heads(facts.heads))
     tables = list(digests.whole_groups(rows.to_batches(max_chunksize=_CLASSIFY_ROWS), "ts", "term"))
     facts = replace(
-        facts, common=classify.newest_of([found.common, *(classify.newest_common(facts, table) for table in tables)])
+        facts, common=classify.newest_of([compared.common, *(classify.newest_common(facts, table) for table in tables)])
     )
     tally = classify.added(classify.tallies(facts, table) for table in tables)
-    pairs = classify.pair_rows(facts, tally, classify.chains_at(members.pinned, facts), found.rows.tolist())
-    differing = pa.concat_tables(
+    pairs = classify.pair_rows(facts, tally, classify.chains_at(members.pinned, facts), compared.rows.tolist())
+    entries = pa.concat_tables(
         [classify.ENTRIES.empty_table(), *(classify.entries(facts, table, only) for table in tables)]
     )
     return classify.Diff(
         pa.Table.from_pylist(
-            classify.member_rows(facts, members.bounds, found.rows.tolist(), found.left_out.tolist()),
+            classify.member_rows(facts, members.bounds, compared.rows.tolist(), compared.left_out.tolist()),
             schema=classify.MEMBERS,
         ),
         pa.Table.from_pylist(pairs, schema=classify.PAIRS),
-        differing,
-        classify.count_by_namespace(differing),
-        classify.count_by_document(differing),
+        entries,
+        classify.count_by_namespace(entries),
+        classify.count_by_document(entries),
         tuple(classify.Verdict(pair["verdict"]) for pair in pairs),
-        int(found.left_out.sum()),
+        int(compared.left_out.sum()),
         only != ALL,
     )
 

@@ -1,28 +1,32 @@
 """`diff` by Spark: digests of buckets first, then the entries of the buckets that differ.
 
-Digests are made in the workers behind the readers and are all that is shuffled of what is alike. The driver gets a few
-numbers a pair of members from each partition. What the entries mean is `classify`'s.
+Digests are made in the workers behind the readers and are all that leaves them of what is alike. If one task would hold
+all digests, the driver compares them, and reads the entries that differ if these are few as well. Else Spark shuffles
+both, and the driver gets a few numbers a pair of members from each partition. What the entries mean is `classify`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from replset.ids import OpTime
 from spark.columns import ddl_of, repeated
-from spark.jobs import ROWS_PER_TASK, map_spans, table_of
+from spark.jobs import ROWS_PER_TASK, collect_spans, map_spans, table_of
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
-from spark.reports.diff import classify, digests
+from spark.reports.diff import classify, digests, local_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_DIGESTS_PER_TASK = 100_000
+    from spark.reports.diff.local_engine import LocalDiff
+
+DIGESTS_PER_TASK = 100_000
 _ROWS_OF_NUMBERS = 4
 """So many times as many entries to a task that reads but numbers: each task costs as much as 100,000 of them."""
 _NUMBERS = tuple(f"n{number}" for number in range(len(classify.Tally._fields)))
@@ -50,22 +54,59 @@ def diff(
 ) -> classify.Diff[DataFrame]:
     """Where the members differ. OplogError: one could not be read; in a worker, `jobs.oplog_error` finds it again.
 
-    Digests are compared and the entries of the buckets that differ are read here, once, and kept by Spark; `entries`
-    and what is counted of them is worked out when it is asked for. Parameters as in `local_diff.local_diff`.
+    Digests are compared and the entries of the buckets that differ are read here, once. Where many differ Spark keeps
+    them; `entries` and what is counted of them is worked out when it is asked for. Parameters as in `local_diff`.
+    """
+    found: classify.Diff[Any] = diff_or_tables(
+        session, oplogs, span=span, only=only, rows_per_task=rows_per_task, grid=grid, by_bytes=by_bytes
+    )
+    if not isinstance(found.entries, pa.Table):
+        return found
+    names = ("members", "pairs", "entries", "by_namespace", "by_document")
+    tables: dict[str, Any] = {name: session.createDataFrame(getattr(found, name)) for name in names}
+    return replace(found, **tables)
+
+
+def diff_or_tables(
+    session: SparkSession,
+    oplogs: Sequence[Oplog],
+    *,
+    span: Span = EVERYTHING,
+    only: EntryFilter = ALL,
+    rows_per_task: int = ROWS_PER_TASK,
+    grid: digests.BucketGrid | None = None,
+    by_bytes: bool = False,
+) -> classify.Diff[DataFrame] | LocalDiff:
+    """Give what `diff` gives, as Arrow tables where few entries differ.
+
+    Digests that one task would compare are compared here, and so are the entries that differ: such a task would have
+    no other beside it, and a query of Spark SQL takes seconds to plan and compile in a JVM that has just started.
     """
     members = digests.ComparedMembers.of(oplogs, by_bytes=by_bytes)
     grid = grid or digests.BucketGrid.over(members.bounds)
-    facts = classify.Facts.of(members.names, members.bounds, span.first_ts)
-    buckets = _digests(session, members, grid, span, rows_per_task).persist()
-    findings, collected = _kept(_compared(buckets, grid, facts))
-    moved = replace(facts, heads=members.heads(facts.heads))
-    if moved != facts:
-        facts = moved
-        findings.unpersist()
+    rows_of_numbers = _rows_of_numbers(session, members, rows_per_task)
+    if members.rows // digests.ENTRIES_PER_SLOT < DIGESTS_PER_TASK:
+        run = partial(collect_spans, session)
+        facts, wanted, compared = local_engine.compare(members, grid, span, rows_of_numbers, run)
+        if wanted.rows.sum() < rows_per_task:
+            return local_engine.classified(members, grid, facts, wanted, compared, span, only, rows_per_task)
+        batch = _batch("differs", wanted.at, wanted.at, wanted.bucket, wanted.rows)
+        findings = session.createDataFrame(pa.Table.from_batches([batch]))
+        facts, differing = replace(facts, common=compared.common), int(wanted.rows.sum())
+        counted, left_out = compared.rows.tolist(), compared.left_out.tolist()
+    else:
+        facts = classify.Facts.of(members.names, members.bounds, span.first_ts)
+        buckets = _digests(session, members, grid, span, rows_of_numbers).persist()
         findings, collected = _kept(_compared(buckets, grid, facts))
-    counted, left_out = (_by_member(collected, number, len(facts.names)) for number in (0, 1))
-    differing = sum(_by_member(collected, 2, len(facts.names)))
-    facts = replace(facts, common=_common(collected))
+        moved = replace(facts, heads=members.heads(facts.heads))
+        if moved != facts:
+            facts = moved
+            findings.unpersist()
+            findings, collected = _kept(_compared(buckets, grid, facts))
+        buckets.unpersist()
+        counted, left_out = (_by_member(collected, number, len(facts.names)) for number in (0, 1))
+        differing = sum(_by_member(collected, 2, len(facts.names)))
+        facts = replace(facts, common=_common(collected))
     tally: dict[classify.Pair, classify.Tally] = {}
     if differing:
         rows = _rows(session, findings, members, grid, span, rows_per_task, differing).persist()
@@ -82,7 +123,6 @@ def diff(
     else:
         found = table_of(session, [], ddl_of(classify.ENTRIES))
     findings.unpersist()
-    buckets.unpersist()
     pairs = classify.pair_rows(facts, tally, classify.chains_at(members.pinned, facts), counted)
     of_members = classify.member_rows(facts, members.bounds, counted, left_out)
     return classify.Diff(
@@ -100,14 +140,17 @@ def diff(
 # --- digests ---------------------------------------------------------------------------------------------------
 
 
+def _rows_of_numbers(session: SparkSession, members: digests.ComparedMembers, rows_per_task: int) -> int:
+    """How many entries are a task that reads but numbers: enough tasks for every core, and not many small ones."""
+    for_each_core = members.rows // (2 * session.sparkContext.defaultParallelism)
+    return max(rows_per_task, min(_ROWS_OF_NUMBERS * rows_per_task, for_each_core))
+
+
 def _digests(
     session: SparkSession, members: digests.ComparedMembers, grid: digests.BucketGrid, span: Span, rows_per_task: int
 ) -> DataFrame:
     """Every digest, those of a bucket side by side."""
     work = digests.digests_in(grid, {name: at for at, name in enumerate(members.names)})
-    total = sum(one.rows for one in members.bounds)
-    for_each_core = total // (2 * session.sparkContext.defaultParallelism)
-    several = max(rows_per_task, min(_ROWS_OF_NUMBERS * rows_per_task, for_each_core))
     parts = map_spans(
         session,
         members.pinned,
@@ -115,9 +158,9 @@ def _digests(
         work,
         ddl_of(digests.SCHEMA),
         span=span,
-        rows_per_task=several,
+        rows_per_task=rows_per_task,
     )
-    tasks = 1 + total // digests.ENTRIES_PER_SLOT // _DIGESTS_PER_TASK
+    tasks = 1 + members.rows // digests.ENTRIES_PER_SLOT // DIGESTS_PER_TASK
     return parts.repartition(tasks, "bucket").sortWithinPartitions("bucket", "at")
 
 

@@ -9,8 +9,10 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
@@ -20,6 +22,7 @@ from spark import command_run as run_module
 from spark.cli import app, main
 from spark.command_run import (
     JAVA_OPTIONS,
+    QUICK_DIFF_ROWS,
     QUICK_JAVA,
     QUICK_ROWS,
     CommandRun,
@@ -254,7 +257,11 @@ def test_a_terminal_that_cannot_show_a_letter_stops_nothing(tmp_path: Path) -> N
     ("command", "rows", "given", "seen"),
     [
         ("diff", 400, None, QUICK_JAVA),
-        ("diff", QUICK_ROWS + 1, None, None),
+        ("diff", QUICK_DIFF_ROWS, None, QUICK_JAVA),
+        ("diff", QUICK_DIFF_ROWS + 1, None, None),
+        ("diff --html", QUICK_ROWS + 1, None, None),
+        ("summary", QUICK_ROWS, None, QUICK_JAVA),
+        ("summary", QUICK_ROWS + 1, None, None),
         ("tail", 400, None, None),
         ("diff", 400, "-Xss2m", "-Xss2m"),
     ],
@@ -273,7 +280,21 @@ def test_a_short_job_gets_a_java_that_starts_quickly(
     monkeypatch.delenv(JAVA_OPTIONS, raising=False)
     if given is not None:
         monkeypatch.setenv(JAVA_OPTIONS, given)
-    run = CommandRun(command, bounds=[Bounds(rows=rows)])
+    name = command.removesuffix(" --html")
+    run = CommandRun(name, html=Path("page") if command != name else None, bounds=[Bounds(rows=rows)])
     assert run.session is session
     assert found == [seen]
     assert os.environ.get(JAVA_OPTIONS) == given
+
+
+def test_with_a_session_spark_writes_the_tables_of_this_process_too(tmp_path: Path) -> None:
+    """So the folder of a `diff` has the same form, whether few entries differ or many."""
+    written: list[tuple[Any, str]] = []
+
+    def frame_of(table: Any) -> Any:
+        return SimpleNamespace(write=SimpleNamespace(parquet=lambda target: written.append((table, target))))
+
+    table = pa.table({"n": [1]})
+    session: Any = SimpleNamespace(createDataFrame=frame_of)
+    CommandRun("diff", parquet=tmp_path, _session=session).write_tables({"pairs": table})
+    assert written == [(table, str(tmp_path / "pairs"))]
