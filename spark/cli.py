@@ -160,7 +160,7 @@ def diff(
     else:
         from spark.reports.diff.spark_engine import diff_or_tables
 
-        found = diff_or_tables(run.session, run.oplogs, **how)
+        found = diff_or_tables(run.context, lambda: run.session, run.oplogs, **how)
     tables, documents = tables_of(found), None
     if with_documents:
         session = None if run.engine is Engine.LOCAL else run.session

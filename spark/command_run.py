@@ -22,6 +22,7 @@ from replset.long_work import scaled
 from replset.text import printable
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from replset.long_work import LongWork
@@ -68,7 +69,7 @@ class JobFailedError(ReplError):
 class CommandRun:
     """One command at work: its members, its session, and where its result goes. `with` ends the session.
 
-    `session` starts Spark when it is first asked for. engine: AUTO until `open` chooses.
+    `context` and `session` start Spark when they are first asked for. engine: AUTO until `open` chooses.
     """
 
     command: str
@@ -79,6 +80,7 @@ class CommandRun:
     parquet: Path | None = None
     oplogs: list[Oplog] = field(default_factory=list)
     bounds: list[Bounds] = field(default_factory=list)
+    _context: SparkContext | None = None
     _session: SparkSession | None = None
     _work: LongWork | None = None
     _tasks: SparkTasks | None = None
@@ -155,23 +157,30 @@ class CommandRun:
     @property
     def session(self) -> SparkSession:
         if self._session is None:
+            _ = self.context
             from spark.session import spark_session
+
+            self._session = spark_session()
+        return self._session
+
+    @property
+    def context(self) -> SparkContext:
+        if self._context is None:
+            from spark.session import SparkTasks, spark_context
 
             self.begin("starting Spark")
             quick = self.is_short and JAVA_OPTIONS not in os.environ
             if quick:
                 os.environ[JAVA_OPTIONS] = QUICK_JAVA
             try:
-                self._session = spark_session(master=self.master)
+                self._context = spark_context(master=self.master)
             finally:
                 if quick:
                     del os.environ[JAVA_OPTIONS]
             self.begin(f"{self.command} of {scaled(self.rows, 'entries')}", unit="tasks")
             if self._work is not None:
-                from spark.session import SparkTasks
-
-                self._tasks = SparkTasks(self._session, self._work)
-        return self._session
+                self._tasks = SparkTasks(self._context, self._work)
+        return self._context
 
     @property
     def is_short(self) -> bool:
@@ -222,8 +231,8 @@ class CommandRun:
             return
         for name, rows in tables.items():
             target = self.parquet / name
-            if self._session is not None and not hasattr(rows, "write"):
-                rows = self._session.createDataFrame(rows)
+            if self._context is not None and not hasattr(rows, "write"):
+                rows = self.session.createDataFrame(rows)
             if hasattr(rows, "write"):
                 rows.write.parquet(str(target))
             else:
@@ -233,8 +242,9 @@ class CommandRun:
                 pq.write_table(rows, target / "part-00000.parquet", compression="zstd")
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.stop()
+        started = self._session or self._context
+        if started is not None:
+            started.stop()
 
 
 def is_submitted() -> bool:

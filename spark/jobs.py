@@ -23,6 +23,7 @@ from spark.columns import MEMBER, SPARK_TYPES, arrow_schema, repeated
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, OplogError, OplogTrimmedError, Span
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS_PER_TASK = 250_000
@@ -79,7 +80,7 @@ def map_numbers(
 
 
 def collect_spans(
-    spark: SparkSession,
+    context: SparkContext,
     oplogs: Sequence[Oplog],
     columns: Sequence[str],
     work: Work,
@@ -103,7 +104,7 @@ def collect_spans(
                 stream.write_batch(batch)
             yield sink.getvalue().to_pybytes()
 
-    for found in spark.sparkContext.parallelize(range(len(tasks)), max(1, len(tasks))).flatMap(run).collect():
+    for found in context.parallelize(range(len(tasks)), max(1, len(tasks))).flatMap(run).collect():
         yield from pa.ipc.open_stream(found)
 
 

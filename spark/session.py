@@ -22,7 +22,7 @@ from spark.java import find_java, home_for_spark
 from spark.shipping import reason_of, ship
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -50,17 +50,27 @@ class SessionError(ReplError):
 def spark_session(
     *, master: str | None = None, app: str = "oplog-spark", conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session of this process; made where there is none, on `master`, else spark-submit's, else `local[*]`.
+    """The session of this process; made where there is none, in the context that `spark_context` gives."""
+    spark_context(master=master, app=app, conf=conf)
+    from pyspark.sql import SparkSession
 
-    `conf` wins over spark-submit's settings and spark-defaults.conf, and those over the defaults here. A
-    session that exists already is taken as it is. One line on stderr names the Java that was started. Raises
+    return SparkSession.builder.getOrCreate()
+
+
+def spark_context(
+    *, master: str | None = None, app: str = "oplog-spark", conf: Mapping[str, str] | None = None
+) -> SparkContext:
+    """Spark without its SQL, which takes as long to load again. What a session made in it will be set to is set.
+
+    The context of this process; made where there is none, on `master`, else spark-submit's, else `local[*]`. `conf`
+    wins over spark-submit's settings and spark-defaults.conf, and those over the defaults here. One that
+    exists already is taken as it is. One line on stderr names the Java that was started. Raises
     JavaMissingError, SessionError.
     """
     from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is not None:
-        return _ready(SparkSession.builder.getOrCreate())
+        return _ready(SparkContext._active_spark_context)
     asked = dict(conf or {})
     if master is not None:
         asked["spark.master"] = master
@@ -70,7 +80,7 @@ def spark_session(
         settings = SparkConf()  # of the JVM: with all that spark-submit and spark-defaults.conf set
         for name, value in asked.items():
             settings.set(name, value)
-        return _session(settings, app)
+        return _context(settings, app)
     except ReplError:
         raise
     except Exception as error:
@@ -103,8 +113,8 @@ def _start_java(asked: Mapping[str, str]) -> None:
         SparkContext._ensure_initialized(conf=launch)
 
 
-def _session(settings: SparkConf, app: str) -> SparkSession:
-    from pyspark.sql import SparkSession
+def _context(settings: SparkConf, app: str) -> SparkContext:
+    from pyspark import SparkContext
 
     if settings.get("spark.app.name") in (None, "pyspark-shell", "__main__.py"):
         settings.setAppName(app)
@@ -115,17 +125,18 @@ def _session(settings: SparkConf, app: str) -> SparkSession:
     submitted = {"spark.log.level": "ERROR"} if GATEWAY in os.environ else {}  # its Java had another LOGGING
     for name, value in (DEFAULTS | submitted | (LOCAL_DEFAULTS if local else {})).items():
         settings.setIfMissing(name, value)
-    session = SparkSession.builder.config(conf=settings).getOrCreate()
+    context = SparkContext.getOrCreate(settings)
     if local and settings.get(SHUFFLE_PARTITIONS) is None:
-        session.conf.set(SHUFFLE_PARTITIONS, max(8, 2 * session.sparkContext.defaultParallelism))
-    return _ready(session)
+        # Java's own settings of the context: sessions begin with them, and how many cores it has is known only now.
+        context._jsc.sc().conf().set(SHUFFLE_PARTITIONS, str(max(8, 2 * context.defaultParallelism)))
+    return _ready(context)
 
 
-def _ready(session: SparkSession) -> SparkSession:
-    """The session, with our modules in its executors."""
-    if not is_local(session.sparkContext.master):
-        ship(session)
-    return session
+def _ready(context: SparkContext) -> SparkContext:
+    """The context, with our modules in its executors."""
+    if not is_local(context.master):
+        ship(context)
+    return context
 
 
 def _check_reachable(master: str) -> None:
@@ -158,8 +169,8 @@ ASK_EVERY_S: Final = 0.5
 class SparkTasks:
     """Asks in a thread of its own, until `close`."""
 
-    def __init__(self, session: SparkSession, work: LongWork) -> None:
-        self._tracker = session.sparkContext.statusTracker()
+    def __init__(self, context: SparkContext, work: LongWork) -> None:
+        self._tracker = context.statusTracker()
         self._work = work
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spark-progress", daemon=True)

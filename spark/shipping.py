@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from replset.errors import ReplError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("replset", "spark")
@@ -32,9 +32,8 @@ class WorkersError(ReplError):
     """The executors cannot run our Python; the text has the host and the reason."""
 
 
-def ship(session: SparkSession) -> None:
+def ship(context: SparkContext) -> None:
     """Give the executors our modules and see that they have the rest, once an application. Raises WorkersError."""
-    context = session.sparkContext
     if context.applicationId in _served:
         return
     if ROOT.is_dir():  # else we came in an archive ourselves: --py-files brought it to the executors as well

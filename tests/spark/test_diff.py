@@ -68,7 +68,7 @@ def test_what_was_planted_in_files_is_found(
     monkeypatch.setattr(spark_engine, "DIGESTS_PER_TASK", digests)
     made = plant(plan)
     oplogs = in_files(tmp_path, made.members)
-    found = diff_or_tables(spark, oplogs, **how)
+    found = diff_or_tables(spark.sparkContext, lambda: spark, oplogs, **how)
     assert isinstance(found.entries, DataFrame) is by_spark
     expected = local_diff(oplogs, **how)
     _check(found, expected)

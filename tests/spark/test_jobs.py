@@ -75,10 +75,10 @@ def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, oplo
 def test_collected_spans_are_those_of_threads_in_the_same_order(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
     ts = insert(500, per_second=100)[0]
     how = {"span": Span(ts, EVERYTHING.end_ts), "only": EntryFilter(ns=("shop.odd",)), "rows_per_task": 400}
-    found = list(collect_spans(spark, oplogs, ("ts", "key"), with_member, **how))
+    found = list(collect_spans(spark.sparkContext, oplogs, ("ts", "key"), with_member, **how))
     assert found == list(run_spans(oplogs, ("ts", "key"), with_member, **how))
     assert sum(batch.num_rows for batch in found) == 1250 + 500
-    assert list(collect_spans(spark, oplogs[2:], ("ts",), with_member)) == []
+    assert list(collect_spans(spark.sparkContext, oplogs[2:], ("ts",), with_member)) == []
 
 
 def test_a_worker_looks_for_garbage_among_what_its_tasks_made_alone(
@@ -125,6 +125,6 @@ def test_a_members_error_comes_home_from_collected_spans(spark: SparkSession, op
         raise OplogError(member, "is lost")
 
     with pytest.raises(Exception, match="is lost") as caught:
-        list(collect_spans(spark, oplogs[:1], ("ts",), fail))
+        list(collect_spans(spark.sparkContext, oplogs[:1], ("ts",), fail))
     error = oplog_error(caught.value)
     assert (error.name, error.reason) == ("a", "is lost")

@@ -22,6 +22,7 @@ from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff import classify, digests, local_engine
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
     from spark.reports.diff.local_engine import LocalDiff
@@ -58,7 +59,14 @@ def diff(
     them; `entries` and what is counted of them is worked out when it is asked for. Parameters as in `local_diff`.
     """
     found: classify.Diff[Any] = diff_or_tables(
-        session, oplogs, span=span, only=only, rows_per_task=rows_per_task, grid=grid, by_bytes=by_bytes
+        session.sparkContext,
+        lambda: session,
+        oplogs,
+        span=span,
+        only=only,
+        rows_per_task=rows_per_task,
+        grid=grid,
+        by_bytes=by_bytes,
     )
     if not isinstance(found.entries, pa.Table):
         return found
@@ -68,7 +76,8 @@ def diff(
 
 
 def diff_or_tables(
-    session: SparkSession,
+    context: SparkContext,
+    session_of: Callable[[], SparkSession],
     oplogs: Sequence[Oplog],
     *,
     span: Span = EVERYTHING,
@@ -80,21 +89,24 @@ def diff_or_tables(
     """Give what `diff` gives, as Arrow tables where few entries differ.
 
     Digests that one task would compare are compared here, and so are the entries that differ: such a task would have
-    no other beside it, and a query of Spark SQL takes seconds to plan and compile in a JVM that has just started.
+    no other beside it, and a query of Spark SQL takes seconds to load, plan and compile in a JVM that has just started.
+    session_of: a session in this context, asked for where SQL is needed.
     """
     members = digests.ComparedMembers.of(oplogs, by_bytes=by_bytes)
     grid = grid or digests.BucketGrid.over(members.bounds)
-    rows_of_numbers = _rows_of_numbers(session, members, rows_per_task)
+    rows_of_numbers = _rows_of_numbers(context, members, rows_per_task)
     if members.rows // digests.ENTRIES_PER_SLOT < DIGESTS_PER_TASK:
-        run = partial(collect_spans, session)
+        run = partial(collect_spans, context)
         facts, wanted, compared = local_engine.compare(members, grid, span, rows_of_numbers, run)
         if wanted.rows.sum() < rows_per_task:
             return local_engine.classified(members, grid, facts, wanted, compared, span, only, rows_per_task)
+        session = session_of()
         batch = _batch("differs", wanted.at, wanted.at, wanted.bucket, wanted.rows)
         findings = session.createDataFrame(pa.Table.from_batches([batch]))
         facts, differing = replace(facts, common=compared.common), int(wanted.rows.sum())
         counted, left_out = compared.rows.tolist(), compared.left_out.tolist()
     else:
+        session = session_of()
         facts = classify.Facts.of(members.names, members.bounds, span.first_ts)
         buckets = _digests(session, members, grid, span, rows_of_numbers).persist()
         findings, collected = _kept(_compared(buckets, grid, facts))
@@ -140,9 +152,9 @@ def diff_or_tables(
 # --- digests ---------------------------------------------------------------------------------------------------
 
 
-def _rows_of_numbers(session: SparkSession, members: digests.ComparedMembers, rows_per_task: int) -> int:
+def _rows_of_numbers(context: SparkContext, members: digests.ComparedMembers, rows_per_task: int) -> int:
     """How many entries are a task that reads but numbers: enough tasks for every core, and not many small ones."""
-    for_each_core = members.rows // (2 * session.sparkContext.defaultParallelism)
+    for_each_core = members.rows // (2 * context.defaultParallelism)
     return max(rows_per_task, min(_ROWS_OF_NUMBERS * rows_per_task, for_each_core))
 
 

@@ -270,19 +270,19 @@ def test_a_short_job_gets_a_java_that_starts_quickly(
     command: str, rows: int, given: str | None, seen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str | None] = []
-    session: Any = object()
+    context: Any = object()
 
     def started(**_options: object) -> Any:
         found.append(os.environ.get(JAVA_OPTIONS))
-        return session
+        return context
 
-    monkeypatch.setattr("spark.session.spark_session", started)
+    monkeypatch.setattr("spark.session.spark_context", started)
     monkeypatch.delenv(JAVA_OPTIONS, raising=False)
     if given is not None:
         monkeypatch.setenv(JAVA_OPTIONS, given)
     name = command.removesuffix(" --html")
     run = CommandRun(name, html=Path("page") if command != name else None, bounds=[Bounds(rows=rows)])
-    assert run.session is session
+    assert run.context is context
     assert found == [seen]
     assert os.environ.get(JAVA_OPTIONS) == given
 
@@ -296,5 +296,5 @@ def test_with_a_session_spark_writes_the_tables_of_this_process_too(tmp_path: Pa
 
     table = pa.table({"n": [1]})
     session: Any = SimpleNamespace(createDataFrame=frame_of)
-    CommandRun("diff", parquet=tmp_path, _session=session).write_tables({"pairs": table})
+    CommandRun("diff", parquet=tmp_path, _context=session, _session=session).write_tables({"pairs": table})
     assert written == [(table, str(tmp_path / "pairs"))]

@@ -32,7 +32,7 @@ def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def started(**_: object) -> None:
         raise SparkWantedError
 
-    monkeypatch.setattr("spark.session.spark_session", started)
+    monkeypatch.setattr("spark.session.spark_context", started)
     monkeypatch.delenv(GATEWAY, raising=False)
     return [str(write_oplog(tmp_path / name, map(insert, range(20)))) for name in ("m1", "m2")]
 
@@ -99,12 +99,11 @@ def test_spark_says_how_many_tasks_are_done() -> None:
         def getStageInfo(self, stage: int) -> Any:
             return None if stage == 6 else SimpleNamespace(numTasks=10, numCompletedTasks=stage)
 
-    context = SimpleNamespace(statusTracker=Tracker)
-    session: Any = SimpleNamespace(sparkContext=context)
+    context: Any = SimpleNamespace(statusTracker=Tracker)
     out = io.StringIO()
     with LongWork("oplog-spark", out=out, line_every_s=0.01) as work:
         work.begin("diff", unit="tasks")
-        tasks = SparkTasks(session, work)
+        tasks = SparkTasks(context, work)
         wait_until(lambda: "oplog-spark: diff: 9 of 20 tasks (45 %)" in out.getvalue(), 60, "the line")
         tasks.close()
 
