@@ -30,6 +30,7 @@ LEVELS = {
     "replset.oplog_entry": 1,
     "replset.oplog_row": 1,
     "replset.optime": 1,
+    "replset.message_fields": 1,
     "replset.core": 2,
     "replset.query": 2,
     "replset.wire": 3,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from replset.bson.encoding import encode
 
@@ -38,24 +38,30 @@ class Layout:
     def __init__(self, fields: Mapping[str, object]) -> None:
         """fields: as of a document; a nested one may have slots too."""
         parts = list(_parts(fields))
-        self._struct = _struct_of(parts)
-        self._constants = tuple(part for part in parts if isinstance(part, bytes))
-        self.size: Final = self._struct.size
+        self.struct: Final = _struct_of(parts)
+        self.template: Final[list[Any]] = [part if isinstance(part, bytes) else 0 for part in parts]
+        """What `struct` packs: constant bytes and values in turn."""
+        self.values: Final = Struct("<" + "".join([f"{len(p)}x" if isinstance(p, bytes) else p.code for p in parts]))
+        """Unpacks the values alone."""
+        self.size: Final = self.struct.size
         """Bytes of the fields."""
+        self.constant: Final = int.from_bytes(self.struct.pack(*self.template), "little")
+        """The fields as a number, with 0 for each value. `mask`: 1 for each bit of them that is no value's."""
+        ones = [b"\xff" * len(part) if isinstance(part, bytes) else 0 for part in parts]
+        self.mask: Final = int.from_bytes(self.struct.pack(*ones), "little")
 
     def pack(self, *values: int) -> bytes:
         """Return the bytes of the fields. ValueError: not one value for each slot. struct.error: one does not fit."""
-        items: list[bytes | int] = [b""] * (2 * len(self._constants) - 1)
-        items[0::2] = self._constants
+        items = self.template[:]
         items[1::2] = values
-        return self._struct.pack(*items)
+        return self.struct.pack(*items)
 
     def unpack(self, data: bytes, at: int) -> tuple[int, ...] | None:
         """Return the values of the fields that begin at `at`. None: other fields are there, or other types."""
         if len(data) - at < self.size:
             return None
-        items = self._struct.unpack_from(data, at)
-        return items[1::2] if items[0::2] == self._constants else None
+        is_there = int.from_bytes(data[at : at + self.size], "little") & self.mask == self.constant
+        return self.values.unpack_from(data, at) if is_there else None
 
 
 def _parts(fields: Mapping[str, object]) -> Iterable[bytes | Slot]:

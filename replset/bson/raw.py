@@ -87,6 +87,13 @@ class RawDocument:
         self.raw: bytes = data
         self._index: dict[bytes, tuple[int, int, int]] | None = None
 
+    @classmethod
+    def of_own(cls, data: bytes) -> RawDocument:
+        """Return the document with these bytes, which this process has just made: they are not checked."""
+        made = cls.__new__(cls)
+        made.raw, made._index = data, None
+        return made
+
     def _build_index(self) -> dict[bytes, tuple[int, int, int]]:
         """Return type byte, start and end of each value, by name."""
         data = self.raw

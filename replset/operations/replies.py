@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from struct import Struct
 
-from replset.bson import Int64, ObjectId, RawDocument, Timestamp
+from replset.bson import Int64, ObjectId, RawDocument, Timestamp, append_fields
 from replset.errors import ReplError, Trait, has_trait
 from replset.ids import OpTime
 from replset.operations import fields
@@ -49,6 +49,11 @@ def encode_times(operation_ts: int) -> bytes:
         return b""
     inc, seconds = operation_ts & _INC_MASK, operation_ts >> 31
     return _times(_CLUSTER, inc, seconds, _SIGNATURE, _OPERATION, inc, seconds)
+
+
+def whole(reply: RawDocument, member: Kernel) -> bytes:
+    """The bytes of a reply that has its ok, with what `finish` adds."""
+    return append_fields(reply, encode_times(member.store.last_applied.ts))
 
 
 def error_reply(error: ReplError, member: Kernel) -> dict[str, object]:

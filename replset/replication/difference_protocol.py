@@ -12,7 +12,7 @@ from typing import Self
 
 from replset.bson import Binary, Int64, RawDocument
 from replset.errors import RemoteProtocolError
-from replset.replication.protocol import check_ok
+from replset.message_fields import check_ok
 from replset.storage.differences import (
     FIRST_PLACE,
     LAST_PLACE,

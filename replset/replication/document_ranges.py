@@ -13,9 +13,9 @@ from typing import Self
 from replset.bson import Binary, Int64, InvalidBSONError, RawDocument
 from replset.errors import ErrorCode, RemoteProtocolError, ReplError, SnapshotCutError, SnapshotTooOldError
 from replset.ids import OpTime
+from replset.message_fields import check_ok, parse_chain
 from replset.optime import optime_document, parse_optime
 from replset.replication.context import MemberContext
-from replset.replication.protocol import check_ok, parse_chain
 from replset.storage.range_digests import EMPTY_RANGE, DocumentRange, KeptDocument, read_digest, read_range
 from replset.storage.snapshot import Snapshot
 

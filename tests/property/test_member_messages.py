@@ -2,16 +2,35 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.bson import ObjectId, RawDocument, encode, with_fields
-from replset.core.messages import MemberProgress, Position, ProgressRequest
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    MemberProgress,
+    Position,
+    ProgressReply,
+    ProgressRequest,
+    VoteReply,
+    VoteRequest,
+)
 from replset.errors import ReplError
-from replset.ids import MemberId, OpTime, pack_ts
-from replset.member.peers.message_documents import _parse_position, parse_progress, progress_document
+from replset.ids import HostPort, MemberId, OpTime, pack_ts
+from replset.member.peers.message_documents import (
+    MAX_COUNT,
+    REPLY_MESSAGES,
+    REQUEST_MESSAGES,
+    _parse_position,
+    parse_progress,
+    progress_document,
+)
+from replset.message_fields import Message
 from replset.operations.replies import encode_times, finish
 from replset.replication.protocol import FetchReply, FetchRequest
 
@@ -55,7 +74,7 @@ def test_a_request_for_entries(request_: FetchRequest, set_id: ObjectId | None) 
     expected = replace(request_, set_id=set_id)
     assert FetchRequest.parse(body) == FetchRequest.parse(reordered(body)) == expected
     for sent in (body, of_set(request_, set_id)):
-        assert FetchRequest._parse_layout(sent.raw) == expected, "what a member sends is read without decoding it"
+        assert FetchRequest.message.scan(sent.raw) == expected, "what a member sends is read without decoding it"
     assert RawDocument(encode(body.decode())) == body
 
 
@@ -63,7 +82,7 @@ def test_a_request_for_entries(request_: FetchRequest, set_id: ObjectId | None) 
 def test_a_page_of_entries(reply: FetchReply, ts: int) -> None:
     body = RawDocument(encode(finish({**reply.document().decode()}, ts)))
     assert FetchReply.parse(reply.document()) == FetchReply.parse(body) == FetchReply.parse(reordered(body)) == reply
-    assert FetchReply._parse_layout(body.raw) == reply, "what a member sends is read without decoding it"
+    assert FetchReply.message.scan(body.raw) == reply, "what a member sends is read without decoding it"
     assert body.raw[-1 - len(encode_times(ts)) : -1] == encode_times(ts)
 
 
@@ -75,13 +94,52 @@ def test_a_position(progress: ProgressRequest) -> None:
     assert RawDocument(encode(document.decode())) == document
 
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+IDS = st.none() | st.integers(0, 255).map(MemberId)
+HEARTBEATS = st.builds(
+    *(HeartbeatRequest, TEXTS, TEXTS.map(HostPort), IDS, TERMS, INT64, INT64, IDS, TEXTS, st.booleans(), SET_IDS),
+    *(st.lists(TEXTS.map(HostPort), max_size=2).map(tuple), st.booleans()),
+)
+BEATS = st.builds(
+    *(HeartbeatReply, TEXTS, TERMS, st.sampled_from(MemberState), IDS, INT64, INT64, st.none(), IDS),
+    *(st.builds(Position, OPTIMES, OPTIMES, INT64, INT64), OPTIMES, st.booleans(), st.none() | INT64),
+    *(st.none() | TEXTS.map(HostPort), TEXTS, INT32, TEXTS, st.booleans(), st.integers(0, MAX_COUNT), TEXTS, TERMS),
+    *(st.booleans(), st.booleans()),
+)
+VOTES = st.builds(
+    *(VoteRequest, TEXTS, TERMS, INT32.map(MemberId), TEXTS, INT64, INT64, OPTIMES, st.booleans(), TEXTS, SET_IDS)
+)
+CORE: dict[str, tuple[st.SearchStrategy[Any], Message[Any]]] = {
+    "heartbeat": (HEARTBEATS, REQUEST_MESSAGES[HeartbeatRequest]),
+    "heartbeat reply": (BEATS, REPLY_MESSAGES[HeartbeatReply]),
+    "vote": (VOTES, REQUEST_MESSAGES[VoteRequest]),
+    "vote reply": (st.builds(VoteReply, TERMS, st.booleans(), TEXTS, IDS, TEXTS), REPLY_MESSAGES[VoteReply]),
+    "position reply": (st.builds(ProgressReply, TERMS, st.booleans(), OPTIMES, INT64), REPLY_MESSAGES[ProgressReply]),
+}
+
+
+@pytest.mark.parametrize("kind", CORE)
+@given(data=st.data())
+def test_a_message_of_the_core(kind: str, data: st.DataObject) -> None:
+    bodies, message = CORE[kind]
+    body = data.draw(bodies)
+    document = message.document(body)
+    sent = with_fields(document, {"$db": "admin"})
+    assert message.parse(document) == message.read(sent) == message.parse(reordered(sent)) == body
+    if not getattr(body, "expected", ()):  # a list of hosts is read field by field
+        assert message.scan(document.raw) == message.scan(sent.raw) == body, "what a member sends is read at once"
+    assert RawDocument(encode(document.decode())) == document
+
+
+READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[RawDocument], object], Callable[[RawDocument], object]]]
 READERS = {
+    **{kind: (bodies.map(message.write), message.parse, message.read) for kind, (bodies, message) in CORE.items()},
     "request": (
         st.builds(of_set, REQUESTS, SET_IDS).map(lambda body: body.raw),
         FetchRequest.parse,
-        FetchRequest._parse_fields,
+        FetchRequest.message.read,
     ),
-    "page": (REPLIES.map(lambda reply: reply.document().raw), FetchReply.parse, FetchReply._parse_fields),
+    "page": (REPLIES.map(lambda reply: reply.document().raw), FetchReply.parse, FetchReply.message.read),
     "position": (PROGRESS.map(lambda progress: progress_document(progress).raw), parse_progress, _parse_position),
 }
 
@@ -102,7 +160,7 @@ def test_a_boolean_that_is_neither_is_read_alike_or_refused(reply: FetchReply) -
     for name in (name for name, value in document.decode().items() if isinstance(value, bool)):
         at = document.raw.rindex(b"\x08" + name.encode() + b"\0") + len(name) + 2
         changed = document.raw[:at] + b"\x02" + document.raw[at + 1 :]
-        assert outcome(FetchReply.parse, changed) == outcome(FetchReply._parse_fields, changed)
+        assert outcome(FetchReply.parse, changed) == outcome(FetchReply.message.read, changed)
 
 
 def outcome(parse: Callable[[RawDocument], object], raw: bytes) -> object:

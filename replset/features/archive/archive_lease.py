@@ -18,6 +18,7 @@ from replset.errors import FailedToParseError
 from replset.features.archive.segments import Position
 from replset.ids import HostPort, Millis, OpTime, invariant
 from replset.member.peers.member_commands import refuse_foreign_member
+from replset.message_fields import parse_chain
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.kernel import Kernel
@@ -25,7 +26,6 @@ from replset.operations.lag import behind_ms
 from replset.operations.request import Reply
 from replset.operations.write_concern import write_and_wait
 from replset.optime import optime_document, parse_optime
-from replset.replication.protocol import parse_chain
 from replset.replication.write_ops import ReplicatedDocument, WriteGroup
 from replset.storage.store import Store
 

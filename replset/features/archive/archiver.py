@@ -31,10 +31,10 @@ from replset.features.archive.files import ArchiveError
 from replset.features.archive.jobs import ArchivePort, WriteJob
 from replset.features.archive.segments import Segment
 from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.message_fields import check_ok
 from replset.oplog_row import OplogRow
 from replset.replication.context import MemberContext
 from replset.replication.ports import MemberClient
-from replset.replication.protocol import check_ok
 from replset.replication.write_ops import WriteGroup
 from replset.storage.sqlite import rows_of
 from replset.storage.store import Store

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from replset.auth.roles import Action
-from replset.bson import Binary, ObjectId
+from replset.bson import Binary, ObjectId, RawDocument
 from replset.core.messages import Refused
 from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError
 from replset.ids import HostPort
@@ -17,6 +17,7 @@ from replset.member.peers.snapshot_server import SnapshotServer
 from replset.operations import fields
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.command import PROVE, AtOnce, Command, CommandContext
+from replset.operations.replies import whole
 from replset.operations.request import Reply
 from replset.operations.waiters import Completion
 
@@ -28,7 +29,11 @@ async def ask_core(ctx: CommandContext) -> Reply:
     answer = await ctx.member.ask_core(parse_request(ctx.body))
     if isinstance(answer, Refused):
         raise ReplError(answer.reason, code=answer.code)
-    return reply_document(answer)
+    return _whole(ctx, reply_document(answer))
+
+
+def _whole(ctx: CommandContext, reply: RawDocument | dict[str, object]) -> Reply:
+    return whole(reply, ctx.member) if isinstance(reply, RawDocument) else reply
 
 
 def refuse_foreign_member(ctx: CommandContext) -> None:
@@ -54,13 +59,13 @@ def begin_fetch(ctx: CommandContext, waiter: Completion) -> bool:
 async def probe_oplog(ctx: CommandContext) -> Reply:
     """Which of the given entries are here, and the hash chain at each."""
     refuse_foreign_member(ctx)
-    return await oplog_probe(ctx.member, ctx.body)
+    return whole(await oplog_probe(ctx.member, ctx.body), ctx.member)
 
 
 async def snapshot(ctx: CommandContext) -> Reply:
     """One step of copying the database: begin, chunk, end."""
     refuse_foreign_member(ctx)
-    return await ctx.member[SnapshotServer].serve(ctx.body, ctx.connection.member)
+    return _whole(ctx, await ctx.member[SnapshotServer].serve(ctx.body, ctx.connection.member))
 
 
 async def get_rbid(ctx: CommandContext) -> Reply:

@@ -1,4 +1,4 @@
-"""Converts core messages to the documents that members send each other, and back (map H2, H3, E4, R8).
+"""Declares the messages of the core as the documents that members send each other (map H2, H3, E4, R8).
 
 The field names are MongoDB's. Fields that MongoDB does not have (incarnation,
 rollbackId, httpAddress, commitPoint, commitTerm, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine,
@@ -8,10 +8,11 @@ fault of the peer: RemoteProtocolError.
 
 from __future__ import annotations
 
-from typing import TypeVar, assert_never
+from typing import Any, Final
 
-from replset.bson import DateTime, Int64, Layout, ObjectId, RawDocument, array_of, document_of, documents_of, encode
-from replset.bson.layout import DATE, INT32, INT64
+from replset import message_fields as kinds
+from replset.bson import DateTime, Layout, ObjectId, RawDocument, array_of, document_of, documents_of, encode
+from replset.bson import layout as slots
 from replset.config import MAX_MEMBER_ID, MAX_MEMBERS, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -30,86 +31,163 @@ from replset.core.messages import (
 )
 from replset.errors import RemoteProtocolError, code_name, cut_message
 from replset.ids import HostPort, MemberId, OpTime
-from replset.optime import OPTIME_LAYOUT, optime_document, optime_of_bits, parse_optime, timestamp_bits
+from replset.message_fields import Field, Lack, Message
+from replset.optime import OPTIME_LAYOUT, optime_of_bits, parse_optime, timestamp_bits
 
-T = TypeVar("T")
 MemberRequest = HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest
-HEARTBEAT, VOTES, POSITION, STEP_UP = (
-    "replSetHeartbeat",
-    "replSetRequestVotes",
-    "replSetUpdatePosition",
-    "replSetStepUp",
-)
+STEP_UP = "replSetStepUp"
 _NOBODY = -1
 MAX_PROGRESS = 50
 MAX_COUNT = (1 << 31) - 1
 
 
-# --- requests ---------------------------------------------------------------------------------------------------
+# --- kinds of fields --------------------------------------------------------------------------------------------
 
 
-def request_document(body: MemberRequest) -> dict[str, object] | RawDocument:
+def _count(value: int) -> int:
+    """A number of things, which others are added to."""
+    if not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"no number of things: {value}")
+    return value
+
+
+def _member(value: int) -> MemberId | None:
+    if not _NOBODY <= value <= MAX_MEMBER_ID:
+        raise ValueError(f"no member's _id: {value}")
+    return None if value == _NOBODY else MemberId(value)
+
+
+def _hosts(document: RawDocument, name: str) -> tuple[HostPort, ...]:
+    rows = kinds.typed(document, name, list)
+    if len(rows) > MAX_MEMBERS or not all(isinstance(row, str) for row in rows):
+        raise RemoteProtocolError(f"field {name!r} is no list of hosts")
+    return tuple(HostPort(str(row)) for row in rows)
+
+
+_COUNT: Final = kinds.number_of(_count)
+_MEMBER: Final = kinds.number_of(_member, lambda member_id: _NOBODY if member_id is None else member_id)
+_STATE: Final = kinds.number_of(MemberState)
+_CONFIG: Final = kinds.Sized(
+    b"\x03",
+    lambda config: encode(config.document(internal=True)),
+    lambda document, name: ReplSetConfig.parse(kinds.typed(document, name, dict)),
+)
+_HOSTS: Final = kinds.Sized(b"\x04", lambda hosts: kinds.bson_value([str(host) for host in hosts]), _hosts)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+_SET_ID: Final = Field("setId", kinds.OBJECT_ID, lack=Lack.DEFAULT)
+_CONFIG_VERSION: Final = (Field("configVersion", kinds.INT64), Field("configTerm", kinds.INT64))
+REQUEST_MESSAGES: Final[dict[Any, Message[Any]]] = {
+    HeartbeatRequest: Message(
+        HeartbeatRequest,
+        Field("replSetHeartbeat", kinds.TEXT, "set_name"),
+        Field("checkEmpty", kinds.BOOL, lack=Lack.LOOSE),
+        *_CONFIG_VERSION,
+        Field("hbv", kinds.constant(1)),
+        Field("from", kinds.TEXT, "sender"),
+        Field("fromId", _MEMBER, "sender_id"),
+        Field("term", kinds.INT64),
+        Field("primaryId", _MEMBER),
+        Field("incarnation", kinds.TEXT),
+        Field("expectedMembers", _HOSTS, "expected", lack=Lack.DEFAULT),
+        Field("holdsRole", kinds.BOOL, lack=Lack.LOOSE),
+        _SET_ID,
+    ),
+    VoteRequest: Message(
+        VoteRequest,
+        Field("replSetRequestVotes", kinds.constant(1)),
+        Field("setName", kinds.TEXT),
+        Field("dryRun", kinds.BOOL),
+        Field("term", kinds.INT64),
+        Field("candidateId", kinds.INT32, "candidate"),
+        Field("candidateIncarnation", kinds.TEXT),
+        *_CONFIG_VERSION,
+        Field("lastAppliedOpTime", kinds.OPTIME, "last_applied"),
+        Field("reason", kinds.TEXT, lack=Lack.OLD),
+        _SET_ID,
+    ),
+}
+_BY_COMMAND: Final = {"replSetHeartbeat": HeartbeatRequest, "replSetRequestVotes": VoteRequest}
+REPLY_MESSAGES: Final[dict[Any, Message[Any]]] = {
+    HeartbeatReply: Message(
+        HeartbeatReply,
+        Field("electionTime", kinds.DATE, "election_wall_ms", lack=Lack.LOOSE),
+        Field("config", _CONFIG, lack=Lack.LOOSE),
+        Field("state", _STATE),
+        Field("v", kinds.INT64, "config_version"),
+        Field("configTerm", kinds.INT64),
+        Field("set", kinds.TEXT, "set_name"),
+        Field("syncingTo", kinds.TEXT, "sync_source", lack=Lack.LOOSE),
+        Field("term", kinds.INT64),
+        Field("primaryId", _MEMBER),
+        Field("durableOpTime", kinds.OPTIME, "position.last_durable"),
+        Field("durableWallTime", kinds.DATE, "position.durable_wall_ms"),
+        Field("opTime", kinds.OPTIME, "position.last_applied"),
+        Field("wallTime", kinds.DATE, "position.applied_wall_ms"),
+        Field("electable", kinds.BOOL),
+        Field("memberId", _MEMBER),
+        Field("commitPoint", kinds.OPTIME),
+        Field("incarnation", kinds.TEXT),
+        Field("rollbackId", kinds.INT32),
+        Field("httpAddress", kinds.TEXT),
+        Field("hasData", kinds.BOOL),
+        Field("unacknowledgedRollbacks", _COUNT),
+        Field("quarantine", kinds.TEXT),
+        Field("commitTerm", kinds.INT64, lack=Lack.OLD),
+        Field("overloaded", kinds.BOOL, lack=Lack.LOOSE),
+        Field("holdsRole", kinds.BOOL, lack=Lack.LOOSE),
+        kinds.OK,
+        position=Position,
+    ),
+    VoteReply: Message(
+        VoteReply,
+        Field("term", kinds.INT64),
+        Field("voteGranted", kinds.BOOL, "granted"),
+        Field("reason", kinds.TEXT),
+        Field("voterId", _MEMBER, "voter"),
+        Field("incarnation", kinds.TEXT),
+        kinds.OK,
+    ),
+    ProgressReply: Message(
+        ProgressReply,
+        Field("term", kinds.INT64),
+        Field("accepted", kinds.BOOL),
+        Field("commitPoint", kinds.OPTIME),
+        Field("commitTerm", kinds.INT64),
+        kinds.OK,
+    ),
+}
+_REPLY_TO: Final[dict[Any, Any]] = {
+    HeartbeatRequest: HeartbeatReply,
+    VoteRequest: VoteReply,
+    ProgressRequest: ProgressReply,
+}
+
+
+def request_document(body: MemberRequest) -> RawDocument | dict[str, object]:
     """The command document of a request."""
     match body:
-        case HeartbeatRequest():
-            return _heartbeat_request(body)
-        case VoteRequest():
-            return {
-                VOTES: 1,
-                "setName": body.set_name,
-                "dryRun": body.dry_run,
-                "term": Int64(body.term),
-                "candidateId": int(body.candidate),
-                "candidateIncarnation": body.candidate_incarnation,
-                "configVersion": Int64(body.config_version),
-                "configTerm": Int64(body.config_term),
-                "lastAppliedOpTime": optime_document(body.last_applied),
-                "reason": body.reason,
-                **_set_id_field(body.set_id),
-            }
         case ProgressRequest():
             return progress_document(body)
         case StepUpRequest():
             return {STEP_UP: 1, "skipDryRun": body.skip_dry_run}
         case _:
-            assert_never(body)
+            return REQUEST_MESSAGES[type(body)].document(body)
 
 
 def parse_request(body: RawDocument) -> MemberRequest:
     """The request in a command document; its first field says which."""
     match body.first_key:
-        case "replSetHeartbeat":
-            return HeartbeatRequest(
-                _field(body, HEARTBEAT, str),
-                HostPort(_field(body, "from", str)),
-                _member(body, "fromId"),
-                _number(body, "term"),
-                _number(body, "configVersion"),
-                _number(body, "configTerm"),
-                _member(body, "primaryId"),
-                _field(body, "incarnation", str),
-                body.get("checkEmpty") is True,
-                _set_id(body),
-                _hosts(body, "expectedMembers"),
-                body.get("holdsRole") is True,
-            )
-        case "replSetRequestVotes":
-            return VoteRequest(
-                _field(body, "setName", str),
-                _number(body, "term"),
-                MemberId(_number(body, "candidateId")),
-                _field(body, "candidateIncarnation", str),
-                _number(body, "configVersion"),
-                _number(body, "configTerm"),
-                parse_optime(body.get("lastAppliedOpTime")),
-                _field(body, "dryRun", bool),
-                _field(body, "reason", str) if "reason" in body else "",
-                _set_id(body),
-            )
         case "replSetUpdatePosition":
             return _parse_position_layout(body.raw) or _parse_position(body)
         case "replSetStepUp":
             return StepUpRequest(body.get("skipDryRun") is True)
+        case name if name in _BY_COMMAND:
+            request: MemberRequest = REQUEST_MESSAGES[_BY_COMMAND[name]].parse(body)
+            return request
         case other:
             raise RemoteProtocolError(f"{other!r:.80} is no request between members")
 
@@ -122,25 +200,33 @@ def parse_progress(document: RawDocument) -> ProgressRequest:
     return request
 
 
-def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
-    document: dict[str, object] = {HEARTBEAT: body.set_name}
-    if body.check_empty:
-        document["checkEmpty"] = True
-    document |= {
-        "configVersion": Int64(body.config_version),
-        "configTerm": Int64(body.config_term),
-        "hbv": 1,
-        "from": str(body.sender),
-        "fromId": _id_or_nobody(body.sender_id),
-        "term": Int64(body.term),
-        "primaryId": _id_or_nobody(body.primary_id),
-        "incarnation": body.incarnation,
-    }
-    if body.expected:
-        document["expectedMembers"] = [str(host) for host in body.expected]
-    if body.holds_role:
-        document["holdsRole"] = True
-    return document | _set_id_field(body.set_id)
+def reply_document(body: ReplyBody) -> RawDocument | dict[str, object]:
+    """The reply document, `ok` included; a refusal is an error document."""
+    match body:
+        case Done():
+            return {"info": body.info, "ok": 1.0} if body.info else {"ok": 1.0}
+        case Refused():
+            return {"ok": 0.0, "errmsg": cut_message(body.reason), "code": body.code, "codeName": code_name(body.code)}
+        case _:
+            return REPLY_MESSAGES[type(body)].document(body)
+
+
+def parse_reply(request: MemberRequest, reply: RawDocument) -> ReplyBody:
+    """The answer to `request`; an error document is `Refused`."""
+    message = REPLY_MESSAGES.get(_REPLY_TO.get(type(request)))
+    found: ReplyBody | None = None if message is None else message.scan(reply.raw)
+    if found is not None:
+        return found
+    if reply.get("ok") != 1:
+        code = reply.get("code")
+        return Refused(int(code) if isinstance(code, int) else 1, str(reply.get("errmsg", "no reason given")))
+    found = Done(str(reply.get("info", ""))) if message is None else message.read(reply)
+    return found  # noqa: RET504 - its type is declared above
+
+
+# --- positions --------------------------------------------------------------------------------------------------
+
+# Written and read by hand, since a `Message` with rows in it took a third longer: each group of writes has one.
 
 
 def progress_document(body: ProgressRequest) -> RawDocument:
@@ -161,24 +247,26 @@ def progress_document(body: ProgressRequest) -> RawDocument:
         )
         rows.append(document_of(row, _INCARNATION, len(incarnation).to_bytes(4, "little"), incarnation))
     rest = _SENDER.pack(body.sender_id, body.term, body.config_version, body.config_term)
-    set_id = b"" if body.set_id is None else _SET_ID + body.set_id.binary
+    set_id = b"" if body.set_id is None else _SET_ID_HEAD + body.set_id.binary
     return RawDocument(document_of(_OPTIMES, array_of(rows), rest, set_id))
 
 
-_OPTIMES = encode({POSITION: 1})[4:-1] + b"\x04optimes\0"
+_OPTIMES = encode({"replSetUpdatePosition": 1})[4:-1] + b"\x04optimes\0"
 _ROW = Layout(
     {
         "durableOpTime": OPTIME_LAYOUT,
-        "durableWallTime": DATE,
+        "durableWallTime": slots.DATE,
         "appliedOpTime": OPTIME_LAYOUT,
-        "appliedWallTime": DATE,
-        "memberId": INT32,
-        "cfgver": INT64,
+        "appliedWallTime": slots.DATE,
+        "memberId": slots.INT32,
+        "cfgver": slots.INT64,
     }
 )
 _INCARNATION = b"\x02incarnation\0"
-_SENDER = Layout({"senderId": INT32, "term": INT64, "configVersion": INT64, "configTerm": INT64})
-_SET_ID = b"\x07setId\0"
+_SENDER = Layout(
+    {"senderId": slots.INT32, "term": slots.INT64, "configVersion": slots.INT64, "configTerm": slots.INT64}
+)
+_SET_ID_HEAD = b"\x07setId\0"
 _DB = b"\x02$db\0"
 
 
@@ -190,8 +278,8 @@ def _parse_position_layout(raw: bytes) -> ProgressRequest | None:
     if sender is None or not raw.startswith(_OPTIMES, 4):
         return None
     at, set_id = end + _SENDER.size, None
-    if raw.startswith(_SET_ID, at):
-        at += len(_SET_ID) + 12
+    if raw.startswith(_SET_ID_HEAD, at):
+        at += len(_SET_ID_HEAD) + 12
         set_id = ObjectId(raw[at - 12 : at])
     if at + 1 != len(raw) and not raw.startswith(_DB, at):
         return None
@@ -230,12 +318,12 @@ def _parse_position(body: RawDocument) -> ProgressRequest:
     if len(rows) > MAX_PROGRESS:
         raise RemoteProtocolError(f"at most {MAX_PROGRESS} members in one replSetUpdatePosition")
     return ProgressRequest(
-        MemberId(_number(body, "senderId")),
-        _number(body, "term"),
-        _number(body, "configVersion"),
-        _number(body, "configTerm"),
+        MemberId(kinds.number(body, "senderId")),
+        kinds.number(body, "term"),
+        kinds.number(body, "configVersion"),
+        kinds.number(body, "configTerm"),
         tuple(_parse_progress(RawDocument(row)) for row in rows),
-        _set_id(body),
+        kinds.typed(body, "setId", ObjectId) if "setId" in body else None,
     )
 
 
@@ -250,190 +338,6 @@ def _parse_progress(row: RawDocument) -> MemberProgress:
             row.get("appliedOpTime"), row.get("durableOpTime"), row.get("appliedWallTime"), row.get("durableWallTime")
         ),
     )
-
-
-# --- replies ----------------------------------------------------------------------------------------------------
-
-
-def reply_document(body: ReplyBody) -> dict[str, object]:
-    """The reply document, `ok` included; a refusal is an error document."""
-    match body:
-        case HeartbeatReply():
-            return _heartbeat_reply(body)
-        case VoteReply():
-            return {
-                "term": Int64(body.term),
-                "voteGranted": body.granted,
-                "reason": body.reason,
-                "voterId": _id_or_nobody(body.voter),
-                "incarnation": body.incarnation,
-                "ok": 1.0,
-            }
-        case ProgressReply():
-            return {
-                "term": Int64(body.term),
-                "accepted": body.accepted,
-                "commitPoint": optime_document(body.commit_point),
-                "commitTerm": Int64(body.commit_term),
-                "ok": 1.0,
-            }
-        case Done():
-            return {"info": body.info, "ok": 1.0} if body.info else {"ok": 1.0}
-        case Refused():
-            return {"ok": 0.0, "errmsg": cut_message(body.reason), "code": body.code, "codeName": code_name(body.code)}
-        case _:
-            assert_never(body)
-
-
-def parse_reply(request: MemberRequest, reply: RawDocument) -> ReplyBody:
-    """The answer to `request`; an error document is `Refused`."""
-    if reply.get("ok") != 1:
-        code = reply.get("code")
-        return Refused(int(code) if isinstance(code, int) else 1, str(reply.get("errmsg", "no reason given")))
-    match request:
-        case HeartbeatRequest():
-            return _parse_heartbeat_reply(reply)
-        case VoteRequest():
-            return VoteReply(
-                _number(reply, "term"),
-                _field(reply, "voteGranted", bool),
-                _field(reply, "reason", str),
-                _member(reply, "voterId"),
-                _field(reply, "incarnation", str),
-            )
-        case ProgressRequest():
-            return ProgressReply(
-                _number(reply, "term"),
-                _field(reply, "accepted", bool),
-                parse_optime(reply.get("commitPoint")),
-                _number(reply, "commitTerm"),
-            )
-        case StepUpRequest():
-            return Done(str(reply.get("info", "")))
-        case _:
-            assert_never(request)
-
-
-def _heartbeat_reply(body: HeartbeatReply) -> dict[str, object]:
-    position = body.position
-    document: dict[str, object] = {}
-    if body.election_wall_ms is not None:
-        document["electionTime"] = DateTime(body.election_wall_ms)
-    if body.config is not None:
-        document["config"] = body.config.document(internal=True)
-    document |= {
-        "state": int(body.state),
-        "v": Int64(body.config_version),
-        "configTerm": Int64(body.config_term),
-        "set": body.set_name,
-    }
-    if body.sync_source is not None:
-        document["syncingTo"] = str(body.sync_source)
-    return document | {
-        "term": Int64(body.term),
-        "primaryId": _id_or_nobody(body.primary_id),
-        "durableOpTime": optime_document(position.last_durable),
-        "durableWallTime": DateTime(position.durable_wall_ms),
-        "opTime": optime_document(position.last_applied),
-        "wallTime": DateTime(position.applied_wall_ms),
-        "electable": body.electable,
-        "memberId": _id_or_nobody(body.member_id),
-        "commitPoint": optime_document(body.commit_point),
-        "incarnation": body.incarnation,
-        "rollbackId": body.rollback_id,
-        "httpAddress": body.http_address,
-        "hasData": body.has_data,
-        "unacknowledgedRollbacks": body.unacknowledged_rollbacks,
-        "quarantine": body.quarantine,
-        "commitTerm": Int64(body.commit_term),
-        **({"overloaded": True} if body.overloaded else {}),
-        **({"holdsRole": True} if body.holds_role else {}),
-        "ok": 1.0,
-    }
-
-
-def _parse_heartbeat_reply(reply: RawDocument) -> HeartbeatReply:
-    config, election, source = reply.get("config"), reply.get("electionTime"), reply.get("syncingTo")
-    try:
-        state = MemberState(_number(reply, "state"))
-    except ValueError as error:
-        raise RemoteProtocolError(f"no member state: {error}") from None
-    return HeartbeatReply(
-        _field(reply, "set", str),
-        _number(reply, "term"),
-        state,
-        _member(reply, "memberId"),
-        _number(reply, "v"),
-        _number(reply, "configTerm"),
-        ReplSetConfig.parse(config) if isinstance(config, dict) else None,
-        _member(reply, "primaryId"),
-        _position(reply.get("opTime"), reply.get("durableOpTime"), reply.get("wallTime"), reply.get("durableWallTime")),
-        parse_optime(reply.get("commitPoint")),
-        _field(reply, "electable", bool),
-        election.ms if isinstance(election, DateTime) else None,
-        HostPort(source) if isinstance(source, str) else None,
-        _field(reply, "incarnation", str),
-        _number(reply, "rollbackId"),
-        _field(reply, "httpAddress", str),
-        _field(reply, "hasData", bool),
-        _count(reply, "unacknowledgedRollbacks"),
-        _field(reply, "quarantine", str),
-        _number(reply, "commitTerm") if "commitTerm" in reply else 0,
-        reply.get("overloaded") is True,
-        reply.get("holdsRole") is True,
-    )
-
-
-# --- fields -----------------------------------------------------------------------------------------------------
-
-
-def _field(document: RawDocument, name: str, kind: type[T]) -> T:
-    value = document.get(name)
-    if not isinstance(value, kind):
-        raise RemoteProtocolError(f"field {name!r} is not {kind.__name__}: {value!r:.100}")
-    return value
-
-
-def _number(document: RawDocument, name: str) -> int:
-    value = document.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise RemoteProtocolError(f"field {name!r} is no whole number: {value!r:.100}")
-    return int(value)
-
-
-def _count(document: RawDocument, name: str) -> int:
-    """A number of things, which others are added to."""
-    number = _number(document, name)
-    if not 0 <= number <= MAX_COUNT:
-        raise RemoteProtocolError(f"field {name!r} is no number of things: {number}")
-    return number
-
-
-def _member(document: RawDocument, name: str) -> MemberId | None:
-    number = _number(document, name)
-    if not _NOBODY <= number <= MAX_MEMBER_ID:
-        raise RemoteProtocolError(f"field {name!r} is no member's _id: {number}")
-    return None if number == _NOBODY else MemberId(number)
-
-
-def _hosts(document: RawDocument, name: str) -> tuple[HostPort, ...]:
-    rows = _field(document, name, list) if name in document else []
-    if len(rows) > MAX_MEMBERS or not all(isinstance(row, str) for row in rows):
-        raise RemoteProtocolError(f"field {name!r} is no list of hosts")
-    return tuple(HostPort(str(row)) for row in rows)
-
-
-def _set_id(document: RawDocument) -> ObjectId | None:
-    """The set that the sender belongs to; absent from a member that has no configuration."""
-    return _field(document, "setId", ObjectId) if "setId" in document else None
-
-
-def _set_id_field(set_id: ObjectId | None) -> dict[str, object]:
-    return {} if set_id is None else {"setId": set_id}
-
-
-def _id_or_nobody(member_id: MemberId | None) -> int:
-    return _NOBODY if member_id is None else int(member_id)
 
 
 def _position(applied: object, durable: object, applied_wall: object, durable_wall: object) -> Position:

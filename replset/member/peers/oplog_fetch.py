@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from replset.bson import ObjectId, RawDocument, append_fields
+from replset.bson import ObjectId, RawDocument
 from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest
@@ -24,7 +24,7 @@ from replset.member.positions import Positions
 from replset.operations.history import History
 from replset.operations.kernel import Kernel
 from replset.operations.lag import behind_ms
-from replset.operations.replies import encode_times
+from replset.operations.replies import whole
 from replset.operations.waiters import ByteRate, Completion
 from replset.oplog_row import DamagedEntryError, next_chain
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
@@ -151,7 +151,7 @@ class OplogFetches:
 
     def _whole(self, page: FetchReply) -> bytes:
         """The reply with what every reply ends with."""
-        return append_fields(page.document(), encode_times(self._member.store.last_applied.ts))
+        return whole(page.document(), self._member)
 
     async def _answer_slowly(self, fetch: _Fetch) -> None:
         try:
@@ -308,7 +308,7 @@ def _reporting_damage(member: Kernel) -> Iterator[None]:
         raise
 
 
-async def oplog_probe(member: Kernel, body: RawDocument) -> dict[str, object]:
+async def oplog_probe(member: Kernel, body: RawDocument) -> RawDocument:
     """Answer replSetOplogProbe: which of these entries are here, and the hash chain at each."""
     request = ProbeRequest.parse(body)
     if len(request.optimes) > MAX_PROBES:

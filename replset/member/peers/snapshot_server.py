@@ -119,7 +119,7 @@ class SnapshotServer:
             for name in self._context.disk.list_folder(self._folder):
                 self._context.disk.remove(os.path.join(self._folder, name))
 
-    async def serve(self, body: RawDocument, asked_by: HostPort | None = None) -> dict[str, object]:
+    async def serve(self, body: RawDocument, asked_by: HostPort | None = None) -> RawDocument | dict[str, object]:
         """Answer replSetSnapshot: one step of copying the database (begin, chunk, end), or of comparing with a copy.
 
         asked_by: the member that copies; None: not known.

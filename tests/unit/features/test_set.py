@@ -543,11 +543,11 @@ def test_members_are_not_changed_on_a_secondary(client: Client, member: RunningM
 def test_requests_of_members_go_to_the_core(client: Client, rig: Rig) -> None:
     vote = VoteRequest("rs0", 2, MemberId(1), "inc", 3, 1, NEW, dry_run=False)
     asked = rig.answer_core(VoteReply(2, True, "", MemberId(0), "mine"))
-    reply = client.ok(request_document(vote), "admin")
+    reply = client.ok(decode(encode(request_document(vote))), "admin")
     assert (reply["voteGranted"], reply["term"], asked) == (True, 2, [vote])
     asked = rig.answer_core(Refused(108, "another set"))
     heartbeat = HeartbeatRequest("rs1", HostPort("x:1"), None, 1, -2, -1, None, "i")
-    assert client.code(request_document(heartbeat), "admin") == 108
+    assert client.code(decode(encode(request_document(heartbeat))), "admin") == 108
     assert asked == [heartbeat]
 
 

@@ -238,9 +238,9 @@ class Member:
                 page = await self.fetch(body)
                 return {**page.decode(), "batch": RawDocuments(documents_of(page.get_raw("batch") or b""))}
             case "replSetOplogProbe":
-                return await oplog_probe(self, body)
+                return (await oplog_probe(self, body)).decode()
             case "replSetSnapshot":
-                return await self.snapshots.serve(body)
+                return decode(encode(await self.snapshots.serve(body)))
             case "replSetDocuments":
                 return (await read_own(self.context, RangeRequest.parse(body))).document()
         raise AssertionError(body.first_key)

@@ -220,7 +220,7 @@ def another_end(_mine: Member, reply: Reply) -> None:
 
 def another_begin(mine: Member, reply: Reply) -> None:
     oldest = mine.network.members[SOURCE].store.oldest
-    reply["prev"] = {**ProbeRequest([oldest]).document()["optimes"][0], "chain": Int64(1)}
+    reply["prev"] = {**ProbeRequest([oldest]).document().decode()["optimes"][0], "chain": Int64(1)}
 
 
 def no_entry(_mine: Member, reply: Reply) -> None:
