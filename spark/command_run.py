@@ -278,9 +278,12 @@ def _missing_on_worker(error: OplogError) -> OplogError:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line with text of a long error of Spark's."""
+    """Return the first line with text of a long error of Spark's; of a fault in a worker the line that says which."""
     java = getattr(error, "java_exception", None)
     text = str(java.getMessage() or java.toString()) if java is not None else str(error)
+    _, is_of_worker, trace = text.rpartition("Traceback (most recent call last):")
+    if is_of_worker:
+        text = next((line for line in trace.splitlines() if line.strip() and line[0] != " "), text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

@@ -179,6 +179,10 @@ def test_an_error_of_spark_s_is_its_first_line_and_a_bug_is_not_hidden() -> None
     found = one_line_error(AnalysisException("\n[NO_SUCH_TABLE] there is none\n  at org.apache.spark.Stack\n  at ..."))
     assert found.message == "[NO_SUCH_TABLE] there is none"
     assert first_line(ValueError("")) == "ValueError"
+    trace = (
+        "Traceback (most recent call last):\n  File x, line 1, in y\n    z()\nValueError: odd\n\n\tat org.apache.Frame"
+    )
+    assert first_line(Exception(f"[PYTHON_EXCEPTION] thrown from the Python worker: {trace}")) == "ValueError: odd"
     with pytest.raises(ZeroDivisionError):
         one_line_error(ZeroDivisionError("a bug of ours"))
 
