@@ -515,7 +515,7 @@ class SimCluster:
 
     def all_counted(self, *, but: str = "") -> bool:
         """One writable primary; everybody is a secondary or arbiter with a vote and a named incarnation. but: a member
-        whose state does not matter.
+        whose state does not matter; while it is gone nobody who was added may be able to get a vote.
         """
         self.check_unbroken()
         primary = self.primary()
@@ -523,7 +523,7 @@ class SimCluster:
             return False
         states = {MemberState.PRIMARY, MemberState.SECONDARY, MemberState.ARBITER}
         config = self.config()
-        if config is None or any(member.newly_added for member in config.members):
+        if config is None or (not but and any(member.newly_added for member in config.members)):
             return False
         if any(member.incarnation is None for member in config.voters):
             return False
