@@ -50,7 +50,7 @@ class Positions:
 
     @property
     def awaited(self) -> Awaited:
-        """See `Member.awaited`."""
+        """Which positions of other members a client waits for here, or waited for a moment ago."""
         config = self._node.config
         if self.is_awaited("applied") or (config and not config.write_concern_majority_journal_default):
             return "applied"
@@ -63,7 +63,7 @@ class Positions:
         return at is not None and self._clock.now() - at < AWAITED_MS
 
     def on_awaited(self, what: What) -> None:
-        """See `Member.on_awaited`."""
+        """See `Kernel`."""
         self._awaited_at[what] = self._clock.now()
         if what == "commit point":
             self._reporter.notify()

@@ -57,7 +57,7 @@ from replset.operations.transactions import TransactionTable
 from replset.operations.user_directory import UserDirectory
 from replset.operations.waiters import Completion
 
-log = logging.getLogger("replset.operations")
+log = logging.getLogger("replset.commands")
 
 LARGEST_FIELD = 256 << 10
 LARGEST_GENERIC = 16 << 10

@@ -75,7 +75,7 @@ class IndexBuilder:
         options: IndexBuildOptions | None = None,
     ) -> None:
         """busy: who replaces the store takes it first. leads_in: the term in which this member accepts writes.
-        write: see Member.write.
+        write: see Kernel.write.
         """
         self._context = context
         self._busy = busy

@@ -40,7 +40,7 @@ class TtlMonitor:
         leads_in: Callable[[], int | None],
         write: Callable[[Callable[[WriteGroup], bool]], Awaitable[bool]],
     ) -> None:
-        """leads_in: the term in which this member accepts writes. write: see Member.write."""
+        """leads_in: the term in which this member accepts writes. write: see Kernel.write."""
         self._context = context
         self._leads_in = leads_in
         self._write = write

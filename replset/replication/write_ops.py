@@ -1,7 +1,7 @@
 """Makes a primary's writes inside an open group: the change itself, and its oplog entry.
 
 Each `do_` function writes exactly one entry and returns its optime, or None when there was nothing to do. Callers run
-inside `Member.write`; documents come validated, with `_id` first. Secondaries do the same from the entry
+inside `Kernel.write`; documents come validated, with `_id` first. Secondaries do the same from the entry
 (applier.py).
 """
 

@@ -82,7 +82,7 @@ class WriteSet(Txn):
         self.appended_bytes = self.size = self._writes = 0
 
     def run(self, operation: Callable[[WriteGroup], T], term: int, wall_ms: int, rng: random.Random) -> T:
-        """Run a write operation, as `Member.write` does; one that fails leaves nothing."""
+        """Run a write operation, as `Kernel.write` does; one that fails leaves nothing."""
         with self._store.read() as self._snapshot:
             mark = self.mark()
             try:

@@ -144,6 +144,7 @@ def test_an_entry_that_does_not_fit_the_disk_of_a_member_leaves_it_in_recovering
         insert = {"insert": "kept", "documents": [{"_id": 1, "a": 1}], "writeConcern": {"w": 3}}
         assert cluster.command(scenario.primary, insert, "scrub")["ok"] == 1.0
         change_document(scenario, one, 1, b"\x07 none")
+        cluster.rotten = one
         update = {"update": "kept", "updates": [{"q": {"_id": 1}, "u": {"$set": {"a": 2}}}]}
         assert cluster.command(scenario.primary, update, "scrub")["n"] == 1
         for _start in range(2):
@@ -156,6 +157,7 @@ def test_an_entry_that_does_not_fit_the_disk_of_a_member_leaves_it_in_recovering
             cluster.run_until(lambda: cluster.machines[one].running is not None, 60, "it starts")
         cluster.run_until(lambda: bool(member(cluster, one).node.quarantine), 60, "it is quarantined")
         assert cluster.command(one, {"replSetResync": 1})["ok"] == 1.0
+        cluster.rotten = ""
         scenario.heal_all_and_judge()
 
 
@@ -167,6 +169,7 @@ def test_a_rollback_that_the_disk_does_not_let_undo_leaves_its_member_in_recover
         scenario.write(old, concern="w1")
         store = member(cluster, old).store
         store._connection.execute("UPDATE undo SET kind = 'dob' WHERE ts = ?", (store.last_applied.ts,))
+        cluster.rotten = old
         cluster.run_until(lambda: cluster.primary() in scenario.others, 60, "another member leads")
         scenario.heal()
         for _start in range(2):
@@ -177,6 +180,7 @@ def test_a_rollback_that_the_disk_does_not_let_undo_leaves_its_member_in_recover
             cluster.run_until(lambda: cluster.machines[old].running is not None, 60, "it starts")
         cluster.run_until(lambda: "cannot be undone" in member(cluster, old).node.quarantine, 60, "quarantine")
         assert cluster.command(old, {"replSetResync": 1})["ok"] == 1.0
+        cluster.rotten = ""
         scenario.heal_all_and_judge()
 
 

@@ -17,7 +17,7 @@ from replset.ids import OpTime
 from replset.oplog_row import OplogRow
 from replset.own_process import command_of
 
-log = logging.getLogger("replset.features.archive")
+log = logging.getLogger("replset.archive")
 
 ANSWER_WITHIN_S = 120.0
 """How long a request may take before the process is ended: a network that hangs must not hold the archive for ever."""

@@ -39,7 +39,7 @@ from replset.replication.write_ops import WriteGroup
 from replset.storage.sqlite import rows_of
 from replset.storage.store import Store
 
-log = logging.getLogger("replset.features.archive")
+log = logging.getLogger("replset.archive")
 
 SEGMENT_BYTES: Final = 16 << 20
 CLAIM_WITHIN_MS: Final = Millis(5_000)
@@ -95,7 +95,7 @@ class Archiver:
         rng: random.Random,
         options: ArchiveOptions,
     ) -> None:
-        """write: see Member.write."""
+        """write: see Kernel.write."""
         self._rng = rng
         self._context = context
         self._node = node

@@ -16,7 +16,7 @@ from replset.oplog_row import CHAIN_START, OplogRow, next_chain
 from replset.storage import oplog
 from replset.storage.txn import read_meta
 
-log = logging.getLogger("replset.features.archive")
+log = logging.getLogger("replset.archive")
 
 _MOST_ROWS = 200_000
 

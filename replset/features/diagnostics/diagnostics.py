@@ -19,7 +19,7 @@ from replset.operations.dispatcher import Dispatcher
 from replset.operations.namespaces import collection_field, namespace
 from replset.operations.request import Reply
 
-log = logging.getLogger("replset.operations")
+log = logging.getLogger("replset.commands")
 
 SERVER_VERSION = "7.0.14"
 VERSION_ARRAY = [7, 0, 14, 0]

@@ -95,7 +95,7 @@ class Writer:
         self._flush()
 
     def write(self, operation: Callable[[WriteGroup], T]) -> asyncio.Future[T]:
-        """Run `operation` in the next group; its result once that is committed. See Member.write."""
+        """Run `operation` in the next group; its result once that is committed. See Kernel.write."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.submit(operation, future)
         return future

@@ -21,7 +21,7 @@ from replset.operations.replies import whole
 from replset.operations.request import Reply
 from replset.operations.waiters import Completion
 
-log = logging.getLogger("replset.operations")
+log = logging.getLogger("replset.commands")
 
 
 async def ask_core(ctx: CommandContext) -> Reply:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.simulation.kit.loop import current_process
 
-LOGS = ("replset.operations.dispatcher", "replset.replication.fetcher", "replset.replication.rollback")
+LOGS = ("replset.commands", "replset.fetcher", "replset.rollback")
 """They answer or try again after whatever went wrong, so that nobody else notices."""
 
 

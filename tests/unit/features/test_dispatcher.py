@@ -125,6 +125,7 @@ def test_an_unforeseen_failure_is_a_reply_but_a_broken_invariant_is_not(
     with caplog.at_level(logging.ERROR, logger="replset"):
         assert client.code({"bug": 1}) == 1
     assert "command failed" in caplog.text
+    assert "a logs an error: command failed" in client.rig.cluster.broken.pop()  # or the simulation would fail by it
     with pytest.raises(InvariantError):
         client.run({"broken": 1})
     reply = client.run({"labelled": 1})

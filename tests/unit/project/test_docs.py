@@ -331,6 +331,17 @@ def test_a_command_in_the_text_is_there_with_its_options(words: list[str]) -> No
     assert given <= known
 
 
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_that_log_are_on_the_page_by_their_names() -> None:
+    """A file that moves must not take the name in the log with it."""
+    files = [*(ROOT / "replset").rglob("*.py"), *(ROOT / "api").rglob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    told = page("logs.md").partition("The parts are ")[2].partition(".")[0]
+    assert set(re.findall(r"`(\w+)`", told)) == set(re.findall(r'getLogger\("replset\.([\w.]+)"\)', text))
+
+
 # --- what pages name in the source --------------------------------------------------------------------------------
 
 
