@@ -60,15 +60,11 @@ class MemberCollector(Collector):
     def _features(self) -> Iterator[Metric]:
         for part in self._member[Features]:
             for figure in part.figures():
-                if not figure.label:
-                    kind = _counter if figure.is_total else _gauge
-                    yield kind(figure.name, figure.help, figure.values[""])
-                    continue
-                family = CounterMetricFamily if figure.is_total else GaugeMetricFamily
-                metric = family(figure.name, figure.help, labels=[figure.label])
+                labels = [figure.label] if figure.label else []
+                gauge = GaugeMetricFamily(figure.name, figure.help, labels=labels)
                 for value, number in figure.values.items():
-                    metric.add_metric([value], number)
-                yield metric
+                    gauge.add_metric([value] if labels else [], number)
+                yield gauge
 
     def _process(self) -> Iterator[Metric]:
         member = self._member

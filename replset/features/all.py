@@ -62,6 +62,7 @@ def all_features(
         Feature("collections", (*collections.COMMANDS, *collection_changes.COMMANDS, *statistics.COMMANDS)),
         Feature("indexes", indexes.COMMANDS),
         Feature("change_streams", part=lambda _member: ChangeStreams()),
+        # Behind crud: its find, count and distinct take the place of those, and read views too.
         Feature("aggregation", (*aggregate.COMMANDS, *view_reads.COMMANDS)),
         transactions_feature(session_timeout_ms),
         Feature("consumers", consumer_commands.COMMANDS, ConsumerDirectory),

@@ -17,13 +17,12 @@ from replset.operations.kernel import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of /metrics. values: by the value of `label`; without one, under "". is_total: it only grows."""
+    """A figure of /metrics. values: by the value of `label`; without one, under ""."""
 
     name: str
     help: str
     values: Mapping[str, float]
     label: str = ""
-    is_total: bool = False
 
 
 class FeaturePart:

@@ -273,7 +273,7 @@ class RunningMember(Kernel):
                 wall_ms=self.clock.wall_ms,
                 default_write_concern_set=lambda: has_stored_default(self.store),
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
-                role_hook_ms=0 if options.role_hook is None else int(options.role_hook_secs * 1000),
+                role_hook_ms=options.role_hook_ms,
                 holds_role=lambda: any(part.holds_role() for part in self._features),
                 expected=options.expected,
                 is_overloaded=lambda: self.load.is_high,

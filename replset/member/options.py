@@ -16,7 +16,7 @@ import yaml
 
 from replset.config import MAX_VOTERS, parse_host
 from replset.errors import ErrorCode, FailedToParseError, ReplError
-from replset.ids import HostPort
+from replset.ids import HostPort, Millis
 from replset.text import is_url
 
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
@@ -201,6 +201,11 @@ class MemberOptions:
     def expected(self) -> tuple[HostPort, ...]:
         """Return the hosts of --expect-members, sorted, so that their order does not matter."""
         return tuple(sorted(parse_host(host, "--expect-members") for host in self.expect_members))
+
+    @property
+    def role_hook_ms(self) -> Millis:
+        """The limit of a call of the role hook; 0: there is none."""
+        return Millis(0 if self.role_hook is None else int(self.role_hook_secs * 1000))
 
     @property
     def listen(self) -> HostPort:

@@ -31,7 +31,8 @@ class Kernel(ABC):
     started. shutting_down: SIGTERM came, and hello answers 91, so that clients go elsewhere. awaited_members: why the
     set of --expect-members is not made yet; empty without that option.
     peer: asks other members. keys: of the key file, or those that all members without one have.
-    workers: threads for what blocks. evaluations: one thread for all clients, for filters, updates and documents that
+    workers: threads for what blocks, which a stop does not wait for: what writes files of the member takes those of its
+    `MemberContext`. evaluations: one thread for all clients, for filters, updates and documents that
     are too large for the event loop. admission: the memory that requests take. slices: shares the turns of the event
     loop among all commands that go on. write_waiters: the clients that wait for a write concern; the member releases
     them when a position or the commit point moves, and fails them (189) when it stops being primary.

@@ -15,10 +15,8 @@ from replset.operations.request import Reply
 from replset.optime import optime_document, timestamp
 
 RETRYABLE, NOTHING_WRITTEN = "RetryableWriteError", "NoWritesPerformed"
+RESUMABLE, NOT_RESUMABLE = "ResumableChangeStreamError", "NonResumableChangeStreamError"
 _INC_MASK = (1 << 31) - 1
-
-RESUMABLE = "ResumableChangeStreamError"
-NOT_RESUMABLE = "NonResumableChangeStreamError"
 
 
 def election_id(term: int) -> ObjectId:

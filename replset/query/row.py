@@ -37,5 +37,7 @@ class Row:
         if name == "document":
             self.document = decode_fields(self.raw, self.fields)
             return self.document
-        self.raw = encode(self.document)
-        return self.raw
+        if name == "raw":
+            self.raw = encode(self.document)
+            return self.raw
+        raise AttributeError(name)

@@ -20,6 +20,7 @@ from replset.ids import HostPort, Millis
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
 from replset.operations.request import Reply
+from replset.replication.context import MemberContext
 from replset.storage.member_file import JournalLine, MemberFile
 
 MEMBER_TIMEOUT_MS = Millis(3_000)
@@ -129,7 +130,8 @@ async def get_elections(ctx: CommandContext) -> Reply:
     """The elections of this member, newest first. With `all`, those of every member, and the members that failed."""
     limit = fields.whole(ctx.body, "limit", ctx.name, DEFAULT_LIMIT, least=1)
     everywhere = fields.boolean(ctx.body, "all", ctx.name)
-    lines = await ctx.member.workers.run(lambda: ctx.member[MemberFile].journal(MOST))
+    member = ctx.member
+    lines = await member[MemberContext].workers.run(lambda: member[MemberFile].journal(MOST))
     config = ctx.member.node.config
     before_ms = DEFAULT_BEFORE_MS if config is None else 2 * config.settings.election_timeout_ms
     found = find_elections(reversed(lines), before_ms)

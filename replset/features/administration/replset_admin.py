@@ -43,6 +43,7 @@ from replset.operations.declared import declaration_of
 from replset.operations.read_concern import append_at_least, beyond_cluster_time, may_write_at
 from replset.operations.request import Reply
 from replset.operations.write_concern import store_default, stored_default, write_and_wait
+from replset.replication.context import MemberContext
 from replset.replication.session_write import EXPIRED
 from replset.replication.write_ops import do_noop
 from replset.storage.member_file import MemberFile, OplogLimits
@@ -222,7 +223,7 @@ async def resize_oplog(ctx: CommandContext, given: ResizeOplog) -> Reply:
     if limits == (None, None):
         raise BadValueError(f"{ctx.name} needs size, minRetentionHours or both")
     member = ctx.member
-    await member.workers.run(lambda: member[MemberFile].save_oplog_limits(limits))
+    await member[MemberContext].workers.run(lambda: member[MemberFile].save_oplog_limits(limits))
     member.store.options = member[MemberFiles].with_limits(member.store.options)
     return {}
 

@@ -29,6 +29,7 @@ from replset.core.quorum import WriteConcern
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.member.disk.member_files import MemberFiles
 from replset.member.member import RunningMember
 from replset.member.peers.message_documents import request_document
 from replset.operations.request import CommandRequest
@@ -38,6 +39,7 @@ from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import SetMemberClient
 from replset.replication.protocol import FetchRequest
+from replset.storage.member_file import MemberFile
 from tests.rig import Client, Rig, a_set, note_waits
 
 NEW = OpTime(1, pack_ts(1_700_000_000, 3))
@@ -601,6 +603,24 @@ def test_cuts_exist_only_for_tests(client: Client, member: RunningMember) -> Non
     member.test_commands = False
     assert client.code({"replSetTestCut": 1, "hosts": []}, "admin") == 59
     assert client.code({"replSetTestClock": 1}, "admin") == 59
+
+
+def test_a_stop_waits_for_what_is_being_saved(rig: Rig, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a thread would write the file after another process has opened it."""
+    member, done = client.member, list[str]()
+    close = MemberFiles.close
+
+    def note_close(files: MemberFiles) -> None:
+        done.append("closed")
+        close(files)
+
+    monkeypatch.setattr(MemberFile, "save_oplog_limits", lambda _self, _limits: done.append("saved"))
+    monkeypatch.setattr(MemberFiles, "close", note_close)
+    rig.cluster.machines["a"].slowness = 10_000
+    client.begin({"replSetResizeOplog": 1, "size": 2_000}, "admin")
+    rig.turn()
+    rig.do(member.stop())
+    assert done == ["saved", "closed"]
 
 
 def test_a_note_in_the_oplog(client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from replset.bson import Int64, Undefined, decode, encode
 from replset.errors import ReplError
 from replset.query import sorter
 from replset.query.pipeline import compile_pipeline
+from replset.query.row import Row
 from replset.query.stages import group
 from replset.query.stages.stage import Chain, Run, fields_read
 
@@ -329,3 +331,11 @@ def test_a_sample_is_of_all_documents() -> None:
     assert len(set(ids)) == 10
     assert max(ids) > 50
     assert len(run([{"$sample": {"size": 1000}}], documents)) == 100
+
+
+def test_a_row_makes_what_it_was_not_given_and_nothing_else() -> None:
+    raw = encode({"a": 1})
+    assert (Row(raw).document, Row(document={"a": 1}).raw) == ({"a": 1}, raw)
+    with pytest.raises(AttributeError):
+        _ = Row(raw).doc  # type: ignore[attr-defined]
+    assert copy.deepcopy(Row(raw)).raw == raw
