@@ -17,6 +17,7 @@ class ErrorLog(logging.Handler):
     def __init__(self, on_error: Callable[[str, str], None]) -> None:
         super().__init__(logging.ERROR)
         self._on_error = on_error
+        self._levels = {name: logging.getLogger(name).level for name in LOGS}
 
     def begin(self) -> None:
         for name in LOGS:
@@ -31,4 +32,5 @@ class ErrorLog(logging.Handler):
     def close(self) -> None:
         for name in LOGS:
             logging.getLogger(name).removeHandler(self)
+            logging.getLogger(name).setLevel(self._levels[name])
         super().close()
