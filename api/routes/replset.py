@@ -7,14 +7,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.bodies import times_of
-from api.commands import check_reply, decode_reply, run_command, run_write
-from api.errors import HttpError, failure
-from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
+from api.errors import failure
+from api.exchange import HttpRequest, read_options
 from api.openapi import answers, body
-from replset.errors import ErrorCode, ReplError
+from api.routes.declared import READ_ERRORS, WRITE_ERRORS, answer_here, answer_of_primary, serve_declared
+from replset.errors import ErrorCode
 from replset.member.member import RunningMember
-from replset.operations.declared import Declaration, declarations
 
 RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
 """The last four are in an answer of /config, which may be sent back with a changed `config`."""
@@ -32,41 +30,21 @@ MEMBER = {
 }
 CONFIG = {"type": "object", "example": {"_id": "rs0", "members": [{"_id": 0, "host": "127.0.0.1:27017"}]}}
 SECONDS = {"type": "integer", "minimum": 0}
-READ_ERRORS = (400, 404, 405, 503)
-ERRORS = (*READ_ERRORS, 413, 415)
-WRITE_ERRORS = (*ERRORS, 504)
 
 
 def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset", tags=["replset"])
-
-    async def run_here(request: Request, command: dict[str, Any], *, is_write: bool = False) -> Response:
-        http = HttpRequest(request.scope)
-        reply = check_reply(await run_command(member, command, "admin", http.sender), is_write=is_write)
-        return await to_response(member, http, HttpAnswer(decode_reply(reply), times=times_of(reply)))
-
-    async def run_on_primary(request: Request, command: dict[str, Any]) -> Response:
-        http = HttpRequest(request.scope)
-        reply, headers = await run_write(member, http, command, "admin")
-        try:
-            check_reply(reply, is_write=True)
-        except HttpError as error:
-            error.headers |= headers
-            if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":
-                error.status = 404
-            raise
-        return await to_response(member, http, HttpAnswer(decode_reply(reply), 200, headers, times_of(reply)))
 
     async def options_of(request: Request, known: Iterable[str] | None) -> dict[str, Any]:
         return await read_options(HttpRequest(request.scope), request.receive, known)
 
     @routes.get("/status", summary="Every member as this one sees it.", responses=answers(200, *READ_ERRORS))
     async def status(request: Request) -> Response:
-        return await run_here(request, {"replSetGetStatus": 1})
+        return await answer_here(member, request, {"replSetGetStatus": 1})
 
     @routes.get("/config", summary="The configuration in force.", responses=answers(200, *READ_ERRORS))
     async def config(request: Request, commitmentStatus: bool = False) -> Response:
-        return await run_here(request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
+        return await answer_here(member, request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
 
     @routes.get(
         "/writes/{optime}",
@@ -76,7 +54,7 @@ def router(member: RunningMember) -> APIRouter:
         responses=answers(200, *READ_ERRORS),
     )
     async def write_state(optime: str, request: Request) -> Response:
-        return await run_here(request, {"replSetGetWriteState": optime, "all": True})
+        return await answer_here(member, request, {"replSetGetWriteState": optime, "all": True})
 
     @routes.get(
         "/elections",
@@ -86,7 +64,7 @@ def router(member: RunningMember) -> APIRouter:
         responses=answers(200, *READ_ERRORS),
     )
     async def elections(request: Request, local: bool = False, limit: int = 20) -> Response:
-        return await run_here(request, {"replSetGetElections": 1, "all": not local, "limit": limit})
+        return await answer_here(member, request, {"replSetGetElections": 1, "all": not local, "limit": limit})
 
     @routes.post(
         "/initiate",
@@ -95,7 +73,7 @@ def router(member: RunningMember) -> APIRouter:
         openapi_extra=body(CONFIG, required=False),
     )
     async def initiate(request: Request) -> Response:
-        return await run_here(request, {"replSetInitiate": await options_of(request, None)}, is_write=True)
+        return await answer_here(member, request, {"replSetInitiate": await options_of(request, None)}, is_write=True)
 
     @routes.post(
         "/reconfig",
@@ -121,32 +99,10 @@ def router(member: RunningMember) -> APIRouter:
         options = {name: fields[name] for name in ("force", "maxTimeMS") if fields.get(name) is not None}
         command = {"replSetReconfig": document, **options}
         if options.get("force"):
-            return await run_here(request, command, is_write=True)
-        return await run_on_primary(request, command)
+            return await answer_here(member, request, command, is_write=True)
+        return await answer_of_primary(member, request, command)
 
-    def serve(declaration: Declaration) -> None:
-        async def run(request: Request) -> Response:
-            given = await options_of(request, [row.name for row in declaration.fields])
-            try:
-                command = declaration.command(given)
-            except ReplError as error:
-                raise failure(error.code, error.message) from None
-            return await run_here(request, command)
-
-        schema = declaration.schema()
-        routes.add_api_route(
-            f"/{declaration.http}",
-            run,
-            methods=["POST"],
-            name=declaration.http,
-            summary=declaration.summary,
-            responses=answers(200, *WRITE_ERRORS),
-            openapi_extra=body(schema, required="required" in schema),
-        )
-
-    for declaration in declarations():
-        if declaration.http:
-            serve(declaration)
+    serve_declared(routes, member)
 
     @routes.post(
         "/members",
@@ -158,7 +114,7 @@ def router(member: RunningMember) -> APIRouter:
         fields = await options_of(request, MEMBER)
         if "host" not in fields:
             raise failure(ErrorCode.MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of the member")
-        return await run_on_primary(request, {"replSetAddMember": fields})
+        return await answer_of_primary(member, request, {"replSetAddMember": fields})
 
     @routes.delete(
         "/members/{host}",
@@ -166,6 +122,6 @@ def router(member: RunningMember) -> APIRouter:
         responses=answers(200, 307, *WRITE_ERRORS),
     )
     async def remove_member(host: str, request: Request) -> Response:
-        return await run_on_primary(request, {"replSetRemoveMember": host})
+        return await answer_of_primary(member, request, {"replSetRemoveMember": host})
 
     return routes

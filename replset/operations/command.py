@@ -234,4 +234,5 @@ def declared(cls: type[T], run: Callable[[CommandContext, T], Awaitable[Reply]])
         return await run(ctx, declaration.read(cls, ctx.body))
 
     handler.__doc__ = declaration.summary
-    return Command(declaration.name, handler, declaration.names, admin_only=True, needs=declaration.needs)
+    where = Where.PRIMARY if declaration.on_primary else Where.ANYWHERE
+    return Command(declaration.name, handler, declaration.names, where=where, admin_only=True, needs=declaration.needs)

@@ -1,13 +1,17 @@
-"""Declares an operation once: its fields, their kinds, defaults and help, who may run it, and its HTTP path.
+"""Declares an operation once: its fields, their kinds, defaults and help, who may run it, where, and its HTTP route.
 
 From a declaration come the row of its command, the reading of its document with MongoDB's refusals, the HTTP route with
 its part of the OpenAPI document, and the help of the command line's options. It imports little, for the command line.
+
+Declared are operations with a body of their own over HTTP, or with a verb of the command line. What drivers send (find,
+insert, users' commands and their like) stays a row of operations/command.py whose handler reads its document itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
 from typing import Any, Final, Generic, TypeVar, dataclass_transform
 
 from replset.auth.roles import Action
@@ -15,9 +19,10 @@ from replset.bson import RawDocument
 from replset.config import parse_host
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import HostPort
-from replset.operations.fields import boolean, is_absent, text, whole, wrong_type
+from replset.operations.fields import boolean, document, is_absent, missing, text, values, whole, wrong_type
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 MAX_SECONDS: Final = 10 * 366 * 86_400
 _META: Final = "declared"
 
@@ -58,7 +63,34 @@ def between(least: float, most: float) -> Kind[float]:
     return Kind(read, {"type": "number", "minimum": least, "maximum": most})
 
 
+def whole_between(least: int, most: int) -> Kind[int]:
+    """A whole number from `least` to `most`; others are refused with 51024."""
+
+    def read(body: RawDocument, name: str, command: str) -> int:
+        return whole(body, name, command, least=least, most=most)
+
+    return Kind(read, {"type": "integer", "minimum": least, "maximum": most})
+
+
+def one_of(cls: type[E]) -> Kind[E]:
+    """The text of a value of this enumeration; others are refused with 2."""
+    texts = [str(one.value) for one in cls]
+
+    def read(body: RawDocument, name: str, command: str) -> E:
+        given = text(body, name, command)
+        if given not in texts:
+            raise BadValueError(f"{name} {given!r:.50} is none of {', '.join(texts)}")
+        return cls(given)
+
+    return Kind(read, {"type": "string", "enum": texts})
+
+
+ANY: Final[Kind[object]] = Kind(lambda body, name, _: body.get(name), {})
 BOOLEAN: Final = Kind(boolean, {"type": "boolean"})
+DOCUMENT: Final = Kind(document, {"type": "object"})
+TEXT: Final = Kind(text, {"type": "string"})
+WHOLE: Final = Kind(whole, {"type": "integer"})
+TEXTS: Final = Kind(values, {"type": "array", "items": TEXT.schema})
 SECONDS: Final = Kind(_seconds, {"type": "integer", "minimum": 0})
 HOST: Final = Kind(_host, {"type": "string", "example": "127.0.0.1:27018"})
 
@@ -79,11 +111,17 @@ class DeclaredField:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """An operation. summary: its docstring's first paragraph. http: the path behind /v1/replset/; "": it has none."""
+    """An operation. title: its class's name, as a route has it. summary: its docstring's first paragraph.
+
+    on_primary: it is for the primary; over HTTP every member forwards it. http: method and path of its route, whose
+    placeholder is the command's own field; "": it has none.
+    """
 
     name: str
+    title: str
     summary: str
     needs: Action
+    on_primary: bool
     http: str
     fields: tuple[DeclaredField, ...]
 
@@ -97,38 +135,47 @@ class Declaration:
 
     def read(self, cls: type[T], body: RawDocument) -> T:
         """The operation that a command's document asks for. ReplError: it is refused."""
-        values = {}
+        found: dict[str, Any] = {}
         for row in self.fields:
             name = self.name if row.is_own else row.name
-            is_left_out = row.default is not MISSING and is_absent(body, name)
-            values[row.attribute] = row.default if is_left_out else row.kind.read(body, name, self.name)
-        return cls(**values)
+            is_left_out = is_absent(body, name) and not (row.is_own and row.default is MISSING)
+            if is_left_out and row.default is MISSING:
+                raise missing(self.name, name)
+            found[row.attribute] = row.default if is_left_out else row.kind.read(body, name, self.name)
+        return cls(**found)
 
     def command(self, given: Mapping[str, object]) -> dict[str, object]:
         """The command's document, of the fields of an HTTP body. ReplError: one is missing."""
         command: dict[str, object] = {self.name: 1}
         for row in self.fields:
-            if row.name in given:
-                command[self.name if row.is_own else row.name] = given[row.name]
-            elif row.default is MISSING:
+            if row.default is MISSING and row.name not in given:
                 raise ReplError(f"field '{row.name}' is missing but required: {row.help}", code=ErrorCode.MISSING_FIELD)
-            elif row.is_own:
-                command[self.name] = row.default
+            if row.is_own or row.name in given:
+                command[self.name if row.is_own else row.name] = given.get(row.name, row.default)
         return command
+
+    @property
+    def in_path(self) -> str:
+        """The field whose value is a part of the path; "": none."""
+        return self.http.partition("{")[2].partition("}")[0]
+
+    @property
+    def in_body(self) -> list[DeclaredField]:
+        return [row for row in self.fields if row.name != self.in_path]
 
     def schema(self) -> dict[str, Any]:
         """The HTTP body, as OpenAPI has it."""
-        required = [row.name for row in self.fields if row.default is MISSING]
-        properties = {row.name: dict(row.kind.schema) for row in self.fields}
+        required = [row.name for row in self.in_body if row.default is MISSING]
+        properties = {row.name: {**row.kind.schema, "description": row.help} for row in self.in_body}
         return {"type": "object", **({"required": required} if required else {}), "properties": properties}
 
 
-def own(kind: Kind[Any], *, default: Any = MISSING, help: str = "") -> Any:
+def own(kind: Kind[Any], *, default: Any = MISSING, help: str) -> Any:
     """The value of the command's own name; over HTTP it has the name of the attribute."""
     return field(default=default, metadata={_META: (kind, "", help, True)})
 
 
-def value(kind: Kind[Any], *, default: Any, name: str = "", help: str = "") -> Any:
+def value(kind: Kind[Any], *, default: Any = MISSING, name: str = "", help: str) -> Any:
     """A field. name: where it is not the attribute's."""
     return field(default=default, metadata={_META: (kind, name, help, False)})
 
@@ -137,23 +184,18 @@ _DECLARED: dict[type, Declaration] = {}
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(own, value))
-def operation(name: str, *, needs: Action, http: str = "") -> Callable[[type[T]], type[T]]:
+def operation(name: str, *, needs: Action, on_primary: bool = False, http: str = "") -> Callable[[type[T]], type[T]]:
     """Make a class the declaration of this operation; its docstring says what the operation does."""
 
     def declare(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, slots=True)(cls)
-        rows = [(row, *row.metadata[_META]) for row in fields(made)]  # type: ignore[arg-type]
         summary = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
-        _DECLARED[made] = Declaration(
-            name,
-            summary,
-            needs,
-            http,
-            tuple(
-                DeclaredField(wire or row.name, row.name, kind, row.default, text_, is_own)
-                for row, kind, wire, text_, is_own in rows
-            ),
-        )
+        rows = []
+        for row in fields(made):  # type: ignore[arg-type]
+            kind, wire, text_, is_own = row.metadata[_META]
+            rows.append(DeclaredField(wire or row.name, row.name, kind, row.default, text_, is_own))
+        title = cls.__name__[0].lower() + cls.__name__[1:]
+        _DECLARED[made] = Declaration(name, title, summary, needs, on_primary, http, tuple(rows))
         return made
 
     return declare

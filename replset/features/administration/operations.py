@@ -13,7 +13,7 @@ MOST_OPLOG = 1 << 30
 MEGABYTES, HOURS = between(990, MOST_OPLOG), between(0, MOST_OPLOG)
 
 
-@operation("replSetStepDown", http="stepDown", needs=Action.CHANGE_STATE)
+@operation("replSetStepDown", http="POST /v1/replset/stepDown", needs=Action.CHANGE_STATE)
 class StepDown:
     """Let this member, the primary, hand over; it is not elected again for `seconds`."""
 
@@ -34,28 +34,28 @@ class StepDown:
         return 0 if self.force else min(CATCH_UP_S, self.seconds)
 
 
-@operation("replSetFreeze", http="freeze", needs=Action.CHANGE_STATE)
+@operation("replSetFreeze", http="POST /v1/replset/freeze", needs=Action.CHANGE_STATE)
 class Freeze:
     """Keep this member from becoming a candidate for `seconds`; 0 ends it."""
 
     seconds: int = own(SECONDS, help="0 ends it")
 
 
-@operation("replSetSyncFrom", http="syncFrom", needs=Action.CHANGE_STATE)
+@operation("replSetSyncFrom", http="POST /v1/replset/syncFrom", needs=Action.CHANGE_STATE)
 class SyncFrom:
     """Let this member, a secondary, fetch from `host`, until that is no good source any more."""
 
     host: HostPort = own(HOST, help="HOST:PORT of a member")
 
 
-@operation("replSetMaintenance", http="maintenance", needs=Action.CHANGE_STATE)
+@operation("replSetMaintenance", http="POST /v1/replset/maintenance", needs=Action.CHANGE_STATE)
 class Maintenance:
     """Keep this member, a secondary, from serving reads (`on`: true), or end that once."""
 
     on: bool = own(BOOLEAN, help="true or false")
 
 
-@operation("replSetResync", http="resync", needs=Action.RESYNC)
+@operation("replSetResync", http="POST /v1/replset/resync", needs=Action.RESYNC)
 class Resync:
     """Let this member export what only it has, and copy another member's data; also ends a quarantine."""
 

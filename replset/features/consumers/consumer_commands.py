@@ -16,7 +16,6 @@ from replset.errors import (
 )
 from replset.features.consumers.consumer import (
     CONSUMERS_NS,
-    LONGEST_NAME,
     MOST_CONSUMERS,
     MOST_OUTSTANDING,
     REMOVED_ID,
@@ -34,12 +33,13 @@ from replset.features.consumers.consumer_directory import (
     not_found,
     removed_in,
 )
-from replset.features.consumers.consumer_reads import read, reader_of, save, save_by, state_of, token_of
+from replset.features.consumers.consumer_reads import read, save, save_by, state_of
+from replset.features.consumers.operations import Ack, Create, Nack, Read, Remove, Seek, token_of
 from replset.features.crud.filters import filter_of
 from replset.ids import Millis, pack_ts
 from replset.operations import fields
 from replset.operations.authorization import authorize, is_allowed
-from replset.operations.command import Command, CommandContext, Handler, Where
+from replset.operations.command import Command, CommandContext, declared
 from replset.operations.evaluation import read_statement
 from replset.operations.history import History
 from replset.operations.namespaces import check_database, namespace
@@ -49,36 +49,21 @@ from replset.query.change_tokens import Token, behind, in_front_of
 from replset.replication.write_ops import WriteGroup, do_create
 from replset.storage.sqlite import first_row
 
-LEAST_TIMEOUT_MS, MOST_TIMEOUT_MS, USUAL_TIMEOUT_MS = 100, 24 * 3_600_000, 30_000
-MOST_DELAY_MS = 24 * 3_600_000
 LARGEST_FILTER = 16 << 10
 
 
 # --- create, list, remove, seek --------------------------------------------------------------------------------------
 
 
-async def create(ctx: CommandContext) -> Reply:
-    """Create a named consumer; one that is there with the same options stays as it is."""
-    body = ctx.body
-    name, (database, collection) = _name(ctx), _namespace(fields.text(body, "ns", ctx.name, ""))
+async def create(ctx: CommandContext, given: Create) -> Reply:
+    name, query, (database, collection) = given.name, given.filter, _namespace(given.ns)
     _authorize(ctx, Action.MANAGE_CONSUMERS, database)
-    query = fields.document(body, "filter", ctx.name)
     if query is not None and len(query.raw) > LARGEST_FILTER:
         raise BadValueError(f"the filter of a consumer has at most {LARGEST_FILTER} bytes")
     wanted = {} if query is None else query.decode()
-    await read_statement(ctx.member, body, lambda: filter_of(wanted))
-    made = Consumer(
-        name,
-        database,
-        collection,
-        wanted,
-        _mode(fields.text(body, "mode", ctx.name, Mode.EXCLUSIVE.value)),
-        "",
-        ack_timeout_ms=fields.whole(
-            body, "ackTimeoutMS", ctx.name, USUAL_TIMEOUT_MS, least=LEAST_TIMEOUT_MS, most=MOST_TIMEOUT_MS
-        ),
-    )
-    place = _place(ctx, "startAt")
+    await read_statement(ctx.member, ctx.body, lambda: filter_of(wanted))
+    made = Consumer(name, database, collection, wanted, given.mode, "", ack_timeout_ms=given.ack_timeout_ms)
+    place = _place(ctx, "startAt", given.start_at)
 
     def operation(group: WriteGroup) -> None:
         coll = group.txn.catalog.by_ns.get(CONSUMERS_NS) or do_create(group, CONSUMERS_NS)
@@ -115,9 +100,8 @@ async def list_consumers(ctx: CommandContext) -> Reply:
     return {"consumers": [_shown(ctx, consumer) for consumer in allowed]}
 
 
-async def remove(ctx: CommandContext) -> Reply:
-    """Remove a consumer. What it held back of the oplog may go."""
-    consumer = _find(ctx, Action.MANAGE_CONSUMERS)
+async def remove(ctx: CommandContext, given: Remove) -> Reply:
+    consumer = _find(ctx, given.name, Action.MANAGE_CONSUMERS)
 
     def operation(group: WriteGroup) -> None:
         before = document_of(consumer.name).remove(group)
@@ -131,27 +115,24 @@ async def remove(ctx: CommandContext) -> Reply:
     return {}
 
 
-async def seek(ctx: CommandContext) -> Reply:
-    """Set the position of a consumer: to a token, a time, "oldest" or "now". What was read before counts no more."""
-    consumer = _find(ctx, Action.MANAGE_CONSUMERS)
-    if fields.is_absent(ctx.body, "to"):
-        raise fields.missing(ctx.name, "to")
-    place = _place(ctx, "to")
+async def seek(ctx: CommandContext, given: Seek) -> Reply:
+    consumer = _find(ctx, given.name, Action.MANAGE_CONSUMERS)
+    place = _place(ctx, "to", given.to)
     moved = await save(ctx, consumer.name, lambda now: now.moved_to(str(place())))
     return _shown(ctx, moved)
 
 
-def _place(ctx: CommandContext, name: str) -> Callable[[], Token]:
-    """The place that the field names, found when it is called: what is there now may be gone then.
+def _place(ctx: CommandContext, name: str, value: object) -> Callable[[], Token]:
+    """The place that the field's value names, found when it is called: what is there now may be gone then.
 
     286: its entries are gone. BadValueError: nothing is committed there yet.
     """
-    value, member = ctx.body.get(name), ctx.member
+    member = ctx.member
 
     def place() -> Token:
         committed, oldest = member[History].committed, member[History].oldest()
         first = in_front_of(oldest.ts, oldest.term)
-        if value is None or value == "now":
+        if value == "now":
             return behind(committed)
         if value == "oldest":
             return first
@@ -180,12 +161,11 @@ def _place(ctx: CommandContext, name: str) -> Callable[[], Token]:
 # --- acknowledging -------------------------------------------------------------------------------------------------
 
 
-async def acknowledge(ctx: CommandContext) -> Reply:
-    """Acknowledge all events up to `token`; of a shared consumer the events of `tokens`. A majority has it then."""
-    consumer = _find(ctx, Action.CHANGE_STREAM)
-    generation, state = _generation(ctx), state_of(ctx.member)
+async def acknowledge(ctx: CommandContext, given: Ack) -> Reply:
+    consumer = _find(ctx, given.name, Action.CHANGE_STREAM)
+    generation, state = given.generation, state_of(ctx.member)
     if consumer.mode is not Mode.SHARED:
-        token = _past(ctx, ctx.body.get("token"), "token")
+        token = _past(ctx, given.token or token_of(None), "token")
         now = ctx.member.clock.now()
         delay_ms = consumer.delay_ms if state.delayed_until(consumer, now) > now else 0
 
@@ -195,7 +175,7 @@ async def acknowledge(ctx: CommandContext) -> Reply:
         consumer = await save(ctx, consumer.name, acknowledged_through)
         state.leases.renew(consumer, ctx.member.clock.now())
         return {"position": consumer.position}
-    tokens = [_past(ctx, value, "tokens") for value in _tokens(ctx)]
+    tokens = [_past(ctx, token, "tokens") for token in _tokens(ctx, given)]
     window = state.window(consumer)
 
     def acknowledged(now: Consumer) -> Consumer:
@@ -212,67 +192,54 @@ async def acknowledge(ctx: CommandContext) -> Reply:
     return {"position": consumer.position, "outstanding": window.outstanding}
 
 
-async def give_back(ctx: CommandContext) -> Reply:
-    """Give back what was read and is not acknowledged; it comes again after `delayMS`. With `leave` the reader goes."""
-    consumer = _find(ctx, Action.CHANGE_STREAM)
-    generation, state = _generation(ctx), state_of(ctx.member)
-    delay_ms = fields.whole(ctx.body, "delayMS", ctx.name, 0, least=0, most=MOST_DELAY_MS)
-    leaves, now = fields.boolean(ctx.body, "leave", ctx.name), ctx.member.clock.now()
+async def give_back(ctx: CommandContext, given: Nack) -> Reply:
+    consumer = _find(ctx, given.name, Action.CHANGE_STREAM)
+    generation, delay_ms, state, now = given.generation, given.delay_ms, state_of(ctx.member), ctx.member.clock.now()
     consumer.check_generation(generation)
     until = Millis(now + delay_ms)
     if consumer.mode is Mode.SHARED:
         window = state.window(consumer)
-        if leaves:
-            return {"n": window.give_back(window.held_by(reader_of(ctx)), until)}
-        return {"n": window.give_back([str(token_of(value)) for value in _tokens(ctx)], until)}
+        if not given.leave:
+            return {"n": window.give_back([str(token) for token in _tokens(ctx, given)], until)}
+        if given.reader is None:
+            raise fields.missing(ctx.name, "reader")
+        return {"n": window.give_back(window.held_by(given.reader), until)}
     if consumer.delay_ms != delay_ms:
         consumer = await save(ctx, consumer.name, lambda now: now.given_back(generation, delay_ms))
     state.delays[consumer.name] = until
-    if leaves:
+    if given.leave:
         state.leases.end(consumer, now)
     return {}
 
 
-def _past(ctx: CommandContext, value: object, name: str) -> str:
+def _past(ctx: CommandContext, token: Token, name: str) -> str:
     """The text of a token that events can have had. What is not committed yet was shown to nobody."""
-    token, committed = token_of(value), ctx.member[History].committed
+    committed = ctx.member[History].committed
     if token.ts > committed.ts:
         raise BadValueError(f"{name}: {token} is later than the newest committed entry, {committed}: it was never read")
     return str(token)
 
 
-def _tokens(ctx: CommandContext) -> list[object]:
+def _tokens(ctx: CommandContext, given: Ack | Nack) -> list[Token]:
     """The tokens of single events: no reader has more of them."""
-    found = fields.values(ctx.body, "tokens", ctx.name)
-    if len(found) > MOST_OUTSTANDING:
-        raise BadValueError(f"tokens: {len(found)} of them; at most {MOST_OUTSTANDING} events are with readers at once")
-    return found
+    if given.tokens is None:
+        raise fields.missing(ctx.name, "tokens")
+    if len(given.tokens) > MOST_OUTSTANDING:
+        many = f"at most {MOST_OUTSTANDING} events are with readers at once"
+        raise BadValueError(f"tokens: {len(given.tokens)} of them; {many}")
+    return [token_of(value) for value in given.tokens]
 
 
-def _generation(ctx: CommandContext) -> int:
-    if fields.is_absent(ctx.body, "generation"):
-        raise fields.missing(ctx.name, "generation")
-    return fields.whole(ctx.body, "generation", ctx.name)
+async def read_events(ctx: CommandContext, given: Read) -> Reply:
+    return await read(ctx, given, _find(ctx, given.name, Action.CHANGE_STREAM))
 
 
-async def read_events(ctx: CommandContext) -> Reply:
-    """Read the events behind the position of a consumer, or wait for some."""
-    return await read(ctx, _find(ctx, Action.CHANGE_STREAM))
+# --- what all ask ----------------------------------------------------------------------------------------------------
 
 
-# --- reading the commands ------------------------------------------------------------------------------------------
-
-
-def _name(ctx: CommandContext) -> str:
-    name = fields.text(ctx.body, ctx.name, ctx.name)
-    if not 0 < len(name) <= LONGEST_NAME or not all(char.isalnum() or char in "-_." for char in name):
-        raise BadValueError(f"a consumer's name has 1 to {LONGEST_NAME} letters, digits, and - _ .")
-    return name
-
-
-def _find(ctx: CommandContext, action: Action) -> Consumer:
-    """The consumer that the command names; 13: the sender may not do this with what it follows."""
-    consumer = ctx.member[ConsumerDirectory].find(_name(ctx))
+def _find(ctx: CommandContext, name: str, action: Action) -> Consumer:
+    """The consumer of this name; 13: the sender may not do this with what it follows."""
+    consumer = ctx.member[ConsumerDirectory].find(name)
     _authorize(ctx, action, consumer.database)
     return consumer
 
@@ -293,14 +260,6 @@ def _namespace(ns: str) -> tuple[str, str]:
     return database, collection
 
 
-def _mode(name: str) -> Mode:
-    try:
-        return Mode(name)
-    except ValueError:
-        modes = ", ".join(mode.value for mode in Mode)
-        raise BadValueError(f"mode {name!r:.50} is none of {modes}") from None
-
-
 def _shown(ctx: CommandContext, consumer: Consumer) -> dict[str, object]:
     """The consumer with how far it is behind."""
     document = {"name": consumer.name, **consumer.document()}
@@ -308,17 +267,12 @@ def _shown(ctx: CommandContext, consumer: Consumer) -> dict[str, object]:
     return document | {"ackedAhead": len(consumer.acked)} | lag_document(ctx.member, consumer)
 
 
-def _command(name: str, run: Handler, taken: set[str], *, where: Where = Where.PRIMARY) -> Command:
-    return Command(name, run, frozenset(taken), where=where, admin_only=True, needs=Action.LOGIN)
-
-
 COMMANDS: tuple[Command, ...] = (
-    _command("replSetConsumerCreate", create, {"ns", "filter", "mode", "startAt", "ackTimeoutMS"}),
-    _command("replSetConsumers", list_consumers, set(), where=Where.ANYWHERE),
-    _command("replSetConsumerRemove", remove, set()),
-    _command("replSetConsumerSeek", seek, {"to"}),
-    _command("replSetConsumerRead", read_events, {"reader", "after", "generation", "maxEvents", "waitMS"}),
-    _command("replSetConsumerAck", acknowledge, {"generation", "token", "tokens"}),
-    _command("replSetConsumerNack", give_back, {"generation", "tokens", "reader", "delayMS", "leave"}),
+    declared(Create, create),
+    Command("replSetConsumers", list_consumers, admin_only=True, needs=Action.LOGIN),
+    declared(Remove, remove),
+    declared(Seek, seek),
+    declared(Read, read_events),
+    declared(Ack, acknowledge),
+    declared(Nack, give_back),
 )
-"""Each asks for more than a login: a right on what the consumer follows."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError
 from replset.features.change_streams.event_reader import EventOptions, EventReader, ToldEvent
 from replset.features.consumers.consumer import Claim, Consumer, Mode
 from replset.features.consumers.consumer_directory import ConsumerDirectory, PrimaryState, change
+from replset.features.consumers.operations import Read
 from replset.features.crud.filters import Filter, filter_of
 from replset.ids import Millis, OpTime
 from replset.operations import fields
@@ -31,8 +31,6 @@ from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token
 from replset.replication.write_ops import WriteGroup
 
-MOST_EVENTS, USUAL_EVENTS = 1_000, 100
-MOST_WAIT_MS = 30_000
 MOST_BYTES = 1 << 20
 """How many bytes of events a reply has. The last one may go beyond; of a shared consumer only one that comes alone."""
 LEAST_LOOK_MS = 1_000
@@ -54,54 +52,18 @@ class FoundEvent(NamedTuple):
     document: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
-    """What the command asks. after: "" for behind the position; it counts in its generation. until: when it waits no
-    more.
-    """
-
-    name: str
-    reader: str
-    after: str
-    generation: int
-    most: int
-    until: Millis
-
-
-async def read(ctx: CommandContext, consumer: Consumer) -> Reply:
+async def read(ctx: CommandContext, asked: Read, consumer: Consumer) -> Reply:
     """Give the events behind the position, or wait for some. The consumer is the one that the command names."""
-    body = ctx.body
-    wait_ms = fields.whole(body, "waitMS", ctx.name, 0, least=0, most=MOST_WAIT_MS)
-    if not fields.is_absent(body, "after") and fields.is_absent(body, "generation"):
+    if asked.after is not None and asked.generation is None:
         raise fields.missing(ctx.name, "generation")
-    if ctx.left_ms is not None:
-        wait_ms = min(wait_ms, ctx.left_ms // 2)
-    request = ReadRequest(
-        consumer.name,
-        reader_of(ctx),
-        "" if fields.is_absent(body, "after") else str(token_of(body.get("after"))),
-        fields.whole(body, "generation", ctx.name),
-        fields.whole(body, "maxEvents", ctx.name, USUAL_EVENTS, least=1, most=MOST_EVENTS),
-        Millis(ctx.member.clock.now() + wait_ms),
-    )
+    wait_ms = asked.wait_ms if ctx.left_ms is None else min(asked.wait_ms, ctx.left_ms // 2)
+    until = Millis(ctx.member.clock.now() + wait_ms)
     source = await EventSource.of(ctx.member, consumer)
     if consumer.mode is Mode.SHARED:
-        if request.after:
+        if asked.after is not None:
             raise BadValueError(f"consumer {consumer.name} is shared: who reads it cannot say where to begin")
-        return await _read_shared(ctx, request, consumer, source)
-    return await _read_in_order(ctx, request, consumer, source)
-
-
-def reader_of(ctx: CommandContext) -> str:
-    name = fields.text(ctx.body, "reader", ctx.name)
-    if not name or len(name) > 128:
-        raise BadValueError("a reader's name has 1 to 128 characters")
-    return name
-
-
-def token_of(value: object) -> Token:
-    """A token as text, or as events have it in `_id`. 260: it is none."""
-    return Token.parse(value.get("_data") if isinstance(value, dict) else value)
+        return await _read_shared(ctx, asked, until, consumer, source)
+    return await _read_in_order(ctx, asked, until, consumer, source)
 
 
 def state_of(member: Kernel) -> PrimaryState:
@@ -202,27 +164,29 @@ class EventSource:
 # --- exclusive and failover ------------------------------------------------------------------------------------------
 
 
-async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Consumer, source: EventSource) -> Reply:
+async def _read_in_order(
+    ctx: CommandContext, asked: Read, until: Millis, consumer: Consumer, source: EventSource
+) -> Reply:
     member = ctx.member
-    found = await _hold(ctx, request)
+    found = await _hold(ctx, asked, until)
     if isinstance(found, str):
-        return {"consumer": request.name, "active": False, "holder": found, "events": []}
+        return {"consumer": asked.name, "active": False, "holder": found, "events": []}
     consumer, state = found, state_of(member)
     position = max(consumer.position, state.passed_of(consumer))
-    after = begin = max(request.after if request.generation == consumer.generation else "", position)
+    after = begin = max(str(asked.after or "") if asked.generation == consumer.generation else "", position)
     events: list[FoundEvent] = []
     while True:
         now = member.clock.now()
-        wait_until = request.until
+        wait_until = until
         delayed = state.delayed_until(consumer, now)
         if delayed > now:
             wait_until = min(wait_until, delayed)
         else:
-            events, after = await source.after(after, request.most, wait_until)
+            events, after = await source.after(after, asked.most, wait_until)
         now = member.clock.now()
         consumer = same(ctx, consumer)
         state.leases.renew(consumer, now)
-        if events or now >= request.until:
+        if events or now >= until:
             break
         left_ms = min(wait_until - now, LOOK_MS, consumer.ack_timeout_ms // 3)
         if delayed > now:
@@ -242,20 +206,20 @@ async def _read_in_order(ctx: CommandContext, request: ReadRequest, consumer: Co
     }
 
 
-async def _hold(ctx: CommandContext, request: ReadRequest) -> Consumer | str:
+async def _hold(ctx: CommandContext, asked: Read, until: Millis) -> Consumer | str:
     """Make the reader the holder; the name of the holder if that does not go away in time.
 
     ConsumerTakenError: another reader holds an exclusive consumer.
     """
     member = ctx.member
     while True:
-        state, consumer, now = state_of(member), member[ConsumerDirectory].find(request.name), member.clock.now()
-        match state.leases.claim(consumer, request.reader, now):
+        state, consumer, now = state_of(member), member[ConsumerDirectory].find(asked.name), member.clock.now()
+        match state.leases.claim(consumer, asked.reader, now):
             case Claim.HOLDS:
                 return consumer
             case Claim.MAY_TAKE:
                 try:
-                    return await save(ctx, consumer.name, partial(_taken, consumer.generation, request.reader))
+                    return await save(ctx, consumer.name, partial(_taken, consumer.generation, asked.reader))
                 except ConsumerMovedError:
                     continue
         due = state.leases.due(consumer, now)
@@ -265,9 +229,9 @@ async def _hold(ctx: CommandContext, request: ReadRequest) -> Consumer | str:
                 f" for {consumer.ack_timeout_ms} ms",
                 details={"holder": consumer.holder},
             )
-        if now >= request.until:
+        if now >= until:
             return consumer.holder
-        await member.wait_for_change(min(request.until, due) - now)
+        await member.wait_for_change(min(until, due) - now)
 
 
 def _taken(generation: int, reader: str, consumer: Consumer) -> Consumer:
@@ -296,19 +260,21 @@ async def _pass(ctx: CommandContext, state: PrimaryState, consumer: Consumer, to
 # --- shared ----------------------------------------------------------------------------------------------------------
 
 
-async def _read_shared(ctx: CommandContext, request: ReadRequest, consumer: Consumer, source: EventSource) -> Reply:
+async def _read_shared(
+    ctx: CommandContext, asked: Read, until: Millis, consumer: Consumer, source: EventSource
+) -> Reply:
     member, state = ctx.member, state_of(ctx.member)
     while True:
         async with state.locks[consumer.name]:
             same(ctx, consumer)
             window = state.window(consumer)
-            given = await _give(member, request, consumer, source, state)
+            given = await _give(member, asked, until, consumer, source, state)
         now = member.clock.now()
-        if given or now >= request.until:
+        if given or now >= until:
             break
         due = window.next_due(now)
-        until = min(request.until, request.until if due is None else due, Millis(now + LOOK_MS))
-        await source.wait(window.through, max(1, until - now))
+        wake = min(until, until if due is None else due, Millis(now + LOOK_MS))
+        await source.wait(window.through, max(1, wake - now))
         same(ctx, consumer)
     if not given and state.windows.get(consumer.name) is window:
         consumer = await _pass(ctx, state, consumer, window.acknowledge(()))
@@ -323,25 +289,25 @@ async def _read_shared(ctx: CommandContext, request: ReadRequest, consumer: Cons
 
 
 async def _give(
-    member: Kernel, request: ReadRequest, consumer: Consumer, source: EventSource, state: PrimaryState
+    member: Kernel, asked: Read, until: Millis, consumer: Consumer, source: EventSource, state: PrimaryState
 ) -> list[tuple[FoundEvent, int]]:
     """Events for this reader, each with how often it was given to anybody; the caller has the lock.
 
     What the reply has no room for is given back at once.
     """
     window, now = state.window(consumer), member.clock.now()
-    taken = window.take(request.reader, request.most, now, consumer.ack_timeout_ms)
+    taken = window.take(asked.reader, asked.most, now, consumer.ack_timeout_ms)
     new: dict[str, FoundEvent] = {}
-    if len(taken) < request.most and window.room > 0:
-        most = min(window.room, request.most - len(taken))
-        events, through = await source.after(window.through, most, request.until)
+    if len(taken) < asked.most and window.room > 0:
+        most = min(window.room, asked.most - len(taken))
+        events, through = await source.after(window.through, most, until)
         window.add(((event.token, event.key) for event in events), through)
         new = {event.token: event for event in events}
-        taken += window.take(request.reader, request.most - len(taken), now, consumer.ack_timeout_ms)
+        taken += window.take(asked.reader, asked.most - len(taken), now, consumer.ack_timeout_ms)
     given: list[tuple[FoundEvent, int]] = []
     size = 0
     for number, pending in enumerate(taken):
-        event = new.get(pending.token) or await source.event(pending.token, request.until)
+        event = new.get(pending.token) or await source.event(pending.token, until)
         if event is None:
             continue
         size += len(event.document)

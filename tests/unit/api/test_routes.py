@@ -104,8 +104,6 @@ ADMIN: dict[str, tuple[str, str, object, dict[str, Any]]] = {
         {"replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 2, "force": True},
     ),
     "freeze": ("POST", "freeze", {"seconds": 9}, {"replSetFreeze": 9}),
-    "sync-from": ("POST", "syncFrom", {"host": "a:1"}, {"replSetSyncFrom": "a:1"}),
-    "maintenance": ("POST", "maintenance", {"on": True}, {"replSetMaintenance": True}),
     "add": ("POST", "members", MEMBER, {"replSetAddMember": MEMBER}),
     "remove": ("DELETE", "members/127.0.0.1:27018", None, {"replSetRemoveMember": "127.0.0.1:27018"}),
 }
@@ -163,10 +161,6 @@ BAD_ADMIN: dict[str, tuple[str, str, object, int, str]] = {
     "no-config": ("POST", "reconfig", {"force": True}, 40414, "'config'"),
     "a-number-as-config": ("POST", "reconfig", {"config": 1}, 14, "'config'"),
     "an-unknown-reconfig-field": ("POST", "reconfig", {"config": {}, "farce": True}, 40415, "'farce'"),
-    "no-seconds": ("POST", "freeze", {}, 40414, "'seconds'"),
-    "no-source": ("POST", "syncFrom", {}, 40414, "'host'"),
-    "no-switch": ("POST", "maintenance", {}, 40414, "'on'"),
-    "an-unknown-step-down-field": ("POST", "stepDown", {"secs": 3}, 40415, "'secs'"),
     "an-array": ("POST", "initiate", [], 9, "JSON object"),
     "a-bad-flag": ("GET", "config?commitmentStatus=perhaps", None, 2, "query commitmentStatus"),
 }

@@ -1,0 +1,90 @@
+"""Answers with the reply of a command, and serves the operations that declare a route (operations/declared.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from api.actions import documents_in
+from api.bodies import DocumentList, parts_of, times_of
+from api.commands import Reply, check_reply, decode_reply, run_command, run_write
+from api.errors import HttpError
+from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
+from api.openapi import answers, body
+from replset.errors import ErrorCode
+from replset.member.member import RunningMember
+from replset.operations.declared import Declaration, declarations
+
+READ_ERRORS = (400, 404, 405, 503)
+WRITE_ERRORS = (*READ_ERRORS, 413, 415, 504)
+
+
+async def answer_here(
+    member: RunningMember, request: Request, command: Mapping[str, Any], *, is_write: bool = False
+) -> Response:
+    """Answer with this member's reply to the command."""
+    http = HttpRequest(request.scope)
+    reply = check_reply(await run_command(member, command, "admin", http.sender), is_write=is_write)
+    return await to_response(member, http, HttpAnswer(decode_reply(reply), times=times_of(reply)))
+
+
+async def answer_of_primary(
+    member: RunningMember, request: Request, command: Mapping[str, Any], status: int = 200
+) -> Response:
+    """Answer with the primary's reply to the command."""
+    http = HttpRequest(request.scope)
+    reply, headers = await run_write(member, http, command, "admin")
+    try:
+        check_reply(reply, is_write=True)
+    except HttpError as error:
+        error.headers |= headers
+        if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":
+            error.status = 404
+        raise
+    answer = HttpAnswer(_document_of(reply), status, headers, times_of(reply), is_heavy="events" in reply)
+    return await to_response(member, http, answer)
+
+
+def _document_of(reply: Reply) -> dict[str, Any]:
+    """Return the reply. Of events field by field: a document in one may be nested as deep as any."""
+    if "events" not in reply:
+        return decode_reply(reply)
+    events = DocumentList(parts_of(event.raw) for event in documents_in(reply, "events"))
+    names = [name for name in reply.keys() if name != "events"]  # noqa: SIM118 - a RawDocument is no mapping
+    return {**{name: reply.get(name) for name in names}, "events": events}
+
+
+def serve_declared(routes: APIRouter, member: RunningMember, *statuses: int) -> None:
+    """Add the route of each operation that declares one under the router's prefix. statuses: what else they answer."""
+    for one in declarations():
+        if one.http.partition(" ")[2].startswith(routes.prefix):
+            _serve(routes, member, one, statuses)
+
+
+def _serve(routes: APIRouter, member: RunningMember, one: Declaration, statuses: tuple[int, ...]) -> None:
+    method, _, path = one.http.replace(routes.prefix, "").partition(" ")
+    status = 200 if path else 201  # without more of a path it adds one to those that the prefix names
+    schema, extra = one.schema(), dict[str, Any]()
+    if method == "POST":
+        extra = body(schema, required="required" in schema)
+    if one.in_path:
+        in_path = {"name": one.in_path, "in": "path", "required": True}
+        extra["parameters"] = [in_path | {"schema": {"type": "string", "title": one.in_path.title()}}]
+
+    async def run(request: Request) -> Response:
+        http = HttpRequest(request.scope)
+        given = request.path_params
+        if method == "POST":
+            given = given | await read_options(http, request.receive, schema["properties"])
+        if not one.on_primary:
+            return await answer_here(member, request, one.command(given))
+        http.refuse_idempotency_key()
+        return await answer_of_primary(member, request, one.command(given), status)
+
+    forwards = (307,) if one.on_primary else ()
+    answer = answers(status, *forwards, *statuses, *WRITE_ERRORS)
+    routes.add_api_route(
+        path, run, methods=[method], name=one.title, summary=one.summary, responses=answer, openapi_extra=extra
+    )

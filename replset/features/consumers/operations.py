@@ -1,0 +1,120 @@
+"""The operations on named consumers, each declared once (operations/declared.py).
+
+Each asks for more than a login: a right on what the consumer follows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from replset.auth.roles import Action
+from replset.bson import RawDocument
+from replset.errors import BadValueError
+from replset.features.consumers.consumer import LONGEST_NAME, Mode
+from replset.operations.declared import (
+    ANY,
+    BOOLEAN,
+    DOCUMENT,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Kind,
+    one_of,
+    operation,
+    own,
+    value,
+    whole_between,
+)
+from replset.operations.fields import text
+from replset.query.change_tokens import Token
+
+DAY_MS: Final = 24 * 3_600_000
+
+
+def _name(body: RawDocument, field: str, command: str) -> str:
+    name = text(body, field, command)
+    if not 0 < len(name) <= LONGEST_NAME or not all(char.isalnum() or char in "-_." for char in name):
+        raise BadValueError(f"a consumer's name has 1 to {LONGEST_NAME} letters, digits, and - _ .")
+    return name
+
+
+def _reader(body: RawDocument, field: str, command: str) -> str:
+    name = text(body, field, command)
+    if not name or len(name) > 128:
+        raise BadValueError("a reader's name has 1 to 128 characters")
+    return name
+
+
+def token_of(value: object) -> Token:
+    """A token as text, or as events have it in `_id`. 260: it is none."""
+    return Token.parse(value.get("_data") if isinstance(value, dict) else value)
+
+
+NAMESPACE = Kind(text, {**TEXT.schema, "example": "shop.orders"})
+NAME, READER = Kind(_name, TEXT.schema), Kind(_reader, TEXT.schema)
+TOKEN: Final = Kind(lambda body, field, _: token_of(body.get(field)), TEXT.schema)
+THE_NAME, OF_EVENTS, WHO = "the consumer's name", "of the answer that had the events", "who reads"
+A_PLACE: Final = "now, oldest, a timestamp, a date or a token"
+
+
+@operation("replSetConsumerCreate", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers")
+class Create:
+    """Create a named consumer; one that is there with the same options stays as it is."""
+
+    name: str = own(NAME, help=THE_NAME)
+    ns: str = value(NAMESPACE, default="", help="DATABASE.COLLECTION, DATABASE, or nothing for all databases")
+    filter: RawDocument | None = value(DOCUMENT, default=None, help="which events")
+    mode: Mode = value(one_of(Mode), default=Mode.EXCLUSIVE, help="exclusive, failover or shared")
+    start_at: object = value(ANY, default="now", name="startAt", help=A_PLACE)
+    ack_timeout_ms: int = value(
+        whole_between(100, DAY_MS), default=30_000, name="ackTimeoutMS", help="then a silent reader counts as gone"
+    )
+
+
+@operation("replSetConsumerRead", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/read")
+class Read:
+    """Events behind the position; with `waitMS` it waits for some."""
+
+    name: str = own(NAME, help=THE_NAME)
+    reader: str = value(READER, help=WHO)
+    after: Token | None = value(TOKEN, default=None, help="go on behind this token, of the same generation")
+    generation: int | None = value(WHOLE, default=None, help=OF_EVENTS)
+    most: int = value(whole_between(1, 1_000), default=100, name="maxEvents", help="how many it gives")
+    wait_ms: int = value(whole_between(0, 30_000), default=0, name="waitMS", help="how long it waits for one")
+
+
+@operation("replSetConsumerAck", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/ack")
+class Ack:
+    """Acknowledge all events up to `token`, of a shared consumer those of `tokens`."""
+
+    name: str = own(NAME, help=THE_NAME)
+    generation: int = value(WHOLE, help=OF_EVENTS)
+    token: Token | None = value(TOKEN, default=None, help="the last one")
+    tokens: list[object] | None = value(TEXTS, default=None, help="of a shared consumer: each one")
+
+
+@operation("replSetConsumerNack", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/nack")
+class Nack:
+    """Give events back; they come again after `delayMS`."""
+
+    name: str = own(NAME, help=THE_NAME)
+    generation: int = value(WHOLE, help=OF_EVENTS)
+    tokens: list[object] | None = value(TEXTS, default=None, help="of a shared consumer: which")
+    delay_ms: int = value(whole_between(0, DAY_MS), default=0, name="delayMS", help="when they come again")
+    leave: bool = value(BOOLEAN, default=False, help="the reader goes")
+    reader: str | None = value(READER, default=None, help=WHO)
+
+
+@operation("replSetConsumerSeek", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/seek")
+class Seek:
+    """Set the position: a token, a time, oldest or now."""
+
+    name: str = own(NAME, help=THE_NAME)
+    to: object = value(ANY, help=A_PLACE)
+
+
+@operation("replSetConsumerRemove", needs=Action.LOGIN, on_primary=True, http="DELETE /v1/consumers/{name}")
+class Remove:
+    """Remove a consumer."""
+
+    name: str = own(NAME, help=THE_NAME)
