@@ -15,7 +15,7 @@ from api.exchange import HttpRequest
 from api.guard import check_no_link
 from api.lines import encoded, encoded_line, lines_of
 from api.openapi import answers
-from api.routes.declared import answer_here, serve_declared
+from api.routes.declared import answer, serve_declared
 from replset.bson import Int64
 from replset.member.member import RunningMember
 
@@ -30,11 +30,11 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.get("", summary="All consumers, as this member knows them.", responses=answers(200, 400, 405, 503))
     async def consumers(request: Request) -> Response:
-        return await answer_here(member, request, {"replSetConsumers": 1})
+        return await answer(member, request, {"replSetConsumers": 1})
 
     @routes.get("/{name}", summary="One consumer, as this member knows it.", responses=answers(200, *ERRORS))
     async def consumer(name: str, request: Request) -> Response:
-        return await answer_here(member, request, {"replSetConsumers": name})
+        return await answer(member, request, {"replSetConsumers": name})
 
     serve_declared(routes, member, 409)
 

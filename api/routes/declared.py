@@ -21,30 +21,30 @@ READ_ERRORS = (400, 404, 405, 503)
 WRITE_ERRORS = (*READ_ERRORS, 413, 415, 504)
 
 
-async def answer_here(
-    member: RunningMember, request: Request, command: Mapping[str, Any], *, is_write: bool = False
+async def answer(
+    member: RunningMember,
+    request: Request,
+    command: Mapping[str, Any],
+    status: int = 200,
+    *,
+    forwards: bool = False,
+    is_write: bool = False,
 ) -> Response:
-    """Answer with this member's reply to the command."""
-    http = HttpRequest(request.scope)
-    reply = check_reply(await run_command(member, command, "admin", http.sender), is_write=is_write)
-    return await to_response(member, http, HttpAnswer(decode_reply(reply), times=times_of(reply)))
-
-
-async def answer_of_primary(
-    member: RunningMember, request: Request, command: Mapping[str, Any], status: int = 200
-) -> Response:
-    """Answer with the primary's reply to the command."""
-    http = HttpRequest(request.scope)
-    reply, headers = await run_write(member, http, command, "admin")
+    """Answer with the reply to a command: this member's, or the primary's if the member `forwards` it."""
+    http, headers = HttpRequest(request.scope), dict[str, str]()
+    if forwards:
+        reply, headers = await run_write(member, http, command, "admin")
+    else:
+        reply = await run_command(member, command, "admin", http.sender)
     try:
-        check_reply(reply, is_write=True)
+        check_reply(reply, is_write=is_write or forwards)
     except HttpError as error:
         error.headers |= headers
         if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":
             error.status = 404
         raise
-    answer = HttpAnswer(_document_of(reply), status, headers, times_of(reply), is_heavy="events" in reply)
-    return await to_response(member, http, answer)
+    document = HttpAnswer(_document_of(reply), status, headers, times_of(reply), is_heavy="events" in reply)
+    return await to_response(member, http, document)
 
 
 def _document_of(reply: Reply) -> dict[str, Any]:
@@ -78,13 +78,11 @@ def _serve(routes: APIRouter, member: RunningMember, one: Declaration, statuses:
         given = request.path_params
         if method == "POST":
             given = given | await read_options(http, request.receive, schema["properties"])
-        if not one.on_primary:
-            return await answer_here(member, request, one.command(given))
-        http.refuse_idempotency_key()
-        return await answer_of_primary(member, request, one.command(given), status)
+        if one.on_primary:
+            http.refuse_idempotency_key()
+        return await answer(member, request, one.command(given), status, forwards=one.on_primary)
 
-    forwards = (307,) if one.on_primary else ()
-    answer = answers(status, *forwards, *statuses, *WRITE_ERRORS)
+    codes = answers(status, *((307,) if one.on_primary else ()), *statuses, *WRITE_ERRORS)
     routes.add_api_route(
-        path, run, methods=[method], name=one.title, summary=one.summary, responses=answer, openapi_extra=extra
+        path, run, methods=[method], name=one.title, summary=one.summary, responses=codes, openapi_extra=extra
     )

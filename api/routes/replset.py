@@ -10,24 +10,13 @@ from fastapi import APIRouter, Request, Response
 from api.errors import failure
 from api.exchange import HttpRequest, read_options
 from api.openapi import answers, body
-from api.routes.declared import READ_ERRORS, WRITE_ERRORS, answer_here, answer_of_primary, serve_declared
+from api.routes.declared import READ_ERRORS, WRITE_ERRORS, answer, serve_declared
 from replset.errors import ErrorCode
+from replset.features.administration.operations import MEMBER
 from replset.member.member import RunningMember
 
 RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
 """The last four are in an answer of /config, which may be sent back with a changed `config`."""
-MEMBER = {
-    "host": {"type": "string", "example": "127.0.0.1:27020"},
-    "priority": {"type": "number", "minimum": 0, "maximum": 1000},
-    "votes": {"type": "integer", "enum": [0, 1]},
-    "arbiterOnly": {"type": "boolean"},
-    "witness": {"type": "boolean"},
-    "hidden": {"type": "boolean"},
-    "secondaryDelaySecs": {"type": "integer", "minimum": 0},
-    "buildIndexes": {"type": "boolean"},
-    "spareAfterSecs": {"type": "integer", "minimum": 0},
-    "tags": {"type": "object", "additionalProperties": {"type": "string"}},
-}
 CONFIG = {"type": "object", "example": {"_id": "rs0", "members": [{"_id": 0, "host": "127.0.0.1:27017"}]}}
 SECONDS = {"type": "integer", "minimum": 0}
 
@@ -40,11 +29,11 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.get("/status", summary="Every member as this one sees it.", responses=answers(200, *READ_ERRORS))
     async def status(request: Request) -> Response:
-        return await answer_here(member, request, {"replSetGetStatus": 1})
+        return await answer(member, request, {"replSetGetStatus": 1})
 
     @routes.get("/config", summary="The configuration in force.", responses=answers(200, *READ_ERRORS))
     async def config(request: Request, commitmentStatus: bool = False) -> Response:
-        return await answer_here(member, request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
+        return await answer(member, request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
 
     @routes.get(
         "/writes/{optime}",
@@ -54,7 +43,7 @@ def router(member: RunningMember) -> APIRouter:
         responses=answers(200, *READ_ERRORS),
     )
     async def write_state(optime: str, request: Request) -> Response:
-        return await answer_here(member, request, {"replSetGetWriteState": optime, "all": True})
+        return await answer(member, request, {"replSetGetWriteState": optime, "all": True})
 
     @routes.get(
         "/elections",
@@ -64,7 +53,7 @@ def router(member: RunningMember) -> APIRouter:
         responses=answers(200, *READ_ERRORS),
     )
     async def elections(request: Request, local: bool = False, limit: int = 20) -> Response:
-        return await answer_here(member, request, {"replSetGetElections": 1, "all": not local, "limit": limit})
+        return await answer(member, request, {"replSetGetElections": 1, "all": not local, "limit": limit})
 
     @routes.post(
         "/initiate",
@@ -73,7 +62,7 @@ def router(member: RunningMember) -> APIRouter:
         openapi_extra=body(CONFIG, required=False),
     )
     async def initiate(request: Request) -> Response:
-        return await answer_here(member, request, {"replSetInitiate": await options_of(request, None)}, is_write=True)
+        return await answer(member, request, {"replSetInitiate": await options_of(request, None)}, is_write=True)
 
     @routes.post(
         "/reconfig",
@@ -99,8 +88,8 @@ def router(member: RunningMember) -> APIRouter:
         options = {name: fields[name] for name in ("force", "maxTimeMS") if fields.get(name) is not None}
         command = {"replSetReconfig": document, **options}
         if options.get("force"):
-            return await answer_here(member, request, command, is_write=True)
-        return await answer_of_primary(member, request, command)
+            return await answer(member, request, command, is_write=True)
+        return await answer(member, request, command, forwards=True)
 
     serve_declared(routes, member)
 
@@ -114,7 +103,7 @@ def router(member: RunningMember) -> APIRouter:
         fields = await options_of(request, MEMBER)
         if "host" not in fields:
             raise failure(ErrorCode.MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of the member")
-        return await answer_of_primary(member, request, {"replSetAddMember": fields})
+        return await answer(member, request, {"replSetAddMember": fields}, forwards=True)
 
     @routes.delete(
         "/members/{host}",
@@ -122,6 +111,6 @@ def router(member: RunningMember) -> APIRouter:
         responses=answers(200, 307, *WRITE_ERRORS),
     )
     async def remove_member(host: str, request: Request) -> Response:
-        return await answer_of_primary(member, request, {"replSetRemoveMember": host})
+        return await answer(member, request, {"replSetRemoveMember": host}, forwards=True)
 
     return routes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from enum import Enum
 from typing import Any, Final, Generic, TypeVar, dataclass_transform
 
 from replset.auth.roles import Action
@@ -22,7 +21,6 @@ from replset.ids import HostPort
 from replset.operations.fields import boolean, document, is_absent, missing, text, values, whole, wrong_type
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Enum)
 MAX_SECONDS: Final = 10 * 366 * 86_400
 _META: Final = "declared"
 
@@ -72,17 +70,16 @@ def whole_between(least: int, most: int) -> Kind[int]:
     return Kind(read, {"type": "integer", "minimum": least, "maximum": most})
 
 
-def one_of(cls: type[E]) -> Kind[E]:
-    """The text of a value of this enumeration; others are refused with 2."""
-    texts = [str(one.value) for one in cls]
+def one_of(make: Callable[[str], T], *texts: str) -> Kind[T]:
+    """What is made of one of these texts; others are refused with 2."""
 
-    def read(body: RawDocument, name: str, command: str) -> E:
+    def read(body: RawDocument, name: str, command: str) -> T:
         given = text(body, name, command)
         if given not in texts:
             raise BadValueError(f"{name} {given!r:.50} is none of {', '.join(texts)}")
-        return cls(given)
+        return make(given)
 
-    return Kind(read, {"type": "string", "enum": texts})
+    return Kind(read, {"type": "string", "enum": list(texts)})
 
 
 ANY: Final[Kind[object]] = Kind(lambda body, name, _: body.get(name), {})
@@ -170,12 +167,12 @@ class Declaration:
         return {"type": "object", **({"required": required} if required else {}), "properties": properties}
 
 
-def own(kind: Kind[Any], *, default: Any = MISSING, help: str) -> Any:
+def own(kind: Kind[Any], *, default: Any = MISSING, help: str = "") -> Any:
     """The value of the command's own name; over HTTP it has the name of the attribute."""
     return field(default=default, metadata={_META: (kind, "", help, True)})
 
 
-def value(kind: Kind[Any], *, default: Any = MISSING, name: str = "", help: str) -> Any:
+def value(kind: Kind[Any], *, default: Any = MISSING, name: str = "", help: str = "") -> Any:
     """A field. name: where it is not the attribute's."""
     return field(default=default, metadata={_META: (kind, name, help, False)})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from replset.auth.roles import Action
 from replset.ids import HostPort
@@ -10,6 +10,19 @@ from replset.operations.declared import BOOLEAN, HOST, SECONDS, between, operati
 
 CATCH_UP_S: Final = 10
 MOST_OPLOG = 1 << 30
+MEMBER: Final[dict[str, dict[str, Any]]] = {
+    "host": {"type": "string", "example": "127.0.0.1:27020"},
+    "priority": {"type": "number", "minimum": 0, "maximum": 1000},
+    "votes": {"type": "integer", "enum": [0, 1]},
+    "arbiterOnly": {"type": "boolean"},
+    "witness": {"type": "boolean"},
+    "hidden": {"type": "boolean"},
+    "secondaryDelaySecs": {"type": "integer", "minimum": 0},
+    "buildIndexes": {"type": "boolean"},
+    "spareAfterSecs": {"type": "integer", "minimum": 0},
+    "tags": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+"""The fields of a member that is added, as OpenAPI has them; config/ reads them."""
 MEGABYTES, HOURS = between(990, MOST_OPLOG), between(0, MOST_OPLOG)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import Timestamp
@@ -31,15 +32,21 @@ from replset.errors import (
     NotWritablePrimaryError,
     NotYetInitializedError,
     ReplError,
-    UnknownFieldError,
 )
-from replset.features.administration.operations import Freeze, Maintenance, ResizeOplog, Resync, StepDown, SyncFrom
+from replset.features.administration.operations import (
+    MEMBER,
+    Freeze,
+    Maintenance,
+    ResizeOplog,
+    Resync,
+    StepDown,
+    SyncFrom,
+)
 from replset.ids import OPTIME_NULL, HostPort, Millis, pack_ts
 from replset.member.disk.member_files import MemberFiles
 from replset.member.net.transport import Transport
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where, declared
-from replset.operations.declared import declaration_of
 from replset.operations.read_concern import append_at_least, beyond_cluster_time, may_write_at
 from replset.operations.request import Reply
 from replset.operations.write_concern import store_default, stored_default, write_and_wait
@@ -48,15 +55,10 @@ from replset.replication.session_write import EXPIRED
 from replset.replication.write_ops import do_noop
 from replset.storage.member_file import MemberFile, OplogLimits
 
+T = TypeVar("T")
 MAX_DELAY_MS = 60_000
 MAX_AHEAD_MS = 30 * 86_400_000
 RECONFIG_MS = 60_000
-_MEMBER_OPTIONS = frozenset(
-    {
-        *("host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"),
-        *("spareAfterSecs", "witness"),
-    }
-)
 DIRECTIONS: dict[str, Literal["both", "in", "out"]] = {"both": "both", "in": "in", "out": "out"}
 
 
@@ -126,13 +128,11 @@ def _config_in_force(ctx: CommandContext) -> ReplSetConfig:
 
 
 async def add_member(ctx: CommandContext) -> Reply:
-    """Add one member: `{host, priority?, votes?, arbiterOnly?, witness?, hidden?, buildIndexes?, secondaryDelaySecs?,
-    tags?, spareAfterSecs?}`.
-    """
+    """Add one member, with the fields of MEMBER."""
     given = fields.decoded(ctx.body, ctx.name, ctx.name)
     for name in given:
-        if name not in _MEMBER_OPTIONS:
-            raise UnknownFieldError(f"BSON field '{ctx.name}.{name}' is an unknown field.")
+        if name not in MEMBER and name != "_id":
+            raise fields.unknown_field(ctx.name, name)
     config = _primary_config(ctx)
     document = config.document()
     rows = [member.document() for member in config.members]
@@ -187,17 +187,13 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
 
 async def step_down(ctx: CommandContext, given: StepDown) -> Reply:
     if not given.seconds:
-        given = replace(given, seconds=declaration_of(StepDown).field("seconds").default)
+        given = replace(given, seconds=StepDown().seconds)
     return await ask(ctx, StepDownRequest(given.seconds * 1000, given.catch_up_s() * 1000, given.force, given.to))
 
 
 async def abort_catch_up(ctx: CommandContext) -> Reply:
     """Let a new primary take writes now, without the entries that it still fetches; they are rolled back."""
     return await ask(ctx, AbortCatchUpRequest())
-
-
-async def resync(ctx: CommandContext, given: Resync) -> Reply:
-    return await ask(ctx, ResyncRequest(given.force))
 
 
 async def sync_from(ctx: CommandContext, given: SyncFrom) -> Reply:
@@ -212,10 +208,6 @@ async def sync_from(ctx: CommandContext, given: SyncFrom) -> Reply:
     return reply
 
 
-async def maintenance(ctx: CommandContext, given: Maintenance) -> Reply:
-    return await ask(ctx, MaintenanceRequest(given.on))
-
-
 async def resize_oplog(ctx: CommandContext, given: ResizeOplog) -> Reply:
     limits = OplogLimits(given.size, given.min_retention_hours)
     if ctx.member.store.last_applied == OPTIME_NULL:
@@ -226,10 +218,6 @@ async def resize_oplog(ctx: CommandContext, given: ResizeOplog) -> Reply:
     await member[MemberContext].workers.run(lambda: member[MemberFile].save_oplog_limits(limits))
     member.store.options = member[MemberFiles].with_limits(member.store.options)
     return {}
-
-
-async def freeze(ctx: CommandContext, given: Freeze) -> Reply:
-    return await ask(ctx, FreezeRequest(given.seconds * 1000))
 
 
 async def test_cut(ctx: CommandContext) -> Reply:
@@ -282,6 +270,15 @@ async def append_oplog_note(ctx: CommandContext) -> Reply:
     return reply
 
 
+def _asking_core(cls: type[T], request: Callable[[T], RequestBody]) -> Command:
+    """The row of an operation that is a request to the core."""
+
+    async def run(ctx: CommandContext, given: T) -> Reply:
+        return await ask(ctx, request(given))
+
+    return declared(cls, run)
+
+
 COMMANDS: tuple[Command, ...] = (
     Command("replSetInitiate", initiate, admin_only=True, needs=Action.CONFIGURE_SET),
     Command("replSetReconfig", reconfig, frozenset({"force"}), admin_only=True, needs=Action.CONFIGURE_SET),
@@ -289,11 +286,11 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetRemoveMember", remove_member, admin_only=True, needs=Action.CONFIGURE_SET),
     declared(StepDown, step_down),
     Command("replSetAbortPrimaryCatchUp", abort_catch_up, admin_only=True, needs=Action.CHANGE_STATE),
-    declared(Freeze, freeze),
+    _asking_core(Freeze, lambda given: FreezeRequest(given.seconds * 1000)),
     declared(ResizeOplog, resize_oplog),
     declared(SyncFrom, sync_from),
-    declared(Maintenance, maintenance),
-    declared(Resync, resync),
+    _asking_core(Maintenance, lambda given: MaintenanceRequest(given.on)),
+    _asking_core(Resync, lambda given: ResyncRequest(given.force)),
     Command(
         "replSetTestCut",
         test_cut,

@@ -57,7 +57,7 @@ LARGEST_FILTER = 16 << 10
 
 async def create(ctx: CommandContext, given: Create) -> Reply:
     name, query, (database, collection) = given.name, given.filter, _namespace(given.ns)
-    _authorize(ctx, Action.MANAGE_CONSUMERS, database)
+    authorize(ctx.member, ctx.sender, Action.MANAGE_CONSUMERS, database, ctx.name)  # "": takes a role on any database
     if query is not None and len(query.raw) > LARGEST_FILTER:
         raise BadValueError(f"the filter of a consumer has at most {LARGEST_FILTER} bytes")
     wanted = {} if query is None else query.decode()
@@ -240,13 +240,8 @@ async def read_events(ctx: CommandContext, given: Read) -> Reply:
 def _find(ctx: CommandContext, name: str, action: Action) -> Consumer:
     """The consumer of this name; 13: the sender may not do this with what it follows."""
     consumer = ctx.member[ConsumerDirectory].find(name)
-    _authorize(ctx, action, consumer.database)
+    authorize(ctx.member, ctx.sender, action, consumer.database, ctx.name)
     return consumer
-
-
-def _authorize(ctx: CommandContext, action: Action, database: str) -> None:
-    """database "": all of them, which takes a role on any database."""
-    authorize(ctx.member, ctx.sender, action, database, ctx.name)
 
 
 def _namespace(ns: str) -> tuple[str, str]:

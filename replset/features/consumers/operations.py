@@ -53,6 +53,7 @@ def token_of(value: object) -> Token:
 NAMESPACE = Kind(text, {**TEXT.schema, "example": "shop.orders"})
 NAME, READER = Kind(_name, TEXT.schema), Kind(_reader, TEXT.schema)
 TOKEN: Final = Kind(lambda body, field, _: token_of(body.get(field)), TEXT.schema)
+MODE: Final = one_of(Mode, *(mode.value for mode in Mode))
 THE_NAME, OF_EVENTS, WHO = "the consumer's name", "of the answer that had the events", "who reads"
 A_PLACE: Final = "now, oldest, a timestamp, a date or a token"
 
@@ -64,7 +65,7 @@ class Create:
     name: str = own(NAME, help=THE_NAME)
     ns: str = value(NAMESPACE, default="", help="DATABASE.COLLECTION, DATABASE, or nothing for all databases")
     filter: RawDocument | None = value(DOCUMENT, default=None, help="which events")
-    mode: Mode = value(one_of(Mode), default=Mode.EXCLUSIVE, help="exclusive, failover or shared")
+    mode: Mode = value(MODE, default=Mode.EXCLUSIVE, help="exclusive, failover or shared")
     start_at: object = value(ANY, default="now", name="startAt", help=A_PLACE)
     ack_timeout_ms: int = value(
         whole_between(100, DAY_MS), default=30_000, name="ackTimeoutMS", help="then a silent reader counts as gone"

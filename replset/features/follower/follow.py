@@ -23,7 +23,8 @@ from replset.features.crud.oplog_cursor import shown_entry
 from replset.features.follower.follow_source import OwnHistory, SourceSet
 from replset.ids import OpTime
 from replset.operations import fields
-from replset.operations.command import Command, CommandContext, Where
+from replset.operations.command import Command, CommandContext, Where, declared
+from replset.operations.declared import TEXT, one_of, operation, own, value
 from replset.operations.history import History
 from replset.operations.request import Reply
 from replset.operations.write_concern import wait_for_write_concern
@@ -45,22 +46,25 @@ from replset.replication.write_ops import WriteGroup
 from replset.storage.sqlite import rows_of
 
 PAGE_ENTRIES = 1_000
-_STEPS = ("start", "stop", "close", "open")
 _OWN_ENTRIES, _OWN_BYTES = 2_000, 4 << 20
 """At the end of this set's oplog: what came after the entry that both sets have."""
 Change = Callable[[FollowState | None, WriteGroup], FollowState]
 """Makes the new document of the present one, in the group that writes it."""
 
 
-async def follow(ctx: CommandContext) -> Reply:
+@operation("replSetFollow", needs=Action.CONFIGURE_SET, on_primary=True)
+class Follow:
     """start: follow the set of `source`. stop: take writes from now on. close, open: of the source of a follower."""
-    step = fields.text(ctx.body, ctx.name, ctx.name)
-    if step not in _STEPS:
-        raise BadValueError(f"{ctx.name} takes one of {', '.join(_STEPS)}, not {step!r:.50}")
-    if step == "start":
-        return await _start(ctx)
+
+    step: str = own(one_of(str, "start", "stop", "close", "open"))
+    source: str = value(TEXT, default="")
+
+
+async def follow(ctx: CommandContext, given: Follow) -> Reply:
+    if given.step == "start":
+        return await _start(ctx, given)
     changes: dict[str, Change] = {"stop": _stopped, "close": _closed, "open": _opened}
-    return await _save(ctx, changes[step])
+    return await _save(ctx, changes[given.step])
 
 
 def _stopped(state: FollowState | None, group: WriteGroup) -> FollowState:
@@ -96,9 +100,8 @@ async def _save(ctx: CommandContext, change: Change) -> Reply:
     return {**_described(state), "opTime": optime_document(optime)}
 
 
-async def _start(ctx: CommandContext) -> Reply:
-    member = ctx.member
-    hosts = [host for host in fields.text(ctx.body, "source", ctx.name).split(",") if host]
+async def _start(ctx: CommandContext, given: Follow) -> Reply:
+    member, hosts = ctx.member, [host for host in given.source.split(",") if host]
     if not hosts:
         raise fields.missing(ctx.name, "source")
     state = read_state(member.store)
@@ -204,13 +207,6 @@ async def entries(ctx: CommandContext) -> Reply:
 
 COMMANDS: tuple[Command, ...] = (
     Command("replSetFollowEntries", entries, where=Where.PRIMARY, admin_only=True, needs=Action.READ_OPLOG),
-    Command(
-        "replSetFollow",
-        follow,
-        frozenset({"source"}),
-        where=Where.PRIMARY,
-        admin_only=True,
-        needs=Action.CONFIGURE_SET,
-    ),
+    declared(Follow, follow),
     Command("replSetFollowStatus", status, admin_only=True, needs=Action.SET_STATUS),
 )

@@ -15,7 +15,8 @@ from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSe
 from replset.ids import HostPort, OpTime
 from replset.member.peers.member_commands import refuse_foreign_member
 from replset.operations import fields
-from replset.operations.command import Command, CommandContext
+from replset.operations.command import Command, CommandContext, declared
+from replset.operations.declared import DOCUMENT, TEXT, Kind, operation, own, value
 from replset.operations.request import Reply
 from replset.replication.document_check import Difference, DocumentCheck, ScrubStatus
 from replset.replication.document_ranges import RangeRequest
@@ -42,11 +43,33 @@ async def give_documents(ctx: CommandContext) -> Reply:
     return (await member[DocumentCheck].read_own(request)).document()
 
 
-async def check_documents(ctx: CommandContext) -> Reply:
+def _key(body: RawDocument, name: str, command: str) -> bytes:
+    value = body.get(name)
+    if not isinstance(value, bytes):
+        raise fields.wrong_type(command, name, body.type_of(name), "binData")
+    return bytes(value)
+
+
+@operation("replSetCheckDocuments", needs=Action.READ_ROLLBACKS)
+class CheckDocuments:
     """Compare documents with all other members, from `after` on; name those that differ."""
+
+    ns: str = value(TEXT, default="")
+    after: RawDocument | None = value(DOCUMENT, default=None)
+
+
+@operation("replSetRepairDocuments", needs=Action.RESYNC)
+class RepairDocuments:
+    """Give this member's documents that differ the bytes that most data-bearing members have, from `after` on."""
+
+    ns: str = own(TEXT)
+    trusted: str = value(TEXT, default="", name="from")
+    after: bytes = value(Kind(_key, {"type": "string"}), default=b"")
+
+
+async def check_documents(ctx: CommandContext, given: CheckDocuments) -> Reply:
     check, others = ctx.member[DocumentCheck], _others(ctx)
-    wanted = fields.text(ctx.body, "ns", ctx.name, "")
-    after = fields.document(ctx.body, "after", ctx.name)
+    wanted, after = given.ns, given.after
     ns, low = ("", b"") if after is None else (fields.text(after, "ns", "after"), _key(after, "key", ctx.name))
     names = [name for name in sorted(check.namespaces()) if name >= ns and _is_wanted(name, wanted)]
     found: list[Difference] = []
@@ -71,15 +94,13 @@ async def check_documents(ctx: CommandContext) -> Reply:
     return _checked(documents, size, found, failed, None)
 
 
-async def repair_documents(ctx: CommandContext) -> Reply:
-    """Give this member's documents that differ the bytes that most data-bearing members have, from `after` on."""
-    others, ns = _others(ctx), fields.text(ctx.body, ctx.name, ctx.name)
+async def repair_documents(ctx: CommandContext, given: RepairDocuments) -> Reply:
+    others, ns, trusted = _others(ctx), given.ns, given.trusted
     if ns not in ctx.member[DocumentCheck].namespaces():
         raise NamespaceNotFoundError(f"{ctx.member.host} has no collection '{ns:.300}' whose documents are compared")
-    trusted = fields.text(ctx.body, "from", ctx.name, "")
     if trusted and trusted not in others:
         raise BadValueError(f"'{trusted:.200}' is not another data-bearing member of this set")
-    low: bytes | None = b"" if fields.is_absent(ctx.body, "after") else _key(ctx.body, "after", ctx.name)
+    low: bytes | None = given.after
     corrected: list[Difference] = []
     undecided: list[Difference] = []
     skipped: list[Difference] = []
@@ -138,13 +159,6 @@ def _is_wanted(ns: str, wanted: str) -> bool:
     return not wanted or ns == wanted or ("." not in wanted and ns.startswith(f"{wanted}."))
 
 
-def _key(body: RawDocument, name: str, command: str) -> bytes:
-    value = body.get(name)
-    if not isinstance(value, bytes):
-        raise fields.wrong_type(command, name, body.type_of(name), "binData")
-    return bytes(value)
-
-
 def _checked(
     documents: int,
     size: int,
@@ -181,18 +195,6 @@ def _reasons(failed: dict[HostPort, str]) -> list[dict[str, object]]:
 
 COMMANDS: tuple[Command, ...] = (
     Command("replSetDocuments", give_documents, None, admin_only=True, private=True, needs=Action.INTERNAL),
-    Command(
-        "replSetCheckDocuments",
-        check_documents,
-        frozenset({"ns", "after"}),
-        admin_only=True,
-        needs=Action.READ_ROLLBACKS,
-    ),
-    Command(
-        "replSetRepairDocuments",
-        repair_documents,
-        frozenset({"after", "from"}),
-        admin_only=True,
-        needs=Action.RESYNC,
-    ),
+    declared(CheckDocuments, check_documents),
+    declared(RepairDocuments, repair_documents),
 )

@@ -69,8 +69,8 @@ def reading_acknowledges(patch: pytest.MonkeyPatch) -> None:
     """A read acknowledges what it gives, also when its answer is lost."""
     real = consumer_reads.read
 
-    async def read(ctx: Any, consumer: Consumer) -> Any:
-        reply = await real(ctx, consumer)
+    async def read(ctx: Any, asked: Any, consumer: Consumer) -> Any:
+        reply = await real(ctx, asked, consumer)
         if isinstance(reply, dict) and reply.get("next"):
             generation, token = reply["generation"], reply["next"]
             await consumer_reads.save(ctx, consumer.name, lambda now: now.acknowledged_through(generation, token))

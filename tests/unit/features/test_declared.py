@@ -95,6 +95,7 @@ def test_over_http_what_must_be_given_and_what_is_unknown_is_named(one: Declarat
     if method == "POST":
         refused(api.post(path, {"another": 1}), 400, 40415, "'another'")
     for row in one.in_body:
+        assert row.help, "/openapi.json says what it is for"
         if row.default is MISSING:
             needed = {other.name: 1 for other in one.in_body if other.default is MISSING and other is not row}
             refused(api.post(path, needed), 400, 40414, f"'{row.name}'")

@@ -434,10 +434,7 @@ def test_the_oplog_is_resized(client: Client, member: RunningMember, given: dict
     assert member._member_file.oplog_limits == limits
 
 
-@pytest.mark.parametrize(
-    ("given", "code"),
-    [({"size": 989}, 51024), ({"minRetentionHours": -1}, 51024), ({"size": "1"}, 14), ({}, 2), ({"x": 1}, 40415)],
-)
+@pytest.mark.parametrize(("given", "code"), [({"size": 989}, 51024), ({}, 2)])
 def test_an_oplog_size_that_cannot_be(
     client: Client, member: RunningMember, given: dict[str, object], code: int
 ) -> None:
@@ -501,12 +498,7 @@ def test_where_the_default_stays_nothing_is_stored(client: Client, rig: Rig) -> 
         ({"replSetAddMember": {"host": "h:27017", "nonsense": 1}}, "admin", 40415),
         ({"replSetRemoveMember": "localhost:1"}, "admin", 74),
         ({"replSetRemoveMember": 1}, "admin", 14),
-        ({"replSetStepDown": -1}, "admin", 2),
-        ({"replSetStepDown": "x"}, "admin", 14),
-        ({"replSetFreeze": -1}, "admin", 2),
-        ({"replSetSyncFrom": 1}, "admin", 14),
         ({"replSetSyncFrom": "a b"}, "admin", 2),
-        ({"replSetMaintenance": "on"}, "admin", 14),
         ({"replSetHeartbeat": "rs0"}, "admin", 9),
         ({"replSetRequestVotes": 1}, "admin", 9),
         ({"replSetUpdatePosition": 1}, "admin", 9),
