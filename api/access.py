@@ -11,6 +11,7 @@ from typing import Final
 
 from starlette.requests import Request
 
+import replset.features.all  # noqa: F401 - it declares the operations
 from api.errors import HttpError, failure, http_error
 from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, send_answer
 from replset.auth.roles import AUDITED, Action
@@ -20,6 +21,7 @@ from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
 from replset.member.member import RunningMember
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.authorization import authorize
+from replset.operations.declared import declarations
 from replset.operations.user_directory import UserDirectory
 
 PUBLIC: Final = frozenset(
@@ -44,12 +46,6 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/reconfig": BY_COMMAND,
     "/v1/replset/members": BY_COMMAND,
     "/v1/replset/members/{host}": BY_COMMAND,
-    "/v1/replset/stepDown": BY_COMMAND,
-    "/v1/replset/stepUp": BY_COMMAND,
-    "/v1/replset/freeze": BY_COMMAND,
-    "/v1/replset/syncFrom": BY_COMMAND,
-    "/v1/replset/maintenance": BY_COMMAND,
-    "/v1/replset/resync": BY_COMMAND,
     "/v1/replset/backup": BY_COMMAND,
     "/v1/replset/oplog": Action.READ_OPLOG,
     "/v1/replset/oplog/info": Action.SET_STATUS,
@@ -62,14 +58,9 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/rollbacks/{rollback}/ack": Action.CHANGE_STATE,
     "/v1/replset/rollbacks/{rollback}/{file}": Action.READ_ROLLBACKS,
     "/v1/watch": BY_COMMAND,
-    "/v1/consumers": BY_COMMAND,
-    "/v1/consumers/{name}": BY_COMMAND,
-    "/v1/consumers/{name}/read": BY_COMMAND,
-    "/v1/consumers/{name}/ack": BY_COMMAND,
-    "/v1/consumers/{name}/nack": BY_COMMAND,
-    "/v1/consumers/{name}/seek": BY_COMMAND,
     "/v1/consumers/{name}/events": BY_COMMAND,
     "/metrics": Action.SERVER_STATUS,
+    **{one.path: BY_COMMAND for one in declarations() if one.path},
 }
 """What the sender of a request must be allowed to do, by the path of the route."""
 

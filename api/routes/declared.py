@@ -59,15 +59,15 @@ def _document_of(reply: Reply) -> dict[str, Any]:
 def serve_declared(routes: APIRouter, member: RunningMember, *statuses: int) -> None:
     """Add the route of each operation that declares one under the router's prefix. statuses: what else they answer."""
     for one in declarations():
-        if one.http.partition(" ")[2].startswith(routes.prefix):
+        if one.path.startswith(routes.prefix):
             _serve(routes, member, one, statuses)
 
 
 def _serve(routes: APIRouter, member: RunningMember, one: Declaration, statuses: tuple[int, ...]) -> None:
-    method, _, path = one.http.replace(routes.prefix, "").partition(" ")
+    path = one.path.removeprefix(routes.prefix)
     status = 200 if path else 201  # without more of a path it adds one to those that the prefix names
     schema, extra = one.schema(), dict[str, Any]()
-    if method == "POST":
+    if one.method == "POST":
         extra = body(schema, required="required" in schema)
     if one.in_path:
         in_path = {"name": one.in_path, "in": "path", "required": True}
@@ -76,7 +76,7 @@ def _serve(routes: APIRouter, member: RunningMember, one: Declaration, statuses:
     async def run(request: Request) -> Response:
         http = HttpRequest(request.scope)
         given = request.path_params
-        if method == "POST":
+        if one.method == "POST":
             given = given | await read_options(http, request.receive, schema["properties"])
         if one.on_primary:
             http.refuse_idempotency_key()
@@ -84,5 +84,5 @@ def _serve(routes: APIRouter, member: RunningMember, one: Declaration, statuses:
 
     codes = answers(status, *((307,) if one.on_primary else ()), *statuses, *WRITE_ERRORS)
     routes.add_api_route(
-        path, run, methods=[method], name=one.title, summary=one.summary, responses=codes, openapi_extra=extra
+        path, run, methods=[one.method], name=one.title, summary=one.summary, responses=codes, openapi_extra=extra
     )

@@ -15,10 +15,10 @@ from replset.errors import ErrorCode
 from replset.features.administration.operations import MEMBER
 from replset.member.member import RunningMember
 
-RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
-"""The last four are in an answer of /config, which may be sent back with a changed `config`."""
 CONFIG = {"type": "object", "example": {"_id": "rs0", "members": [{"_id": 0, "host": "127.0.0.1:27017"}]}}
-SECONDS = {"type": "integer", "minimum": 0}
+RECONFIG = {"config": CONFIG, "force": {"type": "boolean"}, "maxTimeMS": {"type": "integer", "minimum": 0}}
+OF_CONFIG = ("ok", "operationTime", "$clusterTime", "commitmentStatus")
+"""What else an answer of /config has, which may be sent back with a changed `config`."""
 
 
 def router(member: RunningMember) -> APIRouter:
@@ -70,16 +70,10 @@ def router(member: RunningMember) -> APIRouter:
         description="Its version must be higher than the one in force. An answer of /config with a changed `config`"
         " in it may be sent back as it is. Force may lose acknowledged writes.",
         responses=answers(200, 307, *WRITE_ERRORS),
-        openapi_extra=body(
-            {
-                "type": "object",
-                "required": ["config"],
-                "properties": {"config": CONFIG, "force": {"type": "boolean"}, "maxTimeMS": SECONDS},
-            }
-        ),
+        openapi_extra=body({"type": "object", "required": ["config"], "properties": RECONFIG}),
     )
     async def reconfig(request: Request) -> Response:
-        fields = await options_of(request, RECONFIG_FIELDS)
+        fields = await options_of(request, (*RECONFIG, *OF_CONFIG))
         document = fields.get("config")
         if document is None:
             raise failure(ErrorCode.MISSING_FIELD, "field 'config' is missing but required: the new configuration")

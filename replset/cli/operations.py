@@ -28,7 +28,7 @@ class Switch(StrEnum):
 
 def step_down(
     host: Host,
-    seconds: Annotated[int, typer.Option(min=1, help=help_of(StepDown, "seconds"))] = 60,
+    seconds: Annotated[int, typer.Option(min=1, help=help_of(StepDown, "seconds"))] = StepDown().seconds,
     catch_up: Annotated[int | None, typer.Option(min=0, help=help_of(StepDown, "catch_up"))] = None,
     force: Annotated[bool, typer.Option("--force", help=help_of(StepDown, "force"))] = False,
 ) -> None:

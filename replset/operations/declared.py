@@ -22,7 +22,6 @@ from replset.operations.fields import boolean, document, is_absent, missing, tex
 
 T = TypeVar("T")
 MAX_SECONDS: Final = 10 * 366 * 86_400
-_META: Final = "declared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +93,28 @@ HOST: Final = Kind(_host, {"type": "string", "example": "127.0.0.1:27018"})
 
 @dataclass(frozen=True, slots=True)
 class DeclaredField:
-    """A field. name: in the command's document, and in an HTTP body. attribute: of the declaration. default: MISSING
-    where it must be given. is_own: in the command's document it is the value of the command's name.
+    """A field. attribute: of the declaration. default: MISSING where it must be given. wire: its name, where that is
+    not the attribute's. is_own: in the command's document it is the value of the command's name.
     """
 
-    name: str
     attribute: str
-    kind: Kind[Any]
     default: Any
+    kind: Kind[Any]
     help: str
-    is_own: bool
+    wire: str = ""
+    is_own: bool = False
+
+    @property
+    def name(self) -> str:
+        """In the command's document, and in an HTTP body."""
+        return self.wire or self.attribute
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """An operation. title: its class's name, as a route has it. summary: its docstring's first paragraph.
 
-    on_primary: it is for the primary; over HTTP every member forwards it. http: method and path of its route, whose
+    on_primary: it is for the primary; over HTTP every member forwards it. method, path: of its HTTP route, whose
     placeholder is the command's own field; "": it has none.
     """
 
@@ -119,16 +123,14 @@ class Declaration:
     summary: str
     needs: Action
     on_primary: bool
-    http: str
+    method: str
+    path: str
     fields: tuple[DeclaredField, ...]
 
     @property
     def names(self) -> frozenset[str]:
         """The fields beside the command's own."""
         return frozenset(row.name for row in self.fields if not row.is_own)
-
-    def field(self, attribute: str) -> DeclaredField:
-        return next(row for row in self.fields if row.attribute == attribute)
 
     def read(self, cls: type[T], body: RawDocument) -> T:
         """The operation that a command's document asks for. ReplError: it is refused."""
@@ -154,7 +156,7 @@ class Declaration:
     @property
     def in_path(self) -> str:
         """The field whose value is a part of the path; "": none."""
-        return self.http.partition("{")[2].partition("}")[0]
+        return self.path.partition("{")[2].partition("}")[0]
 
     @property
     def in_body(self) -> list[DeclaredField]:
@@ -169,12 +171,12 @@ class Declaration:
 
 def own(kind: Kind[Any], *, default: Any = MISSING, help: str = "") -> Any:
     """The value of the command's own name; over HTTP it has the name of the attribute."""
-    return field(default=default, metadata={_META: (kind, "", help, True)})
+    return field(default=default, metadata={"kind": kind, "help": help, "is_own": True})
 
 
 def value(kind: Kind[Any], *, default: Any = MISSING, name: str = "", help: str = "") -> Any:
     """A field. name: where it is not the attribute's."""
-    return field(default=default, metadata={_META: (kind, name, help, False)})
+    return field(default=default, metadata={"kind": kind, "help": help, "wire": name})
 
 
 _DECLARED: dict[type, Declaration] = {}
@@ -182,17 +184,15 @@ _DECLARED: dict[type, Declaration] = {}
 
 @dataclass_transform(frozen_default=True, field_specifiers=(own, value))
 def operation(name: str, *, needs: Action, on_primary: bool = False, http: str = "") -> Callable[[type[T]], type[T]]:
-    """Make a class the declaration of this operation; its docstring says what the operation does."""
+    """Make a class the declaration of this operation; its docstring says what it does. http: method and path."""
 
     def declare(cls: type[T]) -> type[T]:
         made = dataclass(frozen=True, slots=True)(cls)
         summary = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
-        rows = []
-        for row in fields(made):  # type: ignore[arg-type]
-            kind, wire, text_, is_own = row.metadata[_META]
-            rows.append(DeclaredField(wire or row.name, row.name, kind, row.default, text_, is_own))
+        rows = tuple(DeclaredField(row.name, row.default, **row.metadata) for row in fields(made))  # type: ignore[arg-type]
         title = cls.__name__[0].lower() + cls.__name__[1:]
-        _DECLARED[made] = Declaration(name, title, summary, needs, on_primary, http, tuple(rows))
+        method, _, path = http.partition(" ")
+        _DECLARED[made] = Declaration(name, title, summary, needs, on_primary, method, path, rows)
         return made
 
     return declare
@@ -216,4 +216,4 @@ def document_of(given: object) -> dict[str, object]:
 
 def help_of(cls: type, attribute: str) -> str:
     """What the command line says of a field."""
-    return declaration_of(cls).field(attribute).help
+    return next(row.help for row in declaration_of(cls).fields if row.attribute == attribute)

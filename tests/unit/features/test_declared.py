@@ -28,7 +28,7 @@ LIMITS = [
     for limit, beyond in (("minimum", -1), ("maximum", 1))
     if limit in row.kind.schema
 ]
-OVER_HTTP = [one for one in declarations() if one.http]
+OVER_HTTP = [one for one in declarations() if one.path]
 INVALID_TOKEN = 260
 DOCS = Path(__file__).parents[3] / "docs"
 COMMANDS_PAGE, HTTP_PAGE = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("commands", "http"))
@@ -91,8 +91,8 @@ def test_another_field_and_another_database_are_refused(client: Client, one: Dec
 
 @pytest.mark.parametrize("one", OVER_HTTP, ids=lambda one: str(one.name))
 def test_over_http_what_must_be_given_and_what_is_unknown_is_named(one: Declaration) -> None:
-    api, (method, _, path) = Api(), one.http.partition(" ")
-    if method == "POST":
+    api, path = Api(), one.path
+    if one.method == "POST":
         refused(api.post(path, {"another": 1}), 400, 40415, "'another'")
     for row in one.in_body:
         assert row.help, "/openapi.json says what it is for"
@@ -104,9 +104,11 @@ def test_over_http_what_must_be_given_and_what_is_unknown_is_named(one: Declarat
 
 @pytest.mark.parametrize("one", OVER_HTTP, ids=lambda one: str(one.name))
 def test_over_http_it_is_the_command(one: Declaration) -> None:
-    api, (method, _, path) = Api(), one.http.partition(" ")
+    api, path = Api(), one.path
     given = {row.name: a_value(row.kind.schema) for row in one.in_body}
-    response = api.request(method, path.replace("{", "").replace("}", ""), json=given if method == "POST" else None)
+    response = api.request(
+        one.method, path.replace("{", "").replace("}", ""), json=given if one.method == "POST" else None
+    )
     assert response.status_code in {200, 201}
     expected = {wire_name(one, row): given[row.name] for row in one.in_body}
     assert api.dispatcher.command == {one.name: one.in_path or 1} | expected
@@ -120,9 +122,9 @@ def test_the_docs_have_every_field_and_default() -> None:
             shown = f'`"{default}"`' if isinstance(default, str) else default
             has_default = not row.is_own and row.default is not MISSING and default
             assert row.is_own or f"`{row.name}`{f' ({shown})' if has_default else ''}" in rows[one.name], row
-        if one.http.startswith("POST"):
+        if one.method == "POST":
             names = [f'"{row.name}"{"" if row.default is MISSING else "?"}' for row in one.in_body]
-            assert f"`{{{', '.join(names)}}}`" in rows[one.http], one
+            assert f"`{{{', '.join(names)}}}`" in rows[f"{one.method} {one.path}"], one
 
 
 def test_what_is_none_is_left_out() -> None:
