@@ -41,8 +41,6 @@ app.add_typer(users.app, name="user")
 app.add_typer(consumers.app, name="consumers")
 app.add_typer(archive.app, name="archive")
 
-AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")]
-
 
 def print_version(asked: bool) -> None:
     if asked:

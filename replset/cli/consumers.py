@@ -16,11 +16,13 @@ from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.errors import BadValueError, ErrorCode, ReplError, Trait
+from replset.features.consumers.operations import Create, Mode
+from replset.operations.declared import help_of
 from replset.terminal import console, duration, echo
 
 app = typer.Typer(help="Named consumers, which follow the set's changes.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="the consumer's name")]
+Name = Annotated[str, typer.Argument(help=help_of(Create, "name"))]
 Place = Annotated[str, typer.Option(help="now, oldest, SECONDS:INC, a date as 2026-11-23T05:00:00Z, or a token")]
 _CONSUMER_ELSEWHERE = (ErrorCode.CONSUMER_MOVED, ErrorCode.WRITE_CONCERN_TIMEOUT)
 """The errors after which `read --follow` goes on, too."""
@@ -55,9 +57,9 @@ def list_consumers(
 def create(
     host: Host,
     name: Name,
-    ns: Annotated[str, typer.Option(help="DATABASE.COLLECTION, DATABASE, or nothing for all databases")] = "",
+    ns: Annotated[str, typer.Option(help=help_of(Create, "ns"))] = "",
     filter_: Annotated[str, typer.Option("--filter", help="which events, as Extended JSON")] = "{}",
-    mode: Annotated[str, typer.Option(help="exclusive, failover or shared")] = "exclusive",
+    mode: Annotated[str, typer.Option(help=help_of(Create, "mode"))] = Mode.EXCLUSIVE.value,
     start_at: Place = "now",
 ) -> None:
     """Create a consumer. From then on the set keeps its oplog for it."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from replset.bson import Int64
 from replset.errors import BadValueError, ConsumerMovedError
+from replset.features.consumers.operations import Mode
 from replset.ids import Millis, OpTime
 from replset.query.change_tokens import Token
 
@@ -22,17 +23,8 @@ CONSUMERS_NS: Final = "config.consumers"
 REMOVED_ID: Final = ""
 """The `_id` of the document with the highest generation of the consumers that were removed; no consumer's name."""
 MOST_CONSUMERS: Final = 100
-LONGEST_NAME: Final = 128
 MOST_OUTSTANDING: Final = 1_000
 """Events that a shared consumer's readers hold at once, and acknowledgements beyond its position that are kept."""
-
-
-class Mode(Enum):
-    """Who may read at one time."""
-
-    EXCLUSIVE = "exclusive"
-    FAILOVER = "failover"
-    SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from replset.features.consumers.consumer import (
     MOST_OUTSTANDING,
     REMOVED_ID,
     Consumer,
-    Mode,
     first_generation,
     removed_document,
     removed_generation,
@@ -34,7 +33,7 @@ from replset.features.consumers.consumer_directory import (
     removed_in,
 )
 from replset.features.consumers.consumer_reads import read, save, save_by, state_of
-from replset.features.consumers.operations import Ack, Create, Nack, Read, Remove, Seek, token_of
+from replset.features.consumers.operations import Ack, Create, Mode, Nack, Read, Remove, Seek, token_of
 from replset.features.crud.filters import filter_of
 from replset.ids import Millis, pack_ts
 from replset.operations import fields

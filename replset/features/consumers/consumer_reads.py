@@ -16,9 +16,9 @@ from replset.bson import Int64, RawDocument, encode
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.features.change_streams.event_reader import EventOptions, EventReader, ToldEvent
-from replset.features.consumers.consumer import Claim, Consumer, Mode
+from replset.features.consumers.consumer import Claim, Consumer
 from replset.features.consumers.consumer_directory import ConsumerDirectory, PrimaryState, change
-from replset.features.consumers.operations import Read
+from replset.features.consumers.operations import Mode, Read
 from replset.features.crud.filters import Filter, filter_of
 from replset.ids import Millis, OpTime
 from replset.operations import fields

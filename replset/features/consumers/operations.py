@@ -1,16 +1,17 @@
 """The operations on named consumers, each declared once (operations/declared.py).
 
-Each asks for more than a login: a right on what the consumer follows.
+Each asks for more than a login: a right on what the consumer follows. The command line imports this file, and for it
+neither the query language nor the storage.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from enum import Enum
+from typing import TYPE_CHECKING, Final
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument
 from replset.errors import BadValueError
-from replset.features.consumers.consumer import LONGEST_NAME, Mode
 from replset.operations.declared import (
     ANY,
     BOOLEAN,
@@ -26,9 +27,20 @@ from replset.operations.declared import (
     whole_between,
 )
 from replset.operations.fields import text
-from replset.query.change_tokens import Token
 
+if TYPE_CHECKING:
+    from replset.query.change_tokens import Token
+
+LONGEST_NAME: Final = 128
 DAY_MS: Final = 24 * 3_600_000
+
+
+class Mode(Enum):
+    """Who may read at one time."""
+
+    EXCLUSIVE = "exclusive"
+    FAILOVER = "failover"
+    SHARED = "shared"
 
 
 def _name(body: RawDocument, field: str, command: str) -> str:
@@ -47,6 +59,8 @@ def _reader(body: RawDocument, field: str, command: str) -> str:
 
 def token_of(value: object) -> Token:
     """A token as text, or as events have it in `_id`. 260: it is none."""
+    from replset.query.change_tokens import Token
+
     return Token.parse(value.get("_data") if isinstance(value, dict) else value)
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from replset.bson import decode, encode
 from replset.errors import BadValueError, ConsumerMovedError, InvariantError
-from replset.features.consumers.consumer import MOST_OUTSTANDING, Claim, Consumer, Leases, Mode
+from replset.features.consumers.consumer import MOST_OUTSTANDING, Claim, Consumer, Leases
+from replset.features.consumers.operations import Mode
 from replset.features.consumers.shared_window import SharedWindow
 from replset.ids import Millis, OpTime
 from replset.query.change_tokens import Kind, Token
