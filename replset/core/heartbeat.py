@@ -353,7 +353,7 @@ class Heartbeats:
         is_new = any([self._accept_progress(request, progress) for progress in request.progress])
         if is_new and not node.is_primary and node.sync_source is not None:
             node.emit(RelayProgress())
-        self._leader.on_progress_changed()
+        self._leader.on_progress_changed([progress.position for progress in request.progress])
         self._leader.advance_catch_up()
         self._reconfigs.advance()
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from replset.core.durability_levels import update_levels
@@ -18,7 +18,7 @@ from replset.core.effects import (
 )
 from replset.core.in_sync import update_in_sync
 from replset.core.member_state import MemberState
-from replset.core.messages import Done, Refused
+from replset.core.messages import Done, Position, Refused
 from replset.core.quorum import commit_point, has_majority
 from replset.core.role import holders, role_wait_ms
 from replset.core.state import NEVER, NodeState, Peer
@@ -237,14 +237,7 @@ class Leader:
         if node.config.write_majority < node.config.majority_vote_count and not node.is_config_committed:
             return
         holders = [member.id for member in node.config.oplog_voters]
-        # What counts is on disk. An entry in the memory of a majority is gone if these members lose their power
-        # together, and the member that still has it may then be outvoted. A set may accept that
-        # (writeConcernMajorityJournalDefault: false).
-        journal = node.config.write_concern_majority_journal_default
-        durable = {
-            member_id: position.last_durable if journal else position.last_applied
-            for member_id, position in node.positions().items()
-        }
+        durable = {member_id: self._counted(position) for member_id, position in node.positions().items()}
         point = commit_point(durable, holders, node.config.write_majority, node.term) if holders else OPTIME_NULL
         # Two others may name entries of this term that this primary never wrote: they did so before it won, or hold the
         # history of another primary of the same term, after a forced reconfig. Nothing is committed by that.
@@ -281,10 +274,24 @@ class Leader:
             if not node.is_arbiter:  # it says nothing of an old oplog in an arbiter's folder, so it is not stored there
                 node.emit(CommitPointAdvanced(optime))
 
-    def on_progress_changed(self) -> None:
-        if self.node.state is MemberState.PRIMARY:
-            self.node.emit(ProgressChanged())
-            self.update_commit_point()
+    def on_progress_changed(self, moved: Iterable[Position] | None = None) -> None:
+        """moved: the positions that changed, None: any may have. None beyond the commit point can move that."""
+        node = self.node
+        if node.state is MemberState.PRIMARY:
+            node.emit(ProgressChanged())
+            if moved is None or any(self._counted(position) > node.commit_point for position in moved):
+                self.update_commit_point()
+
+    def _counted(self, position: Position) -> OpTime:
+        """The newest entry of a member that counts for the commit point.
+
+        What counts is on disk. An entry in the memory of a majority is gone if these members lose their power together,
+        and the member that still has it may then be outvoted. A set may accept that
+        (writeConcernMajorityJournalDefault: false).
+        """
+        config = self.node.config
+        journal = config is None or config.write_concern_majority_journal_default
+        return position.last_durable if journal else position.last_applied
 
     def step_down(self, why: str, freeze_ms: int = 0) -> None:
         """Become SECONDARY at once. No write is accepted from here on. Does nothing on other members."""

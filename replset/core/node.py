@@ -174,7 +174,7 @@ class Node:
                 state.position = position
                 state.newest_ts = max(state.newest_ts, position.last_applied.ts)
                 state.ages.note(position.last_applied, now)
-                self._leader.on_progress_changed()
+                self._leader.on_progress_changed([position])
                 self._leader.advance_catch_up()
                 self._stepdowns.advance()
                 return self._take_effects()  # no timer can have changed

@@ -353,7 +353,7 @@ class RunningMember(Kernel):
         self.add(set_peer)
         self._fetcher = Fetcher(
             self.context,
-            peer=set_peer,
+            peer=self.peer,
             node=self.node,
             on_applied=self._on_committed,
             last_durable=lambda: self.durability.last_durable,

@@ -51,7 +51,8 @@ from replset.replication.ports import Clock, Workers
 
 log = logging.getLogger("replset.shell")
 
-MOVES_NO_TIMER = (CommitPointAdvanced, ProgressChanged, RelayProgress)
+POSITIONS = frozenset({FetchProgress, LocalPosition, SourceBatch})
+MOVES_NO_TIMER = frozenset({CommitPointAdvanced, ProgressChanged, RelayProgress})
 """Effects of a member's new position that leave the core's next deadline where it was, or move it on."""
 
 
@@ -111,8 +112,7 @@ class Shell:
     def feed(self, message: Message) -> None:
         """Give the core one message and carry out what it answers."""
         if not self._closed:
-            is_position = isinstance(message, (FetchProgress, LocalPosition, SourceBatch))
-            self._guarded(lambda: self.node.receive(message, self._clock.now()), is_position)
+            self._guarded(lambda: self.node.receive(message, self._clock.now()), type(message) in POSITIONS)
 
     async def ask(self, body: RequestBody) -> ReplyBody:
         """Put a request to the core and wait for its answer."""
@@ -148,18 +148,20 @@ class Shell:
         except Exception as broken:  # InvariantError, or a core that broke off halfway: neither may go on
             self._break(broken)
             return
-        self._take(effects, is_position)
+        if not is_position or not MOVES_NO_TIMER.issuperset(map(type, effects)):
+            self._take(effects)
+        elif effects:  # none of them ends writes, and no deadline comes earlier
+            self._effects.extend(effects)
+            self._pump()
 
-    def _take(self, effects: list[Effect], is_position: bool = False) -> None:
-        """is_position: of a message after which only another effect than MOVES_NO_TIMER can have moved a deadline."""
+    def _take(self, effects: list[Effect]) -> None:
         for effect in effects:
             if ends_writes(effect):
                 self._end_writes(effect)
             else:
                 self._effects.append(effect)
         self._pump()
-        if not is_position or not all(isinstance(effect, MOVES_NO_TIMER) for effect in effects):
-            self._schedule()
+        self._schedule()
 
     def _end_writes(self, effect: Effect) -> None:
         """Carry it out before all that waits for a save, and take back what would allow writes again.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument
@@ -169,15 +169,29 @@ class UnusualError(Exception):
     """A prepared write has to go the usual way; nothing of it is left in the group."""
 
 
+class Repeat(Protocol):
+    """The form of a command that a connection sends again and again, the same but for numbers."""
+
+    def fits(self, message: bytes) -> bool:
+        """Whether these bytes are one message of this form."""
+        ...
+
+    def begin(self, message: bytes, waiter: Completion) -> None:
+        """Carry out such a message; the completion gets the reply's bytes, at once or later. ReplError."""
+        ...
+
+
 class AtOnce(NamedTuple):
     """How a command runs in the turn in which it arrives, without a task and an entry in currentOp.
 
     begin: the completion gets the reply's bytes, at once or later; False: the command is not so simple, nothing has
-    happened, and `run` answers it. fits: a cheap look at the body, before all checks.
+    happened, and `run` answers it. fits: a cheap look at the body, before all checks. repeat: the form of a member's
+    command that was begun, of its body and message; None: it has none.
     """
 
     begin: Callable[[CommandContext, Completion], bool]
     fits: Callable[[RawDocument], bool] = lambda _: True
+    repeat: Callable[[Kernel, RawDocument, bytes], Repeat | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

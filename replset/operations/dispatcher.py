@@ -20,7 +20,7 @@ from replset.ids import Millis
 from replset.operations import fields
 from replset.operations.audit_trail import AuditTrail, without_secrets
 from replset.operations.authorization import authorize
-from replset.operations.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
+from replset.operations.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Repeat, Where
 from replset.operations.current_operations import OperationTable
 from replset.operations.cursors import CursorTable
 from replset.operations.evaluation import IS_TIME_UP
@@ -170,6 +170,19 @@ class Dispatcher:
         if not has_begun:
             self.counts[command.name] = counted
         return has_begun
+
+    def again(self, repeat: Repeat, name: str, message: bytes, waiter: Completion) -> bool:
+        """Carry out a member's command like one before, by its form. False: as of `begin`."""
+        if self.member.fail_points.active:
+            return False
+        try:
+            repeat.begin(message, waiter)
+        except Exception:
+            if waiter.done():
+                raise
+            return False
+        self.counts[name] += 1
+        return True
 
     def _begin(self, request: CommandRequest) -> CommandContext:
         """Check what every command is checked for. ReplError: it is refused."""

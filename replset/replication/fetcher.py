@@ -257,6 +257,7 @@ class Fetcher:
             session.rollback_id,
             self._awaits_commit_point(),
             self._progress(),
+            self._node.set_id,
         )
         source = session.source
         try:

@@ -49,7 +49,7 @@ class FetchRequest(Declared):
     Answered at once when the rollback id is not `known_rollback_id` (-1: unknown, and then no reason to answer at
     once), and soon when the commit point is beyond `known_commit_point`: at once if somebody waits for that here
     (`awaits_commit_point`). progress: this member's position, as a replSetUpdatePosition; None: it does not count.
-    set_id: of the sender's set, which is added on the way (`SetMemberClient`).
+    set_id: of the sender's set.
     """
 
     after: OpTime

@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from typing import Final
 
-from replset.bson import Document, InvalidBSONError, RawDocument, encode, with_fields
+from replset.bson import Document, InvalidBSONError, RawDocument, append_fields, encode
 from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.errors import BadValueError, ErrorCode, LocalProtocolError, RemoteProtocolError
 
@@ -339,13 +340,21 @@ def encode_request(
     sequence: tuple[str, Sequence[bytes]] | None = None,
 ) -> bytes:
     """Return a command as OP_MSG. sequence: a field of the command and its documents, sent as a separate section."""
-    body = with_fields(command, {"$db": database}).raw
+    if isinstance(command, RawDocument):
+        body = append_fields(command, _database_field(database))
+    else:
+        body = encode({**command, "$db": database})
     if sequence is None:
         return encode_msg(request_id, 0, body)
     name, documents = sequence
     rows = b"".join((name.encode() + b"\0", *documents))
     section = b"\x01" + (len(rows) + 4).to_bytes(4, "little") + rows
     return encode_msg(request_id, 0, body + section)
+
+
+@lru_cache(maxsize=64)
+def _database_field(database: str) -> bytes:
+    return encode({"$db": database})[4:-1]
 
 
 def encode_reply(request_id: int, to: WireMessage, document: bytes, *, more_to_come: bool = False) -> bytes:

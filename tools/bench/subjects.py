@@ -78,10 +78,11 @@ class ReplSet:
 def running_replset(
     folder: Path, *, name: str = "replset", checkout: Path | None = None, members: int = 3, flags: Sequence[str] = ()
 ) -> Iterator[ReplSet]:
-    """Yield a set whose processes run the code of `checkout` (None: of this one) and end with the block."""
+    """Yield a set whose processes run the code of `checkout` (None: of this one), by its own Python if it has one."""
     with running_set(folder) as local:
         if checkout is not None:  # -m looks into the working directory first
-            local.program = (sys.executable, "-m", "replset.cli.main", "start")
+            own = checkout.resolve() / ".venv/bin/python"
+            local.program = (str(own) if own.exists() else sys.executable, "-m", "replset.cli.main", "start")
         with contextlib.chdir(checkout or Path.cwd()):
             for port in free_ports(members, 24017):
                 local.add(port, flags=flags)

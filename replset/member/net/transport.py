@@ -79,11 +79,14 @@ class Transport:
             await self._wait_while_cut(host, deadline)
         connection: _PeerConnection | None = None
         try:
-            async with asyncio.timeout(max(1, timeout_ms) / 1000):
-                if host in self._delayed:
-                    await asyncio.sleep(self._delay_ms / 1000)
-                connection = await self._take(host)
-                reply = await connection.call(command, database)
+            if host not in self._delayed:
+                connection = self._take_idle(host)
+            if connection is None:
+                async with asyncio.timeout(max(1, timeout_ms) / 1000):
+                    if host in self._delayed:
+                        await asyncio.sleep(self._delay_ms / 1000)
+                    connection = self._take_idle(host) or await self._connect(host)
+            reply = await connection.call(command, database, max(1, deadline - self._clock.now()) / 1000)
         except TimeoutError:
             kind = NothingSentError if connection is None else HostUnreachableError
             raise kind(f"{host} did not answer within {timeout_ms} ms") from None
@@ -101,14 +104,18 @@ class Transport:
             await self._wait_while_cut(host, deadline)
         return reply
 
-    async def _take(self, host: HostPort) -> _PeerConnection:
-        idle = self._idle.setdefault(host, [])
+    def _take_idle(self, host: HostPort) -> _PeerConnection | None:
+        """A connection that is open and not in use; None: there is none."""
+        idle = self._idle.get(host)
         while idle:
             connection = idle.pop()
             if connection.is_fit:
                 self._in_use[connection] = None
                 return connection
             connection.abort()
+        return None
+
+    async def _connect(self, host: HostPort) -> _PeerConnection:
         connection = _PeerConnection(host, self._local_host, self._on_broken_by_other)
         try:
             await self._network.connect(host, lambda: connection)
@@ -196,6 +203,11 @@ def _finish(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def _give_up(answer: asyncio.Future[WireMessage]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
+
+
 class _PeerConnection(asyncio.Protocol):
     """Is one connection to another member. It carries one command at a time."""
 
@@ -219,16 +231,26 @@ class _PeerConnection(asyncio.Protocol):
         """Whether the other end has shown a member's certificate, or needs none."""
         return self._transport is not None and certifies(self._transport.get_extra_info("ssl_object"))
 
-    async def call(self, command: Document, database: str) -> RawDocument:
-        """Send and wait; OSError when the connection breaks. A call that is cancelled leaves the connection unfit."""
+    async def call(self, command: Document, database: str, timeout_s: float | None = None) -> RawDocument:
+        """Send and wait; OSError when the connection breaks, TimeoutError after so long (None: the caller sees to it).
+
+        A call that ended without an answer leaves the connection unfit.
+        """
         if self._transport is None or self._broken:
             raise ConnectionResetError("the connection is closed")
+        loop = asyncio.get_running_loop()
         self._answers_to = next(self._ids)
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(encode_request(self._answers_to, command, database))
-        answer = await self._answer
+        answer: asyncio.Future[WireMessage] = loop.create_future()
+        self._answer = answer
+        timer = None if timeout_s is None else loop.call_later(timeout_s, _give_up, answer)
+        try:
+            self._transport.write(encode_request(self._answers_to, command, database))
+            message = await answer
+        finally:
+            if timer is not None:
+                timer.cancel()
         self._answer = None
-        return answer.body
+        return message.body
 
     async def prove(self, keys: Keys, nonce: bytes) -> None:
         """Prove to the other end that this member knows a key, and let it prove the same. PermissionError."""

@@ -11,7 +11,7 @@ run, up to the first one that needs an answer.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.errors import (
@@ -24,7 +24,7 @@ from replset.errors import (
     code_name,
 )
 from replset.operations.admission import SMALL_BYTES, STALLED_S
-from replset.operations.command import PROVE
+from replset.operations.command import PROVE, Repeat
 from replset.operations.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedWrite
 from replset.operations.request import CommandRequest, ConnectionContext, Owner, Reply
 from replset.operations.shapes import ARRAYS, Shape
@@ -67,6 +67,8 @@ class WireConnection(asyncio.BufferedProtocol):
         self._context = ConnectionContext(next(server.connection_ids))
         self._shapes: list[Shape] = []  # of its last writes, the newest first
         self._shapes_in_vain = 0
+        self._repeated: _Repeated | None = None  # of a member
+        self._repeats_in_vain = 0
         self._open: PreparedWrite | _OpenCommand | None = None  # what is under way here outside of the task
         self._write_message = b""
 
@@ -176,9 +178,11 @@ class WireConnection(asyncio.BufferedProtocol):
         was_idle = self._next is None
         if was_idle and self._shapes and self._take_write(data):
             return
+        if was_idle and self._repeated is not None and self._repeat(self._repeated, data):
+            return
         if not self._read_next(data) or self._next is None:
             return
-        if was_idle and self._run_at_once(self._next):
+        if was_idle and self._run_at_once(self._next, data):
             return
         self._wake()
 
@@ -203,8 +207,8 @@ class WireConnection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
         return True
 
-    def _run_at_once(self, message: WireMessage) -> bool:
-        """Run a command that needs no task in this turn. False: it has to be queued."""
+    def _run_at_once(self, message: WireMessage, data: bytes) -> bool:
+        """Run a command that needs no task in this turn. False: it has to be queued. data: what came in this turn."""
         server, member = self._server, self._context.member
         if message.exhaust_allowed or message.more_to_come or message.legacy_query or message.unverified:
             return False
@@ -223,6 +227,26 @@ class WireConnection(asyncio.BufferedProtocol):
             return False
         if member is None:
             server.turns.count(message.size)
+        elif command.at_once is not None and command.at_once.repeat is not None and len(data) == message.size:
+            self._repeats_in_vain += 1
+            if self._repeats_in_vain < MOST_IN_VAIN:
+                form = command.at_once.repeat(server.dispatcher.member, message.body, data)
+                self._repeated = None if form is None else _Repeated(form, command.name, request)
+        return True
+
+    def _repeat(self, before: _Repeated, data: bytes) -> bool:
+        """Run a member's command that is like the last one. False: it is not, or has to go the usual way."""
+        member = self._context.member
+        if self._reader.pending or self._is_busy or not before.form.fits(data):
+            return False
+        if member is None or self._server.drops_inbound(member):
+            return False
+        message = WireMessage(int.from_bytes(data[4:8], "little"), 0, before.request.body)
+        under_way = self._open = _OpenCommand(self, message, before.request)
+        if not self._server.dispatcher.again(before.form, before.name, data, under_way):
+            self._open = None
+            return False
+        self._repeats_in_vain = 0
         return True
 
     def finish(self, message: WireMessage, reply: bytes) -> None:
@@ -494,6 +518,14 @@ class WireConnection(asyncio.BufferedProtocol):
             request = self._request_of(message)
             reply = request if isinstance(request, bytes) else _encoded(await self._server.dispatcher.run(request))
         self.end()
+
+
+class _Repeated(NamedTuple):
+    """A member's command, by whose form those after it are read."""
+
+    form: Repeat
+    name: str
+    request: CommandRequest
 
 
 class _OpenCommand:

@@ -13,6 +13,7 @@ from replset.ids import HostPort
 from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
 from replset.member.peers.message_documents import parse_request, reply_document
 from replset.member.peers.oplog_fetch import OplogFetches, oplog_probe, refuse_other_set
+from replset.member.peers.repeated_fetch import repeated_fetch
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.operations import fields
 from replset.operations.audit_trail import AuditTrail
@@ -124,7 +125,7 @@ COMMANDS: tuple[Command, ...] = (
         None,
         admin_only=True,
         private=True,
-        at_once=AtOnce(begin_fetch),
+        at_once=AtOnce(begin_fetch, repeat=repeated_fetch),
         needs=Action.INTERNAL,
     ),
     Command("replSetOplogProbe", probe_oplog, None, admin_only=True, private=True, needs=Action.INTERNAL),

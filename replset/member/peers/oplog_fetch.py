@@ -17,7 +17,7 @@ from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest
 from replset.errors import BadValueError, ErrorCode, ReplError
-from replset.ids import OPTIME_NULL
+from replset.ids import OPTIME_NULL, OpTime
 from replset.member.peers.message_documents import parse_progress
 from replset.member.peers.snapshot_server import check_serves_oplog
 from replset.member.positions import Positions
@@ -64,14 +64,16 @@ class OplogFetches:
         self._due = math.inf
 
     def begin(self, body: RawDocument, waiter: Completion) -> None:
-        """Answer replSetOplogFetch: `waiter` gets the whole reply, its bytes, at once or later. ReplError.
+        """Answer replSetOplogFetch: `waiter` gets the whole reply, its bytes, at once or later. ReplError."""
+        request = FetchRequest.parse(body)
+        self.serve(request, None if request.progress is None else parse_progress(request.progress), waiter)
 
-        The position that came with the request is counted first.
-        """
-        member, request = self._member, FetchRequest.parse(body)
+    def serve(self, request: FetchRequest, progress: ProgressRequest | None, waiter: Completion) -> None:
+        """Do as `begin`. progress: the position that came with the request; it is counted first."""
+        member = self._member
         refuse_other_set(member, request.set_id)
-        if request.progress is not None:
-            self._on_progress(parse_progress(request.progress))
+        if progress is not None:
+            self._on_progress(progress)
         if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
             member.on_awaited("commit point")
         if request.after == member.store.last_applied and request.chain != member.store.chain:
@@ -79,7 +81,7 @@ class OplogFetches:
         began = asyncio.get_running_loop().time()
         fetch = _Fetch(request, waiter, began, began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000)
         self._waiting[fetch] = None
-        self._look_at(fetch)
+        self._look_at(fetch, {})
 
     def on_change(self) -> None:
         """Something has changed: an entry, the commit point or a state. One look at the end of this turn is for all."""
@@ -89,11 +91,15 @@ class OplogFetches:
 
     def _look(self) -> None:
         self._is_scheduled = False
+        pages: dict[tuple[OpTime, int, int], bytes] = {}
         for fetch in list(self._waiting):
-            self._look_at(fetch)
+            self._look_at(fetch, pages)
 
-    def _look_at(self, fetch: _Fetch) -> None:
-        """Answer the fetch if there is something for it, or its time is over."""
+    def _look_at(self, fetch: _Fetch, pages: dict[tuple[OpTime, int, int], bytes]) -> None:
+        """Answer the fetch if there is something for it, or its time is over.
+
+        pages: replies that were made in this look, by where they begin: members that keep up get the same one.
+        """
         if fetch.waiter.done():
             self._waiting.pop(fetch, None)
             return
@@ -103,13 +109,15 @@ class OplogFetches:
                 self._look_again_at(due)
                 return
             self._waiting.pop(fetch, None)
-            page = self._page_of_now(fetch.request)
+            place = fetch.request.after, fetch.request.chain, fetch.request.max_bytes
+            if place not in pages and (page := self._page_of_now(fetch.request)) is not None:
+                pages[place] = self._whole(page)
         except Exception as error:
             self._waiting.pop(fetch, None)
             fetch.waiter.set_exception(error)
             return
-        if page is not None:
-            fetch.waiter.set_result(self._whole(page))
+        if place in pages:
+            fetch.waiter.set_result(pages[place])
             return
         task = asyncio.get_running_loop().create_task(self._answer_slowly(fetch))
         self._slow.add(task)
