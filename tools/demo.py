@@ -23,9 +23,9 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.client import HttpClient
 from replset.errors import ReplError
+from replset.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.own_process import command_of
 from replset.storage import DATABASE_FILE
 

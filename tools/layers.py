@@ -37,6 +37,8 @@ LEVELS = {
     "replset.storage": 3,
     "replset.replication": 4,
     "replset.client": 4,
+    "replset.processes": 4,
+    "replset.local_set": 5,
     "replset.terminal": 4,
     "replset.long_work": 4,
     "replset.operations": 5,

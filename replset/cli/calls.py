@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from replset.cli.changes import NotAcceptedError
-from replset.cli.local_set import DEFAULT_HOST, hosts_of_folder, known_hosts
+from replset.cli.known_hosts import DEFAULT_HOST, hosts_of_folder, known_hosts
 from replset.client import WireClient
 from replset.errors import AuthenticationFailedError, ErrorCode, HostUnreachableError, ReplError
 from replset.terminal import echo

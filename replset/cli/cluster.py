@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.cli.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError, free_ports, wait_until
-from replset.cli.processes import lock_holder
 from replset.config import MAX_MEMBERS, MAX_VOTERS
 from replset.core.member_state import MemberState
 from replset.errors import ReplError
+from replset.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.member.options import MemberOptions, variable_of
+from replset.processes import lock_holder
 from replset.terminal import echo, echo_json
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)

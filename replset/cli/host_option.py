@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from replset.cli.calls import ANSWER_WITHIN_S, ask
-from replset.cli.local_set import default_host, hosts_of_folder, remember_hosts, remembered_hosts
+from replset.cli.known_hosts import default_host, hosts_of_folder, remember_hosts, remembered_hosts
 from replset.errors import ReplError
 from replset.terminal import echo
 

@@ -14,11 +14,11 @@ from replset.bson import from_ejson
 from replset.cli import calls
 from replset.cli.changes import NotAcceptedError, check_effect, with_members, without_member
 from replset.cli.host_option import Host
-from replset.cli.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError
 from replset.cli.plans import keep_default, run_plan, with_vote
 from replset.config import ReplSetConfig, parse_host
 from replset.core.reconfig_effect import describe_effect
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
+from replset.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError
 from replset.terminal import echo
 
 Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]

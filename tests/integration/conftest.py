@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from replset.cli.local_set import LocalMember, free_ports, wait_until
 from replset.client import PASSWORD_VARIABLE, USER_VARIABLE
+from replset.local_set import LocalMember, free_ports, wait_until
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted, configuration, heal, reconfigure, run
 

@@ -19,8 +19,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import ClassVar
 
-from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 from replset.cli.start import main as start_member
+from replset.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 
 _IMPORTED_BY_NEED = ("sqlite_utils", "pydantic.v1", "prometheus_client")
 """What a member imports later in its start: half of the processor time that this takes."""

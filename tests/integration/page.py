@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from replset.cli.local_set import HTTP_OFFSET
+from replset.local_set import HTTP_OFFSET
 from tests.programs import all_ended
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pymongo
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.errors import ReplError
+from replset.local_set import LocalMember, LocalSet, wait_until
 
 DATABASE = "shop"
 Client = pymongo.MongoClient[dict[str, Any]]

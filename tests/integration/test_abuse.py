@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from replset.bson import encode
-from replset.cli.local_set import HTTP_OFFSET, LocalMember, wait_until
 from replset.client import WireClient
 from replset.errors import HostUnreachableError
+from replset.local_set import HTTP_OFFSET, LocalMember, wait_until
 from tests.integration.conftest import MakeSet, next_ports, start_set
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import insert, run, status

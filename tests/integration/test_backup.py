@@ -12,11 +12,11 @@ from typing import Any
 
 from replset.bson import Timestamp, decode
 from replset.cli.backup import receive_backup
-from replset.cli.local_set import LocalMember, wait_until
 from replset.client import HttpClient, WireClient
 from replset.features.archive.archive import Archive
 from replset.features.archive.segments import Position
 from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.local_set import LocalMember, wait_until
 from replset.long_work import LongWork
 from replset.storage.backup import NewSet, restore_backup
 from replset.storage.disk import RealDisk

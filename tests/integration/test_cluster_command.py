@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.cli.local_set import LocalMember, LocalSet, LocalSetError
+from replset.local_set import LocalMember, LocalSet, LocalSetError
 from tests.integration.conftest import next_ports
 from tests.integration.forked import run_program, running_set
 from tests.programs import all_ended

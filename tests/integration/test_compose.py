@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 import yaml
 
-from replset.cli.local_set import wait_until
 from replset.client import TLS_CA_VARIABLE, WireClient
 from replset.errors import HostUnreachableError
 from replset.key_file import read_key_file
+from replset.local_set import wait_until
 from tests.certificates import Authority
 from tests.integration.conftest import next_ports
 from tests.programs import run_to_end

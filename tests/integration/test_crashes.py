@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.features.recovery.lost_writes import lost_entries
+from replset.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import (

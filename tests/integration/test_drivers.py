@@ -17,7 +17,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import SecondaryPreferred
 from pymongo.write_concern import WriteConcern
 
-from replset.cli.local_set import wait_until
+from replset.local_set import wait_until
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import Client, connect, others_of, run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import run_program
 from tests.integration.talk import DATABASE, Writer, find, insert, run

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pymongo.read_preferences import Secondary
 
-from replset.cli.local_set import LocalMember, wait_until
+from replset.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import ForkedSet, run_program
 from tests.integration.talk import (

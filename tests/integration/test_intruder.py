@@ -27,10 +27,10 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from replset.bson import Binary, Int64, Timestamp, encode
-from replset.cli.local_set import HTTP_OFFSET, LocalMember, wait_until
 from replset.client import PASSWORD_VARIABLE, TLS_CA_VARIABLE, USER_VARIABLE, WireClient
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, read_key_file
+from replset.local_set import HTTP_OFFSET, LocalMember, wait_until
 from replset.wire.framing import encode_msg
 from tests.certificates import Authority, flags_of
 from tests.integration.conftest import FAST, MakeSet, begin_with_logins, next_ports

@@ -16,7 +16,7 @@ import pytest
 from pymongo.errors import OperationFailure
 
 from replset.cli.calls import asks_for_logins
-from replset.cli.local_set import LocalMember, wait_until
+from replset.local_set import LocalMember, wait_until
 from tests.integration.clients.install import installed, node
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, run_program, running_set

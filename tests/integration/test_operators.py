@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replset.cli.local_set import LocalMember, wait_until
 from replset.cli.main import main
+from replset.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import (

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from replset.cli.local_set import LocalMember, wait_until
 from replset.client import WireClient
+from replset.local_set import LocalMember, wait_until
 from replset.optime import optime_or_none
 from tests.integration.browser import DESKTOP, LARGE, PHONE, REWRITES_PICTURES, Tab, chromium, tab
 from tests.integration.conftest import FAST, next_ports

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pymongo
 
-from replset.cli.local_set import LocalSet, wait_until
+from replset.local_set import LocalSet, wait_until
 from tests.integration.clients.workload import (
     DATABASE,
     NodeClient,

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.client import SETTINGS
 from replset.ids import HostPort
 from replset.key_file import read_key_file
+from replset.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import list_manifests
 from tests.integration.conftest import PASSWORD, ROOT, begin_with_logins, next_ports
 from tests.integration.forked import ForkedSet, running_set

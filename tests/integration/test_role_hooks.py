@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.cli.local_set import LocalMember, wait_until
+from replset.local_set import LocalMember, wait_until
 from tests.integration.conftest import start_set
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted, cut, heal, insert, others_of, run, status

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from replset.bson import encode, encode_key
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import list_manifests
 from tests.integration.forked import ForkedSet, run_program
 from tests.integration.talk import (

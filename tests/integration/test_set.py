@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from replset.cli.local_set import LocalMember, wait_until
+from replset.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import (

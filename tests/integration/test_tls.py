@@ -14,9 +14,9 @@ import pymongo
 import pytest
 
 from replset.bson import encode
-from replset.cli.local_set import HTTP_OFFSET, LocalMember, wait_until
 from replset.client import SETTINGS, TLS_CA_VARIABLE, WireClient
 from replset.errors import HostUnreachableError
+from replset.local_set import HTTP_OFFSET, LocalMember, wait_until
 from replset.member.net.tls import TlsFiles
 from replset.wire.framing import MORE_TO_COME, encode_msg
 from tests.certificates import MEMBERS, Authority, flags_of

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import spark as package
 from replset.bson import RawDocument
-from replset.cli.local_set import LocalMember
 from replset.client import HttpClient
 from replset.errors import BadValueError
+from replset.local_set import LocalMember
 from spark.source import OplogStreamReader, Options
 from tests.integration.conftest import start_set
 from tests.integration.forked import running_set

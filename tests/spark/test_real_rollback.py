@@ -25,7 +25,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from replset.bson import RawDocument, to_ejson_value
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
 from replset.storage import DATABASE_FILE
 from spark.cli import main

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from replset.bson import RawDocument, encode
-from replset.cli.local_set import LocalMember, LocalSet, free_ports, wait_until
 from replset.client import HttpClient
 from replset.errors import ReplError
+from replset.local_set import LocalMember, LocalSet, free_ports, wait_until
 from replset.wire.framing import FrameReader, encode_msg
 
 CLIENTS = 500
@@ -136,7 +136,7 @@ def looking(members: list[LocalMember], every_s: float) -> Iterator[Members]:
 
 @contextmanager
 def three_members(folder: Path, flags: list[str]) -> Iterator[tuple[LocalSet, LocalMember]]:
-    from replset.cli.local_set import running_set
+    from replset.local_set import running_set
 
     with running_set(folder) as local:
         for port in free_ports(3, 24017):

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from replset.cli.local_set import LocalMember, LocalSet, free_ports, running_set, wait_until
 from replset.client import WireClient
 from replset.errors import ReplError
+from replset.local_set import LocalMember, LocalSet, free_ports, running_set, wait_until
 
 HAND_OVERS = 10  # at most
 LOOK_EVERY_S = 0.002

@@ -21,7 +21,7 @@ import apsw
 import uvloop
 
 from replset.bson import encode
-from replset.cli.local_set import free_ports, wait_until
+from replset.local_set import free_ports, wait_until
 from replset.wire.framing import encode_msg
 from tools.bench.ports import answers
 

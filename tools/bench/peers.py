@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from replset.cli.local_set import free_ports, wait_until
+from replset.local_set import free_ports, wait_until
 from tools.bench.ports import answers
 
 ROWS_OF_PEERS = ("majority", "bulk", "find")

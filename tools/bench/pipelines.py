@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from replset.bson import DateTime
-from replset.cli.local_set import LocalMember
+from replset.local_set import LocalMember
 from tools.bench.subjects import running_replset
 
 ROUNDS = 3

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from replset.cli.local_set import HTTP_OFFSET, LocalMember, free_ports, running_set, wait_until
 from replset.features.all import PRIVATE
+from replset.local_set import HTTP_OFFSET, LocalMember, free_ports, running_set, wait_until
 
 ROWS = ("w1", "majority", "unsynced", "retryable", "bulk", "find", "http")
 _COUNTED = re.compile(r'^replset_commands_total\{command="(\w+)"\} ([\d.e+]+)$', re.M)

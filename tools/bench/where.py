@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from replset.cli.local_set import wait_until
+from replset.local_set import wait_until
 from tools.bench.subjects import running_replset
 from tools.bench.throughput import Bench, Point
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replset.bson import Timestamp
-from replset.cli.local_set import LocalMember
 from replset.client import WireClient
 from replset.errors import ReplError
+from replset.local_set import LocalMember
 from tools.chaos.history import History, Read, Write, fill_in
 
 DATABASE, COLLECTION = "chaos", "things"

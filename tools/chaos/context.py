@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.errors import HostUnreachableError, ReplError
+from replset.local_set import LocalMember, LocalSet, wait_until
 from tools.chaos.clients import Clients
 from tools.chaos.history import Absence, Attack, Breach, History, Loss
 

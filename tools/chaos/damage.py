@@ -13,8 +13,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from replset.cli.local_set import LocalMember, wait_until
 from replset.errors import ReplError
+from replset.local_set import LocalMember, wait_until
 from replset.storage import DATABASE_FILE
 from tools.chaos.clients import COLLECTION, DATABASE
 from tools.chaos.context import CannotError, FaultContext, Mend, send_command, state_of, status_of

@@ -16,8 +16,8 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from replset.cli.local_set import LocalMember
 from replset.errors import ReplError
+from replset.local_set import LocalMember
 from tools.chaos.context import BALLAST, CannotError, Fault, FaultContext, Mend, answers, send_command
 from tools.chaos.damage import damaged_entry, lost_wal, wipe
 from tools.chaos.disks import DISK_MB, fill

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from replset.cli.local_set import HTTP_OFFSET, LocalMember
 from replset.client import WireClient
 from replset.errors import ErrorCode, ReplError
+from replset.local_set import HTTP_OFFSET, LocalMember
 from tools.chaos.clients import DATABASE, GREEDY
 from tools.chaos.context import FaultContext
 

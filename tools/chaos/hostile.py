@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replset.bson import Binary, DateTime, Int64, Timestamp
-from replset.cli.local_set import HTTP_OFFSET, LocalMember
 from replset.client import WireClient
 from replset.core.messages import MAX_TERM_JUMP
 from replset.errors import ReplError
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, Keys
+from replset.local_set import HTTP_OFFSET, LocalMember
 from replset.operations.command import PROVE
 from tools.chaos.clients import COLLECTION, DATABASE
 from tools.chaos.context import CannotError, FaultContext, answers, status_of

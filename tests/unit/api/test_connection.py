@@ -21,8 +21,8 @@ from api import connection, exchange, limits
 from api.lines import BATCH_BYTES
 from api.serve import HttpServer
 from replset.bson import Int64, RawDocument, encode
-from replset.cli.local_set import free_ports
 from replset.ids import HostPort
+from replset.local_set import free_ports
 from replset.member.net.connections import ConnectionSlots
 from replset.operations import turns
 from replset.operations.admission import MAX_BYTES_IN_USE

@@ -13,12 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from replset.cli import calls, cluster, host_option, local_set
-from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, remember_hosts, wait_until
+from replset import local_set
+from replset.cli import calls, cluster, host_option, known_hosts
+from replset.cli.known_hosts import remember_hosts
 from replset.cli.main import main
-from replset.cli.processes import lock_holder, start_mark
 from replset.config import ReplSetConfig
 from replset.errors import HostUnreachableError
+from replset.local_set import LocalMember, LocalSet, LocalSetError, wait_until
+from replset.processes import lock_holder, start_mark
 from replset.storage.disk import RealDisk
 from replset.storage.store import lock_dbpath
 
@@ -251,7 +253,7 @@ def test_without_host_the_set_in_the_folder_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert local_set.default_host() == "127.0.0.1:27017"
+    assert known_hosts.default_host() == "127.0.0.1:27017"
     place = tmp_path / "replset-data"
     place.mkdir()
     write_set(place, 0)
@@ -267,7 +269,7 @@ def test_without_host_the_set_in_the_folder_is_asked(
         monkeypatch.setenv("REPLSET_HOST", "127.0.0.1:2")
     monkeypatch.chdir(place)
     (place / "set.json").write_text("{}")  # somebody else's file
-    assert local_set.default_host() == "127.0.0.1:27017"
+    assert known_hosts.default_host() == "127.0.0.1:27017"
 
 
 class Hosts:
@@ -306,12 +308,12 @@ def test_the_last_host_that_answered_is_remembered_for_the_folder(
     assert main(["conf"]) == 0
     assert hosts.asked == ["m2:1"]
     assert capsys.readouterr().err == "replset: asks m2:1, of the last --host in this folder\n"
-    assert local_set.known_hosts() == ["m2:1", "m1:1"]
+    assert known_hosts.known_hosts() == ["m2:1", "m1:1"]
     monkeypatch.chdir(tmp_path)
-    assert local_set.known_hosts() == []
+    assert known_hosts.known_hosts() == []
     write_set(tmp_path, 0)
     assert main(["conf", "--host", "m2:1"]) == 0
-    assert local_set.default_host() == "127.0.0.1:1", "the set in the folder comes first"
+    assert known_hosts.default_host() == "127.0.0.1:1", "the set in the folder comes first"
 
 
 def test_what_compares_or_corrects_documents_says_whose_too(hosts: Hosts, capsys: Capture) -> None:
@@ -326,7 +328,7 @@ def test_a_folder_that_is_gone_has_no_hosts(hosts: Hosts, tmp_path: Path) -> Non
     (tmp_path / "here").rmdir()
     assert main(["conf", "--host", "m1:1"]) == 0
     assert main(["conf"]) == 0
-    assert local_set.default_host() == local_set.DEFAULT_HOST
+    assert known_hosts.default_host() == known_hosts.DEFAULT_HOST
 
 
 def test_a_command_that_is_done_is_not_undone_by_what_is_asked_to_remember_its_host(
@@ -336,4 +338,4 @@ def test_a_command_that_is_done_is_not_undone_by_what_is_asked_to_remember_its_h
     monkeypatch.setattr(calls, "ask", lambda *_: {"config": {}})
     hosts.silent["m1:1"] = KeyboardInterrupt()
     assert main(["conf", "--host", "m1:1"]) == 0
-    assert local_set.known_hosts() == []
+    assert known_hosts.known_hosts() == []

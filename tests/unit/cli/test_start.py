@@ -15,11 +15,11 @@ from typing import IO
 
 import pytest
 
-from replset.cli.local_set import free_ports, wait_until
 from replset.cli.main import main
 from replset.cli.start import refuse
 from replset.client import WireClient
 from replset.config import ReplSetConfig
+from replset.local_set import free_ports, wait_until
 from replset.member.process import log_writer
 from replset.member.process.log_writer import LogWriter
 from replset.storage.disk import RealDisk

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from replset.cli.local_set import wait_until
 from replset.features.role_hook.guard import MODULE
+from replset.local_set import wait_until
 
 MakeGuard = Callable[..., "Guard"]
 

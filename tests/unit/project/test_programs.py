@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from replset.cli.local_set import wait_until
+from replset.local_set import wait_until
 from tests.programs import run_to_end
 
 LEAVES_ONE = """

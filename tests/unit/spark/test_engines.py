@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from replset.cli.local_set import wait_until
+from replset.local_set import wait_until
 from replset.long_work import LongWork
 from spark import command_run
 from spark.cli import main

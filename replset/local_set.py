@@ -24,16 +24,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replset.cli.processes import lock_holder, start_mark
 from replset.client import WireClient
 from replset.config import MAX_VOTERS
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
 from replset.own_process import command_of
+from replset.processes import lock_holder, start_mark
 
 T = TypeVar("T")
 HTTP_OFFSET = 1000
 DEFAULT_FOLDER = Path("replset-data")
-DEFAULT_HOST = "127.0.0.1:27017"
 LOCK_WITHIN_S = TAKE_OVER_WITHIN_S = 10.0
 KEY_FILE, KEY_BYTES = "key", 567
 """The key file's name, and the number of its random bytes, which is that of MongoDB's manual."""
@@ -380,27 +379,6 @@ class LocalSet:
         return all(hello["isWritablePrimary"] or hello["secondary"] or hello.get("arbiterOnly") for hello in greetings)
 
 
-def default_host() -> str:
-    """Return the member for commands without --host: the first of `known_hosts`."""
-    return next(iter(known_hosts()), DEFAULT_HOST)
-
-
-def known_hosts() -> list[str]:
-    """Return the members of the set in this folder, else of the one that the last `--host` here led to; maybe none."""
-    return hosts_of_folder() or remembered_hosts()
-
-
-def hosts_of_folder() -> list[str]:
-    """Return the members of the set in this folder or its `replset-data`, running ones first; none: there is no set."""
-    members: list[LocalMember] = []
-    if (DEFAULT_FOLDER / "set.json").exists():
-        members = LocalSet.load(DEFAULT_FOLDER).members
-    elif Path("set.json").exists():
-        with contextlib.suppress(LocalSetError):  # it may be somebody else's file
-            members = LocalSet.load(Path()).members
-    return [member.host for member in sorted(members, key=lambda member: not member.is_running())]
-
-
 @contextlib.contextmanager
 def running_set(folder: Path, name: str = "rs0") -> Iterator[LocalSet]:
     """Yield a LocalSet whose processes end with the block, whatever happens in it."""
@@ -475,55 +453,3 @@ def _not_proved(member: LocalMember) -> str:
         if pid != member.pid:
             return f"another process than {member.pid} answers on {member.host} (pid {pid})"
     return ""
-
-
-# --- the set that the last `--host` in each folder led to, so that it need not be said each time. The file is the
-# user's own, not in the folder: a folder may belong to others, or be read-only.
-
-MOST_FOLDERS = 200
-
-
-def remembered_hosts() -> list[str]:
-    """Return the member that was named last in this folder, and the others of its set; empty: none was."""
-    found = _folders().get(_folder())
-    return [host for host in found if isinstance(host, str)] if isinstance(found, list) else []
-
-
-def remember_hosts(hosts: Sequence[str]) -> None:
-    """Note these for this folder. Without a home that can be written, nothing is remembered."""
-    folder, folders = _folder(), _folders()
-    if not folder:
-        return
-    folders.pop(folder, None)
-    kept = dict([*folders.items(), (folder, list(hosts))][-MOST_FOLDERS:])
-    with contextlib.suppress(OSError):
-        path = _folders_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        try:
-            temporary.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _folder() -> str:
-    """Where this process runs; empty: that folder is gone."""
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return ""
-
-
-def _folders_file() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    if home.startswith("~"):  # a user of a container, who has no home
-        home = os.devnull
-    return Path(home, "replset", "hosts.json")
-
-
-def _folders() -> dict[str, object]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(_folders_file().read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-    return {}
