@@ -193,6 +193,10 @@ def test_a_primary_refuses_and_a_primary_that_is_heard_again_too() -> None:
     beat = HeartbeatRequest("rs0", host(2), MemberId(2), 1, 1, 1, MemberId(2), "i2")
     assert asked(node, beat, LATER)
     assert "has not refused" in answer(node).reason
+    planned = following()
+    refuse(planned, LATER)
+    assert asked(planned, beat, LATER)
+    assert not vote_requests(planned.tick(Millis(LATER + 400)))
 
 
 def test_the_vote_itself_is_given_by_the_same_rules_as_any_other() -> None:

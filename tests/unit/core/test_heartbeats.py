@@ -27,6 +27,8 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.core.state import NO_POSITION
+from replset.core.status import MemberStatus
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.cluster import CoreCluster, running
 from tests.simulation.core_kit.machine import host, members_of
@@ -525,5 +527,19 @@ def test_the_status_names_all_members_and_which_one_blocks() -> None:
 def test_without_a_config_there_is_no_status() -> None:
     node = single_node(config=None)
     assert node.status(NOW) is None
+
+
+def test_nothing_is_said_of_a_member_that_was_never_heard() -> None:
+    node = single_node(config=CONFIG)
+    row = node.status(NOW).members[1]
+    assert row == MemberStatus(
+        **{"id": MemberId(1), "host": host(1), "is_self": False, "state": MemberState.UNKNOWN, "healthy": False},
+        **{"counted": False, "newly_added": False, "arbiter": False, "position": NO_POSITION, "uptime_ms": 0},
+        **{"sync_source": None, "sync_source_id": -1, "election_wall_ms": None, "config_version": -2},
+        **{"config_term": -1, "last_heartbeat_wall_ms": 0, "last_heartbeat_recv_wall_ms": 0, "ping_ms": 0},
+        message="",
+    )
+    node.receive_heartbeat(1, sync_source=host(9))
+    assert node.status(NOW).members[1].sync_source_id == -1, "that one is no member"
     assert isinstance(asked(node, replace(FROM_1, config_version=-2)), HeartbeatReply)
     assert node.state is MemberState.STARTUP

@@ -233,6 +233,15 @@ def test_the_majority_is_as_far_behind_as_its_slowest_member_that_is_up() -> Non
     assert node.majority_lag() == (0, ())
 
 
+def test_the_member_with_the_id_0_may_be_the_slowest() -> None:
+    node = ready(config=named(*(replace(row, id=MemberId((row.id - 1) % 3)) for row in members_of(3))))
+    node._state.state, node._state.ages = MemberState.PRIMARY, OptimeAges()
+    node._state.ages.restart(at(1), Millis(0))
+    node._state.ages.note(NEXT, Millis(NOW - 4_000))
+    node._state.position = place(NEXT)
+    assert node.majority_lag() == (4_000, (host(1), host(2)))
+
+
 def test_no_writer_is_slowed_for_a_delayed_member() -> None:
     """It is behind on purpose: slower writes would bring it no nearer."""
     rows = members_of(3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from replset.bson import ObjectId
 from replset.config import ReplSetConfig, Settings
 from replset.core.reconfig_plan import is_same, plan_reconfig
 from replset.core.reconfig_rules import reconfig_refusal
@@ -112,6 +113,6 @@ def test_what_no_steps_can_do_is_refused_with_the_reason() -> None:
 
 
 def test_version_and_order_make_no_difference() -> None:
-    one = config("a", "b")
+    one = replace(config("a", "b"), settings=Settings(replica_set_id=ObjectId(b"the set's id")))
     other = ReplSetConfig.parse({"_id": "rs0", "version": 9, "members": [m.document() for m in reversed(one.members)]})
     assert is_same(one, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from replset.config import Member
@@ -20,7 +21,7 @@ from replset.core.remarks import Remark
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from tests.simulation.core_kit.cluster import CoreCluster, change, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
-from tests.unit.core.single_node import NOW, SingleNode, at, named, only, place, single_node
+from tests.unit.core.single_node import NOW, SingleNode, at, named, only, place, ready, single_node
 
 
 def remarks_of(cluster: CoreCluster, machine: CoreMachine) -> tuple[Remark, ...]:
@@ -205,6 +206,11 @@ def follower(durability_mark: OpTime = OPTIME_NULL, **third: Any) -> SingleNode:
     node.receive_heartbeat(1, state=MemberState.PRIMARY, term=3)
     node.receive_heartbeat(2, **{"state": MemberState.SECONDARY, **third})
     return node
+
+
+def test_a_spare_whose_voter_is_removed_is_a_voter_like_others() -> None:
+    first, second, spare = members_of(3)
+    assert ready(config=named(first, second, replace(spare, spare_for=MemberId(9)))).status(NOW).remarks == ()
 
 
 def the_remark(node: SingleNode) -> Remark:

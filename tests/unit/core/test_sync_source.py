@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from replset.config import Settings
-from replset.core.effects import CommitPointAdvanced, RelayProgress, StartFetching, StartInitialSync, StopFetching
+from replset.core.effects import (
+    CommitPointAdvanced,
+    RecordElectionEvent,
+    RelayProgress,
+    StartFetching,
+    StartInitialSync,
+    StopFetching,
+)
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
@@ -159,8 +166,10 @@ def test_too_stale_for_a_member_without_indexes_nothing_is_copied() -> None:
     node = single_node(config=NO_INDEXES, position=place(MINE))
     node.receive_heartbeat(2, position=place(NEWER))
     failed = SourceFailed(host(2), SourceProblem.DIVERGED, "", NEWER.term, NEWER, at(2, 8))
-    assert not only(node.receive(failed, NOW), StartInitialSync)
+    effects = node.receive(failed, NOW)
+    assert not only(effects, StartInitialSync)
     assert node.state is MemberState.SECONDARY
+    assert "too stale" in [line.record.event for line in only(effects, RecordElectionEvent)]
 
 
 def test_what_only_a_member_without_indexes_has_of_a_dead_primary_is_fetched_before_anybody_leads() -> None:

@@ -116,6 +116,9 @@ def test_status_shows_how_a_rollback_is_getting_on(client: Client, member: Runni
     assert status["text"] == "rollback towards b:27017 waits for disk space: full"
     progress.waiting_for = ""
     progress.undo("rollback-x")
+    assert client.ok({"replSetGetStatus": 1}, "admin")["rollbackStatus"]["text"].endswith(
+        ": 0 of 100000 entries undone"
+    )
     progress.undone = 400
     status = client.ok({"replSetGetStatus": 1}, "admin")["rollbackStatus"]
     assert (status["phase"], status["manifest"], status["entriesUndone"]) == ("undoing", "rollback-x", 400)

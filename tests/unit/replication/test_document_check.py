@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replset.bson import RawDocument, decode, encode, encode_key
-from replset.errors import OutOfDiskSpaceError, ReplError
+from replset.errors import NamespaceNotFoundError, OutOfDiskSpaceError, ReplError
 from replset.features.recovery.lost_writes import LostKind, LostWrites
 from replset.features.recovery.verify import verify_rollback
 from replset.features.scrub import scrubber
@@ -392,6 +392,12 @@ def test_nothing_changes_when_what_was_there_cannot_be_kept(three: Three, monkey
     with pytest.raises(OutOfDiskSpaceError):
         three.repair(three.b)
     assert document(three.b, 3) == {"_id": 3, "n": 999}
+
+
+def test_nothing_is_kept_of_a_collection_that_was_dropped_meanwhile(three: Three) -> None:
+    work = DocumentRepair(three.a.context, three.check(three.a), lambda _: False)
+    with pytest.raises(NamespaceNotFoundError):
+        asyncio.run(work._keep("db.gone", three.a.store.last_applied, [encode({"_id": 1})], True))
 
 
 def test_large_documents_are_not_decoded_on_the_event_loop(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:

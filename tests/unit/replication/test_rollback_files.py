@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from replset.bson import encode
 from replset.errors import CorruptDataError
-from replset.ids import OpTime, pack_ts
-from replset.replication.rollback_files import RollbackWriter, escape_namespace, file_timestamp
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.replication.rollback_files import RollbackFiles, RollbackWriter, escape_namespace, file_timestamp
 from replset.replication.rollback_manifest import (
     FileKind,
     Manifest,
@@ -28,6 +28,7 @@ from replset.replication.rollback_manifest import (
     verify_file,
 )
 from replset.storage.disk import RealDisk
+from tests.unit.replication.kit import Member
 
 WALL_MS = 1_790_000_000_123
 UUID_A = UUID(int=7)
@@ -70,6 +71,19 @@ def manifest(**changed: object) -> Manifest:
 )
 def test_namespaces_are_escaped(ns: str, name: str) -> None:
     assert escape_namespace(ns) == name
+
+
+def test_a_damaged_entry_is_left_out_and_named(mine: Member) -> None:
+    """A restore would take it for what a client wrote."""
+    mine.create("db.damaged")
+    mine.insert("db.damaged", *({"_id": number} for number in range(3)))
+    damaged = mine.store.oplog_after(OPTIME_NULL, limit=9, max_bytes=1 << 20)[2]
+    mine.store._connection.execute("UPDATE oplog SET entry = entry || x'00' WHERE ts = ?", (damaged.ts,))
+    files = RollbackFiles(mine.context, WALL_MS, OPTIME_NULL, "rollback", None)
+    written = files.write(mine.store.read(), RollbackState.PLANNED)
+    entries = next(file for file in written.files if file.kind is FileKind.OPLOG)
+    assert written.entries == entries.count == mine.store.entries_behind(OPTIME_NULL, most=999) - 1
+    assert str(damaged.optime) in written.reason
 
 
 def test_long_namespaces_are_cut_with_a_hash() -> None:
