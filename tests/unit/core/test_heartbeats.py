@@ -527,6 +527,8 @@ def test_the_status_names_all_members_and_which_one_blocks() -> None:
 def test_without_a_config_there_is_no_status() -> None:
     node = single_node(config=None)
     assert node.status(NOW) is None
+    assert isinstance(asked(node, replace(FROM_1, config_version=-2)), HeartbeatReply)
+    assert node.state is MemberState.STARTUP
 
 
 def test_nothing_is_said_of_a_member_that_was_never_heard() -> None:
@@ -541,5 +543,3 @@ def test_nothing_is_said_of_a_member_that_was_never_heard() -> None:
     )
     node.receive_heartbeat(1, sync_source=host(9))
     assert node.status(NOW).members[1].sync_source_id == -1, "that one is no member"
-    assert isinstance(asked(node, replace(FROM_1, config_version=-2)), HeartbeatReply)
-    assert node.state is MemberState.STARTUP
