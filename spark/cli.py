@@ -147,24 +147,15 @@ def diff(
         raise BadValueError(f"{run.oplogs[0].name} is alone: give two members or more to compare")
     from spark.render.report_documents import rows_of
     from spark.reports.diff import report
+    from spark.reports.diff.compare import difference
     from spark.reports.diff.documents import check_oplogs, document_diff, newest_common
 
     if with_documents:
         check_oplogs(run.oplogs)
-    how: dict[str, Any] = {"span": span, "only": only_of(ns), "by_bytes": by_bytes}
-    found: Diff[Any]
-    if run.engine is Engine.LOCAL:
-        from spark.reports.diff.local_engine import local_diff
-
-        found = local_diff(run.oplogs, on_part=run.on_part, **how)
-    else:
-        from spark.reports.diff.spark_engine import diff_or_tables
-
-        found = diff_or_tables(run.context, lambda: run.session, run.oplogs, **how)
+    found = difference(run.runner, run.oplogs, span=span, only=only_of(ns), by_bytes=by_bytes)
     tables, documents = tables_of(found), None
     if with_documents:
-        session = None if run.engine is Engine.LOCAL else run.session
-        documents = document_diff(run.oplogs, newest_common(rows_of(found.pairs)), ns or (), session)
+        documents = document_diff(run.runner, run.oplogs, newest_common(rows_of(found.pairs)), ns or ())
         tables["documents_at"] = documents.differing
     document = report.document_of(found, run.oplogs, samples, by_bytes=by_bytes, documents=documents)
     run.show(
@@ -183,10 +174,10 @@ def _only_on_page(run: CommandRun, found: Diff[Any], span: Span) -> dict[str, An
     seconds = max((b.newest.seconds for b in known), default=0) - min((b.oldest.seconds for b in known), default=0)
     width_s = max(1, -(-seconds // 400))
     more: dict[str, Any] = {"timeline": timeline(found.entries, width_s), "timelineSeconds": width_s}
+    more["namespacesOfAll"] = rows_of(summary.summary_of(run.runner, run.oplogs, span=span, top=0).namespaces)
     if run.engine is Engine.LOCAL:
-        return {**more, "namespacesOfAll": rows_of(summary.local_summary(run.oplogs, span=span, top=0).namespaces)}
-    more["namespacesOfAll"] = rows_of(summary.summary(run.session, run.oplogs, span=span, top=0).namespaces)
-    return {**more, "lag": lag.document_of(lag.lag(run.session, run.oplogs, span=span))["series"]}
+        return more
+    return {**more, "lag": lag.document_of(lag.lag_of(run.runner, run.oplogs, span=span))["series"]}
 
 
 @command(local=True, page=True, tables=True)
@@ -199,11 +190,7 @@ def verify(run: CommandRun, members: Members, begin: From = None, end: To = None
     run.open(members)
     from spark.reports.verify import check, report
 
-    found: check.Verification[Any]
-    if run.engine is Engine.LOCAL:
-        found = check.local_verify(run.oplogs, span=span, on_part=run.on_part)
-    else:
-        found = check.verify(run.session, run.oplogs, span=span)
+    found = check.verification(run.runner, run.oplogs, span=span)
     document = report.document_of(found, run.oplogs, samples)
     run.show(document, tables_of(found), report.content)
     return 0 if document["sound"] else 1
@@ -216,7 +203,7 @@ def elections(run: CommandRun, members: Members, samples: Samples = 10) -> None:
     from spark.reports import elections as finding
     from spark.reports import elections_text as report
 
-    found = finding.elections(run.session, run.oplogs)
+    found = finding.elections_of(run.spark_runner, run.oplogs)
     run.show(report.document_of(found, samples), tables_of(found), report.content, report.charts)
 
 
@@ -235,7 +222,7 @@ def lag(
     run.open(members)
     from spark.reports import lag as report
 
-    found = report.lag(run.session, run.oplogs, span=span, every_ms=None if every is None else int(every * 1000))
+    found = report.lag_of(run.runner, run.oplogs, span=span, every_ms=None if every is None else int(every * 1000))
     run.show(report.document_of(found), {"lag": found}, report.content, report.charts)
 
 
@@ -254,11 +241,7 @@ def summary(
     from spark.reports import summary as finding
     from spark.reports import summary_text as report
 
-    found: finding.Summary[Any]
-    if run.engine is Engine.LOCAL:
-        found = finding.local_summary(run.oplogs, span=span, only=only_of(ns), top=top, on_part=run.on_part)
-    else:
-        found = finding.summary(run.session, run.oplogs, span=span, only=only_of(ns), top=top)
+    found = finding.summary_of(run.runner, run.oplogs, span=span, only=only_of(ns), top=top)
     run.show(report.document_of(found), tables_of(found), report.content, report.charts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +53,16 @@ def batch_from(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBat
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def table_from(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """The same as a table."""
+    return pa.Table.from_batches([batch_from(rows, schema)])
+
+
+def rows_in(table: pa.Table) -> Iterable[tuple[Any, ...]]:
+    """The rows, values in the order of the columns."""
+    return zip(*table.to_pydict().values(), strict=True)
 
 
 def repeated(value: str | int, times: int) -> pa.Array:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
     from spark.render.charts import Chart
     from spark.render.content import Content
+    from spark.runners import Runner, SparkRunner
     from spark.session import SparkTasks
 
 PROGRAM = "oplog-spark"
@@ -153,6 +154,19 @@ class CommandRun:
             self._tasks = None
         if self._work is not None:
             self._work.close()
+
+    @property
+    def runner(self) -> Runner:
+        """Where the jobs of its report run."""
+        from spark.runners import LocalRunner
+
+        return LocalRunner(self.on_part) if self.engine is Engine.LOCAL else self.spark_runner
+
+    @property
+    def spark_runner(self) -> SparkRunner:
+        from spark.runners import SparkRunner
+
+        return SparkRunner(self.context, lambda: self.session)
 
     @property
     def session(self) -> SparkSession:

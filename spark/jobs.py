@@ -1,117 +1,32 @@
-"""How every Spark job reads: one task for each span of an oplog, read in the worker.
+"""How every job reads: one task for each span of an oplog. `runners` says where the tasks run.
 
-The driver has only bounds and spans. In the local engine threads of this process work on the same tasks.
-Reading, hashing and Arrow's own work let go of the interpreter's lock; Python's part of the work takes turns.
+The driver has only bounds and spans. Reading, hashing and Arrow's own work let go of the interpreter's lock; Python's
+part of the work takes turns.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from replset.ids import OPTIME_NULL
-from spark.columns import MEMBER, SPARK_TYPES, arrow_schema, repeated
-from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, OplogError, OplogTrimmedError, Span
-
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.sql import DataFrame, SparkSession
+from spark.columns import MEMBER, arrow_schema, repeated
+from spark.oplog import ALL, EntryFilter, Oplog, OplogError, OplogTrimmedError, Span
 
 ROWS_PER_TASK = 250_000
 Task = tuple[Oplog, Span]
 Work = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def scan(
-    spark: SparkSession,
-    oplogs: Sequence[Oplog],
-    columns: Sequence[str],
-    *,
-    span: Span = EVERYTHING,
-    only: EntryFilter = ALL,
-    rows_per_task: int = ROWS_PER_TASK,
-) -> DataFrame:
-    """`member` and `columns` of every entry of `span` in every oplog."""
-    schema = ", ".join(f"{name} {SPARK_TYPES[name]}" for name in (MEMBER, *columns))
-    return map_spans(spark, oplogs, columns, with_member, schema, span=span, only=only, rows_per_task=rows_per_task)
-
-
-def map_spans(
-    spark: SparkSession,
-    oplogs: Sequence[Oplog],
-    columns: Sequence[str],
-    work: Work,
-    schema: str,
-    *,
-    span: Span = EVERYTHING,
-    only: EntryFilter = ALL,
-    rows_per_task: int = ROWS_PER_TASK,
-) -> DataFrame:
-    """`work(member's name, batches of columns)` run in the worker right behind the reader; its batches as a table.
-
-    Called once a task: the batches of one part of `span`, oldest first. A part without entries may give no batch.
-    """
-    tasks = plan(oplogs, span, rows_per_task)
-    return map_numbers(spark, len(tasks), span_reader(tasks, columns, work, only), schema)
-
-
-def map_numbers(
-    spark: SparkSession, count: int, work: Callable[[int], Iterator[pa.RecordBatch]], schema: str
-) -> DataFrame:
-    """Run `work(number)` in the workers, one task for each number below `count`; its batches as a table."""
-
-    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        freeze_modules()
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from work(number)
-
-    # Range gives partition number i exactly the row i, so a task is a partition.
-    return spark.range(0, count, 1, max(1, count)).mapInArrow(run, schema)
-
-
-def collect_spans(
-    context: SparkContext,
-    oplogs: Sequence[Oplog],
-    columns: Sequence[str],
-    work: Work,
-    *,
-    span: Span = EVERYTHING,
-    only: EntryFilter = ALL,
-    rows_per_task: int = ROWS_PER_TASK,
-) -> Iterator[pa.RecordBatch]:
-    """What `work` gives of every part, as `run_spans` gives it, made by Spark's workers. It must fit into this process.
-
-    The batches come as bytes of an RDD: to load Spark SQL and to plan a query takes longer than to read an oplog.
-    """
-    tasks = plan(oplogs, span, rows_per_task)
-    read = span_reader(tasks, columns, work, only)
-
-    def run(number: int) -> Iterator[bytes]:
-        freeze_modules()
-        for batch in read(number):
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, batch.schema) as stream:
-                stream.write_batch(batch)
-            yield sink.getvalue().to_pybytes()
-
-    for found in context.parallelize(range(len(tasks)), max(1, len(tasks))).flatMap(run).collect():
-        yield from pa.ipc.open_stream(found)
-
-
 def span_reader(
     tasks: Sequence[Task], columns: Sequence[str], work: Work, only: EntryFilter = ALL
 ) -> Callable[[int], Iterator[pa.RecordBatch]]:
-    """What runs in Spark's workers: it takes a task's number and gives what `work` makes of that task.
+    """What runs in threads or in Spark's workers: it takes a task's number and gives what `work` makes of that task.
 
     Every task gets the list of all tasks, so it is made of plain numbers: as objects, those of a hundred thousand
     tasks would take a third of a second to read, a hundred thousand times.
@@ -142,19 +57,6 @@ def freeze_modules() -> None:
 def _freeze(_modules: int) -> None:
     gc.collect()
     gc.freeze()
-
-
-def table_of(spark: SparkSession, rows: Sequence[Sequence[Any]], ddl: str) -> DataFrame:
-    """A small table of the driver's, which stays in its JVM: no worker is started for it, and no job to show it."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    schema = StructType.fromDDL(ddl)
-    assert isinstance(schema, StructType)
-    arrow = to_arrow_schema(schema)
-    columns = zip(*rows, strict=True) if rows else [()] * len(arrow)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, arrow, strict=True)]
-    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
 
 
 def pinned(oplogs: Sequence[Oplog]) -> list[Oplog]:
@@ -218,43 +120,3 @@ def _parts(oplog: Oplog, span: Span, rows_per_task: int) -> list[Span]:
         bounds.rows if wanted.first_ts == bounds.oldest.ts and wanted.end_ts > bounds.newest.ts else oplog.count(wanted)
     )
     return oplog.split(wanted, max(1, -(-rows // rows_per_task)))
-
-
-THREADS = min(4, os.cpu_count() or 1)
-OnPart = Callable[[int, int], None]
-"""Called with how many parts are read, and how many there are."""
-
-
-def no_progress(done: int, total: int) -> None:
-    """Show nothing."""
-
-
-def run_spans(
-    oplogs: Sequence[Oplog],
-    columns: Sequence[str],
-    work: Work,
-    *,
-    span: Span = EVERYTHING,
-    only: EntryFilter = ALL,
-    rows_per_task: int = ROWS_PER_TASK,
-    on_part: OnPart = no_progress,
-) -> Iterator[pa.RecordBatch]:
-    """What `work` gives of every part, in the order of `plan`. Some parts beyond the one wanted are worked on ahead."""
-    wanted = tuple(columns)
-
-    def run(task: Task) -> list[pa.RecordBatch]:
-        oplog, part = task
-        return list(work(oplog.name, oplog.read(part, wanted, only)))
-
-    tasks = deque(plan(oplogs, span, rows_per_task))
-    total = len(tasks)
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="oplog") as threads:
-        ahead: deque[Future[list[pa.RecordBatch]]] = deque()
-        try:
-            while tasks or ahead:
-                while tasks and len(ahead) < THREADS + 1:
-                    ahead.append(threads.submit(run, tasks.popleft()))
-                yield from ahead.popleft().result()
-                on_part(total - len(tasks) - len(ahead), total)
-        finally:
-            threads.shutdown(cancel_futures=True)

@@ -7,20 +7,15 @@ oplog goes to `--parquet`, not here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import pyarrow as pa
+from typing import Any
 
 from replset.bson import RawDocument, to_ejson_value
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL
 from spark.entry_bytes import action_of
 from spark.oplog import Bounds, Oplog
+from spark.runners import Rows, table_of_rows
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-Rows: TypeAlias = "DataFrame | pa.Table"
 SAMPLES = 10
 
 
@@ -38,11 +33,7 @@ def header(command: str, engine: str, members: Iterable[tuple[Oplog, Bounds]]) -
 
 def rows_of(found: Rows, most: int | None = None) -> list[dict[str, Any]]:
     """The first rows as dictionaries, all when `most` is None."""
-    if isinstance(found, pa.Table):
-        table = found.slice(0, most)
-    else:
-        table = (found if most is None else found.limit(most)).toArrow()
-    rows: list[dict[str, Any]] = table.to_pylist()
+    rows: list[dict[str, Any]] = table_of_rows(found, most).to_pylist()
     return rows
 
 

@@ -18,11 +18,13 @@ import pyarrow as pa
 from replset.bson import RawDocument
 from replset.errors import CorruptDataError
 from replset.ids import OpTime
+from replset.oplog_entry import NOOP
 from replset.replication.rollback_manifest import Manifest, list_manifests
-from spark.columns import batch_from, ddl_of, schema_of
-from spark.jobs import map_spans, pinned, scan, table_of
+from spark.columns import MEMBER, arrow_schema, batch_from, rows_in, schema_of, table_from
+from spark.jobs import pinned, with_member
 from spark.oplog import EntryFilter, Oplog, OplogError, Span
 from spark.readers.sqlite import SqliteOplog
+from spark.runners import Rows, Runner, SparkRunner, frames
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -31,18 +33,22 @@ Manifests = Sequence[tuple[str, Manifest]]
 """Each with the name of the oplog that has it."""
 NEW_PRIMARY = "new primary"
 INITIATING = "initiating set"
-TERMS_SCHEMA = (
-    "term bigint, primary string, began string, first_ts bigint, first string, first_wall bigint, last_ts bigint, "
-    "last string, last_wall bigint, entries bigint, gap_ms bigint, members array<string>, lost bigint, "
-    "lost_by array<string>, rolled_back bigint, rollbacks array<string>"
+NOOPS = EntryFilter(op=(NOOP,))
+_TEXT, _NAMES = pa.string(), pa.list_(pa.string())
+TERMS = schema_of(
+    "term primary began first_ts first first_wall last_ts last last_wall entries gap_ms members lost lost_by "
+    "rolled_back rollbacks",
+    **dict.fromkeys(("primary", "began", "first", "last"), _TEXT),
+    **dict.fromkeys(("members", "lost_by", "rollbacks"), _NAMES),
 )
-LOST_SCHEMA = (
-    "member string, ts bigint, term bigint, optime string, op string, ns string, key binary, wall bigint, "
-    "entry binary, rollback string"
+LOST = schema_of(
+    "member ts term optime op ns key wall entry rollback",
+    **dict.fromkeys(("member", "optime", "op", "ns", "rollback"), _TEXT),
+    **dict.fromkeys(("key", "entry"), pa.binary()),
 )
-ROLLBACKS_SCHEMA = (
-    "member string, id string, state string, reason string, when string, source string, common_point string, "
-    "first_ts bigint, first_term bigint, first string, last_ts bigint, last_term bigint, last string, entries bigint"
+ROLLBACKS = schema_of(
+    "member id state reason when source common_point first_ts first_term first last_ts last_term last entries",
+    **dict.fromkeys(("member", "id", "state", "reason", "when", "source", "common_point", "first", "last"), _TEXT),
 )
 _MEMBER_TERMS = schema_of("member term first_ts first_wall last_ts last_wall entries", member=pa.string())
 _TERM_STARTS = schema_of("term ts msg host", msg=pa.string(), host=pa.string())
@@ -63,24 +69,33 @@ class Elections:
     """
 
     winner: str | None
-    terms: DataFrame
-    lost: DataFrame
-    rollbacks: DataFrame
+    terms: Rows
+    lost: Rows
+    rollbacks: Rows
 
 
 def elections(spark: SparkSession, oplogs: Sequence[Oplog]) -> Elections:
+    """The tables as DataFrames."""
+    return frames(spark, elections_of(SparkRunner.of(spark), oplogs))
+
+
+def elections_of(runner: SparkRunner, oplogs: Sequence[Oplog]) -> Elections:
     """Find the set's terms in the members' oplogs and rollback folders. OplogError: one could not be read."""
     oplogs = pinned(oplogs)
-    member_terms = member_terms_of(spark, oplogs)
+    here = runner.of_size(0, 0)  # few rows leave a part
+    member_terms = member_terms_of(here, oplogs)
     winner = winner_of(member_terms)
     manifests = [(oplog.name, manifest) for oplog in oplogs for manifest in manifests_of(oplog)]
-    rollbacks = table_of(spark, [_rollback_row(*pair) for pair in manifests], ROLLBACKS_SCHEMA)
-    lost = _lost_entries(spark, oplogs, member_terms, winner, manifests)
+    lost = _lost_entries(runner, oplogs, member_terms, winner, manifests)
     lost_by_members = _holders(lost) if lost is not None else []
-    rows = term_rows(member_terms, winner, _term_starts(spark, oplogs), lost_by_members, manifests)
-    columns = [field.strip().partition(" ")[0] for field in LOST_SCHEMA.split(",")]
-    shown = table_of(spark, [], LOST_SCHEMA) if lost is None else lost.select(*columns).orderBy("member", "ts")
-    return Elections(winner, table_of(spark, rows, TERMS_SCHEMA), shown, rollbacks)
+    starts = rows_in(here.read(oplogs, ("ts", "term", "entry"), _term_start_batches, _TERM_STARTS, only=NOOPS))
+    rows = term_rows(member_terms, winner, {TermStart(*row) for row in starts}, lost_by_members, manifests)
+    return Elections(
+        winner,
+        table_from(rows, TERMS),
+        LOST.empty_table() if lost is None else lost.select(*LOST.names).orderBy("member", "ts"),
+        table_from([_rollback_row(*pair) for pair in manifests], ROLLBACKS),
+    )
 
 
 class MemberTerm(NamedTuple):
@@ -243,35 +258,21 @@ def manifests_of(oplog: Oplog) -> list[Manifest]:
 # --- in Spark --------------------------------------------------------------------------------------------------
 
 
-def member_terms_of(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[MemberTerm]:
-    """What each member has of each term: one row a member and term, summed up in the workers."""
-    from pyspark.sql import functions as f
-
-    rows = (
-        map_spans(spark, oplogs, ("ts", "term", "wall"), _member_term_batches, ddl_of(_MEMBER_TERMS))
-        .groupBy("member", "term")
-        .agg(
-            f.min("first_ts").alias("first_ts"),
-            f.min_by("first_wall", "first_ts").alias("first_wall"),
-            f.max("last_ts").alias("last_ts"),
-            f.max_by("last_wall", "last_ts").alias("last_wall"),
-            f.sum("entries").alias("entries"),
+def member_terms_of(runner: Runner, oplogs: Sequence[Oplog]) -> list[MemberTerm]:
+    """What each member has of each term: one row a member and term."""
+    found = rows_in(runner.read(oplogs, ("ts", "term", "wall"), _member_term_batches, _MEMBER_TERMS))
+    terms: dict[tuple[str, int], MemberTerm] = {}
+    for part in sorted(MemberTerm(*row) for row in found):
+        name = (part.member, part.term)
+        first = terms.setdefault(name, part._replace(entries=0))
+        terms[name] = part._replace(
+            first_ts=first.first_ts, first_wall=first.first_wall, entries=first.entries + part.entries
         )
-        .orderBy("member", "term")
-        .collect()
-    )
-    return [MemberTerm(*row) for row in rows]
+    return list(terms.values())
 
 
 def _member_term_batches(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield batch_from(list(member_terms_in(member, batches)), _MEMBER_TERMS)
-
-
-def _term_starts(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[TermStart]:
-    found = map_spans(
-        spark, oplogs, ("ts", "term", "entry"), _term_start_batches, ddl_of(_TERM_STARTS), only=EntryFilter(op=("n",))
-    )
-    return [TermStart(*row) for row in found.distinct().orderBy("term", "ts").collect()]
 
 
 def _term_start_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -281,7 +282,7 @@ def _term_start_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iter
 
 
 def _lost_entries(
-    spark: SparkSession,
+    runner: SparkRunner,
     oplogs: Sequence[Oplog],
     member_terms: Sequence[MemberTerm],
     winner: str | None,
@@ -290,6 +291,9 @@ def _lost_entries(
     """Of each member the entries behind its common point that the winner lacks, by (term, ts). None: no tail."""
     from pyspark.sql import functions as f
 
+    def read(oplogs: Sequence[Oplog], columns: Sequence[str], span: Span) -> Any:
+        return runner.read(oplogs, columns, with_member, arrow_schema((MEMBER, *columns)), span=span)
+
     history = [part for part in member_terms if part.member == winner]
     kept_by = [oplog for oplog in oplogs if oplog.name == winner]
     found: DataFrame | None = None
@@ -297,8 +301,8 @@ def _lost_entries(
         tail = fork_of([part for part in member_terms if part.member == oplog.name], history).tail
         if oplog.name == winner or tail is None:
             continue
-        there = scan(spark, kept_by, ("ts", "term"), span=tail).drop("member")
-        only_here = scan(spark, [oplog], _LOST_COLUMNS, span=tail).join(there, ["ts", "term"], "left_anti")
+        there = read(kept_by, ("ts", "term"), span=tail).drop(MEMBER)
+        only_here = read([oplog], _LOST_COLUMNS, span=tail).join(there, ["ts", "term"], "left_anti")
         found = only_here if found is None else found.unionByName(only_here)
     if found is None:
         return None

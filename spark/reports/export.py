@@ -24,12 +24,13 @@ import pyarrow.parquet as pq
 
 from replset.bson import RawDocument, to_ejson
 from replset.errors import ReplError
-from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema, batch_from, ddl_of, schema_of
-from spark.jobs import map_spans, table_of, with_member
+from spark.columns import COLUMNS, MEMBER, arrow_schema, batch_from, schema_of, table_from
+from spark.jobs import with_member
 from spark.oplog import EVERYTHING, Oplog, OplogError, Span
 from spark.render.content import Content, ContentTable, Document, Phrase, Tone, byte_size, count_text, several
-from spark.render.report_documents import Rows, rows_of
+from spark.render.report_documents import rows_of
 from spark.reports.export_folder import TEMPORARY, ExportedFile, Mode, Target, day_of, folder_of
+from spark.runners import Rows, SparkRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 _FILES = schema_of(
     "member day ns file entries bytes first_ts last_ts", **dict.fromkeys(("member", "day", "ns", "file"), pa.string())
 )
-FILES_SCHEMA = ddl_of(_FILES)
 PARSED = "parsed"
 """With variant: the entry as VARIANT, from its relaxed Extended JSON."""
 ROWS_PER_TASK = 1_000_000
@@ -48,6 +48,7 @@ _SMALL_BYTES = 16 << 20
 _MERGED_BYTES = 128 << 20
 _DAY_S = 86_400
 _SCHEMA = arrow_schema((MEMBER, *COLUMNS))
+_TEXTS = pa.schema([*_SCHEMA, ("text", pa.string()), ("folder", pa.string())])
 _WRITING: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": [MEMBER, "op", "ns"],
@@ -66,7 +67,7 @@ def export(
     variant: bool = False,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> DataFrame:
-    """Write the entries of `span`; rows of FILES_SCHEMA, one a file written, by member, day, ns and file.
+    """Write the entries of `span`; rows of _FILES, one a file written, by member, day, ns and file.
 
     folder: a path, or a URI that pyarrow knows (s3://, hdfs://, gs://), which every worker must reach. variant: one
     column more, PARSED. ExportError: the folder is not as `mode` wants it, or an appended member's history is not the
@@ -84,7 +85,7 @@ def export(
     finally:
         target.drop(run)
     target.mark()
-    return table_of(spark, sorted(shown), FILES_SCHEMA)
+    return spark.createDataFrame(table_from(sorted(shown), _FILES))
 
 
 # --- pure ------------------------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ def _write_files(
         yield batch_from(files.done, _FILES)
 
     frames = [
-        map_spans(spark, [oplog], COLUMNS, work, FILES_SCHEMA, span=span, rows_per_task=rows_per_task)
+        SparkRunner.of(spark).read([oplog], COLUMNS, work, _FILES, span=span, rows_per_task=rows_per_task)
         for oplog, span in spans
     ]
     files = [ExportedFile(*row) for row in reduce(DataFrame.unionAll, frames).collect()] if frames else []
@@ -223,14 +224,13 @@ def _merged(spark: SparkSession, files: Sequence[ExportedFile], uri: str, run: s
     if not groups:
         return list(files)
 
-    def merge(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        target = Target.open(uri)
-        for batch in numbers:
-            written = [_put_together(target, run, groups[number]) for number in batch.column(0).to_pylist()]
-            yield batch_from(written, _FILES)
-
     parts = min(len(groups), 4 * spark.sparkContext.defaultParallelism)
-    merged = spark.range(0, len(groups), 1, parts).mapInArrow(merge, FILES_SCHEMA).collect()
+
+    def merge(part: int) -> Iterator[pa.RecordBatch]:
+        target = Target.open(uri)
+        yield batch_from([_put_together(target, run, group) for group in groups[part::parts]], _FILES)
+
+    merged = SparkRunner.of(spark).numbers(parts, merge, _FILES).collect()
     gone = {file.file for group in groups for file in group}
     return [*(file for file in files if file.file not in gone), *(ExportedFile(*row) for row in merged)]
 
@@ -266,14 +266,8 @@ def _write_variants(
     from pyspark.sql import functions as f
 
     frames = [
-        map_spans(
-            spark,
-            [oplog],
-            COLUMNS,
-            _with_text,
-            f"{SPARK_SCHEMA}, text string, folder string",
-            span=span,
-            rows_per_task=min(rows_per_task, ROWS_PER_TASK // 4),
+        SparkRunner.of(spark).read(
+            [oplog], COLUMNS, _with_text, _TEXTS, span=span, rows_per_task=min(rows_per_task, ROWS_PER_TASK // 4)
         )
         for oplog, span in spans
     ]
@@ -297,7 +291,7 @@ def _with_text(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
             raise OplogError(member, f"an entry cannot be parsed: {error.message}") from error
         folders = [folder_of(member, day_of(at), name) for at, name in zip(ts, ns, strict=True)]
         columns = [*batch.columns, pa.array(texts, pa.string()), pa.array(folders, pa.string())]
-        yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, "text", "folder"])
+        yield pa.RecordBatch.from_arrays(columns, schema=_TEXTS)
 
 
 # --- document and text ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ is never behind here, however late it got it. Three sources, one column:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,14 +27,15 @@ from replset.client import HttpClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_or_none
-from spark.columns import batch_from, ddl_of, schema_of
-from spark.jobs import map_spans, pinned, table_of
-from spark.oplog import EVERYTHING, EntryFilter, Oplog, OplogError, Span
+from spark.columns import batch_from, rows_in, schema_of, table_from
+from spark.jobs import Work, pinned
+from spark.oplog import EVERYTHING, Oplog, OplogError, Span
 from spark.readers.live import LiveOplog
 from spark.render.charts import Chart, Line, line_chart
 from spark.render.content import Content, ContentTable, Document, Phrase, Tone, count_text, duration
-from spark.render.report_documents import Rows, rows_of
-from spark.reports.elections import MemberTerm, fork_of, winner_of
+from spark.render.report_documents import rows_of
+from spark.reports.elections import NOOPS, MemberTerm, fork_of, winner_of
+from spark.runners import Rows, Runner, SparkRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +44,9 @@ Numbers = npt.NDArray[np.int64]
 WALLS = "walls"
 COMMIT_POINT = "commitPoint"
 STATUS = "status"
-LAG_SCHEMA = "member string, at bigint, source string, behind_ms bigint, ts bigint, term bigint, optime string"
+LAG = schema_of(
+    "member at source behind_ms ts term optime", **dict.fromkeys(("member", "source", "optime"), pa.string())
+)
 PERIODIC = "periodic noop"
 POINTS = 500
 MOST_POINTS = 100_000
@@ -52,9 +55,14 @@ _NOOPS = schema_of("ts term point_ts point_term")
 _MARKS = schema_of("member kind at term ts wall", member=pa.string(), kind=pa.string())
 
 
-def lag(
-    spark: SparkSession, oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, every_ms: int | None = None
-) -> DataFrame:
+def lag(spark: SparkSession, oplogs: Sequence[Oplog], **how: Any) -> DataFrame:
+    """The rows as a DataFrame. how: as in `lag_of`."""
+    return spark.createDataFrame(lag_of(SparkRunner.of(spark), oplogs, **how))
+
+
+def lag_of(
+    runner: Runner, oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, every_ms: int | None = None
+) -> pa.Table:
     """Rows (member, at, source, behind_ms, ts, term, optime), by source, at and member; see the module.
 
     at: wall clock in milliseconds. ts, term, optime: where the member is (commitPoint: the commit point). every_ms: the
@@ -65,8 +73,12 @@ def lag(
     bounds = [oplog.bounds() for oplog in oplogs]
     known = [(b.oldest.seconds, b.newest.seconds) for b in bounds if b.newest != OPTIME_NULL]
     width_ms = width_ms_of(known, span, every_ms)
-    noops = _noops(spark, oplogs, span)
-    marks = _marks(spark, oplogs, span, width_ms, noops)
+    here = runner.of_size(0, 0)  # few rows leave a part
+    noop_rows = rows_in(here.read(oplogs, ("ts", "term", "entry"), _noop_batches, _NOOPS, span=span, only=NOOPS))
+    noops = {PeriodicNoop(*row) for row in noop_rows}
+    work = _marks_for(width_ms, noops)
+    mark_rows = rows_in(here.read(oplogs, ("ts", "term", "wall"), work, _MARKS, span=span))
+    marks = [LagMark(*row) for row in mark_rows]
     rows = [
         *wall_rows(marks),
         *commit_point_rows(marks, noops),
@@ -74,7 +86,7 @@ def lag(
     ]
     ordered = sorted(rows, key=lambda row: (row.source, row.at, row.member or "", row.term, row.ts))
     shown = [(*row, str(OpTime(row.term, row.ts))) for row in ordered]
-    return table_of(spark, shown, LAG_SCHEMA)
+    return table_from(shown, LAG)
 
 
 class Lag(NamedTuple):
@@ -372,30 +384,20 @@ def status_of(oplog: Oplog) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _noops(spark: SparkSession, oplogs: Sequence[Oplog], span: Span) -> list[PeriodicNoop]:
-    found = map_spans(
-        spark, oplogs, ("ts", "term", "entry"), _noop_batches, ddl_of(_NOOPS), span=span, only=EntryFilter(op=("n",))
-    )
-    return [PeriodicNoop(*row) for row in found.distinct().orderBy("term", "ts").collect()]
-
-
 def _noop_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
         yield batch_from([noop for row in rows if (noop := noop_in(*row)) is not None], _NOOPS)
 
 
-def _marks(
-    spark: SparkSession, oplogs: Sequence[Oplog], span: Span, width_ms: int, noops: Sequence[PeriodicNoop]
-) -> list[LagMark]:
+def _marks_for(width_ms: int, noops: Collection[PeriodicNoop]) -> Work:
     noop_ts = np.unique(np.array([noop.ts for noop in noops], np.int64))
     wanted = np.union1d(noop_ts, np.array([noop.point_ts for noop in noops], np.int64))
 
     def work(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch_from(list(lag_marks_in(member, batches, width_ms, wanted, noop_ts)), _MARKS)
 
-    found = map_spans(spark, oplogs, ("ts", "term", "wall"), work, ddl_of(_MARKS), span=span)
-    return [LagMark(*row) for row in found.collect()]
+    return work
 
 
 # --- document, text and charts ---------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """What members' oplogs hold: by namespace, operation, term and minute, sizes, hot documents, what updates cost.
 
-Two passes. The first makes one row of every (namespace, operation, term, minute, size class) of a worker's part, and
-all tables but one are sums over those. The second, for hot documents, makes one row of numbers of every document of a
-part, so that a document with a million entries there is one row as well; rows of one document come to one worker, which
-passes on the hottest of its documents alone. As many entries make as many such workers, so that each has its share
-whatever the oplogs' length. That pass is left out with `top` 0.
+Two passes. The first makes of a worker's part the rows of all tables but one, and those of one key are summed up. The
+second, for hot documents, makes one row of numbers of every document of a part, so that a document with a million
+entries there is one row as well; rows of one document come to one worker, which passes on the hottest of its documents
+alone. As many entries make as many such workers, so that each has its share whatever the oplogs' length. That pass is
+left out with `top` 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,11 @@ from xxhash import xxh3_64_intdigest
 
 from replset.bson import InvalidBSONError
 from replset.oplog_entry import UPDATE
-from spark.columns import ddl_of, repeated, sorted_by
+from spark.columns import repeated, sorted_by
 from spark.entry_bytes import EntryPrefixes, diff_size, id_text
-from spark.jobs import ROWS_PER_TASK, OnPart, map_spans, no_progress, pinned, run_spans
+from spark.jobs import ROWS_PER_TASK, pinned
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
+from spark.runners import Runner, SparkRunner, frames, table_of_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +36,7 @@ Table = TypeVar("Table")
 TOP = 20
 MINUTE_MS = 60_000
 """Namespaces that a chart shows by themselves."""
-_TEXTS = ("member", "ns", "op", "id")
+_TEXTS = ("table", "member", "ns", "op", "id")
 _SUMS = ("entries", "bytes")
 _LEAST = ("first_wall", "first_ts")
 _MOST = ("last_wall", "last_ts")
@@ -46,8 +47,21 @@ _RATIOS = {
     "bytes_per_update": ("bytes", "updates"),
     "amplification": ("diff_entry_bytes", "diff_bytes"),
 }
+_KEYS = {
+    "members": ("member",),
+    "namespaces": ("member", "ns"),
+    "operations": ("member", "op"),
+    "terms": ("member", "term"),
+    "minutes": ("member", "minute"),
+    "sizes": ("member", "at_most"),
+    "updates": ("member", "ns"),
+}
+"""Of each table that is a sum over entries."""
 _GROUP_KEYS = ("member", "ns", "op", "term", "minute", "at_most")
 _GROUP_COLUMNS = (*_GROUP_KEYS, *_UPDATE_SUMS, *_LEAST, *_MOST)
+_SUM_KEYS = ("table", *_GROUP_KEYS)
+"""Of a row of any of these tables; what is no key of its table is null."""
+_SUM_COLUMNS = ("table", *_GROUP_COLUMNS)
 _DOCUMENT_KEYS = ("member", "document")
 _DOCUMENT_COLUMNS = (*_DOCUMENT_KEYS, *_MEASURES)
 _RANKED_COLUMNS = ("member", "rank", "document", *_MEASURES)
@@ -87,97 +101,57 @@ class Summary(Generic[Table]):
     updates: Table
 
 
-def summary(
-    spark: SparkSession,
+def summary(spark: SparkSession, oplogs: Sequence[Oplog], **how: Any) -> Summary[DataFrame]:
+    """The tables as DataFrames. how: as in `summary_of`."""
+    found: Summary[Any] = frames(spark, summary_of(SparkRunner.of(spark), oplogs, **how))
+    return found
+
+
+def summary_of(
+    runner: Runner,
     oplogs: Sequence[Oplog],
     *,
     span: Span = EVERYTHING,
     only: EntryFilter = ALL,
     top: int = TOP,
     rows_per_task: int = ROWS_PER_TASK,
-) -> Summary[DataFrame]:
-    """The tables as DataFrames, computed when they are asked for, the first pass once. top: hot documents a member."""
-    from pyspark.sql import functions as F
-
-    oplogs = pinned(oplogs)
-    run = partial(map_spans, spark, span=span, only=only, rows_per_task=rows_per_task)
-
-    def measured(rows: DataFrame, keys: Sequence[str], sums: Sequence[str] = _SUMS) -> DataFrame:
-        return rows.groupBy(*keys).agg(
-            *(F.sum(name).alias(name) for name in sums),
-            *(F.min(name).alias(name) for name in _LEAST),
-            *(F.max(name).alias(name) for name in _MOST),
-        )
-
-    def by(*names: str) -> DataFrame:
-        keys = ("member", *names)
-        seconds = (F.col("last_wall") - F.col("first_wall")) / 1000.0
-        rate = (F.col("entries") / F.greatest(F.lit(1.0), seconds)).alias("per_second")
-        return measured(groups, keys).select(*keys, *_MEASURES[:4], rate, *_MEASURES[4:]).orderBy(*keys)
-
-    groups = run(oplogs, _READ_FOR_GROUPS, groups_in, _ddl(_GROUP_COLUMNS)).persist()
-    updates = measured(groups.where(F.col("op") == UPDATE), ("member", "ns"), _UPDATE_SUMS)
-    updates = updates.withColumnRenamed("entries", "updates")
-    ratios = [
-        F.when(F.col(below) > 0, F.col(above) / F.col(below)).alias(name) for name, (above, below) in _RATIOS.items()
-    ]
-    sizes = measured(groups, ("member", "at_most")).select("member", "at_most", *_SUMS)
-    documents = run(oplogs if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in, _ddl(_DOCUMENT_COLUMNS))
-    folds = sum(oplog.count(span) for oplog in oplogs) // ROWS_PER_FOLD + spark.sparkContext.defaultParallelism
-    ranked = documents.repartition(folds, "document").mapInArrow(partial(hottest_in, top=top), _ddl(_RANKED_COLUMNS))
-    shown = partial(shown_in, oplogs=oplogs, top=top)
-
-    return Summary(
-        by(),
-        by("ns"),
-        by("op"),
-        by("term"),
-        by("minute"),
-        sizes.orderBy("member", "at_most"),
-        ranked.repartition(1).mapInArrow(shown, _ddl(_HOT_COLUMNS)).orderBy("member", "rank"),
-        updates.select("member", "ns", "updates", *_UPDATE_SUMS[1:], *ratios).orderBy("member", "ns"),
-    )
-
-
-def local_summary(
-    oplogs: Sequence[Oplog],
-    *,
-    span: Span = EVERYTHING,
-    only: EntryFilter = ALL,
-    top: int = TOP,
-    rows_per_task: int = ROWS_PER_TASK,
-    on_part: OnPart = no_progress,
 ) -> Summary[pa.Table]:
-    """The same in this process."""
+    """The tables. top: hot documents a member."""
     oplogs = pinned(oplogs)
-    run = partial(run_spans, span=span, only=only, rows_per_task=rows_per_task, on_part=on_part)
+    entries = sum(oplog.count(span) for oplog in oplogs)
+    runner = runner.of_size(entries, ROWS_PER_FOLD)
+    read = partial(runner.read, span=span, only=only, rows_per_task=rows_per_task)
+    tasks = runner.tasks(entries, ROWS_PER_FOLD)
 
-    def by(*names: str) -> pa.Table:
-        keys = ("member", *names)
-        rows = sorted_by(_measured(groups, keys), *keys)
-        seconds = pc.divide(pc.subtract(rows["last_wall"], rows["first_wall"]).cast(pa.float64()), 1000.0)
-        rate = pc.divide(rows["entries"].cast(pa.float64()), pc.max_element_wise(seconds, 1.0))
-        return rows.append_column("per_second", rate).select([*keys, *_MEASURES[:4], "per_second", *_MEASURES[4:]])
-
-    parts = run(oplogs, _READ_FOR_GROUPS, groups_in)
-    groups = _folded(parts, _GROUP_COLUMNS, _GROUP_KEYS, _UPDATE_SUMS)
-    updates = _measured(groups.filter(pc.field("op") == UPDATE), ("member", "ns"), _UPDATE_SUMS)
-    updates = updates.rename_columns({"entries": "updates"})
+    rows = read(oplogs, _READ_FOR_GROUPS, sums_in, arrow_types(_SUM_COLUMNS))
+    together = runner.grouped(rows, _SUM_KEYS, tasks=tasks)
+    sums = table_of_rows(runner.run(together, added_up, arrow_types(_SUM_COLUMNS)))
+    found = {name: sorted_by(sums.filter(pc.field("table") == name), *keys) for name, keys in _KEYS.items()}
+    updates = found.pop("updates").rename_columns({"entries": "updates"})
     for name, (above, below) in _RATIOS.items():
         divisor = pc.if_else(pc.greater(updates[below], 0), updates[below], None).cast(pa.float64())
         updates = updates.append_column(name, pc.divide(updates[above].cast(pa.float64()), divisor))
-    sizes = _measured(groups, ("member", "at_most")).select(["member", "at_most", *_SUMS])
-    parts = run(oplogs if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in)
+    sizes = found.pop("sizes").select([*_KEYS["sizes"], *_SUMS])
+
+    rows = read(oplogs if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in, arrow_types(_DOCUMENT_COLUMNS))
+    together = runner.grouped(rows, ("document",), tasks=tasks)
+    hottest = table_of_rows(runner.run(together, partial(hottest_in, top=top), arrow_types(_RANKED_COLUMNS)))
     return Summary(
-        by(),
-        by("ns"),
-        by("op"),
-        by("term"),
-        by("minute"),
-        sorted_by(sizes, "member", "at_most"),
-        pa.Table.from_batches(shown_in(hottest_in(parts, top), oplogs, top), arrow_types(_HOT_COLUMNS)),
-        sorted_by(updates, "member", "ns").select(["member", "ns", "updates", *_UPDATE_SUMS[1:], *_RATIOS]),
+        **{name: _with_rate(table).select(_columns_of(name)) for name, table in found.items()},
+        sizes=sizes,
+        hot=pa.Table.from_batches(shown_in(hottest.to_batches(), oplogs, top), arrow_types(_HOT_COLUMNS)),
+        updates=updates.select([*_KEYS["updates"], "updates", *_UPDATE_SUMS[1:], *_RATIOS]),
     )
+
+
+def _columns_of(name: str) -> list[str]:
+    return [*_KEYS[name], *_MEASURES[:4], "per_second", *_MEASURES[4:]]
+
+
+def _with_rate(rows: pa.Table) -> pa.Table:
+    seconds = pc.divide(pc.subtract(rows["last_wall"], rows["first_wall"]).cast(pa.float64()), 1000.0)
+    rate = pc.divide(rows["entries"].cast(pa.float64()), pc.max_element_wise(seconds, 1.0))
+    return rows.append_column("per_second", rate)
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------
@@ -186,11 +160,23 @@ _READ_FOR_GROUPS = ("ts", "term", "op", "ns", "wall", "entry")
 _READ_FOR_DOCUMENTS = ("ts", "ns", "key", "wall", "entry")
 
 
-def groups_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The first pass over one part: a row of each group, of one group several where there are very many."""
+def sums_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The first pass over one part: the rows of the tables of _KEYS."""
     heads = EntryPrefixes()
     rows = (_group_rows(member, batch, heads) for batch in batches if batch.num_rows)
-    yield from _folded(rows, _GROUP_COLUMNS, _GROUP_KEYS, _UPDATE_SUMS, limit=_MERGE_ROWS).to_batches()
+    groups = _folded(rows, _GROUP_COLUMNS, _GROUP_KEYS, _UPDATE_SUMS)
+    schema = arrow_types(_SUM_COLUMNS)
+    for table, keys in _KEYS.items():
+        some = groups.filter(pc.field("op") == UPDATE) if table == "updates" else groups
+        measured = _measured(some, keys, _UPDATE_SUMS)
+        given = {name: measured[name] for name in measured.column_names} | {"table": repeated(table, len(measured))}
+        columns = [given.get(field.name, pa.nulls(len(measured), field.type)) for field in schema]
+        yield from pa.table(columns, schema).to_batches()
+
+
+def added_up(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row of each key of each table, from all that parts have of some keys."""
+    yield from _folded(batches, _SUM_COLUMNS, _SUM_KEYS, _UPDATE_SUMS).to_batches()
 
 
 def documents_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -310,7 +296,7 @@ def _measures(batch: pa.RecordBatch, size: Numbers, wall: Numbers) -> dict[str, 
 # --- tables ----------------------------------------------------------------------------------------------------
 
 
-def _measured(rows: pa.Table, keys: Sequence[str], sums: Sequence[str] = _SUMS) -> pa.Table:
+def _measured(rows: pa.Table, keys: Sequence[str], sums: Sequence[str]) -> pa.Table:
     """One row a key."""
     how = [
         *((name, "sum") for name in sums),
@@ -327,8 +313,6 @@ def _folded(
     columns: Sequence[str],
     keys: Sequence[str],
     sums: Sequence[str],
-    *,
-    limit: int = _MERGE_ROWS,
 ) -> pa.Table:
     """The parts as one table with one row a key, folded whenever they have grown by as much as is kept."""
     schema = arrow_types(columns)
@@ -339,7 +323,7 @@ def _folded(
         table = part if isinstance(part, pa.Table) else pa.Table.from_batches([part])
         waiting.append(table.select(columns).cast(schema))
         rows += table.num_rows
-        if rows >= max(limit, kept.num_rows):
+        if rows >= max(_MERGE_ROWS, kept.num_rows):
             kept = _measured(pa.concat_tables([kept, *waiting]), keys, sums).select(columns)
             waiting, rows = [], 0
     return _measured(pa.concat_tables([kept, *waiting]), keys, sums).select(columns)
@@ -349,7 +333,3 @@ def arrow_types(columns: Sequence[str]) -> pa.Schema:
     """Of these columns of the passes: names are text, `key` is binary, the others are 64-bit numbers."""
     kinds = {**dict.fromkeys(_TEXTS, pa.string()), "key": pa.binary()}
     return pa.schema([(name, kinds.get(name, pa.int64())) for name in columns])
-
-
-def _ddl(columns: Sequence[str]) -> str:
-    return ddl_of(arrow_types(columns))

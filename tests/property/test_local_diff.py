@@ -1,4 +1,4 @@
-"""`local_diff` finds exactly what was planted, and says what a comparison entry by entry, in plain dicts, says."""
+"""`difference` finds exactly what was planted, and says what a comparison entry by entry, in plain dicts, says."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +14,10 @@ from replset.bson import encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_row import OplogRow
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Span
+from spark.reports.diff.classify import Diff
+from spark.reports.diff.compare import difference
 from spark.reports.diff.digests import BucketGrid
-from spark.reports.diff.local_engine import LocalDiff, local_diff
+from spark.runners import LocalRunner
 from tests.examples import examples
 from tests.spark.kit import T0, ListOplog
 from tests.spark.planted import SAYS_NOTHING, Plan, plans, plant
@@ -34,14 +37,14 @@ EXAMPLES = examples(60)
 @given(plans(), GRIDS, TASKS, BATCHES)
 def test_what_was_planted_is_found_and_nothing_else(plan: Plan, grid: BucketGrid | None, rows: int, batch: int) -> None:
     planted = plant(plan)
-    found = local_diff(planted.oplogs(batch), grid=grid, rows_per_task=rows)
+    found = difference(LocalRunner(), planted.oplogs(batch), grid=grid, rows_per_task=rows)
     assert found.entries.to_pylist() == planted.expected
 
 
 @EXAMPLES
 @given(plans(changes=SAYS_NOTHING))
 def test_what_only_verify_sees_is_no_difference(plan: Plan) -> None:
-    found = local_diff(plant(plan).oplogs())
+    found = difference(LocalRunner(), plant(plan).oplogs())
     assert {row["kind"] for row in found.entries.to_pylist()} <= {"extra", "rolled-back", "missing"}
     assert all(pair["divergent"] == 0 for pair in found.pairs.to_pylist())
 
@@ -70,7 +73,7 @@ def test_says_what_a_comparison_entry_by_entry_says(
     members: dict[str, Rows], grid: BucketGrid | None, rows: int, batch: int, span: Span, only: EntryFilter
 ) -> None:
     oplogs = [ListOplog(name, tuple(some), batch) for name, some in members.items()]
-    found = local_diff(oplogs, span=span, only=only, rows_per_task=rows, grid=grid)
+    found = difference(LocalRunner(), oplogs, span=span, only=only, rows_per_task=rows, grid=grid)
     _check(found, Naive(members, span, only))
 
 
@@ -80,11 +83,11 @@ def test_says_so_of_planted_members(
     plan: Plan, grid: BucketGrid | None, rows: int, span: Span, only: EntryFilter
 ) -> None:
     planted = plant(plan)
-    found = local_diff(planted.oplogs(), span=span, only=only, rows_per_task=rows, grid=grid)
+    found = difference(LocalRunner(), planted.oplogs(), span=span, only=only, rows_per_task=rows, grid=grid)
     _check(found, Naive(planted.members, span, only))
 
 
-def _check(found: LocalDiff, naive: Naive) -> None:
+def _check(found: Diff[pa.Table], naive: Naive) -> None:
     assert found.members.to_pylist() == naive.member_rows()
     assert found.pairs.to_pylist() == naive.pair_rows()
     assert found.entries.to_pylist() == naive.entry_rows()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from spark.reports.diff.local_engine import local_diff
+from spark.reports.diff.compare import difference
+from spark.runners import LocalRunner
 from tests.programs import run_to_end
 from tests.spark.background import in_background
 from tests.spark.cluster import SHORT_LIVED, bare_python, clean_environment, standalone
@@ -25,7 +26,7 @@ import json, os, pickle, sys
 from pathlib import Path
 
 from spark import shipping
-from spark.reports.diff.spark_engine import diff
+from spark.reports.diff.compare import diff
 from spark.readers.sqlite import SqliteOplog
 from spark.session import spark_session
 from tests.spark.diff_rows import all_rows
@@ -84,7 +85,7 @@ def cluster(folder: Path) -> dict[str, Any]:
         done = run_to_end(command, environment=environment, cwd=folder, bare=True)
     assert done.returncode == 0, done.stderr
     found = pickle.loads((folder / "found").read_bytes())
-    seen = {"diffs": found, "expected": made.expected, "alone": all_rows(local_diff(members))}
+    seen = {"diffs": found, "expected": made.expected, "alone": all_rows(difference(LocalRunner(), members))}
     return {**json.loads(done.stdout), **seen, "stderr": done.stderr, "python": str(python), "folder": folder}
 
 

@@ -1,4 +1,4 @@
-"""Spark's `diff` gives the rows of `local_diff`, however the work is cut. What those must be: tests/property."""
+"""Spark's `diff` gives the rows of the local engine, however the work is cut. What those must be: tests/property."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.oplog import EntryFilter, Span
-from spark.reports.diff import spark_engine
+from spark.reports.diff import compare
 from spark.reports.diff.classify import Diff
+from spark.reports.diff.compare import diff, difference
 from spark.reports.diff.digests import BucketGrid
 from spark.reports.diff.documents import document_diff
-from spark.reports.diff.local_engine import LocalDiff, local_diff
-from spark.reports.diff.spark_engine import diff, diff_or_tables
+from spark.runners import LocalRunner, SparkRunner
 from tests.spark import planted
 from tests.spark.diff_rows import TABLES, all_rows, rows
 from tests.spark.kit import ListOplog
@@ -24,7 +25,7 @@ from tests.spark.planted import Change, Plan, Tail, dense, in_files, plant
 from tests.spark.stores import change_document, change_entry, entries_of, optime_of, write_member
 from tests.spark.trimming import LaterTrimmed
 
-IN_ONE_TASK, IN_TASKS = spark_engine.DIGESTS_PER_TASK, 1
+IN_ONE_TASK, IN_TASKS = compare.DIGESTS_PER_TASK, 1
 BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -65,12 +66,12 @@ def test_what_was_planted_in_files_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Digests and entries of one task are compared in this process, more of them by Spark."""
-    monkeypatch.setattr(spark_engine, "DIGESTS_PER_TASK", digests)
+    monkeypatch.setattr(compare, "DIGESTS_PER_TASK", digests)
     made = plant(plan)
     oplogs = in_files(tmp_path, made.members)
-    found = diff_or_tables(spark.sparkContext, lambda: spark, oplogs, **how)
+    found = difference(SparkRunner.of(spark), oplogs, **how)
     assert isinstance(found.entries, DataFrame) is by_spark
-    expected = local_diff(oplogs, **how)
+    expected = difference(LocalRunner(), oplogs, **how)
     _check(found, expected)
     assert expected.entries.to_pylist() == made.expected
 
@@ -81,11 +82,11 @@ def test_bytes_and_documents_as_the_local_engine(spark: SparkSession, tmp_path: 
     change_entry(oplogs[1], optime_of(made[-1]))
     found = diff(spark, oplogs, by_bytes=True)
     assert [row["kind"] for row in rows(found.entries)].count("divergent") == 1
-    _check(found, local_diff(oplogs, by_bytes=True))
+    _check(found, difference(LocalRunner(), oplogs, by_bytes=True))
     point = optime_of(made[38])
-    assert document_diff(oplogs, point, session=spark).same
+    assert document_diff(SparkRunner.of(spark), oplogs, point).same
     change_document(oplogs[2], 1, {"_id": 1, "n": "rot"})
-    in_spark, alone = document_diff(oplogs, point, session=spark), document_diff(oplogs, point)
+    in_spark, alone = document_diff(SparkRunner.of(spark), oplogs, point), document_diff(LocalRunner(), oplogs, point)
     assert in_spark.document() == alone.document()
     assert in_spark.differing.num_rows == 1
 
@@ -100,7 +101,7 @@ def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) 
     assert before is not None
     spark.conf.set(BATCH, 3)
     try:
-        _check(diff(spark, oplogs, rows_per_task=25), local_diff(oplogs))
+        _check(diff(spark, oplogs, rows_per_task=25), difference(LocalRunner(), oplogs))
     finally:
         spark.conf.set(BATCH, before)
 
@@ -111,17 +112,17 @@ def test_a_span_and_some_namespaces(spark: SparkSession) -> None:
     span, only = Span(held[20].ts, held[80].ts), EntryFilter(ns=("shop.items", "app.users"))
     found = diff(spark, made.oplogs(), span=span, only=only)
     assert found.chosen
-    _check(found, local_diff(made.oplogs(), span=span, only=only))
+    _check(found, difference(LocalRunner(), made.oplogs(), span=span, only=only))
 
 
 @pytest.mark.parametrize("digests", [IN_ONE_TASK, IN_TASKS])
 def test_a_head_that_moves_away_meanwhile(
     spark: SparkSession, digests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_engine, "DIGESTS_PER_TASK", digests)
+    monkeypatch.setattr(compare, "DIGESTS_PER_TASK", digests)
     made = plant(dense(0.5, 7, entries=100))
     gone = {name: [row for row in rows if name != "m0" or row.ts > rows[40].ts] for name, rows in made.members.items()}
-    expected = local_diff(in_files(tmp_path / "gone", gone))
+    expected = difference(LocalRunner(), in_files(tmp_path / "gone", gone))
     first, *others = in_files(tmp_path, made.members)
     found = diff(spark, [LaterTrimmed(first, made.members["m0"][40].ts), *others], grid=BucketGrid())
     assert rows(found.entries) == expected.entries.to_pylist()
@@ -129,7 +130,7 @@ def test_a_head_that_moves_away_meanwhile(
     assert found.trimmed == rows(found.members)[0]["trimmed"] > 30
 
 
-def _check(found: Diff[Any], expected: LocalDiff) -> None:
+def _check(found: Diff[Any], expected: Diff[pa.Table]) -> None:
     assert all_rows(found) == all_rows(expected)
     for name in TABLES:
         assert getattr(found, name).schema.names == getattr(expected, name).schema.names

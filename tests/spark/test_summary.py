@@ -10,7 +10,8 @@ from replset.bson import encode
 from replset.oplog_row import UnchainedRow
 from spark.oplog import EntryFilter, Span
 from spark.readers.sqlite import SqliteOplog
-from spark.reports.summary import Summary, local_summary, summary
+from spark.reports.summary import Summary, summary, summary_of
+from spark.runners import LocalRunner
 from tests.spark.kit import insert, write_oplog
 from tests.unit.spark.test_summary import DIFF_O, WHOLE_O, entry
 
@@ -39,14 +40,14 @@ def oplogs(tmp_path_factory: pytest.TempPathFactory) -> list[SqliteOplog]:
 
 
 def test_spark_gives_the_rows_of_the_local_engine(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
-    assert_same(summary(spark, oplogs, top=4, rows_per_task=350), local_summary(oplogs, top=4))
+    assert_same(summary(spark, oplogs, top=4, rows_per_task=350), summary_of(LocalRunner(), oplogs, top=4))
 
 
 def test_also_of_a_span_and_an_operation_in_one_task(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
     span, only = Span(oplogs[0].bounds().oldest.ts + (300 << 31), 1 << 62), EntryFilter(op=("u", "i"))
     assert_same(
         summary(spark, oplogs, span=span, only=only, top=4),
-        local_summary(oplogs, span=span, only=only, top=4, rows_per_task=70),
+        summary_of(LocalRunner(), oplogs, span=span, only=only, top=4, rows_per_task=70),
     )
     assert summary(spark, oplogs, top=0).hot.collect() == []
 

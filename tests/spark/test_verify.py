@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.oplog import Span
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.verify import check as module
-from spark.reports.verify.check import KINDS, Verification, local_verify, verify
+from spark.reports.verify.check import KINDS, Verification, verification, verify
+from spark.runners import LocalRunner
 from tests.spark.audit_kit import place_of
 from tests.unit.spark.test_verify import LOST, PLANTED, SOUND, moves_then_sets
 
@@ -26,7 +27,7 @@ def oplogs(tmp_path_factory: pytest.TempPathFactory) -> list[SqliteOplog]:
 
 @pytest.fixture(scope="module")
 def expected(oplogs: list[SqliteOplog]) -> Verification[pa.Table]:
-    found = local_verify(oplogs)
+    found = verification(LocalRunner(), oplogs)
     assert [(row["member"], row["kind"]) for row in found.faults.to_pylist()] == [
         (kind, kind) for kind in sorted(KINDS)
     ]
@@ -51,6 +52,6 @@ def test_also_where_there_are_too_many_documents_for_a_list_and_of_a_span(
 ) -> None:
     """All entries about documents go on to the second stage then."""
     span = Span(SOUND[10].ts, SOUND[-1].ts)
-    expected = local_verify(oplogs, span=span)
+    expected = verification(LocalRunner(), oplogs, span=span)
     monkeypatch.setattr(module, "MOST_DOCUMENTS", 3)
     assert_same(verify(spark, oplogs, span=span), expected)

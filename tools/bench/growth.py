@@ -88,7 +88,7 @@ def run(spark: SparkSession, job: str, call: Callable[[], object], rows: int) ->
 
 def jobs(spark: SparkSession, places: Sequence[SqliteOplog]) -> dict[str, Callable[[], object]]:
     """Those over all the entries, each with everything that it finds brought home."""
-    from spark.reports.diff.spark_engine import diff
+    from spark.reports.diff.compare import diff
     from spark.reports.summary import summary
     from spark.reports.verify.check import verify
 

@@ -25,9 +25,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark.jobs import ROWS_PER_TASK, map_spans, plan
+from spark.columns import schema_of
+from spark.jobs import ROWS_PER_TASK, plan
 from spark.oplog import EVERYTHING
 from spark.readers.sqlite import SqliteOplog
+from spark.runners import LocalRunner, SparkRunner
 from tools.bench import growth as growing
 from tools.bench.measure import Watch, best_of, watched
 from tools.bench.oplogs import Shape, differing, planted, write_members
@@ -134,7 +136,7 @@ def scan(bench: Bench) -> int:
         report.right('format("oplog")', rows, expected)
 
         def in_the_workers() -> int:
-            counted = map_spans(spark, members.places, SCANNED, _counted, "n bigint, sum bigint").collect()
+            counted = SparkRunner.of(spark).read(members.places, SCANNED, _counted, schema_of("n sum")).collect()
             return sum(row["n"] for row in counted)
 
         watch, rows = best_of(bench.times, in_the_workers)
@@ -184,15 +186,15 @@ def diff(bench: Bench) -> int:
 
 def spark_diff(spark: SparkSession, places: Sequence[SqliteOplog]) -> set[tuple[int, int]]:
     """(ts, term) of what differs."""
-    from spark.reports.diff.spark_engine import diff
+    from spark.reports.diff.compare import diff
 
     return {(row["ts"], row["term"]) for row in diff(spark, places).entries.collect()}
 
 
 def in_one_process(places: Sequence[SqliteOplog]) -> set[tuple[int, int]]:
-    from spark.reports.diff.local_engine import local_diff
+    from spark.reports.diff.compare import difference
 
-    entries = local_diff(places).entries
+    entries = difference(LocalRunner(), places).entries
     return set(zip(entries["ts"].to_pylist(), entries["term"].to_pylist(), strict=True))
 
 

@@ -20,6 +20,7 @@ from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import FIELDS, repeated, schema_of, sorted_by
 from spark.oplog import ALL, Bounds, EntryFilter, Oplog, Span
 from spark.reports.diff.digests import Flags, Numbers, groups, mixed, numbers, run_starts
+from spark.runners import Rows, aggregated, ordered, where_given
 
 Table = TypeVar("Table")
 Pair = tuple[int, int]
@@ -45,8 +46,6 @@ MEMBERS = schema_of(
     "member oldest newest oldest_ts oldest_term newest_ts newest_term entries trimmed",
     **dict.fromkeys(("member", "oldest", "newest"), _TEXT),
 )
-BY_NAMESPACE = schema_of("ns kind entries documents", ns=_TEXT, kind=_TEXT)
-BY_DOCUMENT = schema_of("ns key entries first_ts last_ts kinds", ns=_TEXT, key=pa.binary(), kinds=_NAMES)
 
 
 class Kind(StrEnum):
@@ -464,18 +463,17 @@ def member_rows(
     ]
 
 
-def count_by_namespace(rows: pa.Table) -> pa.Table:
-    counted = rows.group_by(["ns", "kind"], use_threads=False).aggregate([([], "count_all"), ("key", "count_distinct")])
-    named = counted.rename_columns(["ns", "kind", "entries", "documents"]).cast(BY_NAMESPACE)
-    return sorted_by(named, "ns", "kind")
+def count_by_namespace(rows: Rows) -> Rows:
+    how = {"entries": ("count", "ns"), "documents": ("count_distinct", "key")}
+    return ordered(aggregated(rows, ("ns", "kind"), **how), "ns", "kind")
 
 
-def count_by_document(rows: pa.Table) -> pa.Table:
+def count_by_document(rows: Rows) -> Rows:
     """One entry may be in several rows; it counts once."""
-    about = rows.filter(pc.is_valid(rows["key"]))
-    wanted = [("optime", "count_distinct"), ("ts", "min"), ("ts", "max"), ("kind", "distinct")]
-    # In one go: two groupings of the same rows need not have their groups in the same order.
-    counted = about.group_by(["ns", "key"], use_threads=False).aggregate(wanted).rename_columns(BY_DOCUMENT.names)
-    kinds = pa.array([sorted(names) for names in counted["kinds"].to_pylist()], _NAMES)
-    counted = counted.set_column(BY_DOCUMENT.get_field_index("kinds"), "kinds", kinds).cast(BY_DOCUMENT)
-    return counted.sort_by([("entries", "descending"), ("ns", "ascending"), ("key", "ascending")])
+    how = {
+        "entries": ("count_distinct", "optime"),
+        "first_ts": ("min", "ts"),
+        "last_ts": ("max", "ts"),
+        "kinds": ("set", "kind"),
+    }
+    return ordered(aggregated(where_given(rows, "key"), ("ns", "key"), **how), "-entries", "ns", "key")

@@ -178,7 +178,7 @@ class ComparedMembers:
 def digests_in(
     grid: BucketGrid, numbers_of: dict[str, int]
 ) -> Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Work for `jobs.map_spans`: batches of (ts, term, hash), rising, to digests, of one bucket perhaps several."""
+    """Work behind a reader: batches of (ts, term, hash), rising, to digests, of one bucket perhaps several."""
 
     def work(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts = [

@@ -7,10 +7,10 @@ Documents are compared by a hash of their bytes. Only a member's own files hold 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,15 +19,12 @@ from replset.bson import RawDocument, to_ejson_value
 from replset.errors import BadValueError, ReplError
 from replset.ids import OpTime
 from replset.oplog_row import entry_hash
-from spark.columns import ddl_of, repeated, schema_of, sorted_by
-from spark.jobs import THREADS, map_numbers
+from spark.columns import repeated, rows_in, schema_of, sorted_by
 from spark.oplog import Oplog, OplogError
 from spark.readers.sqlite import SqliteOplog
 from spark.render.report_documents import SAMPLES, entry_value
 from spark.reports.replay.base import DbpathBase
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from spark.runners import Rows, Runner, SparkRunner, aggregated, table_of_rows
 
 DIFFERING = pa.schema([("ns", pa.string()), ("key", pa.binary())])
 _ROWS = schema_of("ns key at hash", ns=pa.string(), key=pa.binary())
@@ -103,9 +100,9 @@ def newest_common(pairs: Sequence[Mapping[str, Any]]) -> OpTime:
 
 
 def document_diff(
-    oplogs: Sequence[Oplog], point: OpTime, namespaces: Sequence[str] = (), session: SparkSession | None = None
+    runner: Runner, oplogs: Sequence[Oplog], point: OpTime, namespaces: Sequence[str] = ()
 ) -> DocumentDiff:
-    """Compare the documents as of `point`, in Spark's workers or, without a session, in threads of this process.
+    """Compare the documents as of `point`, one collection of a member in one task.
 
     OplogError: a member cannot be read, or its undo does not reach back to the point.
     """
@@ -118,59 +115,33 @@ def document_diff(
         for ns in wanted
         if len({one.get(ns) for one in collections}) > 1
     }
-    compare = _in_threads if session is None else _in_spark(session)
-    counts, differing = compare(bases, tasks, point)
-    documents = {base.name: counts.get(at, 0) for at, base in enumerate(bases)}
-    return DocumentDiff(point, documents, catalogs, differing, bases)
+    counts, found = [0] * len(bases), [DIFFERING.empty_table()]
+    # In this process one collection after the other, so that the hashes of only one are in memory.
+    together = [tasks] if isinstance(runner, SparkRunner) else [[t for t in tasks if t.ns == ns] for ns in wanted]
+    for some in together:
+        rows = runner.kept(runner.numbers(len(some), partial(_read, bases, some, point), _ROWS))
+        for at, documents in rows_in(table_of_rows(aggregated(rows, ("at",), documents=("count", "key")))):
+            counts[at] += documents
+        found.append(_differing(rows, len(bases)))
+        runner.release(rows)
+    documents = {base.name: count for base, count in zip(bases, counts, strict=True)}
+    return DocumentDiff(point, documents, catalogs, sorted_by(pa.concat_tables(found), "ns", "key"), bases)
 
 
-Compared = tuple[dict[int, int], pa.Table]
-"""How many documents each member has, by its number, and DIFFERING."""
-
-
-def _read(bases: Sequence[DbpathBase], task: Task, point: OpTime) -> Iterator[pa.RecordBatch]:
+def _read(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTime, number: int) -> Iterator[pa.RecordBatch]:
+    task = tasks[number]
     for batch in bases[task.at].as_of(task.ns, task.uuid, point):
         hashes = [entry_hash(document) for document in batch.column(1).to_pylist()]
         columns = [repeated(task.ns, len(hashes)), batch.column(0), repeated(task.at, len(hashes))]
         yield pa.RecordBatch.from_arrays([*columns, pa.array(hashes, pa.int64())], schema=_ROWS)
 
 
-def _in_threads(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTime) -> Compared:
-    """One collection after the other, so that the hashes of only one are collections."""
-    counts: dict[int, int] = {}
-    found = [DIFFERING.empty_table()]
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="documents") as threads:
-        for ns in dict.fromkeys(task.ns for task in tasks):
-            of_ns = [task for task in tasks if task.ns == ns]
-            read = threads.map(lambda task: list(_read(bases, task, point)), of_ns)
-            rows = pa.Table.from_batches([batch for batches in read for batch in batches], _ROWS)
-            for member in rows["at"].value_counts().to_pylist():
-                counts[member["values"]] = counts.get(member["values"], 0) + member["counts"]
-            wanted = [("hash", "count"), ("hash", "min"), ("hash", "max")]
-            by_key = rows.group_by(["ns", "key"], use_threads=False).aggregate(wanted)
-            alike = pc.and_(
-                pc.equal(by_key["hash_count"], len(bases)), pc.equal(by_key["hash_min"], by_key["hash_max"])
-            )
-            found.append(by_key.filter(pc.invert(alike)).select(DIFFERING.names).cast(DIFFERING))
-    table = pa.concat_tables(found)
-    return counts, sorted_by(table, "ns", "key")
-
-
-def _in_spark(session: SparkSession) -> Callable[[Sequence[DbpathBase], Sequence[Task], OpTime], Compared]:
-    """One task a collection of a member."""
-
-    def compare(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTime) -> Compared:
-        from pyspark.sql import functions as F
-
-        read = map_numbers(session, len(tasks), lambda number: _read(bases, tasks[number], point), ddl_of(_ROWS))
-        rows = read.persist()
-        counts = {row["at"]: row["count"] for row in rows.groupBy("at").count().collect()}
-        by_key = rows.groupBy("ns", "key").agg(
-            F.count("*").alias("copies"), F.min("hash").alias("least"), F.max("hash").alias("most")
-        )
-        differing = by_key.where((F.col("copies") != len(bases)) | (F.col("least") != F.col("most")))
-        table = differing.select("ns", "key").orderBy("ns", "key").toArrow().cast(DIFFERING)
-        rows.unpersist()
-        return counts, table
-
-    return compare
+def _differing(rows: Rows, members: int) -> pa.Table:
+    """DIFFERING of these _ROWS."""
+    how = {"copies": ("count", "at"), "least": ("min", "hash"), "most": ("max", "hash")}
+    by_key = aggregated(rows, ("ns", "key"), **how)
+    if isinstance(by_key, pa.Table):
+        wanted = (pc.field("copies") != members) | (pc.field("least") != pc.field("most"))
+    else:
+        wanted = (by_key["copies"] != members) | (by_key["least"] != by_key["most"])
+    return table_of_rows(by_key.filter(wanted).select(DIFFERING.names)).cast(DIFFERING)

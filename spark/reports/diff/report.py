@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from replset.ids import OpTime
-from spark.columns import sorted_by
 from spark.entry_bytes import id_text
 from spark.oplog import Oplog
 from spark.render.charts import Bar, Chart, Count, Dot, Lane, bar_chart, lane_chart, shorten
@@ -34,12 +33,13 @@ from spark.render.content import (
     several,
     shortened,
 )
-from spark.render.report_documents import SAMPLES, Rows, action_value, camel, camel_row, entry_value, rows_of
+from spark.render.report_documents import SAMPLES, action_value, camel, camel_row, entry_value, rows_of
 from spark.reports.diff.classify import Diff, Kind, Reason, Verdict
 from spark.reports.diff.documents import DocumentDiff
 from spark.reports.diff.samples import Sample, entry_about, samples_of
 from spark.reports.lag import lag_chart
 from spark.reports.summary_text import BARS, namespace_chart
+from spark.runners import Rows, aggregated, ordered, where
 
 DOCUMENTS = 20
 
@@ -78,7 +78,7 @@ def chosen_entries(entries: Rows, most: int) -> list[dict[str, Any]]:
 
     What a reason with few rows leaves goes to the reasons before the others.
     """
-    of_reason = {reason: rows for reason in Reason if (rows := rows_of(_of_reason(entries, reason), most))}
+    of_reason = {reason: rows for reason in Reason if (rows := rows_of(where(entries, "reason", reason), most))}
     taken = dict.fromkeys(of_reason, 0)
     for _ in range(most):
         left = [reason for reason, rows in of_reason.items() if taken[reason] < len(rows)]
@@ -86,12 +86,6 @@ def chosen_entries(entries: Rows, most: int) -> list[dict[str, Any]]:
             break
         taken[min(left, key=taken.__getitem__)] += 1
     return [row for reason, rows in of_reason.items() for row in rows[: taken[reason]]]
-
-
-def _of_reason(entries: Rows, reason: str) -> Rows:
-    if isinstance(entries, pa.Table):
-        return entries.filter(pc.equal(entries["reason"], reason))
-    return entries.where(entries["reason"] == reason)
 
 
 def timeline(entries: Rows, width_s: int) -> list[dict[str, Any]]:
@@ -110,13 +104,13 @@ def _by_stretch(entries: Rows, width: int) -> Rows:
         members = pc.if_else(pc.equal(kind, "missing"), absent, present)
         row = pc.list_parent_indices(members)
         columns = [pc.divide(entries["ts"], width).take(row), pc.list_flatten(members), kind.take(row)]
-        counted = pa.table(columns, keys).group_by(keys, use_threads=False).aggregate([([], "count_all")])
-        return sorted_by(counted.rename_columns([*keys, "entries"]), *keys)
-    from pyspark.sql import functions as f
+        flat = pa.table(columns, keys)
+    else:
+        from pyspark.sql import functions as f
 
-    on = f.when(f.col("kind") == "missing", f.col("absent")).otherwise(f.col("present"))
-    flat = entries.select(f.expr(f"ts div {width}").alias("at"), f.explode(on).alias("member"), "kind")
-    return flat.groupBy(*keys).agg(f.count("*").alias("entries")).orderBy(*keys)
+        on = f.when(f.col("kind") == "missing", f.col("absent")).otherwise(f.col("present"))
+        flat = entries.select(f.expr(f"ts div {width}").alias("at"), f.explode(on).alias("member"), "kind")
+    return ordered(aggregated(flat, keys, entries=("count", "kind")), *keys)
 
 
 def _sample_document(sample: Sample) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -20,22 +20,20 @@ from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
 from replset.query.diff import apply_update_object, is_diff
-from spark.columns import batch_from, ddl_of, repeated, schema_of
+from spark.columns import arrow_schema, batch_from, ddl_of, repeated, rows_in, schema_of
 from spark.entry_bytes import EntryPrefixes
-from spark.jobs import ROWS_PER_TASK, map_numbers, map_spans, table_of
+from spark.jobs import ROWS_PER_TASK
 from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.replay.base import Base, DbpathBase, Start
+from spark.runners import SparkRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BASE = "b"
-_COMMANDS_SCHEMA = "ts bigint, entry binary"
 _STEPS = schema_of("key ts n op data", key=pa.binary(), op=pa.string(), data=pa.binary())
-_STEPS_SCHEMA = ddl_of(_STEPS)
 _DOCUMENTS = schema_of("key id document", key=pa.binary(), id=pa.string(), document=pa.binary())
-DOCUMENTS_SCHEMA = ddl_of(_DOCUMENTS)
 _ADMIN = "admin.$cmd"
 _KEEPS_DOCUMENTS = frozenset(
     {
@@ -67,13 +65,13 @@ def replay(
     creation, or be a member's file, whose own documents then are the base as far as its undo reaches. A collection that
     did not exist at `at` has no rows. OplogError: the oplog, or the base, does not reach so far.
     """
-    oplog = oplog.pin()
+    oplog, runner = oplog.pin(), SparkRunner.of(spark)
     bounds = oplog.bounds()
     until = _checked_point(oplog, bounds, at)
     begin = base.find(ns, until) if base is not None else None
     if begin is not None and base is not None:
         _check_joins(oplog, bounds, base, begin)
-    commands = _commands(spark, oplog, ns, Span(0 if begin is None else begin.at.ts + 1, until.ts + 1))
+    commands = _commands(runner, oplog, ns, Span(0 if begin is None else begin.at.ts + 1, until.ts + 1))
     life = collection_at(commands, ns, begin, oplog.name)
     if life is None and begin is None and not any(names(command, ns) for command in commands):
         if isinstance(oplog, SqliteOplog):
@@ -83,13 +81,14 @@ def replay(
         elif not _is_whole(oplog, bounds):
             raise OplogError(oplog.name, f"the oplog begins at {bounds.oldest}, after {ns} was made: give a base")
     if life is None:
-        return table_of(spark, [], DOCUMENTS_SCHEMA)
-    steps = _entries(spark, oplog, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task)
+        return spark.createDataFrame(_DOCUMENTS.empty_table())
+    steps = _entries(runner, oplog, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task)
     if life.from_base and base is not None and begin is not None and begin.parts:
-        steps = _base_steps(spark, base, begin, ns, until).unionByName(steps)
+        steps = _base_steps(runner, base, begin, ns, until).unionByName(steps)
     # All steps of a key in one partition, in order; then the few that are left, by key over all partitions.
     ordered = steps.repartition("key").sortWithinPartitions("key", "ts", "n")
-    return ordered.mapInArrow(_folder(oplog.name, ns), DOCUMENTS_SCHEMA).orderBy("key")
+    documents: DataFrame = ordered.mapInArrow(_folder(oplog.name, ns), ddl_of(_DOCUMENTS)).orderBy("key")
+    return documents
 
 
 def ejson_lines(documents: DataFrame, *, canonical: bool = False) -> Iterator[str]:
@@ -278,11 +277,12 @@ def _is_whole(oplog: Oplog, bounds: Bounds) -> bool:
     return False
 
 
-def _commands(spark: SparkSession, oplog: Oplog, ns: str, span: Span) -> list[OplogEntry]:
+def _commands(runner: SparkRunner, oplog: Oplog, ns: str, span: Span) -> list[OplogEntry]:
     """The commands on the database, in order: creations and drops, few beside the writes; those in transactions too."""
     wanted = EntryFilter(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
-    found = map_spans(spark, [oplog], ("ts", "entry"), _with_commands, _COMMANDS_SCHEMA, span=span, only=wanted)
-    entries = [OplogEntry(bytes(row["entry"])) for row in found.orderBy("ts").collect()]
+    columns = ("ts", "entry")
+    found = runner.of_size(0, 0).read([oplog], columns, _with_commands, arrow_schema(columns), span=span, only=wanted)
+    entries = [OplogEntry(entry) for _, entry in rows_in(found)]
     return [operation for entry in entries for operation in entry.operations if operation.op == COMMAND]
 
 
@@ -294,7 +294,7 @@ def _with_commands(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[
         yield batch.filter(pa.array(kept, pa.bool_()))
 
 
-def _entries(spark: SparkSession, oplog: Oplog, ns: str, span: Span, rows_per_task: int) -> DataFrame:
+def _entries(runner: SparkRunner, oplog: Oplog, ns: str, span: Span, rows_per_task: int) -> Any:
     wanted = EntryFilter(ns=(ns, _ADMIN), op=(INSERT, UPDATE, DELETE, COMMAND))
     columns = ("key", "ts", "op", "entry")
 
@@ -307,17 +307,17 @@ def _entries(spark: SparkSession, oplog: Oplog, ns: str, span: Span, rows_per_ta
                 key, ts, op, entry = batch.columns
                 yield pa.RecordBatch.from_arrays([key, ts, repeated(0, batch.num_rows), op, entry], schema=_STEPS)
 
-    return map_spans(spark, [oplog], columns, steps, _STEPS_SCHEMA, span=span, only=wanted, rows_per_task=rows_per_task)
+    return runner.read([oplog], columns, steps, _STEPS, span=span, only=wanted, rows_per_task=rows_per_task)
 
 
-def _base_steps(spark: SparkSession, base: Base, begin: Start, ns: str, until: OpTime) -> DataFrame:
+def _base_steps(runner: SparkRunner, base: Base, begin: Start, ns: str, until: OpTime) -> DataFrame:
     def read(number: int) -> Iterator[pa.RecordBatch]:
         for found in base.read(begin, begin.parts[number], ns, until):
             rows = found.num_rows
             columns = [found.column(0), repeated(-1, rows), repeated(0, rows), repeated(BASE, rows), found.column(1)]
             yield pa.RecordBatch.from_arrays(columns, schema=_STEPS)
 
-    return map_numbers(spark, len(begin.parts), read, _STEPS_SCHEMA)
+    return runner.numbers(len(begin.parts), read, _STEPS)
 
 
 def _folder(name: str, ns: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -27,13 +27,14 @@ from replset.errors import ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, VERSION, OplogEntry
 from replset.oplog_row import CHAIN_START, next_chain
-from spark.columns import batch_from, ddl_of, schema_of, sorted_by
+from spark.columns import batch_from, schema_of
 from spark.entry_bytes import EntryPrefixes, collection_of, id_text
-from spark.jobs import ROWS_PER_TASK, OnPart, map_spans, no_progress, pinned, run_spans, table_of
+from spark.jobs import ROWS_PER_TASK, pinned
 from spark.oplog import EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff.digests import is_among
 from spark.reports.elections import INITIATING
 from spark.reports.verify.idempotence import Change, DocumentStates, Fault, NotIdempotentError
+from spark.runners import Runner, SparkRunner, frames, ordered, table_of_rows, where
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,14 +62,14 @@ _DOCUMENT_OPS = frozenset({INSERT, UPDATE, DELETE})
 _OPS = _DOCUMENT_OPS | {COMMAND, NOOP}
 _FAULT, _COUNT, _EDGE, _DOCUMENT = "fault", "count", "edge", "document"
 _FINDINGS = schema_of(
-    "member tag route ts term kind ns key id detail n ui entry",
-    **dict.fromkeys(("member", "tag", "kind", "ns", "id", "detail"), pa.string()),
+    "member tag route ts term kind ns key id detail n ui entry optime",
+    **dict.fromkeys(("member", "tag", "kind", "ns", "id", "detail", "optime"), pa.string()),
     **dict.fromkeys(("key", "ui", "entry"), pa.binary()),
 )
 """route: of a document row the hash of its key; rows of one route come to one worker. kind: of a fault; of a count its
 name; of a document row the op. n: of a count; of a document row where in the entry `o` begins."""
 _SORTED_BY = ("member", "tag", "route", "ts", "term", "entry")
-_FINDINGS_SCHEMA = ddl_of(_FINDINGS)
+_ROUTES = pa.schema([_FINDINGS.field("route")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,54 +101,38 @@ class Verification(Generic[Table]):
     checked: Table
 
 
-def verify(
-    spark: SparkSession, oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
-) -> Verification[DataFrame]:
-    """Check every entry of the span. The oplogs are read once more, for keys alone, before this returns."""
-    from pyspark.sql import functions as F
+def verify(spark: SparkSession, oplogs: Sequence[Oplog], **how: Any) -> Verification[DataFrame]:
+    """The tables as DataFrames. how: as in `verification`."""
+    found: Verification[Any] = frames(spark, verification(SparkRunner.of(spark), oplogs, **how))
+    return found
 
+
+def verification(
+    runner: Runner, oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
+) -> Verification[Any]:
+    """Check every entry of the span.
+
+    The oplogs are read once more for keys alone; in this process also for every 200,000 documents that were updated.
+    """
     oplogs = pinned(oplogs)
-    run = partial(map_spans, spark, span=span, rows_per_task=rows_per_task)
-    routes = (
-        run(oplogs, ("key",), updated_documents_in, "route bigint", only=EntryFilter(op=(UPDATE,)))
-        .distinct()
-        .limit(MOST_DOCUMENTS + 1)
+    entries = sum(oplog.count(span) for oplog in oplogs)
+    runner = runner.of_size(entries, ROWS_PER_SORT)
+    read = partial(runner.read, span=span, rows_per_task=rows_per_task)
+    most = MOST_DOCUMENTS if isinstance(runner, SparkRunner) else None
+    keys = read(oplogs, ("key",), updated_documents_in, _ROUTES, only=EntryFilter(op=(UPDATE,)))
+    known = runner.run(
+        runner.grouped(keys, ("route",), tasks=runner.tasks(0, 1)), partial(distinct_in, most=most), _ROUTES
     )
-    wanted = WantedDocuments.of(routes.toArrow().column("route"))
-    found = run(oplogs, _READ, partial(checked_in, wanted=wanted), _FINDINGS_SCHEMA)
-    sorts = sum(oplog.count(span) for oplog in oplogs) // ROWS_PER_SORT + spark.sparkContext.defaultParallelism
-    streams = found.repartition(sorts, "member", "tag", "route").sortWithinPartitions(*_SORTED_BY)
-    done = streams.mapInArrow(finished, _FINDINGS_SCHEMA).persist()
-    optime = F.concat_ws(":", "term", F.expr("ts div 2147483648"), F.expr("ts % 2147483648"))
-    faults = done.where(F.col("tag") == _FAULT).withColumn("optime", optime).select(*FAULT_COLUMNS)
-    sums = [F.sum(F.when(F.col("kind") == name, F.col("n")).otherwise(0)).alias(name) for name in COUNTS]
-    counts = done.where(F.col("tag") == _COUNT).groupBy("member").agg(*sums)
-    members = table_of(spark, [(oplog.name,) for oplog in oplogs], "member string")
-    checked = members.join(counts, "member", "left").na.fill(0).select("member", *COUNTS)
-    return Verification(faults.orderBy("member", "ts", "term", "kind", "detail"), checked.orderBy("member"))
-
-
-def local_verify(
-    oplogs: Sequence[Oplog],
-    *,
-    span: Span = EVERYTHING,
-    rows_per_task: int = ROWS_PER_TASK,
-    on_part: OnPart = no_progress,
-) -> Verification[pa.Table]:
-    """The same in this process. The oplogs are read once more for every 200,000 documents that were updated."""
-    oplogs = pinned(oplogs)
-    run = partial(run_spans, span=span, rows_per_task=rows_per_task, on_part=on_part)
-    keys = pa.Table.from_batches(
-        run(oplogs, ("key",), updated_documents_in, only=EntryFilter(op=(UPDATE,))), pa.schema([_FINDINGS.field(2)])
-    )
-    routes = np.unique(np.asarray(keys.column("route")))
-    done: list[pa.RecordBatch] = []
-    for number, some in enumerate(np.array_split(routes, len(routes) // LOCAL_DOCUMENTS + 1)):
-        work = partial(checked_in, wanted=WantedDocuments(some), documents_only=number > 0)
-        done.extend(finished(_sorted(pa.Table.from_batches(run(oplogs, _READ, work), _FINDINGS))))
-    table = pa.Table.from_batches(done, _FINDINGS)
-    faults, counts = (table.filter(pc.field("tag") == tag) for tag in (_FAULT, _COUNT))
-    return Verification(_faults(faults), _checked(counts, oplogs))
+    done = []
+    for number, wanted in enumerate(WantedDocuments.of(table_of_rows(known)["route"], most)):
+        work = partial(checked_in, wanted=wanted, documents_only=number > 0)
+        found = read(oplogs, _READ, work, _FINDINGS)
+        streams = runner.grouped(found, _SORTED_BY[:3], _SORTED_BY, runner.tasks(entries, ROWS_PER_SORT))
+        done.append(runner.kept(runner.run(streams, finished, _FINDINGS)))
+    rows = done[0] if len(done) == 1 else pa.concat_tables(done)
+    faults = where(rows, "tag", _FAULT).select(list(FAULT_COLUMNS))
+    checked = _checked(table_of_rows(where(rows, "tag", _COUNT)), oplogs)
+    return Verification(ordered(faults, "member", "ts", "term", "kind", "detail"), checked)
 
 
 # --- in the worker: one part of an oplog -----------------------------------------------------------------------
@@ -159,9 +144,12 @@ class WantedDocuments(NamedTuple):
     routes: Numbers | None
 
     @classmethod
-    def of(cls, found: pa.ChunkedArray) -> WantedDocuments:
-        """Of more than MOST_DOCUMENTS of them there is no list."""
-        return cls(None if len(found) > MOST_DOCUMENTS else np.unique(np.asarray(found)))
+    def of(cls, found: pa.ChunkedArray, most: int | None) -> list[WantedDocuments]:
+        """In parts, each for a pass over the oplogs. With `most` all at once, of more than that without a list."""
+        routes = np.unique(np.asarray(found))
+        if most is not None:
+            return [cls(None if len(routes) > most else routes)]
+        return [cls(some) for some in np.array_split(routes, len(routes) // LOCAL_DOCUMENTS + 1)]
 
     def among(self, routes: Numbers) -> npt.NDArray[np.bool_]:
         return np.ones(len(routes), np.bool_) if self.routes is None else is_among(routes, self.routes)
@@ -172,7 +160,17 @@ def updated_documents_in(_member: str, batches: Iterator[pa.RecordBatch]) -> Ite
     known: set[bytes] = set()
     for batch in batches:
         known.update(batch.column("key").drop_null().to_pylist())
-    yield pa.RecordBatch.from_pydict({"route": _key_hashes(known)}, pa.schema([_FINDINGS.field("route")]))
+    yield pa.RecordBatch.from_arrays([pa.array(_key_hashes(known))], schema=_ROUTES)
+
+
+def distinct_in(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
+    """Each route once; where there are more than `most`, some more than that."""
+    known: set[int] = set()
+    for batch in batches:
+        known.update(batch.column(0).to_pylist())
+        if most is not None and len(known) > most:
+            break
+    yield pa.RecordBatch.from_arrays([pa.array(known, pa.int64())], schema=_ROUTES)
 
 
 def checked_in(
@@ -205,6 +203,10 @@ class _Finding(NamedTuple):
     n: int = 0
     ui: bytes | None = None
     entry: bytes | None = None
+    optime: str | None = None
+
+    def as_fault(self, kind: str, detail: str) -> _Finding:
+        return self._replace(tag=_FAULT, kind=kind, detail=detail, optime=str(OpTime(self.term, self.ts)))
 
 
 class _Row(NamedTuple):
@@ -219,7 +221,8 @@ class _Row(NamedTuple):
     entry: bytes
 
     def fault(self, kind: str, detail: str) -> _Finding:
-        return _Finding(_FAULT, self.ts, self.ts, self.term, kind, self.ns, self.key, id_text(self.entry), detail)
+        row = _Finding(_FAULT, self.ts, self.ts, self.term, ns=self.ns, key=self.key, id=id_text(self.entry))
+        return row.as_fault(kind, detail)
 
 
 class _Link(NamedTuple):
@@ -287,7 +290,7 @@ class _Part:
                 yield from self._check_closely(_Row(*row), is_kept)
             elif is_wanted or op == UPDATE:
                 ui = collection_of(entry, begin)
-                yield _DOCUMENT, route, ts, term, op, ns, key, None, None, begin, ui, entry
+                yield _DOCUMENT, route, ts, term, op, ns, key, None, None, begin, ui, entry, None
 
     def _check_closely(self, row: _Row, is_kept: bool) -> Iterator[_Finding]:
         """The same of an entry that is written in another way than primaries do, or is wrong."""
@@ -473,7 +476,7 @@ def _join_parts(edges: Iterable[_Finding], count: Counter[str]) -> Iterator[_Fin
         if before is not None:
             count["links"] += _is_link(before, first)
             for kind, detail in _link_faults(before, first):
-                yield edge._replace(tag=_FAULT, kind=kind, detail=detail)
+                yield edge.as_fault(kind, detail)
         before = last
 
 
@@ -501,7 +504,8 @@ def _apply_twice(rows: Iterable[_Finding], count: Counter[str]) -> Iterator[_Fin
 
 def _fault_of(change: Change, detail: str, kind: str = IDEMPOTENCE) -> _Finding:
     ns, shown = OplogEntry(change.entry).ns, id_text(change.entry)
-    return _Finding(_FAULT, change.ts, change.ts, change.term, kind, ns, change.key, shown, detail)
+    row = _Finding(_FAULT, change.ts, change.ts, change.term, ns=ns, key=change.key, id=shown)
+    return row.as_fault(kind, detail)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------
@@ -513,19 +517,6 @@ def _counted(counts: Counter[str]) -> list[_Finding]:
 
 def _batch(member: str, found: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
     return batch_from([(member, *row) for row in found], _FINDINGS)
-
-
-def _sorted(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    rows = rows.combine_chunks()
-    order = pc.sort_indices(rows, [(name, "ascending") for name in _SORTED_BY])
-    for at in range(0, len(order), _BATCH_ROWS):
-        yield from rows.take(order.slice(at, _BATCH_ROWS)).to_batches()
-
-
-def _faults(rows: pa.Table) -> pa.Table:
-    optimes = [str(OpTime(*pair)) for pair in zip(rows["term"].to_pylist(), rows["ts"].to_pylist(), strict=True)]
-    table = rows.append_column("optime", pa.array(optimes, pa.string())).select(FAULT_COLUMNS)
-    return sorted_by(table, "member", "ts", "term", "kind", "detail")
 
 
 def _checked(rows: pa.Table, oplogs: Sequence[Oplog]) -> pa.Table:

@@ -6,9 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
-from spark.columns import sorted_by
 from spark.oplog import Oplog
 from spark.render.content import (
     Content,
@@ -24,9 +21,10 @@ from spark.render.content import (
     several,
     shortened,
 )
-from spark.render.report_documents import SAMPLES, Rows, camel_row, entry_value, rows_of
+from spark.render.report_documents import SAMPLES, camel_row, entry_value, rows_of
 from spark.reports.diff.samples import versions_of
 from spark.reports.verify.check import COUNTS, Verification
+from spark.runners import aggregated, ordered
 
 MEANINGS = {
     "hash": "the bytes do not give the stored hash: damage",
@@ -41,7 +39,8 @@ MEANINGS = {
 
 def document_of(found: Verification[Any], oplogs: Sequence[Oplog], samples: int = SAMPLES) -> dict[str, Any]:
     """What `--json` prints."""
-    faults = rows_of(_counted(found.faults))
+    keys = ("member", "kind")
+    faults = rows_of(ordered(aggregated(found.faults, keys, entries=("count", "kind")), *keys))
     by_name = {oplog.name: oplog for oplog in oplogs}
     return {
         "sound": not faults,
@@ -49,17 +48,6 @@ def document_of(found: Verification[Any], oplogs: Sequence[Oplog], samples: int 
         "faults": faults,
         "samples": [_fault_document(row, by_name[row["member"]]) for row in rows_of(found.faults, samples)],
     }
-
-
-def _counted(faults: Rows) -> Rows:
-    """(member, kind, entries)"""
-    keys = ["member", "kind"]
-    if isinstance(faults, pa.Table):
-        counted = faults.group_by(keys, use_threads=False).aggregate([([], "count_all")])
-        return sorted_by(counted.rename_columns([*keys, "entries"]), *keys)
-    from pyspark.sql import functions as f
-
-    return faults.groupBy(*keys).agg(f.count("*").alias("entries")).orderBy(*keys)
 
 
 def _fault_document(row: Mapping[str, Any], oplog: Oplog) -> dict[str, Any]:

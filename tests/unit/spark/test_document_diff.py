@@ -16,6 +16,7 @@ from spark.oplog import OplogError
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.diff.documents import document_diff
 from spark.reports.replay.base import DbpathBase
+from spark.runners import LocalRunner
 from tests.spark.kit import change
 from tests.spark.stores import NS, UUID, change_document, change_entry, entries_of, optime_of, write_member
 
@@ -76,14 +77,14 @@ def test_a_witness_has_no_documents_to_compare_or_to_begin_from(members: list[Sq
     store.close()
     witness, point = SqliteOplog("w", str(copy)), optime_of(entries_of(40)[38])
     with pytest.raises(OplogError, match="no documents"):
-        document_diff([members[1], witness], point)
+        document_diff(LocalRunner(), [members[1], witness], point)
     with pytest.raises(OplogError, match="no documents"):
         DbpathBase("w", str(copy)).find(NS, point)
 
 
 def test_a_changed_and_a_lost_document_are_found(members: list[SqliteOplog], capsys: Capture) -> None:
     point = optime_of(entries_of(40)[38])
-    touched = document_diff(members, point)
+    touched = document_diff(LocalRunner(), members, point)
     assert touched.same
     keys = [key for key in range(7) if _unchanged_since(members, key)]
     change_document(members[1], keys[0], {"_id": keys[0], "n": "rot"})
@@ -129,15 +130,15 @@ def test_a_point_that_the_undo_does_not_reach_is_refused(tmp_path: Path, capsys:
     assert f"ahead: its documents cannot be taken back to {optime_of(made[19])}" in error
     assert error.count("\n") == 1
     with pytest.raises(OplogError, match="cannot be taken back"):
-        document_diff([ahead, behind], optime_of(made[19]))
-    assert document_diff([ahead, write_member(tmp_path / "level", made)], optime_of(made[-1])).same
+        document_diff(LocalRunner(), [ahead, behind], optime_of(made[19]))
+    assert document_diff(LocalRunner(), [ahead, write_member(tmp_path / "level", made)], optime_of(made[-1])).same
 
 
 def test_a_collection_that_only_one_has_is_named(tmp_path: Path) -> None:
     made = entries_of(5)
     one, other = write_member(tmp_path / "one", made), write_member(tmp_path / "other", made)
     change(other.path, "UPDATE catalog SET ns = 'shop.guests' WHERE ns = 'shop.users'")
-    found = document_diff([one, other], optime_of(made[-1]))
+    found = document_diff(LocalRunner(), [one, other], optime_of(made[-1]))
     assert found.catalogs == {"shop.guests": ("other",), "shop.users": ("one",)}
     assert not found.same
 

@@ -14,9 +14,10 @@ from replset.local_set import wait_until
 from replset.long_work import LongWork
 from spark import command_run
 from spark.cli import main
+from spark.columns import arrow_schema
 from spark.command_run import CommandRun
-from spark.jobs import run_spans
 from spark.members import open_members
+from spark.runners import LocalRunner
 from spark.session import GATEWAY, SparkTasks
 from tests.spark.kit import insert, write_oplog
 
@@ -80,14 +81,11 @@ def test_much_is_done_by_spark_where_it_is_installed(
 
 def test_the_local_engine_says_how_many_parts_it_has_read(members: list[str]) -> None:
     seen: list[tuple[int, int]] = []
-    parts = run_spans(
-        open_members(members),
-        ("ts",),
-        lambda _, batches: batches,
-        rows_per_task=10,
-        on_part=lambda done, total: seen.append((done, total)),
+    runner = LocalRunner(lambda done, total: seen.append((done, total)))
+    found = runner.read(
+        open_members(members), ("ts",), lambda _, batches: batches, arrow_schema(("ts",)), rows_per_task=10
     )
-    assert sum(batch.num_rows for batch in parts) == 40
+    assert found.num_rows == 40
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 

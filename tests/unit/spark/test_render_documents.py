@@ -18,7 +18,8 @@ from spark.render.content import ContentSamples, ContentTable, text_of
 from spark.render.html import page
 from spark.reports import elections_text, export, lag, summary_text
 from spark.reports.elections import Elections
-from spark.reports.summary import local_summary
+from spark.reports.summary import summary_of
+from spark.runners import LocalRunner
 from tests.spark.kit import T0, ListOplog, insert
 from tests.unit.spark.test_render import check_self_contained, printed
 from tests.unit.spark.test_summary import DIFF_O, entry
@@ -169,7 +170,7 @@ def test_an_export_is_summed_up_by_member_and_namespace() -> None:
 
 def summed(*members: Sequence[UnchainedRow]) -> Shown:
     oplogs = [ListOplog(f"m{n}", chained_rows(rows, CHAIN_START)) for n, rows in enumerate(members, 1)]
-    return Shown("summary", summary_text.document_of(local_summary(oplogs)))
+    return Shown("summary", summary_text.document_of(summary_of(LocalRunner(), oplogs)))
 
 
 def test_summary_says_how_much_there_is_first() -> None:

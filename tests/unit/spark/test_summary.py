@@ -1,4 +1,4 @@
-"""local_summary: counts, sizes, hot documents and the cost of updates, against sums made by hand."""
+"""summary_of: counts, sizes, hot documents and the cost of updates, against sums made by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from replset.oplog_entry import command_entry, delete_entry, noop_entry, update_
 from replset.oplog_row import CHAIN_START, UnchainedRow, chained_rows
 from spark.entry_bytes import diff_size
 from spark.oplog import EntryFilter, Span
-from spark.reports.summary import Summary, local_summary
+from spark.reports.summary import Summary, summary_of
+from spark.runners import LocalRunner
 from tests.spark.kit import T0, UUID, ListOplog, insert
 
 DIFF = encode({"u": {"a": 1, "text": "y" * 40}})
@@ -53,7 +54,7 @@ ENTRIES = [
 
 
 def summed(entries: list[UnchainedRow], **how: Any) -> Summary[pa.Table]:
-    return local_summary([ListOplog("a", chained_rows(entries, CHAIN_START))], **how)
+    return summary_of(LocalRunner(), [ListOplog("a", chained_rows(entries, CHAIN_START))], **how)
 
 
 def test_counts_by_namespace_operation_term_and_minute() -> None:
@@ -158,7 +159,9 @@ def test_a_span_and_a_namespace() -> None:
 
 
 def test_an_empty_oplog_has_no_rows() -> None:
-    found = local_summary([ListOplog("a", ()), ListOplog("b", chained_rows(ENTRIES[:1], CHAIN_START))], top=0)
+    found = summary_of(
+        LocalRunner(), [ListOplog("a", ()), ListOplog("b", chained_rows(ENTRIES[:1], CHAIN_START))], top=0
+    )
     assert found.members["member"].to_pylist() == ["b"]
     assert found.hot.num_rows == found.updates.num_rows == 0
 

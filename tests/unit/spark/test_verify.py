@@ -1,4 +1,4 @@
-"""local_verify: sound oplogs are clean, each planted fault is found as what it is, however the oplog is cut up."""
+"""verification: sound oplogs are clean, each planted fault is found as what it is, however the oplog is cut up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from replset.oplog_entry import insert_entry, noop_entry
 from replset.oplog_row import OplogRow, entry_hash, next_chain
 from spark.members import open_members
 from spark.oplog import Oplog, Span
-from spark.reports.verify.check import COUNTS, FAULT_COLUMNS, Verification, WantedDocuments, local_verify
+from spark.reports.verify.check import COUNTS, FAULT_COLUMNS, Verification, WantedDocuments, verification
+from spark.runners import LocalRunner
 from tests.examples import examples
 from tests.spark.audit_kit import NS, UUID, Story, lives, resealed
 from tests.spark.kit import ListOplog
@@ -146,7 +147,7 @@ def found_in(verified: Verification[pa.Table], member: str = "a") -> Found:
 def planted(request: pytest.FixtureRequest) -> Verification[pa.Table]:
     """All of them at once, each a member."""
     oplogs = [ListOplog(name, plant.rows) for name, plant in PLANTED.items()]
-    return local_verify([*oplogs, ListOplog("sound", SOUND)], rows_per_task=request.param)
+    return verification(LocalRunner(), [*oplogs, ListOplog("sound", SOUND)], rows_per_task=request.param)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -207,10 +208,10 @@ def moves_then_sets(instead: Doc | None = None) -> list[OplogRow]:
 @pytest.mark.parametrize("rows_per_task", CUTS)
 def test_differences_that_do_not_fit_their_document(rows_per_task: int) -> None:
     rows = moves_then_sets(LOST["lost"])
-    [(ts, kind, detail)] = found_in(local_verify([ListOplog("a", rows)], rows_per_task=rows_per_task))
+    [(ts, kind, detail)] = found_in(verification(LocalRunner(), [ListOplog("a", rows)], rows_per_task=rows_per_task))
     assert (ts, kind) == (rows[-1].ts, "idempotence")
     assert detail == f"the document's entries from {rows[2].optime} on applied again give another document"
-    assert found_in(local_verify([ListOplog("a", moves_then_sets())], rows_per_task=rows_per_task)) == []
+    assert found_in(verification(LocalRunner(), [ListOplog("a", moves_then_sets())], rows_per_task=rows_per_task)) == []
 
 
 @pytest.mark.parametrize("rows_per_task", CUTS)
@@ -222,28 +223,28 @@ def test_the_order_of_fields_is_not_asked_of_a_document_that_is_not_all_there(ro
         ListOplog("in-a-transaction", moves_then_sets(LOST["in-a-transaction"])),
         ListOplog("trimmed", moves_then_sets(LOST["lost"])[2:]),
     ]
-    found = local_verify(oplogs, rows_per_task=rows_per_task).faults.to_pylist()
+    found = verification(LocalRunner(), oplogs, rows_per_task=rows_per_task).faults.to_pylist()
     assert [(row["member"], row["ts"], row["kind"]) for row in found] == [("damaged", damaged[3].ts, "hash")]
 
 
 @pytest.mark.parametrize("rows_per_task", CUTS)
 def test_an_optime_that_stands_there_twice_or_falls(rows_per_task: int) -> None:
     twice = resealed([*SOUND[: NOOP + 1], *SOUND[NOOP:]])
-    [(ts, kind, detail)] = found_in(local_verify([ListOplog("a", twice)], rows_per_task=rows_per_task))
+    [(ts, kind, detail)] = found_in(verification(LocalRunner(), [ListOplog("a", twice)], rows_per_task=rows_per_task))
     assert (ts, kind, detail) == (SOUND[NOOP].ts, "order", f"it comes after {SOUND[NOOP].optime}")
     exchanged = resealed([*SOUND[:NOOP], SOUND[NOOP + 1], SOUND[NOOP], *SOUND[NOOP + 2 :]])
-    found = found_in(local_verify([ListOplog("a", exchanged)]))
+    found = found_in(verification(LocalRunner(), [ListOplog("a", exchanged)]))
     assert found == [(SOUND[NOOP].ts, "order", f"it comes after {SOUND[NOOP + 1].optime}")]
 
 
 def test_the_head_of_an_oplog_has_nothing_before_it() -> None:
     capped = ListOplog("a", SOUND[MIDDLE:])
-    assert found_in(local_verify([capped], rows_per_task=7)) == []
+    assert found_in(verification(LocalRunner(), [capped], rows_per_task=7)) == []
     span = Span(SOUND[MIDDLE].ts, SOUND[-1].ts)
-    [checked] = local_verify([ListOplog("a", SOUND)], span=span, rows_per_task=7).checked.to_pylist()
+    [checked] = verification(LocalRunner(), [ListOplog("a", SOUND)], span=span, rows_per_task=7).checked.to_pylist()
     assert (checked["entries"], checked["links"]) == (COUNT - MIDDLE - 1, COUNT - MIDDLE - 2)
     initiating = changed(0, chain=SOUND[0].chain ^ 1)[:1]
-    verified = local_verify([ListOplog("a", initiating), ListOplog("empty", [])])
+    verified = verification(LocalRunner(), [ListOplog("a", initiating), ListOplog("empty", [])])
     assert [(row["member"], row["kind"]) for row in verified.faults.to_pylist()] == [("a", "chain")]
     assert [(row["member"], row["entries"]) for row in verified.checked.to_pylist()] == [("a", 1), ("empty", 0)]
     assert verified.checked.column_names == ["member", *COUNTS]
@@ -257,21 +258,21 @@ def dump(folder: Path, entries: Sequence[bytes]) -> list[Oplog]:
 
 def test_a_dump_keeps_no_hashes_so_all_its_bytes_are_looked_at(tmp_path: Path) -> None:
     entries = [row.entry for row in SOUND]
-    verified = local_verify(dump(tmp_path, entries), rows_per_task=30)
+    verified = verification(LocalRunner(), dump(tmp_path, entries), rows_per_task=30)
     [checked] = verified.checked.to_pylist()
     assert (verified.faults.num_rows, checked["entries"]) == (0, COUNT)
     assert (checked["hashes"], checked["links"]) == (0, 0)
     broken = encode({"_id": 1, "text": "word"}).replace(b"word\0", b"w\xffrd\0")
     entries[INS] = insert_entry(SOUND[INS].ns, UUID, broken, SOUND[INS].optime, SOUND[INS].wall_ms)
     twice = [*entries[: NOOP + 1], *entries[NOOP:]]
-    found = [(row["ts"], row["kind"]) for row in local_verify(dump(tmp_path, twice)).faults.to_pylist()]
+    found = [(row["ts"], row["kind"]) for row in verification(LocalRunner(), dump(tmp_path, twice)).faults.to_pylist()]
     assert sorted(found) == sorted([(SOUND[INS].ts, "entry"), (SOUND[NOOP].ts, "order")])
 
 
 def test_a_dump_of_entries_without_a_wall_is_sound(tmp_path: Path) -> None:
     """As MongoDB wrote them once; the column says the second of ts then, which no entry contradicts."""
     walls = [{name: value for name, value in decode(row.entry).items() if name != "wall"} for row in SOUND]
-    assert local_verify(dump(tmp_path, [encode(entry) for entry in walls])).faults.num_rows == 0
+    assert verification(LocalRunner(), dump(tmp_path, [encode(entry) for entry in walls])).faults.num_rows == 0
 
 
 # --- any number of faults, anywhere ----------------------------------------------------------------------------
@@ -332,15 +333,15 @@ def test_any_number_of_damaged_entries_are_found(
     seed: int, share: int, kinds: list[str], rows_per_task: int, batch_rows: int
 ) -> None:
     rows, expected = damaged(Random(seed), share, kinds)
-    found = found_in(local_verify([ListOplog("a", rows, batch_rows)], rows_per_task=rows_per_task))
+    found = found_in(verification(LocalRunner(), [ListOplog("a", rows, batch_rows)], rows_per_task=rows_per_task))
     assert sorted((ts, kind) for ts, kind, _ in found if kind != "idempotence") == expected
     assert "gone" in kinds or "idempotence" not in {kind for _, kind, _ in found}
-    assert found == found_in(local_verify([ListOplog("a", rows)]))
+    assert found == found_in(verification(LocalRunner(), [ListOplog("a", rows)]))
 
 
 def test_looking_up_documents_costs_the_same_however_many_were_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sorted once, and searched as they lie: nothing sorts them again for each batch."""
-    wanted = WantedDocuments.of(pa.chunked_array([np.arange(0, 30_000, 3)[::-1]]))
+    (wanted,) = WantedDocuments.of(pa.chunked_array([np.arange(0, 30_000, 3)[::-1]]), None)
     wanted.routes.flags.writeable = False
 
     def refuse(*_: object, **__: object) -> None:
