@@ -234,7 +234,9 @@ def test_the_majority_is_as_far_behind_as_its_slowest_member_that_is_up() -> Non
 
 
 def test_the_member_with_the_id_0_may_be_the_slowest() -> None:
-    node = ready(config=named(*(replace(row, id=MemberId((row.id - 1) % 3)) for row in members_of(3))))
+    config = named(*members_of(3))
+    rows = tuple(replace(row, id=MemberId((row.id - 1) % 3)) for row in config.members)
+    node = ready(config=replace(config, members=rows))
     node._state.state, node._state.ages = MemberState.PRIMARY, OptimeAges()
     node._state.ages.restart(at(1), Millis(0))
     node._state.ages.note(NEXT, Millis(NOW - 4_000))
