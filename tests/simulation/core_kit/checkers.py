@@ -8,7 +8,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from replset.config import Member, ReplSetConfig
-from replset.core.effects import Effect, LastVote, Persist
+from replset.core.effects import LastVote
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     FetchProgress,
@@ -18,7 +18,6 @@ from replset.core.messages import (
     ProgressRequest,
     Request,
     Response,
-    VoteRequest,
 )
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 
@@ -98,15 +97,6 @@ class CoreCheckers:
             self.committed_in[entry[0]] = machine.node.commit_point.term
 
     # --- what a member makes of what it hears ----------------------------------------------------------------------
-
-    def check_vote(self, machine: CoreMachine, message: Message, effects: list[Effect]) -> None:
-        """Nobody votes for who lacks what the voter knows to be committed."""
-        if not isinstance(message, Request) or not isinstance(message.body, VoteRequest) or self.exempt:
-            return
-        votes = any(isinstance(effect, Persist) and isinstance(effect.record, LastVote) for effect in effects)
-        place, point = message.body.last_applied, machine.node.commit_point
-        what = f"{machine.host} votes for member {message.body.candidate} at {place}, it knows {point} to be committed"
-        assert not votes or place >= point, f"invariant 3: {what}"
 
     def sender_of_late_message(self, machine: CoreMachine, message: Message) -> Known | None:
         """What is known of the sender of something late: a report of an earlier term, an answer to a heartbeat that is

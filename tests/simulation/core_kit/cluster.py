@@ -30,6 +30,9 @@ from tests.simulation.core_kit.checkers import CoreCheckers
 from tests.simulation.core_kit.machine import FAST, CoreMachine, config_of, host, members_of
 from tests.simulation.kit.errors import SimulationError
 
+SENDS_MAX = 500
+"""Messages of one member within a second; the busiest runs have 180."""
+
 
 class CoreCluster:
     """The machines, the network between them, and the clock."""
@@ -68,6 +71,10 @@ class CoreCluster:
         self._sequence = 0
         self._incarnations = 0
         self._requests = 1_000_000
+        self._sent: Counter[tuple[HostPort, int]] = Counter()  # messages by second
+        self.asks: list[
+            tuple[CoreMachine, int, int, RequestBody]
+        ] = []  # what administrators asked for: of whom, its start
         self._waiting: dict[int, Callable[[ReplyBody | None, str], None]] = {}
         self.checkers = CoreCheckers()
         self.machines: dict[HostPort, CoreMachine] = {}
@@ -207,6 +214,9 @@ class CoreCluster:
 
     def send(self, sender: CoreMachine, send: Send) -> None:
         start_number, began = sender.start_number, self.now
+        self._sent[sender.host, self.now // 1000] += 1
+        if self._sent[sender.host, self.now // 1000] > SENDS_MAX:
+            raise SimulationError(f"invariant 28 broken: {sender.host} sends without a pause at {self.now} ms: {send}")
         target = self.machines.get(send.to)
         done: list[bool] = []
 
@@ -243,6 +253,7 @@ class CoreCluster:
     def ask(self, number: int, body: RequestBody) -> int:
         """Put an administrator's request; its answer comes into `answer_of`."""
         self._requests += 1
+        self.asks.append((self[number], self[number].start_number, self._requests, body))
         self[number].feed(Request(self._requests, body))
         return self._requests
 

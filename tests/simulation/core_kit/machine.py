@@ -55,6 +55,8 @@ from replset.core.messages import (
 from replset.core.node import Node
 from replset.core.state import NodeState
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
+from tests.simulation.core_kit.answers import check_journal, judge_of_answer
+from tests.simulation.core_kit.state_checks import check_state
 
 if TYPE_CHECKING:
     from tests.simulation.core_kit.cluster import CoreCluster
@@ -129,6 +131,7 @@ class CoreMachine:
     def boot(self) -> None:
         disk = self.disk
         self.start_number += 1
+        self.booted_at = self.cluster.now
         self.alive = True
         self.is_dark = False
         self.queue: deque[Effect] = deque()
@@ -159,6 +162,7 @@ class CoreMachine:
             )
         )
         self.committed = OPTIME_NULL
+        self.said = MemberState.STARTUP
         self.configured = disk.config
         self.take(self.node.start(self.cluster.now))
 
@@ -187,14 +191,17 @@ class CoreMachine:
     def feed(self, message: Message) -> None:
         checkers = self.cluster.checkers
         known = checkers.sender_of_late_message(self, message)
+        judge = judge_of_answer(self, message)
         effects = self.node.receive(message, self.cluster.now)
+        if judge is not None:
+            judge(effects)
         checkers.check_late_message(self, message, known)
-        checkers.check_vote(self, message, effects)
         self.take(effects)
 
     def take(self, effects: list[Effect]) -> None:
         self.effects.extend(effects)
         self.check_effects(effects)
+        self.said = check_journal(self, effects, self.said)
         for effect in effects:
             if ends_writes(effect):
                 self.carry_out(effect)
@@ -235,6 +242,7 @@ class CoreMachine:
                 self.carry_out(effect)
         if self.alive:
             self.cluster.checkers.check_primary(self)
+            check_state(self)
 
     def persisted(self, effect: Persist) -> None:
         match effect.record:

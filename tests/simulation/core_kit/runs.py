@@ -22,6 +22,8 @@ from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.faults import CoreFaults
 from tests.simulation.core_kit.kind_changes import KindChanges
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
+from tests.simulation.core_kit.orders import check_order, check_refusals
+from tests.simulation.core_kit.rest import check_rest
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.runs import Outcome
 
@@ -40,6 +42,7 @@ ARBITERS_KNOW_WITHIN_MS = 5_000
 NEAR_BOUNDS = 0.2
 """In so many runs the terms begin near the highest one, and in so many the version of the configuration does."""
 TERMS_LEFT = 4 * MAX_TERM_JUMP  # nobody believes the highest one yet
+ORDERS = 2
 RING_CHECK_MS = 100
 RING_CHECKS_MAX = 20
 """A ring stays until a member gives up on a source that it does not reach, half a second each; two are too long."""
@@ -131,6 +134,12 @@ class CoreRun:
         log = cluster.elect().disk.log
         if log[: len(cluster.checkers.committed_log)] != cluster.checkers.committed_log:
             raise SimulationError("invariant 3 broken at the end: committed entries are missing")
+        check_rest(cluster)
+        check_refusals(cluster)
+        orders = random.Random(f"{self.seed} orders")
+        for _ in range(ORDERS):
+            check_order(cluster, orders)
+            check_rest(cluster)
 
     def _give_version(self, version: int) -> None:
         """An operator gives the configuration this version."""
