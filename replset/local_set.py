@@ -260,6 +260,12 @@ class LocalSet:
         """kill -9."""
         self.stop(member, how=signal.SIGKILL)
 
+    def reap(self) -> None:
+        """Wait for the processes that were started here and that somebody else ends."""
+        for child in self._children.values():
+            child.wait()
+        self._children.clear()
+
     def stop_all(self) -> list[str]:
         """Send SIGTERM to all members and wait for all. Returns one reason for each process that was not stopped."""
         refused: list[str] = []

@@ -44,6 +44,8 @@ LEVELS = {
     "replset.operations": 5,
     "replset.member": 6,
     "replset.features": 7,
+    "replset.testing": 7,
+    "replset.pytest_plugin": 8,
     "replset.cli": 8,
     "api": 8,
     "rollback_tools": 8,

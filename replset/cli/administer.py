@@ -20,6 +20,7 @@ from replset.cli import (
     members,
     operations,
     oplog,
+    run_tests,
     status,
     users,
     why,
@@ -95,3 +96,4 @@ app.command()(check.check)
 app.command()(operations.repair)
 app.command()(backup.backup)
 app.command()(backup.restore)
+app.command("test")(run_tests.run_tests)

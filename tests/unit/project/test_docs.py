@@ -354,7 +354,8 @@ def test_every_file_that_a_page_names_is_there() -> None:
     files = {"/" + path.relative_to(ROOT).as_posix() for path in source_files()}
     pages = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     named = {(path.name, name) for path in pages for name in re.findall(r"`([\w/]+\.py)`", path.read_text("utf-8"))}
-    examples = {("CONTRIBUTING.md", "fields.py")}
+    whole = {(path.name, name) for path in pages for name in re.findall(r"`(\S+)`:\n```", path.read_text("utf-8"))}
+    examples = {("CONTRIBUTING.md", "fields.py"), *whole}
     assert [(where, name) for where, name in named - examples if not any(f.endswith("/" + name) for f in files)] == []
 
 
