@@ -22,13 +22,7 @@ WRITE_ERRORS = (*READ_ERRORS, 413, 415, 504)
 
 
 async def answer(
-    member: RunningMember,
-    request: Request,
-    command: Mapping[str, Any],
-    status: int = 200,
-    *,
-    forwards: bool = False,
-    is_write: bool = False,
+    member: RunningMember, request: Request, command: Mapping[str, Any], status: int = 200, *, forwards: bool = False
 ) -> Response:
     """Answer with the reply to a command: this member's, or the primary's if the member `forwards` it."""
     http, headers = HttpRequest(request.scope), dict[str, str]()
@@ -37,7 +31,7 @@ async def answer(
     else:
         reply = await run_command(member, command, "admin", http.sender)
     try:
-        check_reply(reply, is_write=is_write or forwards)
+        check_reply(reply, is_write=request.method != "GET")
     except HttpError as error:
         error.headers |= headers
         if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":

@@ -62,7 +62,7 @@ def router(member: RunningMember) -> APIRouter:
         openapi_extra=body(CONFIG, required=False),
     )
     async def initiate(request: Request) -> Response:
-        return await answer(member, request, {"replSetInitiate": await options_of(request, None)}, is_write=True)
+        return await answer(member, request, {"replSetInitiate": await options_of(request, None)})
 
     @routes.post(
         "/reconfig",
@@ -81,9 +81,7 @@ def router(member: RunningMember) -> APIRouter:
             raise failure(ErrorCode.TYPE_MISMATCH, "field 'config' must be the new configuration, a document")
         options = {name: fields[name] for name in ("force", "maxTimeMS") if fields.get(name) is not None}
         command = {"replSetReconfig": document, **options}
-        if options.get("force"):
-            return await answer(member, request, command, is_write=True)
-        return await answer(member, request, command, forwards=True)
+        return await answer(member, request, command, forwards=not options.get("force"))
 
     serve_declared(routes, member)
 
