@@ -135,6 +135,19 @@ def test_an_event_does_not_wait_for_those_behind_it(items: Client, member: Runni
     assert decode(event)["documentKey"] == {"_id": 1}
 
 
+def test_a_batch_ends_before_it_is_too_large(items: Client) -> None:
+    stream = Stream(items)
+    cursor = items.dispatcher.cursors.take(stream.cursor["id"], "test.items")
+    insert(items, 1, 2, 3)
+
+    async def pause() -> None:
+        pass
+
+    (event,) = items.rig.do(cursor.batch(pause, 1, 0))
+    cursor.batch_bytes = 2 * (len(event) + 16) - 1
+    assert [decode(raw)["documentKey"]["_id"] for raw in items.rig.do(cursor.batch(pause, None, 0))] == [2]
+
+
 def test_an_event_that_comes_during_the_wait_is_in_its_answer(items: Client) -> None:
     stream = Stream(items)
     waiting = items.begin(stream._get_more(maxTimeMS=60_000))
@@ -499,6 +512,10 @@ def test_history_that_is_gone_is_said_with_the_oldest_token(items: Client, membe
     assert lost["code"] == 286
     assert refusal(items, resumeAfter=token) == 286
     assert refusal(items, startAtOperationTime=Timestamp(1, 1)) == 286
+    too_early = [{"$changeStream": {"startAtOperationTime": Timestamp(1, 1)}}]
+    assert items.code({"aggregate": "items", "pipeline": too_early, "cursor": {"batchSize": 0}}) == 286, (
+        "before it reads"
+    )
     found = Stream(items, resumeAfter=lost["oldestToken"])
     assert [event["documentKey"]["_id"] for event in found.first] == [2]
 

@@ -29,6 +29,7 @@ class Source(SourceSet):
 
     client: Client
     is_written = False
+    asked: OwnHistory | None = None
 
     async def run(self, work: Callable[..., T], *args: object) -> T:
         result = work(*args)  # a real thread would be none of the virtual time
@@ -36,7 +37,7 @@ class Source(SourceSet):
         return result
 
     def find_start(self, own: OwnHistory) -> OpTime:
-        self.set_name = "site1"
+        self.set_name, type(self).asked = "site1", own
         if self.is_written:
             self.client.rig.begin(_write(self.client))
         return START
@@ -48,6 +49,18 @@ async def _write(client: Client) -> None:
 
 def _insert(group: WriteGroup) -> None:
     do_insert(group, do_create(group, "app.c"), encode_key(1), encode({"_id": 1}))
+
+
+@pytest.mark.parametrize("has_data", [False, True])
+def test_the_place_is_looked_for_by_what_is_here(
+    client: Client, monkeypatch: pytest.MonkeyPatch, has_data: bool
+) -> None:
+    monkeypatch.setattr(follow, "SourceSet", Source)
+    if has_data:
+        client.ok({"insert": "c", "documents": [{"_id": 1}]}, "app")
+    client.ok({"replSetFollow": "start", "source": "a:1"}, "admin")
+    assert Source.asked is not None
+    assert Source.asked.has_data is has_data
 
 
 @pytest.mark.parametrize("is_written", [False, True])

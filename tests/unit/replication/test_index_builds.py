@@ -176,6 +176,13 @@ def test_a_start_goes_on_where_the_build_was(source: Member) -> None:
     assert indexes_are_sound(source.store)
 
 
+def test_who_only_applies_a_build_refuses_no_document(source: Member) -> None:
+    """The entry that commits the build or ends it decides."""
+    build = Builds(source).start(unique=True)
+    with source.store.group() as txn:
+        assert not fill_slice(txn, source.store.collection(NS).uuid, build, lambda: False)
+
+
 def test_a_former_primarys_duplicate_ends_a_unique_build(source: Member) -> None:
     """A write that the former primary took may break the part that this member had filled."""
     builds = Builds(source)

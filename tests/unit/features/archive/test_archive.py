@@ -17,13 +17,13 @@ import pytest
 
 from replset.errors import BadValueError, CappedPositionLostError, CorruptDataError
 from replset.features.archive import worker
-from replset.features.archive.archive import Archive
+from replset.features.archive.archive import ARCHIVE_FILE, Archive
 from replset.features.archive.files import ArchiveError, Files, FolderFiles, open_files
 from replset.features.archive.jobs import Failure, OldestJob, ReadJob, WriteJob, Written, pack
 from replset.features.archive.segments import ArchiveInfo, Position, Segment, SegmentName
 from replset.features.archive.write_segment import write_segment
 from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_row import OplogRow
+from replset.oplog_row import CHAIN_START, OplogRow
 from replset.storage import oplog
 from replset.storage.retention import remove_old_data
 from replset.storage.store import StoreOptions
@@ -93,6 +93,11 @@ def test_what_is_written_is_read_again(driver: Driver, files: FolderFiles) -> No
         found = archive.rows_after(rows[after].optime, 3, 1 << 20)
         assert 1 <= len(found) <= 3 or after == 40
         assert found == rows[after + 1 : after + 1 + len(found)]
+        for count in range(1, len(found) + 1):  # as many as fit, to the byte
+            size = sum(len(row.entry) for row in found[:count])
+            assert archive.rows_after(rows[after].optime, 3, size) == found[:count]
+            assert archive.rows_after(rows[after].optime, 3, size - 1) == found[: max(1, count - 1)]
+    assert segments[0].before == Position(OPTIME_NULL, CHAIN_START), "it begins where the set does"
 
 
 def test_only_committed_entries_are_archived(driver: Driver, files: FolderFiles) -> None:
@@ -273,6 +278,9 @@ def test_another_set_or_archive_is_refused(driver: Driver, files: FolderFiles) -
         write(driver, empty, job(driver, archive_id="ffff"))
     with pytest.raises(BadValueError, match="is no archive"):
         Archive.open("there", empty)
+    files.remove(ARCHIVE_FILE)
+    with pytest.raises(ArchiveError, match=f"has segments and no {ARCHIVE_FILE}"):
+        Archive.of_set(files, ArchiveInfo("rs0", SET, "x"), "")
 
 
 @pytest.mark.parametrize("damage", [cut_off, change_a_bit, Path.unlink])

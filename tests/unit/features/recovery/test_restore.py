@@ -332,7 +332,15 @@ def test_a_write_that_the_set_refuses_stays_undone(ask: Ask, live: FakeSet, mani
 def test_a_set_that_never_answers_is_given_up(
     ask: Ask, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replset.features.recovery.restore.PAUSE_S", 0)
+    paused: list[int] = []
+
+    class Pause(float):
+        def __mul__(self, attempt: int) -> float:  # type: ignore[override]
+            paused.append(attempt)
+            return 0.0
+
+    monkeypatch.setattr("replset.features.recovery.restore.PAUSE_S", Pause())
     live.before_write = lambda writes: unreachable()
     assert by_id(ask("restore", manifest), "reason")[10] == "the connection broke"
     assert live.writes == 8
+    assert paused == [2, 3, 4, 5, 6, 7], "longer each time"
