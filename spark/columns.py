@@ -60,7 +60,7 @@ def table_from(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches([batch_from(rows, schema)])
 
 
-def rows_in(table: pa.Table) -> Iterable[tuple[Any, ...]]:
+def tuples_of(table: pa.Table) -> Iterable[tuple[Any, ...]]:
     """The rows, values in the order of the columns."""
     return zip(*table.to_pydict().values(), strict=True)
 

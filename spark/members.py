@@ -104,7 +104,7 @@ def _kind(text: str) -> tuple[str, str]:
     if text.startswith(("http://", "https://")):
         return "live", _address(text)
     if "://" in text:
-        return _remote(text)
+        return "parquet", text
     path = Path(text)
     if path.is_dir():
         return _folder(path)
@@ -127,10 +127,6 @@ def _folder(path: Path) -> tuple[str, str]:
     if any(path.rglob("*.parquet")):
         return "parquet", str(path)
     raise OplogError(str(path), f"no oplog is there: neither {DATABASE_FILE} nor {_DUMP} nor Parquet files")
-
-
-def _remote(text: str) -> tuple[str, str]:
-    return "parquet", text
 
 
 def _address(text: str) -> str:

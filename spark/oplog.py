@@ -163,7 +163,7 @@ class GrowingOplog(Oplog, Protocol):
 
 
 def trimmed_error(name: str, through: int) -> OplogTrimmedError:
-    reason = f"the oplog's entries up to {_shown(through)} were trimmed away while it was read (it is capped)"
+    reason = f"the oplog's entries up to {ts_text(through)} were trimmed away while it was read (it is capped)"
     return OplogTrimmedError(name, reason, through)
 
 
@@ -177,5 +177,6 @@ def one_line(error: Exception) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in lines[0])
 
 
-def _shown(ts: int) -> str:
+def ts_text(ts: int) -> str:
+    """SECONDS:INC."""
     return f"{ts >> 31}:{ts & 0x7FFFFFFF}"

@@ -31,7 +31,7 @@ from replset.ids import OpTime
 from replset.optime import parse_optime
 from replset.query.change_tokens import Token, behind
 from replset.text import printable
-from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
+from spark.columns import MEMBER, SPARK_SCHEMA, SPARK_TYPES, arrow_schema, repeated
 from spark.command_run import point_of
 from spark.jobs import ROWS_PER_TASK, Task, freeze_modules, plan, read_remaining
 from spark.members import open_members
@@ -46,6 +46,7 @@ from spark.oplog import (
     OplogTrimmedError,
     ReadPosition,
     Span,
+    ts_text,
 )
 
 if TYPE_CHECKING:
@@ -356,8 +357,7 @@ class _TaskReader:
             batches = read_remaining(oplog, span, stored, self.only, lambda gone: _report_skipped(oplog.name, gone))
         for batch in batches:
             arrays = [
-                pa.repeat(pa.scalar(oplog.name, pa.string()), batch.num_rows) if name == MEMBER else batch.column(name)
-                for name in self.columns
+                repeated(oplog.name, batch.num_rows) if name == MEMBER else batch.column(name) for name in self.columns
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -367,19 +367,15 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
     for field in schema.fields:
         kind = field.dataType.simpleString()
         if SPARK_TYPES.get(field.name) != kind:
-            raise BadValueError(f"format oplog has no column {field.name} {kind}; it has {_all_columns()}")
+            raise BadValueError(f"format oplog has no column {field.name} {kind}; it has {SPARK_SCHEMA}")
     return tuple(schema.fieldNames())
 
 
 def _columns(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in SPARK_TYPES:
-            raise BadValueError(f"option columns: there is no column {name}; there are {_all_columns()}")
+            raise BadValueError(f"option columns: there is no column {name}; there are {SPARK_SCHEMA}")
     return tuple(dict.fromkeys(names))
-
-
-def _all_columns() -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
 
 
 def _list(options: Mapping[str, str], name: str) -> tuple[str, ...]:
@@ -464,9 +460,8 @@ def _with_advice(error: OplogRolledBackError) -> OplogRolledBackError:
 
 def _report_skipped(name: str, gone: Span) -> None:
     """On the worker's standard error, which Spark keeps with its logs."""
-    first, through = OpTime(0, gone.first_ts), OpTime(0, gone.end_ts - 1)
-    seconds = through.seconds - first.seconds
-    text = f"{first.seconds}:{first.increment} to {through.seconds}:{through.increment} ({seconds} s)"
+    through = gone.end_ts - 1
+    text = f"{ts_text(gone.first_ts)} to {ts_text(through)} ({(through >> 31) - (gone.first_ts >> 31)} s)"
     print(
         printable(f"oplog-spark: {name}: skipped, since they were trimmed away: entries from {text}"), file=sys.stderr
     )

@@ -20,7 +20,7 @@ from replset.errors import CorruptDataError
 from replset.ids import OpTime
 from replset.oplog_entry import NOOP
 from replset.replication.rollback_manifest import Manifest, list_manifests
-from spark.columns import MEMBER, arrow_schema, batch_from, rows_in, schema_of, table_from
+from spark.columns import MEMBER, arrow_schema, batch_from, schema_of, table_from, tuples_of
 from spark.jobs import pinned, with_member
 from spark.oplog import EntryFilter, Oplog, OplogError, Span
 from spark.readers.sqlite import SqliteOplog
@@ -88,7 +88,7 @@ def elections_of(runner: SparkRunner, oplogs: Sequence[Oplog]) -> Elections:
     manifests = [(oplog.name, manifest) for oplog in oplogs for manifest in manifests_of(oplog)]
     lost = _lost_entries(runner, oplogs, member_terms, winner, manifests)
     lost_by_members = _holders(lost) if lost is not None else []
-    starts = rows_in(here.read(oplogs, ("ts", "term", "entry"), _term_start_batches, _TERM_STARTS, only=NOOPS))
+    starts = tuples_of(here.read(oplogs, ("ts", "term", "entry"), _term_start_batches, _TERM_STARTS, only=NOOPS))
     rows = term_rows(member_terms, winner, {TermStart(*row) for row in starts}, lost_by_members, manifests)
     return Elections(
         winner,
@@ -260,7 +260,7 @@ def manifests_of(oplog: Oplog) -> list[Manifest]:
 
 def member_terms_of(runner: Runner, oplogs: Sequence[Oplog]) -> list[MemberTerm]:
     """What each member has of each term: one row a member and term."""
-    found = rows_in(runner.read(oplogs, ("ts", "term", "wall"), _member_term_batches, _MEMBER_TERMS))
+    found = tuples_of(runner.read(oplogs, ("ts", "term", "wall"), _member_term_batches, _MEMBER_TERMS))
     terms: dict[tuple[str, int], MemberTerm] = {}
     for part in sorted(MemberTerm(*row) for row in found):
         name = (part.member, part.term)

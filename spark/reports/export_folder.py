@@ -17,7 +17,7 @@ from replset.errors import ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import MEMBER
 from spark.jobs import pinned
-from spark.oplog import Oplog, Span
+from spark.oplog import Oplog, Span, ts_text
 
 MARK = "_SUCCESS"
 _EMPTY = "__HIVE_DEFAULT_PARTITION__"
@@ -206,7 +206,7 @@ def is_part(info: fs.FileInfo) -> bool:
 def _check_continues(oplog: Oplog, oldest: OpTime, exported: tuple[int, int]) -> None:
     """An appended oplog must still hold the newest exported entry, unchanged."""
     ts, hashed = exported
-    shown = f"{ts >> 31}:{ts & ((1 << 31) - 1)}"
+    shown = ts_text(ts)
     if oldest.ts > ts:
         raise ExportError(f"{oplog.name}: the oplog begins at {oldest}, after the newest exported entry, {shown}")
     for batch in oplog.read(Span(ts, ts + 1), ("hash",)):

@@ -27,7 +27,7 @@ from replset.client import HttpClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_or_none
-from spark.columns import batch_from, rows_in, schema_of, table_from
+from spark.columns import batch_from, schema_of, table_from, tuples_of
 from spark.jobs import Work, pinned
 from spark.oplog import EVERYTHING, Oplog, OplogError, Span
 from spark.readers.live import LiveOplog
@@ -74,10 +74,10 @@ def lag_of(
     known = [(b.oldest.seconds, b.newest.seconds) for b in bounds if b.newest != OPTIME_NULL]
     width_ms = width_ms_of(known, span, every_ms)
     here = runner.of_size(0, 0)  # few rows leave a part
-    noop_rows = rows_in(here.read(oplogs, ("ts", "term", "entry"), _noop_batches, _NOOPS, span=span, only=NOOPS))
+    noop_rows = tuples_of(here.read(oplogs, ("ts", "term", "entry"), _noop_batches, _NOOPS, span=span, only=NOOPS))
     noops = {PeriodicNoop(*row) for row in noop_rows}
     work = _marks_for(width_ms, noops)
-    mark_rows = rows_in(here.read(oplogs, ("ts", "term", "wall"), work, _MARKS, span=span))
+    mark_rows = tuples_of(here.read(oplogs, ("ts", "term", "wall"), work, _MARKS, span=span))
     marks = [LagMark(*row) for row in mark_rows]
     rows = [
         *wall_rows(marks),

@@ -137,21 +137,17 @@ def summary_of(
     together = runner.grouped(rows, ("document",), tasks=tasks)
     hottest = table_of_rows(runner.run(together, partial(hottest_in, top=top), arrow_types(_RANKED_COLUMNS)))
     return Summary(
-        **{name: _with_rate(table).select(_columns_of(name)) for name, table in found.items()},
+        **{name: _with_rate(table, _KEYS[name]) for name, table in found.items()},
         sizes=sizes,
         hot=pa.Table.from_batches(shown_in(hottest.to_batches(), oplogs, top), arrow_types(_HOT_COLUMNS)),
         updates=updates.select([*_KEYS["updates"], "updates", *_UPDATE_SUMS[1:], *_RATIOS]),
     )
 
 
-def _columns_of(name: str) -> list[str]:
-    return [*_KEYS[name], *_MEASURES[:4], "per_second", *_MEASURES[4:]]
-
-
-def _with_rate(rows: pa.Table) -> pa.Table:
+def _with_rate(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     seconds = pc.divide(pc.subtract(rows["last_wall"], rows["first_wall"]).cast(pa.float64()), 1000.0)
     rate = pc.divide(rows["entries"].cast(pa.float64()), pc.max_element_wise(seconds, 1.0))
-    return rows.append_column("per_second", rate)
+    return rows.append_column("per_second", rate).select([*keys, *_MEASURES[:4], "per_second", *_MEASURES[4:]])
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------

@@ -28,17 +28,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from replset.text import printable
-from spark.columns import MEMBER
+from spark.columns import MEMBER, batch_from, ddl_of, schema_of
+from spark.runners import aggregated, table_of_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-COUNT_SCHEMA = "member string, second bigint, op string, ns string, entries bigint"
 COLUMNS = (MEMBER, "ts", "op", "ns")
 STATE_FILE = "seconds.json"
 _POLL_S = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEYS = [MEMBER, "second", "op", "ns"]
+_COUNTS = schema_of("member second op ns entries", **dict.fromkeys((MEMBER, "op", "ns"), pa.string()))
 
 
 class Count(NamedTuple):
@@ -136,25 +137,10 @@ def line_of(second: Second, *, namespaces: int = 4) -> str:
 def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch of COLUMNS counted by member, second, op and ns."""
     seconds = pc.shift_right(batch.column("ts"), 31)
-    names = [MEMBER, "second", "op", "ns"]
-    table = pa.table([batch.column(MEMBER), seconds, batch.column("op"), batch.column("ns")], names=names)
-    grouped = table.group_by(_KEYS, use_threads=False).aggregate([([], "count_all")])
-    (found,) = grouped.rename_columns([*_KEYS, "entries"]).combine_chunks().to_batches() or [_NOTHING]
-    return found
-
-
-_NOTHING = pa.RecordBatch.from_pylist(
-    [],
-    schema=pa.schema(
-        [
-            (MEMBER, pa.string()),
-            ("second", pa.int64()),
-            ("op", pa.string()),
-            ("ns", pa.string()),
-            ("entries", pa.int64()),
-        ]
-    ),
-)
+    table = pa.table([batch.column(MEMBER), seconds, batch.column("op"), batch.column("ns")], names=_KEYS)
+    grouped = table_of_rows(aggregated(table, _KEYS, entries=("count", "ns")))
+    found = grouped.combine_chunks().to_batches()
+    return found[0] if found else batch_from([], _COUNTS)
 
 
 def _most_first(counts: dict[str, int]) -> dict[str, int]:
@@ -211,7 +197,7 @@ class _BatchCounter:
         self._moved = time.monotonic()
 
     def batch(self, frame: DataFrame, number: int) -> None:
-        rows = frame.mapInArrow(_count_batches, COUNT_SCHEMA).collect()
+        rows = frame.mapInArrow(_count_batches, ddl_of(_COUNTS)).collect()
         with self._lock:
             if number <= self._seconds.batch:
                 return  # counted before the last end, which came before Spark noted it

@@ -23,7 +23,7 @@ import uvloop
 from replset.bson import encode
 from replset.local_set import free_ports, wait_until
 from replset.wire.framing import encode_msg
-from tools.bench.ports import answers
+from tools.bench.subjects import answers
 
 _REPLY = encode_msg(1, 0, encode({"n": 1, "electionId": b"x" * 12, "opTime": b"x" * 26, "ok": 1.0, "pad": b"x" * 60}))
 """As long as the answer to an insert."""

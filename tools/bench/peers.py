@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replset.local_set import free_ports, wait_until
-from tools.bench.ports import answers
+from tools.bench.subjects import answers
 
 ROWS_OF_PEERS = ("majority", "bulk", "find")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -95,3 +96,12 @@ def running_replset(
 def _all_counted(primary: LocalMember) -> bool:
     rows: Any = primary.command({"replSetGetStatus": 1}).get("members")
     return isinstance(rows, list) and all(row["counted"] and row["state"] in (1, 2) for row in rows)
+
+
+def answers(port: int) -> bool:
+    """Whether something takes connections on `port` of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

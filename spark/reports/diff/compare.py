@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from replset.ids import OpTime
-from spark.columns import repeated, rows_in
+from spark.columns import repeated, tuples_of
 from spark.jobs import ROWS_PER_TASK
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 from spark.reports.diff import classify, digests
@@ -189,7 +189,7 @@ def _classified(facts: classify.Facts, only: EntryFilter) -> WorkOnGroups:
 
 
 def _collected(findings: Rows) -> list[_Finding]:
-    return [_Finding(row[0], row[1], row[2], row[3:]) for row in rows_in(table_of_rows(findings))]
+    return [_Finding(row[0], row[1], row[2], row[3:]) for row in tuples_of(table_of_rows(findings))]
 
 
 def _by_member(collected: Iterable[_Finding], number: int, members: int) -> list[int]:

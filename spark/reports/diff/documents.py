@@ -19,7 +19,7 @@ from replset.bson import RawDocument, to_ejson_value
 from replset.errors import BadValueError, ReplError
 from replset.ids import OpTime
 from replset.oplog_row import entry_hash
-from spark.columns import repeated, rows_in, schema_of, sorted_by
+from spark.columns import repeated, schema_of, sorted_by, tuples_of
 from spark.oplog import Oplog, OplogError
 from spark.readers.sqlite import SqliteOplog
 from spark.render.report_documents import SAMPLES, entry_value
@@ -120,7 +120,7 @@ def document_diff(
     together = [tasks] if isinstance(runner, SparkRunner) else [[t for t in tasks if t.ns == ns] for ns in wanted]
     for some in together:
         rows = runner.kept(runner.numbers(len(some), partial(_read, bases, some, point), _ROWS))
-        for at, documents in rows_in(table_of_rows(aggregated(rows, ("at",), documents=("count", "key")))):
+        for at, documents in tuples_of(table_of_rows(aggregated(rows, ("at",), documents=("count", "key")))):
             counts[at] += documents
         found.append(_differing(rows, len(bases)))
         runner.release(rows)

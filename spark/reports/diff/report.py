@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from replset.ids import OpTime
 from spark.entry_bytes import id_text
-from spark.oplog import Oplog
+from spark.oplog import Oplog, ts_text
 from spark.render.charts import Bar, Chart, Count, Dot, Lane, bar_chart, lane_chart, shorten
 from spark.render.content import (
     HOT_SHOWN,
@@ -137,11 +136,10 @@ def _sample_document(sample: Sample) -> dict[str, Any]:
 def _changed_document(row: Mapping[str, Any], oplogs: Sequence[Oplog]) -> dict[str, Any]:
     entry = entry_about(oplogs, row["first_ts"], row["key"])
     text = None if entry is None else id_text(entry)
-    first, last = (str(OpTime(0, row[name])).partition(":")[2] for name in ("first_ts", "last_ts"))
     _id = None if text is None else json.loads(text)
     return {
         **{"ns": row["ns"], "_id": _id, "entries": row["entries"]},
-        **{"first": first, "last": last, "kinds": row["kinds"]},
+        **{"first": ts_text(row["first_ts"]), "last": ts_text(row["last_ts"]), "kinds": row["kinds"]},
     }
 
 

@@ -20,7 +20,7 @@ from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
 from replset.query.diff import apply_update_object, is_diff
-from spark.columns import arrow_schema, batch_from, ddl_of, repeated, rows_in, schema_of
+from spark.columns import arrow_schema, batch_from, ddl_of, repeated, schema_of, tuples_of
 from spark.entry_bytes import EntryPrefixes
 from spark.jobs import ROWS_PER_TASK
 from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
@@ -282,7 +282,7 @@ def _commands(runner: SparkRunner, oplog: Oplog, ns: str, span: Span) -> list[Op
     wanted = EntryFilter(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
     columns = ("ts", "entry")
     found = runner.of_size(0, 0).read([oplog], columns, _with_commands, arrow_schema(columns), span=span, only=wanted)
-    entries = [OplogEntry(entry) for _, entry in rows_in(found)]
+    entries = [OplogEntry(entry) for _, entry in tuples_of(found)]
     return [operation for entry in entries for operation in entry.operations if operation.op == COMMAND]
 
 

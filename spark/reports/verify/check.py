@@ -30,7 +30,7 @@ from replset.oplog_row import CHAIN_START, next_chain
 from spark.columns import batch_from, schema_of
 from spark.entry_bytes import EntryPrefixes, collection_of, id_text
 from spark.jobs import ROWS_PER_TASK, pinned
-from spark.oplog import EVERYTHING, EntryFilter, Oplog, Span
+from spark.oplog import EVERYTHING, EntryFilter, Oplog, Span, ts_text
 from spark.reports.diff.digests import is_among
 from spark.reports.elections import INITIATING
 from spark.reports.verify.idempotence import Change, DocumentStates, Fault, NotIdempotentError
@@ -380,21 +380,20 @@ def entry_problem(entry: OplogEntry) -> str | None:
 
 def _differing(row: _Row, entry: OplogEntry) -> str:
     """The columns that differ from the entry, as text; empty when none does."""
-    optime = OpTime(entry.optime.term, entry.optime.ts)
     pairs: list[tuple[str, object, object]] = [
-        ("ts", OpTime(0, row.ts), OpTime(0, optime.ts)),
-        ("term", row.term, optime.term),
+        ("ts", row.ts, entry.optime.ts),
+        ("term", row.term, entry.optime.term),
         ("op", row.op, entry.op),
         ("ns", row.ns, entry.ns),
         ("key", row.key, entry.key()),
         ("wall", row.wall, entry.wall_ms),
     ]
-    return "; ".join(f"{name} is {_shown(a)}, in the entry {_shown(b)}" for name, a, b in pairs if a != b)
+    return "; ".join(f"{name} is {_shown(name, a)}, in the entry {_shown(name, b)}" for name, a, b in pairs if a != b)
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, OpTime):
-        return f"{value.seconds}:{value.increment}"
+def _shown(name: str, value: object) -> str:
+    if name == "ts" and isinstance(value, int):
+        return ts_text(value)
     return value.hex()[:80] if isinstance(value, bytes) else f"{value!r:.80}"
 
 
