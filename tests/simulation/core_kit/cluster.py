@@ -30,7 +30,7 @@ from tests.simulation.core_kit.checkers import CoreCheckers
 from tests.simulation.core_kit.machine import FAST, CoreMachine, config_of, host, members_of
 from tests.simulation.kit.errors import SimulationError
 
-SENDS_MAX = 500
+SENDS_MAX = 300
 """Messages of one member within a second; the busiest runs have 180."""
 
 

@@ -12,6 +12,7 @@ from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     AbortCatchUpRequest,
+    DamageFound,
     DiskStalled,
     Done,
     FreezeRequest,
@@ -121,6 +122,8 @@ def check_order(cluster: CoreCluster, rng: random.Random) -> None:
     kinds = ["hand over", "step down", "maintenance", "sync from", "disk"]
     if not any(row.arbiter_only for row in config.voters):  # they vote for nobody beside a primary that is well
         kinds += ["step up", "freeze"]
+    if len(config.voters) > 2 and len([row for row in config.oplog_voters if row.bears_data]) > 2:
+        kinds += ["damage", "damage"]
     kind = rng.choice(kinds)
     cluster.note("order", f"{kind} {chosen.host}")
     cluster.done[f"order {kind}"] += 1
@@ -154,6 +157,13 @@ def check_order(cluster: CoreCluster, rng: random.Random) -> None:
         case "sync from":
             _do(cluster, number, SyncFromRequest(leader.host))
             _until(cluster, kind, lambda: chosen.source == leader.host)
+        case "damage":
+            chosen.feed(DamageFound("an entry is not what was written"))
+            if chosen.node.state is not MemberState.RECOVERING or not chosen.node.quarantine:
+                raise SimulationError(f"invariant 26 broken: {chosen.host} serves on damaged, as {chosen.node.state}")
+            _refuses(cluster, number, StepUpRequest(True))
+            _do(cluster, number, ResyncRequest())
+            _until(cluster, kind, lambda: chosen.node.state is MemberState.SECONDARY and not chosen.node.quarantine)
         case "disk":
             leader.feed(DiskStalled(True))
             _until(cluster, kind, lambda: cluster.primary not in (None, leader), ELECTED_WITHIN_MS)

@@ -45,6 +45,7 @@ def _of_itself(machine: CoreMachine) -> str:
         (f"it is {now.name} without data, in maintenance or in quarantine", is_ready),
         ("it is REMOVED", (now is MemberState.REMOVED) is (me is None and state.config is not None)),
         ("it is ARBITER", (now is MemberState.ARBITER) is state.is_arbiter),
+        ("it is RECOVERING", now is not MemberState.RECOVERING or bool(state.quarantine or state.maintenance)),
         ("it rolls back", now is not MemberState.ROLLBACK or state.rolling_back),
         (f"it follows {state.sync_source} as {now.name}", state.sync_source is None or follows),
         ("it has its commit point", leads <= (state.commit_point <= state.position.last_applied)),

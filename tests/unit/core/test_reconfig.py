@@ -169,13 +169,6 @@ def test_a_voter_at_another_host_is_a_new_one_and_one_that_gets_its_vote_back_to
 # --- reconfig --------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_primary_reconfigures() -> None:
-    cluster = running()
-    number = next(n for n in range(3) if cluster[n] is not cluster.primary)
-    assert cluster.reconfig(number, cluster.user_config(number)).code == 10107
-    assert asked(single_node(config=None), ReconfigRequest(PSS, False, 0)).code == 94, "before initiate"
-
-
 def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:
     """Map C14: a newlyAdded member gets its vote once that is committed and it has caught up."""
     cluster = running(extra=1)

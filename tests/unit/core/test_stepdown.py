@@ -67,10 +67,6 @@ def test_bad_stepdowns(request_: StepDownRequest) -> None:
     assert asked(leading_three(), request_).code == 2
 
 
-def test_only_a_primary_steps_down() -> None:
-    assert asked(ready(), StepDownRequest(60_000, 10_000, False)).code == 10107
-
-
 def test_a_stepdown_asks_the_best_caught_up_member_to_step_up() -> None:
     """Map E11, E12: highest priority, lowest index on ties."""
     rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]

@@ -350,11 +350,6 @@ def test_sync_from_is_refused(target: int, changes: dict[str, Any], code: int) -
     assert node.sync_source == host(1)
 
 
-def test_a_primary_syncs_from_nobody_and_has_no_maintenance_mode() -> None:
-    node = lead(single_node(config=CONFIG))
-    assert [asked(node, request).code for request in (SyncFromRequest(host(1)), MaintenanceRequest(True))] == [95, 95]
-
-
 # --- positions that are passed on ------------------------------------------------------------------------------------
 
 
