@@ -17,7 +17,6 @@ from replset.features.recovery.lost_writes import CommandKind, LostCommand, Lost
 from replset.features.recovery.policy import MISSING, ConflictStatus, FieldRow, Side, Versions, field_rows
 from replset.features.recovery.report import JsonReport
 from replset.long_work import LongWork
-from replset.replication.rollback_manifest import read_manifest
 from replset.terminal import echo
 from replset.text import printable
 from rollback_tools import manifest_source
@@ -39,6 +38,7 @@ STATUS_TEXT = {
 def diff(
     manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
     host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = "127.0.0.1:27017",
+    common_point: Annotated[str, typer.Option(help=manifest_source.COMMON_POINT_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of tables")] = False,
 ) -> int:
     """Each lost write beside what the set holds now, field by field.
@@ -49,9 +49,9 @@ def diff(
         work = stack.enter_context(LongWork("rollback-tools"))
         path = stack.enter_context(manifest_source.local_manifest(manifest, work))
         work.begin("reading the files of the rollback")
-        found = read_manifest(path)
+        found = manifest_source.with_common_point(manifest_source.read_rollback(path), common_point)
         lost = stack.enter_context(LostWrites(path.parent, found))
-        live = stack.enter_context(LiveSet(host, found.set_name))
+        live = stack.enter_context(LiveSet(host, found.set_name or None))
         rollback_diff = RollbackDiff(lost, live)
         report = JsonReport(sys.stdout, rollback_diff.head(), "writes") if as_json else None
         work.begin("comparing with the set", rollback_diff.total, "lost writes")
@@ -70,6 +70,7 @@ def diff(
                 f"{counts[status.value]} {STATUS_TEXT[status]}" for status in ConflictStatus if counts[status.value]
             ]
             echo("; ".join(parts) or "nothing was lost")
+            manifest_source.tell_unknown(found)
     return 1 if counts["clean"] or counts["conflict"] else 0
 
 
@@ -90,8 +91,10 @@ def print_document(row: LostDocument, versions: Versions, status: ConflictStatus
     if status is ConflictStatus.THERE:
         return
     fields = [] if versions.lost is None else field_rows(versions)
-    if fields:
-        printer.fields(fields, before_known=versions.before_known)
+    if versions.before is None and versions.kind is LostKind.WRITE:
+        fields = [field for field in fields if field.side is not Side.SAME]  # two ways: what both have is no difference
+    if fields and versions.live is not None:
+        printer.fields(fields, before_known=versions.before_known or versions.before is not None)
     elif versions.kind is LostKind.DELETE:
         printer.line(f"    deleted; live now: {_document_text(versions.live)}")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from replset.client import http_url
 from replset.errors import CorruptDataError, ReplError
+from replset.features.recovery import mongod_files
 from replset.replication.rollback_manifest import (
     FileKind,
     Manifest,
@@ -24,7 +26,10 @@ from replset.terminal import Text, console, echo, echo_json
 from rollback_tools import manifest_source
 
 Row = dict[str, Any]
-HELP = "a member's dbpath, or its rollback folder; http://HOST:PORT: those of all members, as that one lists them"
+HELP = (
+    "a member's or a mongod's dbpath, or its rollback folder; http://HOST:PORT: those of all members, as that one lists"
+    " them"
+)
 
 STATE_STYLE = {"finished": "green", "exported": "cyan", "planned": "bold yellow", "abandoned": "dim"}
 MEANING = {
@@ -45,7 +50,10 @@ def list_rollbacks(
     if is_remote:
         rows, damaged = manifest_source.list_remote(dbpath)
     elif Path(dbpath).is_dir():
-        rows, damaged = read_folder(rollback_folder(dbpath))
+        folder = rollback_folder(dbpath)
+        if files := mongod_files.files_in(folder):
+            return _list_mongods(folder, files, as_json=as_json)
+        rows, damaged = read_folder(folder)
     else:
         raise ReplError(f"{dbpath} is not a folder")
     if as_json:
@@ -59,6 +67,39 @@ def list_rollbacks(
     for reason in damaged.values():
         echo(f"rollback-tools: {reason}", err=True)
     return 1 if damaged else 0
+
+
+def _list_mongods(folder: Path, files: list[mongod_files.MongodFile], *, as_json: bool) -> int:
+    """List what mongod wrote, without opening a file: also encrypted ones are told of."""
+    rows = [
+        {
+            "id": stamp,
+            "commonPoint": None,
+            "files": [
+                {
+                    "name": file.path.relative_to(folder).as_posix(),
+                    "ns": file.collection,
+                    "bytes": file.path.stat().st_size,
+                    "encrypted": file.is_encrypted,
+                }
+                for file in group
+            ],
+        }
+        for stamp, group in ((stamp, list(group)) for stamp, group in groupby(files, key=lambda file: file.stamp))
+    ]
+    if as_json:
+        echo_json({"rollbacks": rows, "damaged": {}})
+        return 0
+    cells = []
+    for row in rows:
+        size = sum(file["bytes"] for file in row["files"])
+        encrypted = sum(file["encrypted"] for file in row["files"])
+        readable = Text(f"{encrypted} encrypted, not to be read here", "red") if encrypted else Text("yes", "green")
+        names = ", ".join(dict.fromkeys(str(file["ns"]) for file in row["files"]))
+        cells.append([row["id"], "unknown", str(len(row["files"])), str(size), names, readable])
+    _print_table(("rollback of mongod", "common point", "files", "bytes", "collections", "readable"), cells)
+    echo(f"See one: rollback-tools show {folder / rows[-1]['id']}")
+    return 0
 
 
 def read_folder(folder: Path) -> tuple[list[Row], dict[str, str]]:

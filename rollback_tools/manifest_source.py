@@ -6,18 +6,26 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from replset.client import HttpClient
 from replset.errors import BadValueError, CorruptDataError, ReplError
+from replset.features.recovery import mongod_files
+from replset.ids import OPTIME_NULL
 from replset.long_work import LongWork
-from replset.replication.rollback_manifest import Manifest
+from replset.replication.rollback_manifest import Manifest, read_manifest
+from replset.terminal import echo
 
 ROUTE = "/v1/replset/rollbacks"
-HELP = "a rollback-*.json file, or http://HOST:PORT/v1/replset/rollbacks/ID of the member that holds it"
+HELP = (
+    "a rollback-*.json file, or http://HOST:PORT/v1/replset/rollbacks/ID of the member that holds it; of mongod: its"
+    " dbpath, its rollback folder, FOLDER/TIME of one rollback, or one file"
+)
 """What MANIFEST may be."""
+COMMON_POINT_HELP = "of mongod's files: SECONDS:INC of the common point in its log; without it: two versions"
 
 
 def is_remote(text: str) -> bool:
@@ -36,6 +44,7 @@ def client_and_id(text: str) -> tuple[HttpClient, str]:
 @contextmanager
 def local_manifest(text: str, work: LongWork | None = None) -> Iterator[Path]:
     """The path of a manifest on this machine, with its files beside it. Fetches them to a temporary folder if needed.
+    `read_rollback` reads it, also where the files are mongod's and there is no manifest.
 
     work: shows how far that is. ReplError when there is no such manifest; HttpAnswerError and HostUnreachableError from
     a member.
@@ -45,6 +54,9 @@ def local_manifest(text: str, work: LongWork | None = None) -> Iterator[Path]:
             yield _fetch(text, Path(folder), work)
         return
     path = Path(text)
+    if (found := mongod_files.locate(path)) is not None:
+        yield found
+        return
     if not path.is_file():
         raise ReplError(f"{text} is not a file (see `rollback-tools list DBPATH`)")
     if path.suffix == ".bson":
@@ -52,6 +64,28 @@ def local_manifest(text: str, work: LongWork | None = None) -> Iterator[Path]:
             f"{text} holds documents: give the rollback-*.json file beside it, or see them with `rollback-tools dump`"
         )
     yield path
+
+
+def read_rollback(path: Path) -> Manifest:
+    """The rollback at a path that `local_manifest` gave."""
+    return mongod_files.read_rollback(path) if mongod_files.is_mongods(path) else read_manifest(path)
+
+
+def with_common_point(manifest: Manifest, text: str) -> Manifest:
+    """Give the common point to a rollback of mongod's. BadValueError where the manifest has its own."""
+    if not text:
+        return manifest
+    if not manifest.from_mongod:
+        raise BadValueError("--common-point is for mongod's files: the manifest has the common point")
+    return replace(manifest, common_point=mongod_files.parse_common_point(text))
+
+
+def tell_unknown(manifest: Manifest) -> None:
+    """Say what mongod's files do not tell."""
+    if manifest.from_mongod:
+        echo("not in mongod's files: deletes, dropped collections, and whether a write was an insert or an update")
+        if manifest.common_point == OPTIME_NULL:
+            echo("the common point is not known: with --common-point of mongod's log this compares three versions")
 
 
 def _fetch(text: str, folder: Path, work: LongWork | None) -> Path:

@@ -10,19 +10,23 @@ from typing import Annotated
 
 import typer
 
+from replset.errors import CorruptDataError
+from replset.features.recovery import mongod_files
 from replset.features.recovery.live_set import LiveSet
 from replset.features.recovery.lost_writes import LostCommand, LostDocument, LostWrites
 from replset.features.recovery.policy import POLICIES, ConflictStatus, Decision, Policy, Versions, parse_policy
 from replset.features.recovery.report import JsonReport
 from replset.features.recovery.restore import AuditLog, Outcome, Restore, Result, read_restorable_manifest
+from replset.features.recovery.verify import verify_rollback
 from replset.long_work import LongWork
+from replset.replication.rollback_manifest import Manifest
 from replset.terminal import echo
 from rollback_tools import manifest_source
 from rollback_tools.bson_text import short
 from rollback_tools.diff import print_document
 
 DEFAULT_HOST = "127.0.0.1:27017"
-AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
+AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's or mongod's in the current folder"
 JOINT = " "
 """Separates `to-collection` from its NAME, which main.py joins to one argument."""
 RESULT_TEXT = {
@@ -40,6 +44,7 @@ def restore(
     policy: Annotated[str, typer.Option(help=f"where the set changed the document since: {POLICIES}")] = "skip",
     interactive: Annotated[bool, typer.Option("--interactive", help="ask about each lost write")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done; write nothing")] = False,
+    common_point: Annotated[str, typer.Option(help=manifest_source.COMMON_POINT_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of lines")] = False,
     audit: Annotated[Path | None, typer.Option(help=AUDIT_HELP)] = None,
 ) -> int:
@@ -53,12 +58,13 @@ def restore(
         work = stack.enter_context(LongWork("rollback-tools"))
         path = stack.enter_context(manifest_source.local_manifest(manifest, work))
         work.begin("reading the files of the rollback")
-        found = read_restorable_manifest(path)
+        found = manifest_source.with_common_point(_restorable(path), common_point)
         lost = stack.enter_context(LostWrites(path.parent, found))
-        live = stack.enter_context(LiveSet(host, found.set_name))
+        live = stack.enter_context(LiveSet(host, found.set_name or None))
         choose = Prompt(chosen).choose if interactive else None
         run = Restore(lost, live, chosen, collection=collection, choose=choose)
-        log = None if dry_run else stack.enter_context(_audit_log(manifest, path, audit))
+        is_elsewhere = manifest_source.is_remote(manifest) or found.from_mongod
+        log = None if dry_run else stack.enter_context(_audit_log(path, audit, is_elsewhere=is_elsewhere))
         outcomes = stack.enter_context(closing(run.run(log, _now)))
         report = JsonReport(sys.stdout, run.head(log), "writes") if as_json else None
         work.begin("comparing with the set, and putting back", run.total, "lost writes")
@@ -74,15 +80,27 @@ def restore(
         if report is not None:
             report.close({"counts": run.counts})
         else:
-            _print_summary(run, manifest, log)
+            _print_summary(run, "" if found.from_mongod else manifest, log)
+            manifest_source.tell_unknown(found)
     return 1 if run.counts["left"] else 0
 
 
-def _audit_log(manifest: str, path: Path, chosen: Path | None) -> AuditLog:
-    """manifest: as the user gave it. path: of its local copy."""
+def _restorable(path: Path) -> Manifest:
+    """The rollback, whose files are sound: a damaged document must not replace a good one."""
+    if not mongod_files.is_mongods(path):
+        return read_restorable_manifest(path)
+    found = mongod_files.read_rollback(path)
+    for row in verify_rollback(path, found).files:
+        if row.problems:
+            raise CorruptDataError(f"{row.file.name}: {row.problems[0][1]} (see `rollback-tools verify {path}`)")
+    return found
+
+
+def _audit_log(path: Path, chosen: Path | None, *, is_elsewhere: bool) -> AuditLog:
+    """path: of the manifest. is_elsewhere: that folder is a member's or mongod's, not ours to write to."""
     if chosen is not None:
         return AuditLog(chosen)
-    folder = Path.cwd() if manifest_source.is_remote(manifest) else path.parent
+    folder = Path.cwd() if is_elsewhere else path.parent
     return AuditLog.beside(folder / path.name, _now())
 
 
@@ -106,7 +124,7 @@ def _print_summary(run: Restore, manifest: str, log: AuditLog | None) -> None:
     if log is not None:
         echo(f"record: {log.path}")
     if not run.counts["left"] and not run.counts["would"]:
-        echo(f"All is in the set. Acknowledge it: rollback-tools ack {manifest}")
+        echo("All is in the set." + (f" Acknowledge it: rollback-tools ack {manifest}" if manifest else ""))
 
 
 class Prompt:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from replset.replication.rollback_manifest import FileKind, Manifest, read_manifest, verify_file
+from replset.features.recovery.verify import verify_rollback
+from replset.replication.rollback_manifest import FileKind, Manifest, verify_file
 from replset.terminal import Text, console, echo, echo_json
 from rollback_tools import manifest_source
 
@@ -25,26 +26,47 @@ def show(
 ) -> int:
     """What was lost, when, towards whom; its files, checked. Exit status 1 when a file is missing or damaged."""
     with manifest_source.local_manifest(manifest) as path:
-        found = read_manifest(path)
-        problems = {file.name: verify_file(path.parent, file) for file in found.files}
+        found = manifest_source.read_rollback(path)
+        if found.from_mongod:
+            checks = verify_rollback(path, found).files
+            problems = {row.file.name: row.problems[0][1] if row.problems else None for row in checks}
+        else:
+            problems = {file.name: verify_file(path.parent, file) for file in found.files}
     if as_json:
         damaged = {name: problem for name, problem in problems.items() if problem}
-        echo_json({**found.document(), "problems": damaged})
+        echo_json({**(mongod_document(found) if found.from_mongod else found.document()), "problems": damaged})
     else:
         _print(found, problems)
     return 1 if any(problems.values()) else 0
 
 
-def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
+def mongod_document(manifest: Manifest) -> dict[str, object]:
+    """What is known of a rollback of mongod's, as JSON: without what its files do not tell."""
+    known = ("id", "reason", "when")
+    document = manifest.document()
+    rows = [{"name": file.name, "ns": file.ns, "count": file.count, "bytes": file.size} for file in manifest.files]
+    return {**{name: document[name] for name in known}, "commonPoint": None, "files": rows}
+
+
+def _facts(manifest: Manifest) -> list[tuple[str, str]]:
+    if manifest.from_mongod:
+        return [
+            ("rollback", f"{manifest.id} ({manifest.reason})"),
+            ("common point", 'unknown here: mongod\'s log has it ("Rollback common point")'),
+            ("undone", "inserts and updates, as below; deletes and commands are not in mongod's files"),
+        ]
     source = f" towards {manifest.source}" if manifest.source else ""
     operations = ", ".join(f"{count} {WORDS.get(op, op)}" for op, count in sorted(manifest.operations.items()))
-    facts = [
+    return [
         ("rollback", f"{manifest.id} ({manifest.state.value}, {manifest.reason}{source})"),
         ("member", f"{manifest.member} of {manifest.set_name}, {manifest.when}"),
         ("common point", f"{manifest.common_point}: the newest entry that stayed"),
         ("undone", f"{manifest.first} to {manifest.last}: {manifest.entries} entries ({operations})"),
     ]
-    for name, text in facts:
+
+
+def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
+    for name, text in _facts(manifest):
         echo(f"{name:>13}  {text}")
     table = Table()
     for column in ("file", "namespace", "documents", "what it holds", "check"):

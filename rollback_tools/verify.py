@@ -10,7 +10,6 @@ from rich.table import Table
 
 from replset.features.recovery.verify import RollbackCheck, verify_rollback
 from replset.long_work import LongWork
-from replset.replication.rollback_manifest import read_manifest
 from replset.terminal import Text, console, echo, echo_json
 from rollback_tools import manifest_source
 
@@ -19,12 +18,13 @@ def verify(
     manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
 ) -> int:
-    """Check sizes, SHA-256, counts, each document, and that entries and documents belong together.
+    """Check sizes, SHA-256, counts, each document, and that entries and documents belong together. Of mongod's files:
+    each document.
 
     Exit status 1 when anything is damaged; file and byte are named.
     """
     with LongWork("rollback-tools") as work, manifest_source.local_manifest(manifest, work) as path:
-        rollback = read_manifest(path)
+        rollback = manifest_source.read_rollback(path)
         work.begin("checking the files", sum(file.size for file in rollback.files), "B")
         found = verify_rollback(path, rollback, work.advance)
     if as_json:

@@ -73,7 +73,7 @@ class Manifest:
     common_point: the newest entry that stays (exported: the newest entry known to be committed). first, last: the
     range of removed entries, with their wall clocks. operations: the number of entries of each op. mongodb_files:
     paths of the documents in MongoDB's layout, if the member writes that too. oplog_only: of a witness, which has the
-    entries and no documents.
+    entries and no documents. from_mongod: made of mongod's own files (`mongod_files.py`); it is never written.
     """
 
     id: str
@@ -94,6 +94,7 @@ class Manifest:
     settled: str | None = None
     mongodb_files: tuple[str, ...] = ()
     oplog_only: bool = False
+    from_mongod: bool = False
 
     def document(self) -> dict[str, object]:
         """The document in the JSON file."""

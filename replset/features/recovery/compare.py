@@ -9,7 +9,7 @@ from typing import Any
 
 from replset.auth.users import USERS_NS
 from replset.features.recovery.live_set import LiveSet
-from replset.features.recovery.lost_writes import LostCommand, LostDocument, LostWrites
+from replset.features.recovery.lost_writes import LostCommand, LostDocument, LostKind, LostWrites
 from replset.features.recovery.policy import (
     MISSING,
     ConflictStatus,
@@ -23,17 +23,33 @@ from replset.features.recovery.policy import (
     operators,
 )
 from replset.features.recovery.report import document_json, summary, value_json
-from replset.ids import OpTime
+from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.rollback_manifest import RollbackState
 
 BATCH_DOCUMENTS = 500
 BATCH_BYTES = 8 << 20
+_OF_USER = "users are put back by hand: createUser, updateUser or dropUser"
+_UNNAMED = "the set has no collection with this UUID: it was dropped, or this is another set"
+
+
+def by_hand(row: LostDocument) -> str:
+    """Why a document is neither compared nor put back; empty when it is."""
+    if row.ns == USERS_NS:
+        return _OF_USER
+    if row.kind is not LostKind.WRITE:
+        return ""
+    database, _, name = row.ns.partition(".")
+    if not name:
+        return _UNNAMED
+    own = database in ("admin", "config", "local") or name.startswith("system.")
+    return "mongod itself keeps this collection" if own else ""
 
 
 class Comparison:
     """The lost writes of one rollback, and the versions of their documents in one set.
 
-    An export before a wipe may hold entries that the set has. Everything up to the newest of these is not lost.
+    An export before a wipe may hold entries that the set has. Everything up to the newest of these is not lost. For
+    mongod's files the common point is null until somebody gives it: then nothing is known of what the set wrote since.
     """
 
     def __init__(self, lost: LostWrites, live: LiveSet, *, with_entries: bool = False) -> None:
@@ -43,9 +59,16 @@ class Comparison:
         is_export = lost.manifest.state is RollbackState.EXPORTED
         self._common = self._newest_common_entry() if is_export else lost.manifest.common_point
         self.commands = [row for row in lost.commands if row.optime > self._common]
-        self.documents = [row for row in lost.documents if row.last > self._common]
+        self.documents = lost.documents
+        if lost.manifest.from_mongod:
+            lost.name_collections({uuid: ns for ns, uuid in live.collections(every=True).items()})
+            live.check_common_point(self._common)
+        else:
+            self.documents = [row for row in self.documents if row.last > self._common]
         self._wanted = frozenset(
-            (row.ns, row.key) for row in self.documents if with_entries or not self._before_is_known(row)
+            (row.ns, row.key)
+            for row in self.documents
+            if self._common != OPTIME_NULL and (with_entries or not self._before_is_known(row))
         )
 
     @property
@@ -71,10 +94,10 @@ class Comparison:
     def versions(self, rows: Sequence[LostDocument], *, ns: str | None = None, is_gone: bool = False) -> list[Versions]:
         """rows: of one namespace. ns: read the live documents there instead. is_gone: as if it were dropped.
 
-        Users are never read: `live` is None, whatever the set has.
+        What is put back by hand is never read: `live` is None, whatever the set has.
         """
         namespace = rows[0].ns if ns is None else ns
-        there = {} if is_gone or namespace == USERS_NS else self._live.documents(namespace, [row.id for row in rows])
+        there = {} if is_gone or by_hand(rows[0]) else self._live.documents(namespace, [row.id for row in rows])
         if any((row.ns, row.key) in self._wanted for row in rows):
             self._live.scan(self._common, self._wanted)
         return [self._versions(row, there.get(row.key)) for row in rows]
@@ -144,8 +167,9 @@ class RollbackDiff:
         manifest = self._lost.manifest
         return {
             "id": manifest.id,
-            "set": manifest.set_name,
+            "set": manifest.set_name or None,
             "state": manifest.state.value,
+            "commonPoint": None if manifest.common_point == OPTIME_NULL else str(manifest.common_point),
             "primary": self._live.primary,
         }
 
@@ -163,7 +187,7 @@ class RollbackDiff:
             yield Difference(command, None, status)
         for batch in self._comparison.batches():
             for row, versions in zip(batch, self._comparison.versions(batch), strict=True):
-                status = ConflictStatus.CONFLICT if row.ns == USERS_NS else conflict_status(versions)
+                status = ConflictStatus.CONFLICT if by_hand(row) else conflict_status(versions)
                 yield Difference(row, versions, status)
 
 

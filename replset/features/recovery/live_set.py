@@ -6,16 +6,17 @@ if the document has another version by then. It counts as done once a majority h
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from replset.bson import RawDocument, decode, encode, encode_key, walk
+from replset.bson import RawDocument, Timestamp, decode, encode, encode_key, walk
 from replset.client import WireClient
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError, Trait, has_trait
-from replset.ids import OpTime
+from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.optime import timestamp
 
@@ -93,17 +94,31 @@ class LiveSet:
 
     # --- reading
 
-    def collections(self) -> dict[str, bytes]:
-        """Namespace -> UUID of every collection that clients may write to."""
+    def collections(self, *, every: bool = False) -> dict[str, bytes]:
+        """Namespace -> UUID of every collection that clients may write to. every: of the database `admin` too."""
         names = [row["name"] for row in self._command("admin", {"listDatabases": 1, "nameOnly": True})["databases"]]
         found: dict[str, bytes] = {}
         for database in names:
-            if database in ("local", "admin"):
+            if database == "local" or (database == "admin" and not every):
                 continue
-            reply = self._command(database, {"listCollections": 1})
-            for row in reply["cursor"]["firstBatch"]:
-                found[f"{database}.{row['name']}"] = bytes(row["info"]["uuid"])
+            for row in self._retry(functools.partial(self._list_collections, database)):
+                uuid = row["info"].get("uuid")
+                if uuid is not None:  # a view has none
+                    found[f"{database}.{row['name']}"] = bytes(uuid)
         return found
+
+    def _list_collections(self, database: str, client: WireClient) -> list[dict[str, Any]]:
+        return [decode(raw) for raw in self._cursor(client, database, {"listCollections": 1})]
+
+    def check_common_point(self, common: OpTime) -> None:
+        """BadValueError when the set's oplog reaches back to `common`, and has no entry at its timestamp."""
+        if common == OPTIME_NULL:
+            return
+        first, there = self._first_entry({}), self._first_entry({"ts": {"$gte": timestamp(common.ts)}})
+        if first is not None and first.ts <= common.ts and (there is None or there.ts != common.ts):
+            raise BadValueError(
+                f"the set's oplog has no entry {common.seconds}:{common.increment}: no common point of it"
+            )
 
     def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]:
         """encode_key of the `_id` -> the document's bytes, for the documents that exist."""
@@ -160,16 +175,19 @@ class LiveSet:
     def _find(self, client: WireClient, ns: str, options: dict[str, object]) -> Iterator[bytes]:
         """Yield all results, batch by batch."""
         database, _, name = ns.partition(".")
-        command: dict[str, object] = {"find": name, **options}
+        return self._cursor(client, database, {"find": name, **options})
+
+    def _cursor(self, client: WireClient, database: str, command: dict[str, object]) -> Iterator[bytes]:
         field = "firstBatch"
         while True:
             cursor = RawDocument(self._send(client, database, command).get_raw("cursor") or b"")
             raw = cursor.get_raw(field) or b""
             for _, _, start, end in walk(raw):
                 yield raw[start:end]
-            if not cursor.get("id"):
+            number, ns = cursor.get("id"), str(cursor.get("ns"))
+            if not number:
                 return
-            command, field = {"getMore": cursor.get("id"), "collection": name}, "nextBatch"
+            command, field = {"getMore": number, "collection": ns.partition(".")[2]}, "nextBatch"
 
     # --- writing
 
@@ -185,15 +203,17 @@ class LiveSet:
             kinds["insert" if write.before is None else "delete" if write.after is None else "update"].append(index)
         for command, indexes in kinds.items():
             for part in _message_batches(command, indexes, writes, written.refused):
-                self._write_batch(command, part, writes[0].ns, written)
+                self._write_batch(command, part, writes, written)
         return written
 
-    def _write_batch(self, command: str, part: list[tuple[int, bytes]], ns: str, written: WriteResult) -> None:
+    def _write_batch(
+        self, command: str, part: list[tuple[int, bytes]], writes: Sequence[Write], written: WriteResult
+    ) -> None:
         field = {"insert": "documents", "update": "updates", "delete": "deletes"}[command]
-        database, _, name = ns.partition(".")
+        database, _, name = writes[0].ns.partition(".")
         document: dict[str, object] = {command: name, "ordered": False, "writeConcern": _MAJORITY}
-        if command != "delete":
-            document["bypassEmptyTsReplacement"] = True  # restore the document exactly as it was
+        if any(_has_empty_timestamp(writes[index].after) for index, _ in part):
+            document["bypassEmptyTsReplacement"] = True  # restore it exactly as it was; an old mongod refuses this
         client = self._connected()
         try:
             reply: dict[str, Any] = decode(client.ask(database, document, (field, [raw for _, raw in part])).raw)
@@ -300,6 +320,7 @@ class LiveSet:
         raise ReplError(f"{self.primary}: {reply.get('errmsg', 'failed')}", code=code)
 
 
+_EMPTY_TIMESTAMP = bytes(8)
 _MAJORITY = {"w": "majority", "wtimeout": WAIT_FOR_MAJORITY_MS}
 
 
@@ -307,6 +328,11 @@ def _confirm(reply: dict[str, Any]) -> None:
     failure = reply.get("writeConcernError")
     if failure is not None:
         raise UnconfirmedError(f"applied, but not confirmed by a majority: {failure.get('errmsg')}")
+
+
+def _has_empty_timestamp(raw: bytes | None) -> bool:
+    """Whether a field of the document is one that a server replaces by the time."""
+    return raw is not None and _EMPTY_TIMESTAMP in raw and Timestamp(0, 0) in decode(raw).values()
 
 
 def statement(write: Write) -> bytes:

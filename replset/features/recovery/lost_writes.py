@@ -42,6 +42,7 @@ class LostKind(Enum):
     INSERT = "insert"
     UPDATE = "update"
     DELETE = "delete"
+    WRITE = "insert or update"  # mongod's files do not say which
 
 
 class CommandKind(Enum):
@@ -71,10 +72,10 @@ class Session:
 class LostDocument:
     """One document that lost entries are about.
 
-    id_element: the bytes of {_id: ...}. first_op, first, last_op, last: its first and last lost entry. entries: the
-    number of its lost entries, each write of a transaction counted. lost: its last version on the member; None when it
-    was deleted. before: its version at the common point; None when it did not exist then, or when the files do not hold
-    it.
+    id_element: the bytes of {_id: ...}. first_op, first, last_op, last: its first and last lost entry; empty and null
+    where mongod wrote the file. entries: the number of its lost entries, each write of a transaction counted. lost: its
+    last version on the member; None when it was deleted. before: its version at the common point; None when it did not
+    exist then, or when the files do not hold it.
     """
 
     ns: str
@@ -97,6 +98,8 @@ class LostDocument:
     @property
     def kind(self) -> LostKind | None:
         """None when nothing is lost: the document was inserted and deleted again, or ended as it began."""
+        if not self.first_op:
+            return LostKind.WRITE
         if self.lost is not None:
             return LostKind.INSERT if self.before is None and self.first_op == INSERT else LostKind.UPDATE
         if self.last_op == DELETE and self.first_op != INSERT:
@@ -183,6 +186,11 @@ class LostWrites:
         dropped = self._uuids_of(CommandKind.DROP)
         return [row for row in self._records.values() if row.kind is not None and row.uuid not in dropped]
 
+    def name_collections(self, names: Mapping[bytes, str]) -> None:
+        """Give the documents of mongod's files their namespaces. names: by UUID; what is not there keeps its UUID."""
+        for row in self._records.values():
+            row.ns = names.get(row.uuid, row.ns)
+
     @property
     def commands(self) -> list[LostCommand]:
         """The lost commands, oldest first. A create and a drop of the same collection cancel each other."""
@@ -219,7 +227,8 @@ class LostWrites:
         file = self._open.get(index)
         if file is None:
             name = self.manifest.files[index].name
-            if Path(name).name != name:  # a manifest from elsewhere must not make us read any other file
+            # A manifest from elsewhere must not make us read any other file.
+            if Path(name).name != name and not self.manifest.from_mongod:
                 raise CorruptDataError(f"{self.manifest.id}: {name!r} is no file beside the manifest")
             path = self._folder / name
             file = self._open[index] = path.open("rb", buffering=_BUFFER_BYTES)
@@ -252,9 +261,9 @@ class LostWrites:
 
     def _find_documents(self, index: int, file: RollbackFile) -> None:
         """Note where the documents of one file are."""
-        if file.uuid is None:
+        if file.uuid is None and not self.manifest.from_mongod:
             raise CorruptDataError(f"{self.manifest.id}: the file {file.name} belongs to no collection")
-        uuid = file.uuid.bytes
+        uuid = file.ns.encode() if file.uuid is None else file.uuid.bytes
         for offset, raw in read_bson(self._file(index), file.name):
             key = _key_of(raw, file, offset)
             row = self._records.get((uuid, key))
@@ -269,11 +278,15 @@ class LostWrites:
                 row.before = place
 
     def _replaced_document(self, file: RollbackFile, uuid: bytes, key: bytes, raw: bytes) -> LostDocument:
-        """A document that `replset repair` replaced: no entry is about it. As an insert after the common point it is
-        put back where the set has no such document, and is a conflict where the set has another one.
+        """A document that no entry is about: in a file of mongod's, or one that `replset repair` replaced.
+
+        The latter, as an insert after the common point, is put back where the set has no such document, and is a
+        conflict where the set has another one.
         """
-        after = OpTime(self.manifest.common_point.term, self.manifest.common_point.ts + 1)
         id_element = encode({"_id": RawDocument(raw).get("_id")})
+        if self.manifest.from_mongod:
+            return LostDocument(file.ns, uuid, key, id_element, "", OPTIME_NULL)
+        after = OpTime(self.manifest.common_point.term, self.manifest.common_point.ts + 1)
         return LostDocument(file.ns, uuid, key, id_element, INSERT, after, INSERT, after)
 
 

@@ -143,6 +143,8 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
         case Policy.OVERWRITE:
             return write("overwritten", versions.lost)
         case Policy.KEEP_NEWER:
+            if versions.kind is LostKind.WRITE:
+                return leave(f"{what}; mongod's files do not say when the lost write was made")
             newest = versions.live_last
             # The entry of the live version can be gone from the set's oplog. Then it is unknown which version is
             # newer. Writing the lost one could destroy a newer write, so it stays undone.
@@ -174,6 +176,9 @@ def _copy(versions: Versions) -> Decision:
 
 
 def _conflict_text(versions: Versions) -> str:
+    if versions.kind is LostKind.WRITE and versions.written_since is None:
+        there = "has another version of it" if versions.live is not None else "has no such document"
+        return f"the set {there}, and what it did since is not known"
     if versions.live is None:
         return "the set deleted the document"
     if versions.kind is LostKind.INSERT:

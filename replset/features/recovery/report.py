@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from replset.bson import decode, to_ejson
 from replset.features.recovery.lost_writes import LostDocument
+from replset.ids import OPTIME_NULL
 from replset.text import printable
 
 
@@ -28,7 +29,7 @@ def summary(row: LostDocument) -> dict[str, Any]:
         "_id": value_json(row.id),
         "class": row.kind.value if row.kind is not None else None,
         "entries": row.entries,
-        "lastEntry": str(row.last),
+        "lastEntry": None if row.last == OPTIME_NULL else str(row.last),
         "sessions": [{"id": session.id, "txnNumber": session.txn_number} for session in row.sessions],
     }
 

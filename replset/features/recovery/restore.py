@@ -17,9 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
-from replset.auth.users import USERS_NS
 from replset.errors import CorruptDataError, IllegalOperationError, ReplError
-from replset.features.recovery.compare import Comparison
+from replset.features.recovery.compare import Comparison, by_hand
 from replset.features.recovery.live_set import (
     LARGEST_STATEMENT,
     LiveSet,
@@ -86,7 +85,6 @@ class AuditLog:
 
 ATTEMPTS = 8
 PAUSE_S = 0.1
-_OF_USER = "users are put back by hand: createUser, updateUser or dropUser"
 
 
 class Result(Enum):
@@ -172,7 +170,7 @@ class Restore:
         with_entries = policy is Policy.KEEP_NEWER or choose is not None
         self._comparison = Comparison(lost, live, with_entries=with_entries)
         if policy is Policy.TO_COLLECTION:
-            for database in {row.ns.partition(".")[0] for row in self._comparison.documents}:
+            for database in {row.ns.partition(".")[0] for row in self._comparison.documents if not by_hand(row)}:
                 writable_namespace(database, collection)
         self.total = self._comparison.total
         self._audit: AuditLog | None = None
@@ -185,7 +183,7 @@ class Restore:
         manifest = self._lost.manifest
         return {
             "id": manifest.id,
-            "set": manifest.set_name,
+            "set": manifest.set_name or None,
             "primary": self._live.primary,
             "policy": f"{self._policy.value} {self._collection}".rstrip(),
             "dryRun": audit is None,
@@ -303,8 +301,8 @@ class Restore:
         """sent: the outcome that was sent before and is not certain. A person is asked again only if `live` changed."""
         policy = self._policy if sent is None else sent.policy
         decision = decide(policy, versions)
-        if row.ns == USERS_NS:
-            return Outcome(row, versions, _leave(decision, _OF_USER), Result.LEFT, policy)
+        if reason := by_hand(row):
+            return Outcome(row, versions, _leave(decision, reason), Result.LEFT, policy)
         if decision.action is RestoreAction.NOTHING:
             return Outcome(row, versions, decision, Result.THERE, policy)
         if self._choose is not None and (sent is None or versions.live != _live_version(sent)):

@@ -61,7 +61,7 @@ def verify_rollback(
     path: Path, manifest: Manifest, on_checked: Callable[[int], None] = lambda size: None
 ) -> RollbackCheck:
     """Check every file of a rollback. path: of the manifest; its files are beside it. on_checked: called with the size
-    of each file that is done.
+    of each file that is done. Of mongod's files nothing else tells what is in them: each document is checked.
     """
     touched: set[DocumentId] = set()
     lost: set[DocumentId] = set()
@@ -73,19 +73,22 @@ def verify_rollback(
         if not file.is_file():
             row.add(None, "missing")
             continue
-        _check_bytes(file, row)
+        if manifest.from_mongod:
+            row.size = row.file.size
+        else:
+            _check_bytes(file, row)
         if row.file.kind is FileKind.OPLOG:
             _check_entries(file, row, manifest, touched)
         else:
             about = touched if manifest.entries else None
             allowed, seen = (about, lost) if row.file.kind is FileKind.DOCUMENTS else (lost, set[DocumentId]())
             _check_documents(file, row, allowed, seen)
-        if row.count != row.file.count:
+        if row.count != row.file.count and not manifest.from_mongod:
             row.add(None, f"{row.count} documents, the manifest says {row.file.count}")
         on_checked(row.size)
     if manifest.entries and not any(file.kind is FileKind.OPLOG for file in manifest.files):
         problems.append(f"the manifest counts {manifest.entries} entries and names no file of them")
-    if path.stem != manifest.id:
+    if path.stem != manifest.id and not manifest.from_mongod:
         problems.append(f"the manifest is that of {manifest.id}, by its name of {path.stem}")
     return RollbackCheck(manifest.id, list(checked.values()), problems)
 
@@ -127,7 +130,7 @@ def _check_entries(path: Path, row: FileCheck, manifest: Manifest, touched: set[
 
 def _check_documents(path: Path, row: FileCheck, allowed: set[DocumentId] | None, seen: set[DocumentId]) -> None:
     """allowed: the documents that may be in this file; None: any. seen: gets those that are."""
-    uuid = b"" if row.file.uuid is None else row.file.uuid.bytes
+    uuid = row.file.ns.encode() if row.file.uuid is None else row.file.uuid.bytes
     for offset, raw in _read(path, row):
         document = RawDocument(raw)
         if "_id" not in document:

@@ -88,8 +88,11 @@ class FakeSet(LiveSet):
 
     # --- what is asked of it
 
-    def collections(self) -> dict[str, bytes]:
+    def collections(self, *, every: bool = False) -> dict[str, bytes]:
         return dict(self.uuids)
+
+    def check_common_point(self, common: OpTime) -> None:
+        """Every one is there."""
 
     def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]:
         if ns == USERS_NS:

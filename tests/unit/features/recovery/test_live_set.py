@@ -194,6 +194,47 @@ def test_collections(member: FakeMember) -> None:
         assert live.collections() == {NS: UUID_OF_ORDERS}
 
 
+def test_collections_of_a_mongod(member: FakeMember) -> None:
+    """They come in several batches, views among them have no UUID, and those of `admin` have names too."""
+    member.answers["listDatabases"] = once({"databases": [{"name": name} for name in ("admin", "local", "shop")]})
+    orders, users = (Binary(UUID(int=number).bytes, 4) for number in (7, 8))
+    pages = {
+        "admin": [{"name": "system.users", "info": {"uuid": users}}],
+        "shop": [{"name": "recent", "type": "view", "info": {"readOnly": True}}],
+    }
+
+    def first(command: dict[str, Any]) -> dict[str, Any]:
+        database = command["$db"]
+        more = Int64(database == "shop")
+        return {"cursor": {"id": more, "ns": f"{database}.$cmd.listCollections", "firstBatch": pages[database]}}
+
+    member.answers["listCollections"] = first
+    member.answers["getMore"] = once(
+        {"cursor": {"id": Int64(0), "nextBatch": [{"name": "orders", "info": {"uuid": orders}}]}}
+    )
+    with LiveSet(member.host) as live:
+        assert live.collections(every=True) == {"admin.system.users": bytes(users), NS: bytes(orders)}
+    assert member.asked[-1]["collection"] == "$cmd.listCollections"
+
+
+@pytest.mark.parametrize(("first", "there", "refused"), [(1, 5, False), (1, 6, True), (6, 6, False), (1, 0, True)])
+def test_a_common_point_is_an_entry_of_the_set(member: FakeMember, first: int, there: int, refused: bool) -> None:
+    """Unless the set's oplog begins after it: then nobody can tell."""
+
+    def find(command: dict[str, Any]) -> dict[str, Any]:
+        number = there if command["filter"] else first
+        return cursor(*([noop_entry({"msg": "x"}, at(number), 0)] if number else []))
+
+    member.answers["find"] = find
+    with LiveSet(member.host) as live:
+        live.check_common_point(OPTIME_NULL)
+        if refused:
+            with pytest.raises(BadValueError, match="the set's oplog has no entry 100:5"):
+                live.check_common_point(OpTime(0, at(5).ts))
+        else:
+            live.check_common_point(OpTime(0, at(5).ts))
+
+
 def at(number: int) -> OpTime:
     return OpTime(2, pack_ts(100, number))
 
@@ -267,7 +308,20 @@ def test_writes_name_the_version_that_they_replace(member: FakeMember) -> None:
     for command in member.asked:
         assert command["writeConcern"] == {"w": "majority", "wtimeout": 30_000}
         assert command["ordered"] is False
-        assert command.get("bypassEmptyTsReplacement", False) is ("delete" not in command), "exactly as it was"
+        assert "bypassEmptyTsReplacement" not in command, "an old mongod does not know it"
+
+
+def test_an_empty_timestamp_is_written_as_it_was(member: FakeMember) -> None:
+    for name in ("insert", "update", "delete"):
+        member.answers[name] = once({"n": 1})
+    empty = {"t": Timestamp(0, 0)}
+    with LiveSet(member.host) as live:
+        live.write([write(1, None, {"in": empty}), write(2, {"a": 1}, empty), write(3, empty, None)])
+        live.write([write(1, None, empty)])
+    assert [next(iter(command)) for command in member.asked if command.get("bypassEmptyTsReplacement")] == [
+        "update",
+        "insert",
+    ]
 
 
 def test_a_document_that_is_another_one_by_now_is_not_done(member: FakeMember) -> None:
