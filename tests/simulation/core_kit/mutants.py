@@ -279,7 +279,7 @@ CORE_MUTANTS = tuple(
     Mutant(break_rule, killers, verdict, CORE_ALONE)
     for break_rule, killers, verdict in (
         (config_changed_before_a_majority_has_it, (2, 22), "invariant 10"),
-        (config_changed_before_the_writes, (13,), "invariant"),
+        (config_changed_before_the_writes, (4,), "invariant"),
         (two_voters_at_once, (41, 57, 81), "one voter at a time"),
         (vote_before_it_has_caught_up, (64,), "invariant"),
         (arbiter_counted_as_a_copy, (1, 12, 15), "invariant 3"),
@@ -290,7 +290,7 @@ CORE_MUTANTS = tuple(
         (other_set_accepted, (7,), "invariant 11"),
         (stranger_accepted, (26,), "invariant 11"),
         (source_from_in_between_followed, (2, 6), "invariant 3"),
-        (dry_run_beside_a_healthy_primary, (6,), "invariant 12"),
+        (dry_run_beside_a_healthy_primary, (11,), "invariant 12"),
         (agrees_to_a_fast_failover_unseen, (81,), "invariant 12"),
         (vote_by_an_older_config, (26, 16), "invariant 27"),
         (arbiter_ignores_the_commit_point, (16, 31), "invariant 27"),
