@@ -24,6 +24,7 @@ LEVELS = {
     "replset.bson": 1,
     "replset.config": 1,
     "replset.own_process": 0,
+    "replset.release": 0,
     "replset.text": 0,
     "replset.key_file": 1,
     "replset.manifest": 1,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from replset import release
 from replset.bson import to_ejson_value
 from replset.cli import (
     archive,
@@ -45,7 +45,7 @@ app.add_typer(archive.app, name="archive")
 
 def print_version(asked: bool) -> None:
     if asked:
-        echo(f"replset {metadata.version('replset')}")
+        echo(f"replset {release.described()}")
         raise typer.Exit
 
 

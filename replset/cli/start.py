@@ -16,7 +16,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from importlib.metadata import version
 from typing import NoReturn
 
 import uvloop
@@ -44,6 +43,7 @@ from replset.member.process.log_writer import LogWriter, log_to_file, start_log
 from replset.member.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.member.process.watchdog import Watchdog
 from replset.operations.audit_trail import AuditTrail
+from replset.release import described
 from replset.storage.disk import RealDisk
 from replset.text import printable
 
@@ -235,7 +235,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     print(printable(f"replset {options.repl_set}: wire {options.host}, http {options.http_url}"), flush=True)
     log.info(
         "replset %s serves set %s: wire %s, http %s, data in %s, pid %d%s",
-        *(version("replset"), options.repl_set, options.host, options.http_address, options.dbpath, os.getpid()),
+        *(described(), options.repl_set, options.host, options.http_address, options.dbpath, os.getpid()),
         "" if member.node.config is not None or options.expected else _in_no_set(options),
     )
     watchdog = Watchdog(member.load.on_beat)

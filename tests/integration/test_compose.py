@@ -34,6 +34,7 @@ from tests.spark.cluster import SHORT_LIVED
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "compose"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MEMBERS = ("m1", "m2", "m3")
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 ENTRY_POINTS = {"prom/prometheus": ["prometheus"]}
@@ -305,7 +306,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(path, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    subprocess.run([*pip, *build], check=True)
+    subprocess.run([*pip, *build], check=True, env={**os.environ, "REPLSET_COMMIT": COMMIT})
     (wheel,) = folder.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True)
     return target
@@ -317,6 +318,10 @@ def test_the_image_holds_every_file_of_the_packages(installed: Path) -> None:
         for path in (ROOT / package).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert (installed / path.relative_to(ROOT)).is_file(), f"{path.relative_to(ROOT)}: [tool.setuptools]"
+
+
+def test_the_image_knows_its_commit(installed: Path) -> None:
+    assert (installed / "replset" / "commit.txt").read_text() == COMMIT + "\n"
 
 
 def test_every_program_of_the_project_starts_in_the_image(installed: Path) -> None:

@@ -34,6 +34,7 @@ from replset.operations.view_definitions import refuse_view
 from replset.query.bounds import FULL, Interval, Intervals, point
 from replset.query.conditions import condition_on, is_field, is_operators
 from replset.query.sort import Sort
+from replset.release import commit
 from replset.storage.catalog import Collection
 
 VERBOSITY: Final = ("queryPlanner", "executionStats", "allPlansExecution")
@@ -112,7 +113,7 @@ def with_command(ctx: CommandContext, reply: dict[str, object], command: RawDocu
     return {
         **reply,
         "command": {**command.decode(), "$db": ctx.database},
-        "serverInfo": {"host": host, "port": int(port), "version": SERVER_VERSION, "gitVersion": "none"},
+        "serverInfo": {"host": host, "port": int(port), "version": SERVER_VERSION, "gitVersion": commit() or "none"},
         "serverParameters": {},
     }
 

@@ -18,6 +18,7 @@ from replset.operations.command import Command, CommandContext, Where
 from replset.operations.dispatcher import Dispatcher
 from replset.operations.namespaces import collection_field, namespace
 from replset.operations.request import Reply
+from replset.release import commit
 
 log = logging.getLogger("replset.commands")
 
@@ -37,7 +38,7 @@ async def build_info(ctx: CommandContext) -> Reply:
     return {
         "version": SERVER_VERSION,
         "versionArray": list(VERSION_ARRAY),
-        "gitVersion": "none",
+        "gitVersion": commit() or "none",
         "modules": [],
         "allocator": "system",
         "javascriptEngine": "none",
