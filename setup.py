@@ -6,19 +6,30 @@ from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).parent
 RELEASE = runpy.run_path(str(HERE / "replset" / "release.py"))
 
 
-class BuildWithCommit(build_py):
-    """Where there is no checkout, as in a container's build, REPLSET_COMMIT says it."""
+def note_commit(folder: str) -> None:
+    """Where there is no checkout, as in a container's build, REPLSET_COMMIT says it, or the sdist that is built."""
+    commit = os.environ.get("REPLSET_COMMIT") or RELEASE["commit_of"](HERE)
+    if commit:
+        Path(folder, "replset", RELEASE["COMMIT_FILE"]).write_text(commit + "\n", encoding="ascii")
 
+
+class BuildWithCommit(build_py):
     def run(self) -> None:
         super().run()
-        commit = os.environ.get("REPLSET_COMMIT") or RELEASE["commit_of"](HERE)
-        if commit and not self.editable_mode:
-            Path(self.build_lib, "replset", RELEASE["COMMIT_FILE"]).write_text(commit + "\n", encoding="ascii")
+        if not self.editable_mode:
+            note_commit(self.build_lib)
 
 
-setup(cmdclass={"build_py": BuildWithCommit})
+class SdistWithCommit(sdist):
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        note_commit(base_dir)
+
+
+setup(cmdclass={"build_py": BuildWithCommit, "sdist": SdistWithCommit})
