@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 from urllib.parse import urlsplit
 
-from replset.auth.scram import MECHANISM, NONCE_BYTES, ClientExchange
+from replset.auth.scram import MECHANISM, NONCE_BYTES, ClientExchange, legacy_password
 from replset.bson import Binary, RawDocument, decode
 from replset.errors import (
     AuthenticationFailedError,
@@ -72,12 +72,17 @@ def _user_of_environment() -> ClientUser | None:
     database, slash, name = os.environ.get(USER_VARIABLE, "").rpartition("/")
     if not name:
         return None
+    return ClientUser(name, database if slash else "admin", password_of_environment(name))
+
+
+def password_of_environment(name: str) -> str:
+    """The password of the user `name`. BadValueError: no variable has it."""
     password, path = os.environ.get(PASSWORD_VARIABLE), os.environ.get(PASSWORD_FILE_VARIABLE)
     if password is None and path:
         password = read_password(path)
     if password is None:
         raise BadValueError(f"user {name}: neither {PASSWORD_VARIABLE} nor {PASSWORD_FILE_VARIABLE} is set")
-    return ClientUser(name, database if slash else "admin", password)
+    return password
 
 
 def read_password(path: str) -> str:
@@ -135,10 +140,16 @@ class WireClient:
     """Is one connection to a member's wire port; use it in `with`. HostUnreachableError names host and reason."""
 
     def __init__(
-        self, host: str, *, timeout_s: float = 10.0, login: Callable[[WireClient], None] | None = None
+        self,
+        host: str,
+        *,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float | None = None,
+        login: Callable[[WireClient], None] | None = None,
+        tls: Callable[[], ssl.SSLContext | None] | None = None,
     ) -> None:
-        """host: HOST:PORT (the port may be left out: 27017). timeout_s: for connecting and for each answer. login: in
-        place of that of all clients here.
+        """host: HOST:PORT (the port may be left out: 27017). timeout_s: for connecting, unless connect_timeout_s is
+        given, and for each answer. login, tls: in place of those of all clients here.
         """
         name, _, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "27017")
         if not name or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:  # a resolver would wrap it
@@ -147,8 +158,9 @@ class WireClient:
         self._ids = message_ids()
         self._reader = FrameReader()
         try:
-            self._socket = socket.create_connection((name.strip("[]"), int(port)), timeout=timeout_s)
-            self._begin_tls(name.strip("[]"))
+            self._socket = socket.create_connection((name.strip("[]"), int(port)), connect_timeout_s or timeout_s)
+            self._begin_tls(name.strip("[]"), (tls or SETTINGS.tls)())
+            self._socket.settimeout(timeout_s)
         except ssl.SSLError as error:
             reason = f"{error.verify_message} (--tls-ca)" if isinstance(error, ssl.SSLCertVerificationError) else error
             raise HostUnreachableError(f"{host}: no TLS connection: {reason}") from error
@@ -163,8 +175,7 @@ class WireClient:
             self.close()
             raise
 
-    def _begin_tls(self, name: str) -> None:
-        context = SETTINGS.tls()
+    def _begin_tls(self, name: str, context: ssl.SSLContext | None) -> None:
         if context is not None:
             try:
                 self._socket = context.wrap_socket(self._socket, server_hostname=name)
@@ -212,14 +223,18 @@ class WireClient:
         except RemoteProtocolError as error:
             raise HostUnreachableError(f"{self.host} uses another protocol: {error.message}") from error
 
-    def log_in(self, user: ClientUser) -> None:
-        """Log in by SCRAM-SHA-256. AuthenticationFailedError: a wrong password, or a server that does not know it."""
-        exchange = ClientExchange(user.name, user.password, os.urandom(NONCE_BYTES))
-        start: dict[str, object] = {"saslStart": 1, "mechanism": MECHANISM, "options": {"skipEmptyExchange": True}}
+    def log_in(self, user: ClientUser, mechanism: str = MECHANISM) -> None:
+        """Log in by SCRAM. AuthenticationFailedError: a wrong password, or a server that does not know it."""
+        password = user.password if mechanism == MECHANISM else legacy_password(user.name, user.password)
+        exchange = ClientExchange(user.name, password, os.urandom(NONCE_BYTES), mechanism=mechanism)
+        start: dict[str, object] = {"saslStart": 1, "mechanism": mechanism, "options": {"skipEmptyExchange": True}}
         first = self._login_step(user, {**start, "payload": Binary(exchange.first())})
         proof = Binary(exchange.final(_payload(first)))
         step: dict[str, object] = {"saslContinue": 1, "conversationId": first.get("conversationId")}
-        exchange.check(_payload(self._login_step(user, {**step, "payload": proof})))
+        last = self._login_step(user, {**step, "payload": proof})
+        exchange.check(_payload(last))
+        if last.get("done") is False:  # a server before 4.4 asks for an empty message more
+            self._login_step(user, {**step, "payload": Binary(b"")})
 
     def _login_step(self, user: ClientUser, command: Mapping[str, object]) -> RawDocument:
         reply = self.ask(user.database, command)

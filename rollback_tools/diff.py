@@ -37,7 +37,7 @@ STATUS_TEXT = {
 
 def diff(
     manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
-    host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = "127.0.0.1:27017",
+    host: Annotated[str, typer.Option(help=manifest_source.HOST_HELP)] = "127.0.0.1:27017",
     common_point: Annotated[str, typer.Option(help=manifest_source.COMMON_POINT_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of tables")] = False,
 ) -> int:
@@ -52,6 +52,8 @@ def diff(
         found = manifest_source.with_common_point(manifest_source.read_rollback(path), common_point)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(LiveSet(host, found.set_name or None))
+        for warning in live.warnings:
+            echo(f"rollback-tools: {warning}", err=True)
         rollback_diff = RollbackDiff(lost, live)
         report = JsonReport(sys.stdout, rollback_diff.head(), "writes") if as_json else None
         work.begin("comparing with the set", rollback_diff.total, "lost writes")

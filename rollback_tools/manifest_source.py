@@ -25,6 +25,7 @@ HELP = (
     " dbpath, its rollback folder, FOLDER/TIME of one rollback, or one file"
 )
 """What MANIFEST may be."""
+HOST_HELP = "any member of the set, HOST:PORT of its wire port, or mongodb:// or mongodb+srv:// of the set"
 COMMON_POINT_HELP = "of mongod's files: SECONDS:INC of the common point in its log; without it: two versions"
 
 

@@ -40,7 +40,7 @@ ANSWERS = "p: put back, m: merge, n: only if newer, k: keep what is live, a: as 
 
 def restore(
     manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
-    host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = DEFAULT_HOST,
+    host: Annotated[str, typer.Option(help=manifest_source.HOST_HELP)] = DEFAULT_HOST,
     policy: Annotated[str, typer.Option(help=f"where the set changed the document since: {POLICIES}")] = "skip",
     interactive: Annotated[bool, typer.Option("--interactive", help="ask about each lost write")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done; write nothing")] = False,
@@ -61,6 +61,8 @@ def restore(
         found = manifest_source.with_common_point(_restorable(path), common_point)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(LiveSet(host, found.set_name or None))
+        for warning in live.warnings:
+            echo(f"rollback-tools: {warning}", err=True)
         choose = Prompt(chosen).choose if interactive else None
         run = Restore(lost, live, chosen, collection=collection, choose=choose)
         is_elsewhere = manifest_source.is_remote(manifest) or found.from_mongod

@@ -1,6 +1,7 @@
 """SCRAM-SHA-256 (RFC 5802, 7677): what is kept of a password, and both ends of the exchange that proves it.
 
-The password itself is never kept or sent. Neither end has I/O or randomness of its own: nonces and salts are handed in.
+The client's end knows SCRAM-SHA-1 too, for servers of others. The password itself is never kept or sent. Neither end
+has I/O or randomness of its own: nonces and salts are handed in.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 from replset.errors import AuthenticationFailedError, BadValueError
 
 MECHANISM: Final = "SCRAM-SHA-256"
+OLD_MECHANISM: Final = "SCRAM-SHA-1"
 ITERATIONS: Final = 15_000
 FEWEST_ITERATIONS: Final = 4_096
 MOST_ITERATIONS: Final = 1_000_000
@@ -42,7 +44,7 @@ class Credentials:
     @classmethod
     def of(cls, password: str, salt: bytes, iterations: int = ITERATIONS) -> Credentials:
         """Make those of a password; it takes milliseconds on purpose. BadValueError: a character that none may have."""
-        client_key, server_key = _keys(password, salt, iterations)
+        client_key, server_key = _keys(prepared(password), salt, iterations)
         return cls(iterations, salt, _hash(client_key), server_key)
 
     @classmethod
@@ -108,8 +110,10 @@ class ServerExchange:
 class ClientExchange:
     """The client's end: `first`, then `final` of the server's first message, then `check` of its final one."""
 
-    def __init__(self, user: str, password: str, nonce: bytes) -> None:
-        self._password = password
+    def __init__(self, user: str, password: str, nonce: bytes, *, mechanism: str = MECHANISM) -> None:
+        """password: for SCRAM-SHA-1 what the server takes as such, `legacy_password` say."""
+        self._digest = "sha256" if mechanism == MECHANISM else "sha1"
+        self._password = prepared(password) if mechanism == MECHANISM else password
         self._nonce = _encoded(nonce)
         name = user.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={name},r={self._nonce}"
@@ -125,11 +129,12 @@ class ClientExchange:
         count = int(fields["i"]) if fields["i"].isdecimal() and len(fields["i"]) < 8 else 0
         if not fields["r"].startswith(self._nonce) or not FEWEST_ITERATIONS <= count <= MOST_ITERATIONS:
             raise AuthenticationFailedError("the server's answer is of another exchange, or too weak")
-        client_key, server_key = _keys(self._password, _decoded(fields["s"]), count)
+        digest = self._digest
+        client_key, server_key = _keys(self._password, _decoded(fields["s"]), count, digest)
         without_proof = f"c={_encoded(b'n,,')},r={fields['r']}"
         said = ",".join((self._bare, text, without_proof)).encode()
-        proof = _xor(client_key, _hmac(_hash(client_key), said))
-        self._expected = f"v={_encoded(_hmac(server_key, said))}".encode()
+        proof = _xor(client_key, _hmac(_hash(client_key, digest), said, digest))
+        self._expected = f"v={_encoded(_hmac(server_key, said, digest))}".encode()
         return f"{without_proof},p={_encoded(proof)}".encode()
 
     def check(self, server_final: bytes) -> None:
@@ -138,8 +143,15 @@ class ClientExchange:
             raise AuthenticationFailedError("the server did not prove that it knows the user")
 
 
+def legacy_password(user: str, password: str) -> str:
+    """What MongoDB takes for the password in SCRAM-SHA-1."""
+    return hashlib.md5(f"{user}:mongo:{password}".encode(), usedforsecurity=False).hexdigest()
+
+
 def prepared(password: str) -> str:
     """The password as SASLprep (RFC 4013) writes it, so that two ways to type it are the same. BadValueError."""
+    if not 0 < len(password) <= LONGEST_PASSWORD:
+        raise BadValueError(f"a password has 1 to {LONGEST_PASSWORD} characters")
     mapped = "".join(" " if stringprep.in_table_c12(c) else c for c in password if not stringprep.in_table_b1(c))
     text = unicodedata.normalize("NFKC", mapped)
     if not text:
@@ -153,19 +165,18 @@ def prepared(password: str) -> str:
     return text
 
 
-def _keys(password: str, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
-    if not 0 < len(password) <= LONGEST_PASSWORD:
-        raise BadValueError(f"a password has 1 to {LONGEST_PASSWORD} characters")
-    salted = hashlib.pbkdf2_hmac("sha256", prepared(password).encode(), salt, iterations)
-    return _hmac(salted, b"Client Key"), _hmac(salted, b"Server Key")
+def _keys(password: str, salt: bytes, iterations: int, digest: str = "sha256") -> tuple[bytes, bytes]:
+    """password: prepared."""
+    salted = hashlib.pbkdf2_hmac(digest, password.encode(), salt, iterations)
+    return _hmac(salted, b"Client Key", digest), _hmac(salted, b"Server Key", digest)
 
 
-def _hash(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
+def _hash(data: bytes, digest: str = "sha256") -> bytes:
+    return hashlib.new(digest, data).digest()
 
 
-def _hmac(key: bytes, data: bytes) -> bytes:
-    return hmac.digest(key, data, "sha256")
+def _hmac(key: bytes, data: bytes, digest: str = "sha256") -> bytes:
+    return hmac.digest(key, data, digest)
 
 
 def _xor(left: bytes, right: bytes) -> bytes:

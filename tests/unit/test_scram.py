@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from replset.auth.scram import ClientExchange, Credentials, ServerExchange, prepared
+from replset.auth.scram import OLD_MECHANISM, ClientExchange, Credentials, ServerExchange, legacy_password, prepared
 from replset.errors import AuthenticationFailedError, BadValueError, ReplError
 
 CLIENT, SERVER, SALT = b"c" * 24, b"s" * 24, b"salt" * 7
@@ -30,6 +30,21 @@ def test_the_example_of_rfc_7677() -> None:
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     )
     assert final == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+
+
+def test_the_example_of_rfc_5802() -> None:
+    client = ClientExchange("user", "pencil", base64.b64decode("fyko+d2lbbFgONRv9qkxdawL"), mechanism=OLD_MECHANISM)
+    assert client.first() == b"n,,n=user,r=fyko+d2lbbFgONRv9qkxdawL"
+    nonce = "fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j"
+    final = client.final(f"r={nonce},s=QSXCR+Q6sek8bf92,i=4096".encode())
+    assert final == f"c=biws,r={nonce},p=v0X8v3Bz2T0CJGbJQyF0X+HI4Ts=".encode()
+    client.check(b"v=rmF9pqV8S7suAoZWja4dJRkFsKQ=")
+    with pytest.raises(AuthenticationFailedError, match="did not prove"):
+        client.check(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
+
+
+def test_what_mongodb_takes_for_the_password_in_scram_sha_1() -> None:
+    assert legacy_password("user", "pencil") == "1c33006ec1ffd90f9cadcbcc0e118200"
 
 
 @pytest.mark.parametrize("user", ["ann", "a,b=c", "ännchen", "a"])

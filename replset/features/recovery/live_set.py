@@ -19,13 +19,13 @@ from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplE
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.optime import timestamp
+from replset.target import Target, hello
 
 T = TypeVar("T")
 DocumentKey = tuple[str, bytes]
 """A namespace, and encode_key of a document's `_id`."""
 LARGEST_STATEMENT = 16 << 20
 OPLOG = "local.oplog.rs"
-PRIMARY_TIMEOUT_S = 30.0
 PAUSE_S = 0.2
 WAIT_FOR_MAJORITY_MS = 30_000
 
@@ -63,22 +63,36 @@ class WriteResult:
 class LiveSet:
     """A connection to the primary of the set that `host` belongs to, also after a failover. Use it in `with`."""
 
-    def __init__(self, host: str, set_name: str | None = None, *, timeout_s: float = PRIMARY_TIMEOUT_S) -> None:
-        """set_name: refuse any other set. HostUnreachableError when `host` does not answer, or no primary is found in
-        time.
+    def __init__(self, host: str, set_name: str | None = None, *, timeout_s: float | None = None) -> None:
+        """host: HOST:PORT of a member, or a connection string. set_name: refuse any other set. HostUnreachableError
+        when no host that was named answers, or no primary is found in time. BadValueError: a malformed connection
+        string.
         """
-        self.host = host
-        self._set_name = set_name
-        self._timeout_s = timeout_s
-        self._hosts = [host]
+        self._target = Target(host)
+        self.host = self._target.hosts[0]
+        self.warnings = self._target.warnings
+        self._set_names = {"the rollback was in": set_name, "the connection string says": self._target.set_name}
+        self._timeout_s = self._target.selection_timeout_s if timeout_s is None else timeout_s
+        self._hosts = list(self._target.hosts)
         self._client: WireClient | None = None
         self._last_entries: dict[DocumentKey, OpTime] = {}
         self._dropped: dict[str, OpTime] = {}
         self._scanned_to: OpTime | None = None
         self.oplog_is_complete = True
         """Whether the oplog reached back to where the scan began. Only then does "no entry" mean "not written"."""
-        WireClient(host).close()  # fail at once for a wrong address; waiting helps only for a primary
+        self._find_one()
         self._retry(lambda client: None)
+
+    def _find_one(self) -> None:
+        """Fail at once for wrong addresses; waiting helps only for a primary."""
+        errors: list[HostUnreachableError] = []
+        for host in self._hosts:
+            try:
+                self._target.connect(host).close()
+                return
+            except HostUnreachableError as error:
+                errors.append(error)
+        raise errors[0]
 
     def __enter__(self) -> Self:
         return self
@@ -287,23 +301,31 @@ class LiveSet:
 
         asked: who named `host`. Two members may each take the other for the primary while one takes over.
         """
-        client = WireClient(host, timeout_s=WAIT_FOR_MAJORITY_MS / 1000 + 10)
+        client = self._target.connect(host, WAIT_FOR_MAJORITY_MS / 1000 + 10)
         try:
-            hello = client.command("admin", {"hello": 1})
-            name = hello.get("setName")
-            if self._set_name is not None and name != self._set_name:
-                raise BadValueError(f"{host} is a member of {name or 'no set'}, the rollback was in {self._set_name}")
-            self._hosts = list(dict.fromkeys([self.host, host, *map(str, hello.get("hosts", ()))]))
-            if hello.get("isWritablePrimary"):
+            found = hello(client)
+            name = found.get("setName")
+            for whose, expected in self._set_names.items():
+                if expected is not None and name != expected:
+                    raise BadValueError(f"{host} is a member of {name or 'no set'}, {whose} {expected}")
+            if found.get("isWritablePrimary"):
+                self._note_hosts(host, found)
                 return client
+            if self._target.is_direct:
+                raise BadValueError(f"{host} is no primary, and directConnection=true allows no other")
+            self._note_hosts(host, found)
         except BaseException:
             client.close()
             raise
         client.close()
-        primary = hello.get("primary")
+        primary = found.get("primary")
         if primary is None or primary == host or primary in asked:
             raise HostUnreachableError(f"{host} knows no primary (see `replset status --host {host}`)")
         return self._primary_by(str(primary), asked | {host})
+
+    def _note_hosts(self, host: str, found: dict[str, Any]) -> None:
+        others = [] if self._target.is_direct else map(str, found.get("hosts", ()))
+        self._hosts = list(dict.fromkeys([*self._target.hosts, host, *others]))
 
     def _disconnect(self) -> None:
         if self._client is not None:
