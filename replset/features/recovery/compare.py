@@ -10,6 +10,7 @@ from typing import Any
 from replset.auth.users import USERS_NS
 from replset.features.recovery.live_set import LiveSet
 from replset.features.recovery.lost_writes import LostCommand, LostDocument, LostKind, LostWrites
+from replset.features.recovery.oplog_history import DocumentKey
 from replset.features.recovery.policy import (
     MISSING,
     ConflictStatus,
@@ -65,6 +66,8 @@ class Comparison:
             live.check_common_point(self._common)
         else:
             self.documents = [row for row in self.documents if row.last > self._common]
+        self._looked_up: set[DocumentKey] = set()
+        self._at_common: dict[DocumentKey, bytes | None] = {}
         self._wanted = frozenset(
             (row.ns, row.key)
             for row in self.documents
@@ -100,6 +103,7 @@ class Comparison:
         there = {} if is_gone or by_hand(rows[0]) else self._live.documents(namespace, [row.id for row in rows])
         if any((row.ns, row.key) in self._wanted for row in rows):
             self._live.scan(self._common, self._wanted)
+            self._look_back()
         return [self._versions(row, there.get(row.key)) for row in rows]
 
     def _versions(self, row: LostDocument, live: bytes | None) -> Versions:
@@ -112,7 +116,17 @@ class Comparison:
             written_since = True if last is not None else False if self._live.oplog_is_complete else None
         known = self._before_is_known(row)
         before = self._lost.read(row.before) if known else live if written_since is False else None
+        if written_since and (row.ns, row.key) in self._at_common:
+            known, before = True, self._at_common[row.ns, row.key]
         return Versions(kind, before, known, self._lost.read(row.lost), live, row.last, written_since, last)
+
+    def _look_back(self) -> None:
+        """Find the versions at the common point of the documents of mongod's files that the set wrote since."""
+        if self._lost.manifest.from_mongod and self._live.oplog_is_complete:
+            written = frozenset(key for key in self._wanted - self._looked_up if self._live.last_entry(key) is not None)
+            if written:
+                self._looked_up |= written
+                self._at_common.update(self._live.versions_at(self._common, written))
 
     def _before_is_known(self, row: LostDocument) -> bool:
         return row.before_is_known and row.first > self._common

@@ -16,17 +16,17 @@ from typing import Any, Self, TypeVar
 from replset.bson import RawDocument, Timestamp, decode, encode, encode_key, walk
 from replset.client import WireClient
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError, Trait, has_trait
-from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_entry import COMMAND, NOOP, OplogEntry
+from replset.features.recovery.oplog_history import DocumentKey, OplogHistory, taken_names
+from replset.ids import INCREMENT_BITS, OPTIME_NULL, OpTime
+from replset.oplog_entry import APPLY_OPS, COMMAND, OplogEntry
 from replset.optime import timestamp
 from replset.target import Target, hello
 
 T = TypeVar("T")
-DocumentKey = tuple[str, bytes]
-"""A namespace, and encode_key of a document's `_id`."""
 LARGEST_STATEMENT = 16 << 20
 OPLOG = "local.oplog.rs"
 PAUSE_S = 0.2
+HISTORY_SECONDS = 600
 WAIT_FOR_MAJORITY_MS = 30_000
 
 
@@ -77,6 +77,7 @@ class LiveSet:
         self._client: WireClient | None = None
         self._last_entries: dict[DocumentKey, OpTime] = {}
         self._dropped: dict[str, OpTime] = {}
+        self._prepared: set[tuple[str, object]] = set()
         self._scanned_to: OpTime | None = None
         self.oplog_is_complete = True
         """Whether the oplog reached back to where the scan began. Only then does "no entry" mean "not written"."""
@@ -155,22 +156,49 @@ class LiveSet:
         after = self._scanned_to
         assert after is not None
         edge = timestamp(after.ts)
+        namespaces = frozenset(ns for ns, _ in wanted)
         for raw in self._find(client, OPLOG, {"filter": {"ts": {"$gt": edge}}}):
             entry = OplogEntry(raw)
             self._scanned_to = entry.optime
+            if entry.op == COMMAND:
+                self._note_transaction(entry)
             for operation in entry.operations:
-                self._note(operation, wanted)
+                self._note(operation, wanted, namespaces)
 
-    def _note(self, entry: OplogEntry, wanted: frozenset[DocumentKey]) -> None:
+    def _note_transaction(self, entry: OplogEntry) -> None:
+        """What a mongod commits in two entries may have its operations before the scan: then nobody sees them."""
+        name, transaction = entry.o.first_key, (str(entry.get("lsid")), entry.get("txnNumber"))
+        if name == APPLY_OPS and entry.o.get("prepare"):
+            self._prepared.add(transaction)
+        elif name == "commitTransaction" and transaction not in self._prepared:
+            self.oplog_is_complete = False
+
+    def _note(self, entry: OplogEntry, wanted: frozenset[DocumentKey], namespaces: frozenset[str]) -> None:
         if entry.op == COMMAND:
-            target, *renamed = (entry.o.get(name) for name in ("drop", "renameCollection", "to"))
-            if isinstance(target, str):
-                self._dropped[f"{entry.database}.{target}"] = entry.optime
-            for ns in renamed:
-                if isinstance(ns, str):  # what had the name before has another one, or is dropped
-                    self._dropped[ns] = entry.optime
-        elif entry.op != NOOP and (key := entry.key()) is not None and (entry.ns, key) in wanted:
+            for ns in taken_names(entry):
+                self._dropped[ns] = entry.optime
+        elif entry.ns in namespaces and (key := entry.key()) is not None and (entry.ns, key) in wanted:
             self._last_entries[entry.ns, key] = entry.optime
+
+    def versions_at(self, common: OpTime, wanted: frozenset[DocumentKey]) -> dict[DocumentKey, bytes | None]:
+        """The versions at `common`, None where there was none, as far as the set's oplog before it tells them.
+
+        It is read backwards in pieces that grow, until each wanted document has an entry that tells all of it.
+        """
+        first = self._first_entry({})
+        history = OplogHistory(wanted)
+        high, seconds = common.ts, HISTORY_SECONDS
+        while first is not None and first.ts <= high and not history.is_complete:
+            low = max(first.ts - 1, high - (seconds << INCREMENT_BITS))
+            span = {"$gt": timestamp(low), "$lte": timestamp(high)}
+            command: dict[str, object] = {"filter": {"ts": span, "ns": {"$in": history.namespaces}}}
+            pages = self._retry(functools.partial(self._read_all, command))
+            history.add_before(map(OplogEntry, pages))
+            high, seconds = low, seconds * 2
+        return history.versions()
+
+    def _read_all(self, command: dict[str, object], client: WireClient) -> list[bytes]:
+        return list(self._find(client, OPLOG, command))
 
     def last_entry(self, key: DocumentKey) -> OpTime | None:
         """The last scanned entry about this document, or about the name of its collection; None if there is none."""

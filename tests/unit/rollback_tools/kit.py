@@ -11,7 +11,8 @@ from uuid import UUID
 from replset.auth.users import USERS_NS
 from replset.bson import Binary, decode, encode, encode_key
 from replset.errors import ErrorCode, HostUnreachableError, ReplError
-from replset.features.recovery.live_set import DocumentKey, LiveSet, Write, WriteResult
+from replset.features.recovery.live_set import LiveSet, Write, WriteResult
+from replset.features.recovery.oplog_history import DocumentKey
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import (
     command_entry,
@@ -54,6 +55,7 @@ class FakeSet(LiveSet):
         self.uuids: dict[str, bytes] = {}
         self.entries: dict[DocumentKey, OpTime] = {}
         self.oplog: set[OpTime] = set()
+        self.at_common: dict[DocumentKey, bytes | None] = {}
         self.oplog_is_complete = True
         self.scanned: set[DocumentKey] = set()
         self.writes = 0
@@ -106,6 +108,9 @@ class FakeSet(LiveSet):
 
     def last_entry(self, key: DocumentKey) -> OpTime | None:
         return self.entries.get(key) if key in self.scanned else None
+
+    def versions_at(self, common: OpTime, wanted: frozenset[DocumentKey]) -> dict[DocumentKey, bytes | None]:
+        return {key: self.at_common[key] for key in wanted & self.at_common.keys()}
 
     def has_entry(self, optime: OpTime) -> bool:
         return optime in self.oplog

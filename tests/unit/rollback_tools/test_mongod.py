@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from replset.bson import encode
+from replset.bson import encode, encode_key
 from rollback_tools import diff, main, restore
 from tests.unit.rollback_tools.kit import ORDERS, UUID_OF_ORDERS, Doc, FakeSet, lost_orders
 
@@ -151,6 +151,27 @@ def test_with_the_common_point_what_nobody_wrote_since_is_put_back(
     live.oplog_is_complete = False
     write(tmp_path, removed(ORDERS_UUID), [{"_id": 3, "a": 7}])
     assert by_id(answer(capsys, "diff", tmp_path, *COMMON), "standing") == {3: "conflict"}
+
+
+def test_a_document_that_both_sides_changed_is_merged(tmp_path: Path, live: FakeSet, capsys: Capture) -> None:
+    """Where the set's oplog tells what it was at the common point; again it is there."""
+    write(tmp_path, removed(ORDERS_UUID), LOST[:2])
+    live.at_common[ORDERS, encode_key(2)] = encode(BEFORE[1])
+    found = answer(capsys, "diff", tmp_path, *COMMON)
+    assert by_id(found, "beforeKnown") == {1: True, 2: True}
+    assert by_id(found, "conflicts")[2] == []
+    for result in ("done", "there"):
+        found = answer(capsys, "restore", tmp_path, "--policy", "merge", *COMMON)
+        assert by_id(found, "result") == {1: result, 2: result}
+    assert live.rows()[1] == {"_id": 2, "a": 2, "b": 9}
+
+
+def test_a_document_that_was_put_back_to_what_it_was(tmp_path: Path, live: FakeSet, capsys: Capture) -> None:
+    write(tmp_path, removed(ORDERS_UUID), [LOST[1], {"_id": 11}])
+    live.at_common |= {(ORDERS, encode_key(2)): encode({**BEFORE[1], "b": 9}), (ORDERS, encode_key(11)): None}
+    live.put(ORDERS, {"_id": 11})
+    live.remove(ORDERS, 11)
+    assert by_id(answer(capsys, "diff", tmp_path, *COMMON), "standing") == {2: "clean", 11: "clean"}
 
 
 def test_a_common_point_is_refused_where_it_is_none(tmp_path: Path, live: FakeSet, capsys: Capture) -> None:

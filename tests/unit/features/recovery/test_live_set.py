@@ -16,7 +16,7 @@ from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.features.recovery import live_set
 from replset.features.recovery.live_set import LiveSet, UnconfirmedError, Write
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry
+from replset.oplog_entry import command_entry, delete_entry, extra_fields, insert_entry, noop_entry
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -269,6 +269,64 @@ def test_a_scan_notes_last_entries_and_goes_on_where_it_stopped(member: FakeMemb
         live.scan(at(1), wanted)
         assert live.last_entry((NS, encode_key(1))) == live.last_entry(("shop.parts", encode_key(1))) == at(7)
     assert member.asked[-1]["filter"] == {"ts": {"$gt": Timestamp(100, 6)}}
+
+
+def test_a_transaction_that_was_prepared_before_the_scan_leaves_it_incomplete(member: FakeMember) -> None:
+    session = {"lsid": {"id": Binary(bytes(16), 4)}, "txnNumber": 1}
+    applied = {"applyOps": [{"op": "i", "ns": NS, "ui": Binary(UUID_OF_ORDERS, 4), "o": {"_id": 1}}], "prepare": True}
+    prepare = command_entry("admin", None, applied, at(2), 0, extra=extra_fields(session))
+    commit = command_entry("admin", None, {"commitTransaction": 1}, at(3), 0, extra=extra_fields(session))
+    for log, is_complete in (([prepare, commit], True), ([commit], False)):
+        member.answers["find"] = lambda command, log=log: cursor(
+            *([noop_entry({}, at(1), 0)] if "limit" in command else log)
+        )
+        with LiveSet(member.host) as live:
+            live.scan(at(1), frozenset({(NS, encode_key(1))}))
+            assert live.oplog_is_complete is is_complete
+            assert live.last_entry((NS, encode_key(1))) == (at(2) if is_complete else None)
+
+
+def test_entries_of_other_collections_need_no_id(member: FakeMember) -> None:
+    log = [insert_entry("shop.log", UUID_OF_ORDERS, encode({"a": 1}), at(2), 0)]
+    member.answers["find"] = lambda command: cursor(*([noop_entry({}, at(1), 0)] if "limit" in command else log))
+    with LiveSet(member.host) as live:
+        live.scan(at(1), frozenset({(NS, encode_key(1))}))
+
+
+def test_it_looks_back_only_as_far_as_it_must(member: FakeMember) -> None:
+    def back(seconds: int) -> OpTime:
+        return OpTime(1, pack_ts(10_000 - seconds, 1))
+
+    rows = [
+        insert_entry(NS, UUID_OF_ORDERS, encode({"_id": n, "n": seconds}), back(seconds), 0)
+        for n, seconds in ((3, 6000), (2, 1500), (1, 1400), (1, 100), (1, -5))
+    ]
+    log = [noop_entry({"msg": "first"}, back(8990), 0), *rows]
+    spans: list[int] = []
+
+    def find(command: dict[str, Any]) -> dict[str, Any]:
+        if "limit" in command:
+            return cursor(log[0])
+        span = command["filter"]["ts"]
+        spans.append(span["$lte"].time - span["$gt"].time)
+        assert command["filter"]["ns"] == {"$in": ["admin.$cmd", "shop.$cmd", NS]}
+        found = [row for row in log if span["$gt"] < decode(row)["ts"] <= span["$lte"]]
+        return cursor(*[row for row in found if decode(row)["ns"] == NS])
+
+    member.answers["find"] = find
+    with LiveSet(member.host) as live:
+        for wanted, versions, asked in (
+            ([1], {1: {"_id": 1, "n": 100}}, [600]),
+            ([1, 2], {1: {"_id": 1, "n": 100}, 2: {"_id": 2, "n": 1500}}, [600, 1200]),
+            ([2, 4], {2: {"_id": 2, "n": 1500}}, [600, 1200, 2400, 4790]),
+        ):
+            spans.clear()
+            found = live.versions_at(back(0), frozenset((NS, encode_key(n)) for n in wanted))
+            assert {key[1]: decode(raw or b"") for key, raw in found.items()} == {
+                encode_key(n): row for n, row in versions.items()
+            }
+            assert spans == asked
+        assert live.versions_at(back(9001), frozenset({(NS, encode_key(1))})) == {}
 
 
 def test_an_oplog_that_begins_later_is_not_complete(member: FakeMember) -> None:
