@@ -90,12 +90,14 @@ def main(argv: Sequence[str]) -> int:
     with _stop_on_signals():
         try:
             _read_config(options.config)
-            with _input(*inputs) as source, _output(options.outFile) as out:
+            with contextlib.ExitStack() as stack:
+                sources = [stack.enter_context(_input(path)) for path in _files(*inputs)]
+                out = stack.enter_context(_output(options.outFile))
                 if verbosity > 1 and not options.quiet:
                     _log("will listen for SIGTERM and SIGINT")
                     _log(f"running with --objcheck: {str(options.objcheck).lower()}")
-                return _dump(source, out, options)
-        except DumpError as error:
+                return max([_dump(source, out, options) for source in sources])
+        except ReplError as error:
             _log(error.message)
         except BrokenPipeError:
             with contextlib.suppress(OSError):  # or Python would try to flush once more at its exit, and say so
@@ -234,8 +236,17 @@ def read_documents(source: BinaryIO) -> Iterator[bytes]:
         yield head + body
 
 
+def _files(path: str | None = None) -> list[str | None]:
+    """The files to print: of a folder those of mongod's rollback in it."""
+    if path is None or not (os.path.isdir(path) or os.path.isdir(os.path.dirname(path))) or os.path.isfile(path):
+        return [path]
+    from replset.features.recovery.mongod_files import files_at
+
+    return [str(file) for file in files_at(Path(path))] or [path]
+
+
 @contextlib.contextmanager
-def _input(path: str | None = None) -> Iterator[BinaryIO]:
+def _input(path: str | None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdin.buffer
         return

@@ -59,7 +59,7 @@ class Mongod:
     def __init__(self, mechanisms: list[str], *, is_old: bool = False, tls: ssl.SSLContext | None = None) -> None:
         self.mechanisms, self.is_old, self._tls = mechanisms, is_old, tls
         self.asked: list[dict[str, Any]] = []
-        self.primary = True
+        self.primary, self.more = True, dict[str, Any]()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.host = f"127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -96,7 +96,7 @@ class Mongod:
                 role = {"isWritablePrimary" if name == "hello" else "ismaster": self.primary}
                 known = command.get("saslSupportedMechs") == "users.ann"
                 offered = {"saslSupportedMechs": self.mechanisms} if known else {}
-                return {"ok": 1.0, "setName": "rs0", "hosts": ["elsewhere:1"], **role, **offered}
+                return {"ok": 1.0, "setName": "rs0", "hosts": ["elsewhere:1"], **role, **offered, **self.more}
             case "saslStart":
                 if command["mechanism"] not in self.mechanisms or command["$db"] != "users":
                     return {"ok": 0.0, "code": 18, "errmsg": "Authentication failed."}
@@ -222,6 +222,10 @@ def test_one_host_that_answers_is_enough(monkeypatch: pytest.MonkeyPatch) -> Non
             LiveSet(f"mongodb://{closed}")
         with pytest.raises(BadValueError, match="is a member of rs0, the connection string says rs1"):
             LiveSet(f"mongodb://{server.host}/?replicaSet=rs1")
+        server.more = {"msg": "isdbgrid"}
+        with pytest.raises(BadValueError, match="is a mongos: give the members of the shard"):
+            LiveSet(f"mongodb://{server.host}")
+        server.more = {}
         server.primary = False
         with pytest.raises(BadValueError, match="no primary, and directConnection=true"):
             LiveSet(f"mongodb://{server.host}/?directConnection=true")

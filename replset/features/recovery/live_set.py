@@ -333,6 +333,8 @@ class LiveSet:
         try:
             found = hello(client)
             name = found.get("setName")
+            if found.get("msg") == "isdbgrid":
+                raise BadValueError(f"{host} is a mongos: give the members of the shard that rolled back")
             for whose, expected in self._set_names.items():
                 if expected is not None and name != expected:
                     raise BadValueError(f"{host} is a member of {name or 'no set'}, {whose} {expected}")

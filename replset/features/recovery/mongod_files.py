@@ -56,7 +56,7 @@ def file_of(path: Path) -> MongodFile | None:
     match = _NAME(path.name)
     if match is None:
         return None
-    collection = path.parent.name if match["head"] == REMOVED else match["head"]
+    collection = path.absolute().parent.name if match["head"] == REMOVED else match["head"]
     return MongodFile(path, collection, match["stamp"], match["end"] is not None)
 
 
@@ -93,6 +93,12 @@ def locate(path: Path) -> Path | None:
 def is_mongods(path: Path) -> bool:
     """Whether a path that `locate` gave, or that of a manifest, is of mongod's."""
     return _IS_STAMP(path.name) is not None or file_of(path) is not None
+
+
+def files_at(path: Path) -> list[Path]:
+    """The files of mongod's rollback at a path that is no file. BadValueError as `locate`."""
+    found = None if path.is_file() else locate(path)
+    return [] if found is None else [file.path for file in _files_of(found)]
 
 
 def _files_of(path: Path) -> list[MongodFile]:

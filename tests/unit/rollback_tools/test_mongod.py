@@ -91,8 +91,18 @@ def test_every_layout_given_in_every_way(layout: str, tmp_path: Path, live: Fake
         assert {row["ns"] for row in found["writes"]} == {ORDERS}
         assert by_id(found, "class") == dict.fromkeys((1, 2, 10), "insert or update")
         assert (found["set"], found["commonPoint"], found["writes"][0]["lastEntry"]) == (None, None, None)
-    assert run("dump", path) == 0
-    assert capsys.readouterr().out.count('"_id"') == 3
+    for given in (tmp_path, folder, folder / STAMP, path):
+        assert run("dump", given) == 0
+        assert capsys.readouterr().out.count('"_id"') == 3
+
+
+def test_from_within_the_folder(
+    tmp_path: Path, live: FakeSet, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, removed(ORDERS_UUID))
+    monkeypatch.chdir(path.parent)
+    for given in (".", path.name):
+        assert {row["ns"] for row in answer(capsys, "diff", given)["writes"]} == {ORDERS}
 
 
 def test_what_cannot_be_known_is_said(tmp_path: Path, live: FakeSet, capsys: Capture) -> None:
@@ -211,6 +221,10 @@ def test_files_of_one_time_are_one_rollback(tmp_path: Path, live: FakeSet, capsy
     write(tmp_path, removed(DROPPED, number=1), [{"_id": 7}])
     write(tmp_path, removed(ORDERS_UUID, LATER, 2), [{"_id": 3}])
     write(tmp_path, "notes.txt", [])
+    assert run("dump", tmp_path) == 1
+    assert "has 2 rollbacks" in capsys.readouterr().err
+    assert run("dump", tmp_path / "rollback" / STAMP) == 0
+    assert capsys.readouterr().out.count("_id") == 4
     rows = answer(capsys, "list", tmp_path)["rollbacks"]
     assert [(row["id"], len(row["files"])) for row in rows] == [(STAMP, 2), (LATER, 1)]
     assert run("diff", tmp_path) == 2
