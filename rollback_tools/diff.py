@@ -72,7 +72,7 @@ def diff(
                 f"{counts[status.value]} {STATUS_TEXT[status]}" for status in ConflictStatus if counts[status.value]
             ]
             echo("; ".join(parts) or "nothing was lost")
-            manifest_source.tell_unknown(found)
+            manifest_source.tell_unknown(found, live)
     return 1 if counts["clean"] or counts["conflict"] else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from urllib.parse import quote, urlsplit
 from replset.client import HttpClient
 from replset.errors import BadValueError, CorruptDataError, ReplError
 from replset.features.recovery import mongod_files
+from replset.features.recovery.live_set import LiveSet
 from replset.ids import OPTIME_NULL
 from replset.long_work import LongWork
 from replset.replication.rollback_manifest import Manifest, read_manifest
@@ -81,12 +83,17 @@ def with_common_point(manifest: Manifest, text: str) -> Manifest:
     return replace(manifest, common_point=mongod_files.parse_common_point(text))
 
 
-def tell_unknown(manifest: Manifest) -> None:
-    """Say what mongod's files do not tell."""
+def tell_unknown(manifest: Manifest, live: LiveSet) -> None:
+    """Say what mongod's files do not tell, and which common points are possible."""
     if manifest.from_mongod:
         echo("not in mongod's files: deletes, dropped collections, and whether a write was an insert or an update")
         if manifest.common_point == OPTIME_NULL:
             echo("the common point is not known: with --common-point of mongod's log this compares three versions")
+            for point in live.ends_of_terms(manifest.first_wall_ms // 1000):
+                when = datetime.datetime.fromtimestamp(point.seconds, datetime.UTC)
+                echo(
+                    f"it may be {point.seconds}:{point.increment} ({when:%Y-%m-%dT%H:%M:%SZ}): a new primary came then"
+                )
 
 
 def _fetch(text: str, folder: Path, work: LongWork | None) -> Path:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from replset.bson import RawDocument, Timestamp, decode, encode, encode_key, walk
 from replset.client import WireClient
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError, Trait, has_trait
-from replset.features.recovery.oplog_history import DocumentKey, OplogHistory, taken_names
+from replset.features.recovery.oplog_history import DocumentKey, OplogHistory, ends_of_terms, taken_names
 from replset.ids import INCREMENT_BITS, OPTIME_NULL, OpTime
 from replset.oplog_entry import APPLY_OPS, COMMAND, OplogEntry
 from replset.optime import timestamp
@@ -134,6 +134,12 @@ class LiveSet:
             raise BadValueError(
                 f"the set's oplog has no entry {common.seconds}:{common.increment}: no common point of it"
             )
+
+    def ends_of_terms(self, until_s: int) -> list[OpTime]:
+        """The entries after which the set changed its primary, of the day before `until_s`; the newest ten."""
+        since, until = ((until_s - ago) << INCREMENT_BITS for ago in (86_400, -1))
+        found = ends_of_terms(lambda ts: self._first_entry({"ts": {"$gte": timestamp(ts)}}), since, until)
+        return list(found)[-10:]
 
     def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]:
         """encode_key of the `_id` -> the document's bytes, for the documents that exist."""

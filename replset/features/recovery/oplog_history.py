@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from replset.errors import ReplError
+from replset.ids import OpTime
 from replset.oplog_entry import APPLY_OPS, COMMAND, DELETE, INSERT, UPDATE, OplogEntry
 from replset.query.diff import apply_update_bytes, is_diff
 
@@ -99,3 +100,26 @@ def _last_version(operations: Iterable[OplogEntry]) -> object:
             case _:
                 version = _UNKNOWN
     return version
+
+
+def ends_of_terms(at_or_after: Callable[[int], OpTime | None], since: int, until: int) -> Iterator[OpTime]:
+    """The last entry of each term that ended between two timestamps, oldest first.
+
+    A common point is always one of these: the next entry of the set is by a new primary. at_or_after: the first entry
+    from a timestamp on. It is asked some 50 times for each term.
+    """
+    last = at_or_after(since)
+    while last is not None and last.ts < until:
+        term, end = last.term, until + 1
+        while end - last.ts > 1:
+            middle = (last.ts + end) // 2
+            found = at_or_after(middle)
+            if found is None or found.term > term or found.ts >= end:
+                end = middle
+            else:
+                last = found
+        following = at_or_after(last.ts + 1)
+        if following is None or following.ts > until:
+            return
+        yield last
+        last = following

@@ -55,6 +55,7 @@ class FakeSet(LiveSet):
         self.uuids: dict[str, bytes] = {}
         self.entries: dict[DocumentKey, OpTime] = {}
         self.oplog: set[OpTime] = set()
+        self.terms: list[OpTime] = []
         self.at_common: dict[DocumentKey, bytes | None] = {}
         self.oplog_is_complete = True
         self.scanned: set[DocumentKey] = set()
@@ -93,6 +94,9 @@ class FakeSet(LiveSet):
 
     def collections(self, *, every: bool = False) -> dict[str, bytes]:
         return dict(self.uuids)
+
+    def ends_of_terms(self, until_s: int) -> list[OpTime]:
+        return self.terms
 
     def check_common_point(self, common: OpTime) -> None:
         """Every one is there."""

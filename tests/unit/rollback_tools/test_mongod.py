@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from replset.bson import encode, encode_key
+from replset.ids import OpTime, pack_ts
 from rollback_tools import diff, main, restore
 from tests.unit.rollback_tools.kit import ORDERS, UUID_OF_ORDERS, Doc, FakeSet, lost_orders
 
@@ -113,6 +114,7 @@ def test_what_cannot_be_known_is_said(tmp_path: Path, live: FakeSet, capsys: Cap
     shown = lines(capsys)
     assert 'common point unknown here: mongod\'s log has it ("Rollback common point")' in shown
     assert "undone inserts and updates, as below; deletes and commands are not in mongod's files" in shown
+    live.terms = [OpTime(3, pack_ts(1_790_513_610, 2))]
     assert run("diff", tmp_path) == 1
     told = lines(capsys)
     assert "shop.orders 1 lost insert or update in conflict" in told
@@ -121,9 +123,10 @@ def test_what_cannot_be_known_is_said(tmp_path: Path, live: FakeSet, capsys: Cap
         "a ? 2 1",  # what is the same in both is left out
     ]
     assert 'lost: {"_id":10,"new":true}; not there now' in told
-    assert told[-2:] == [
+    assert told[-3:] == [
         "not in mongod's files: deletes, dropped collections, and whether a write was an insert or an update",
         "the common point is not known: with --common-point of mongod's log this compares three versions",
+        "it may be 1790513610:2 (2026-09-27T12:53:30Z): a new primary came then",
     ]
 
 

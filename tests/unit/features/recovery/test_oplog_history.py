@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
 
 from replset.bson import Binary, decode, encode, encode_key
-from replset.features.recovery.oplog_history import OplogHistory
+from replset.features.recovery.oplog_history import OplogHistory, ends_of_terms
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, update_entry
 
@@ -77,6 +79,29 @@ def test_every_form(form: str, at_once: bool) -> None:
     else:
         assert found.keys() == {KEY}
         assert (None if (raw := found[KEY]) is None else decode(raw)) == (expected and {"_id": 1, **expected})
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_where_terms_end(seed: int) -> None:
+    random = Random(seed)
+    term, ts, log = 1, 0, list[OpTime]()
+    for _ in range(random.randrange(40)):
+        term, ts = term + (random.random() < 0.2), ts + random.choice([1, 2, 1 << 31, 7 << 35])
+        log.append(OpTime(term, ts))
+    since, until = random.randrange(ts // 2 + 1), ts + random.choice([0, 1, -(ts // 3)])
+    asked: list[int] = []
+
+    def at_or_after(wanted: int) -> OpTime | None:
+        asked.append(wanted)
+        return next((entry for entry in log if entry.ts >= wanted), None)
+
+    expected = [
+        entry
+        for entry, following in pairwise(log)
+        if entry.term < following.term and entry.ts >= since and following.ts <= until
+    ]
+    assert list(ends_of_terms(at_or_after, since, until)) == expected
+    assert len(asked) <= 70 * (len(expected) + 1)
 
 
 def test_it_is_complete_once_no_older_entry_matters() -> None:
