@@ -83,17 +83,22 @@ def with_common_point(manifest: Manifest, text: str) -> Manifest:
     return replace(manifest, common_point=mongod_files.parse_common_point(text))
 
 
-def tell_unknown(manifest: Manifest, live: LiveSet) -> None:
-    """Say what mongod's files do not tell, and which common points are possible."""
-    if manifest.from_mongod:
-        echo("not in mongod's files: deletes, dropped collections, and whether a write was an insert or an update")
-        if manifest.common_point == OPTIME_NULL:
-            echo("the common point is not known: with --common-point of mongod's log this compares three versions")
-            for point in live.ends_of_terms(manifest.first_wall_ms // 1000):
-                when = datetime.datetime.fromtimestamp(point.seconds, datetime.UTC)
-                echo(
-                    f"it may be {point.seconds}:{point.increment} ({when:%Y-%m-%dT%H:%M:%SZ}): a new primary came then"
-                )
+def tell_unknown(manifest: Manifest, live: LiveSet | None = None) -> None:
+    """Say what mongod's files do not tell. live: say which common points are possible, too."""
+    if not manifest.from_mongod:
+        return
+    echo("not in mongod's files: deletes, dropped collections, and whether a write was an insert or an update")
+    if manifest.common_point != OPTIME_NULL:
+        return
+    echo("the common point is not known: with --common-point of mongod's log this compares three versions")
+    try:
+        points = [] if live is None else live.ends_of_terms(manifest.first_wall_ms // 1000)
+    except ReplError as error:
+        echo(f"what it may be is not known: {error.message}")
+        return
+    for point in points:
+        when = f"{datetime.datetime.fromtimestamp(point.seconds, datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+        echo(f"it may be {point.seconds}:{point.increment} ({when}): a new primary came then")
 
 
 def _fetch(text: str, folder: Path, work: LongWork | None) -> Path:

@@ -83,7 +83,7 @@ def restore(
             report.close({"counts": run.counts})
         else:
             _print_summary(run, "" if found.from_mongod else manifest, log)
-            manifest_source.tell_unknown(found, live)
+            manifest_source.tell_unknown(found)
     return 1 if run.counts["left"] else 0
 
 

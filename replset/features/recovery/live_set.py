@@ -116,7 +116,13 @@ class LiveSet:
         for database in names:
             if database == "local" or (database == "admin" and not every):
                 continue
-            for row in self._retry(functools.partial(self._list_collections, database)):
+            try:
+                rows = self._retry(functools.partial(self._list_collections, database))
+            except ReplError as error:
+                if error.code != ErrorCode.UNAUTHORIZED or database not in ("admin", "config"):
+                    raise
+                continue  # not needed: nothing of a mongod's own is put back
+            for row in rows:
                 uuid = row["info"].get("uuid")
                 if uuid is not None:  # a view has none
                     found[f"{database}.{row['name']}"] = bytes(uuid)

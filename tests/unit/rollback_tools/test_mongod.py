@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from replset.bson import encode, encode_key
+from replset.errors import ErrorCode, ReplError
 from replset.ids import OpTime, pack_ts
 from rollback_tools import diff, main, restore
 from tests.unit.rollback_tools.kit import ORDERS, UUID_OF_ORDERS, Doc, FakeSet, lost_orders
@@ -128,6 +129,21 @@ def test_what_cannot_be_known_is_said(tmp_path: Path, live: FakeSet, capsys: Cap
         "the common point is not known: with --common-point of mongod's log this compares three versions",
         "it may be 1790513610:2 (2026-09-27T12:53:30Z): a new primary came then",
     ]
+
+
+def test_an_oplog_that_the_user_may_not_read(
+    tmp_path: Path, live: FakeSet, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two versions need none of it."""
+
+    def refuse(until_s: int) -> list[OpTime]:
+        raise ReplError("not authorized on local", code=ErrorCode.UNAUTHORIZED)
+
+    monkeypatch.setattr(live, "ends_of_terms", refuse)
+    write(tmp_path, removed(ORDERS_UUID))
+    assert run("diff", tmp_path) == 1
+    assert lines(capsys)[-1] == "what it may be is not known: not authorized on local"
+    assert run("restore", tmp_path, "--policy", "overwrite") == 0
 
 
 def test_without_the_common_point_only_overwrite_puts_back(tmp_path: Path, live: FakeSet, capsys: Capture) -> None:

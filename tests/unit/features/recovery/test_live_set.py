@@ -217,6 +217,19 @@ def test_collections_of_a_mongod(member: FakeMember) -> None:
     assert member.asked[-1]["collection"] == "$cmd.listCollections"
 
 
+@pytest.mark.parametrize(("database", "is_refused"), [("admin", False), ("config", False), ("shop", True)])
+def test_collections_that_the_user_may_not_list(member: FakeMember, database: str, is_refused: bool) -> None:
+    """Of mongod's own databases they are not needed."""
+    member.answers["listDatabases"] = once({"databases": [{"name": database}]})
+    member.answers["listCollections"] = once({"ok": 0.0, "code": 13, "errmsg": "not authorized"})
+    with LiveSet(member.host) as live:
+        if is_refused:
+            with pytest.raises(ReplError, match="not authorized"):
+                live.collections(every=True)
+        else:
+            assert live.collections(every=True) == {}
+
+
 @pytest.mark.parametrize(("first", "there", "refused"), [(1, 5, False), (1, 6, True), (6, 6, False), (1, 0, True)])
 def test_a_common_point_is_an_entry_of_the_set(member: FakeMember, first: int, there: int, refused: bool) -> None:
     """Unless the set's oplog begins after it: then nobody can tell."""
