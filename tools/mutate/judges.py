@@ -196,7 +196,8 @@ def by_tests(tests: Sequence[str]) -> str:
                 failed.append(f"collection of {report.nodeid}")
 
     os.chdir(ROOT)
-    options = ["-x", "-q", *(f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "xdist"))]
+    # Else pytest's own hook would load the product, as it does with all that comes with a plugin, and no fault with it.
+    options = ["-x", "-q", "--assert=plain", *(f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "xdist"))]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins, since what is not ours is imported
     for some in (tests[:FIRST], tests[FIRST:]):
         status = pytest.main([*options, *some], plugins=[Failures()]) if some else pytest.ExitCode.OK
