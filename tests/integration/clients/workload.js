@@ -1,4 +1,4 @@
-// mongosh's part of test_real_clients.py. URI, name and stop file come from the environment; prints JSON.
+// mongosh's part of test_real_clients.py. URI, name and stop file come from the environment; prints JSON after each round.
 const { existsSync } = require('fs');
 const name = process.env.CLIENT_NAME;
 const tally = { name, rounds: 0, counts: {}, inserted: [], moved: 0, errors: [] };
@@ -35,5 +35,5 @@ while (!existsSync(process.env.CLIENT_STOP)) {
   if (step('transaction', () => session.withTransaction(() => move(session, tally.rounds), majority))) tally.moved += 1;
   session.endSession();
   tally.rounds += 1;
+  print(JSON.stringify(tally));
 }
-print(JSON.stringify(tally));
