@@ -51,9 +51,7 @@ def diff(
         work.begin("reading the files of the rollback")
         found = manifest_source.with_common_point(manifest_source.read_rollback(path), common_point)
         lost = stack.enter_context(LostWrites(path.parent, found))
-        live = stack.enter_context(LiveSet(host, found.set_name or None))
-        for warning in live.warnings:
-            echo(f"rollback-tools: {warning}", err=True)
+        live = stack.enter_context(LiveSet(manifest_source.target_of(host), found.set_name or None))
         rollback_diff = RollbackDiff(lost, live)
         report = JsonReport(sys.stdout, rollback_diff.head(), "writes") if as_json else None
         work.begin("comparing with the set", rollback_diff.total, "lost writes")

@@ -19,6 +19,7 @@ from replset.features.recovery.live_set import LiveSet
 from replset.ids import OPTIME_NULL
 from replset.long_work import LongWork
 from replset.replication.rollback_manifest import Manifest, read_manifest
+from replset.target import Target
 from replset.terminal import echo
 
 ROUTE = "/v1/replset/rollbacks"
@@ -60,6 +61,8 @@ def local_manifest(text: str, work: LongWork | None = None) -> Iterator[Path]:
     if (found := mongod_files.locate(path)) is not None:
         yield found
         return
+    if path.is_dir():
+        raise ReplError(f"{text} has no rollback of a mongod (see `rollback-tools list {text}` for others)")
     if not path.is_file():
         raise ReplError(f"{text} is not a file (see `rollback-tools list DBPATH`)")
     if path.suffix == ".bson":
@@ -67,6 +70,14 @@ def local_manifest(text: str, work: LongWork | None = None) -> Iterator[Path]:
             f"{text} holds documents: give the rollback-*.json file beside it, or see them with `rollback-tools dump`"
         )
     yield path
+
+
+def target_of(host: str) -> Target:
+    """The set that `--host` names. What is wrong with its options is told before anything else fails by it."""
+    target = Target(host)
+    for warning in target.warnings:
+        echo(f"rollback-tools: {warning}", err=True)
+    return target
 
 
 def read_rollback(path: Path) -> Manifest:

@@ -60,9 +60,7 @@ def restore(
         work.begin("reading the files of the rollback")
         found = manifest_source.with_common_point(_restorable(path), common_point)
         lost = stack.enter_context(LostWrites(path.parent, found))
-        live = stack.enter_context(LiveSet(host, found.set_name or None))
-        for warning in live.warnings:
-            echo(f"rollback-tools: {warning}", err=True)
+        live = stack.enter_context(LiveSet(manifest_source.target_of(host), found.set_name or None))
         choose = Prompt(chosen).choose if interactive else None
         run = Restore(lost, live, chosen, collection=collection, choose=choose)
         is_elsewhere = manifest_source.is_remote(manifest) or found.from_mongod

@@ -63,14 +63,14 @@ class WriteResult:
 class LiveSet:
     """A connection to the primary of the set that `host` belongs to, also after a failover. Use it in `with`."""
 
-    def __init__(self, host: str, set_name: str | None = None, *, timeout_s: float | None = None) -> None:
-        """host: HOST:PORT of a member, or a connection string. set_name: refuse any other set. HostUnreachableError
-        when no host that was named answers, or no primary is found in time. BadValueError: a malformed connection
-        string.
+    def __init__(self, host: str | Target, set_name: str | None = None, *, timeout_s: float | None = None) -> None:
+        """host: HOST:PORT of a member, or a connection string. set_name: refuse any other set.
+
+        HostUnreachableError when no host that was named answers, or no primary is found in time. BadValueError: a
+        malformed connection string.
         """
-        self._target = Target(host)
+        self._target = host if isinstance(host, Target) else Target(host)
         self.host = self._target.hosts[0]
-        self.warnings = self._target.warnings
         self._set_names = {"the rollback was in": set_name, "the connection string says": self._target.set_name}
         self._timeout_s = self._target.selection_timeout_s if timeout_s is None else timeout_s
         self._hosts = list(self._target.hosts)

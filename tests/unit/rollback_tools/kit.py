@@ -47,7 +47,6 @@ class FakeSet(LiveSet):
     """A set with its documents and the last entries of its oplog. Answers as a live one does."""
 
     primary = "127.0.0.1:27018"
-    warnings = ()
 
     def __init__(self, documents: Mapping[str, Iterable[Doc]] | None = None) -> None:
         self._client = None

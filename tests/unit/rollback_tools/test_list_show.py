@@ -133,7 +133,7 @@ def test_what_is_no_manifest_is_one_line_and_status_2(
     [
         (["list", "/none"], "/none is not a folder"),
         (["show", "/none"], "/none is not a file (see `rollback-tools list DBPATH`)"),
-        (["verify", "/"], "/ is not a file"),
+        (["verify", "/"], "/ has no rollback of a mongod"),
         (["frobnicate"], ""),
         (["list"], ""),
         (["list", "--frobnicate", "."], ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -289,4 +290,15 @@ def test_files_beside_manifests_are_not_mongods(tmp_path: Path, live: FakeSet, c
     assert run("show", path) == 2
     assert "give the rollback-*.json file" in capsys.readouterr().err
     assert run("show", tmp_path) == 2
-    assert "is not a file" in capsys.readouterr().err
+    assert "has no rollback of a mongod" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_named_before_the_set_is_asked(tmp_path: Path, capsys: Capture) -> None:
+    path = write(tmp_path, removed(ORDERS_UUID))
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        closed = f"127.0.0.1:{nobody.getsockname()[1]}"
+    for command in ("diff", "restore"):
+        assert run(command, path, "--host", f"mongodb://{closed}/?tlsCaFlie=x&retryWrites=true") == 2
+        first, second = capsys.readouterr().err.splitlines()
+        assert first == "rollback-tools: unknown option 'tlscaflie'"
+        assert f"{closed} cannot be reached" in second
