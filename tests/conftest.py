@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from replset import long_work
 from tests import examples
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 settings.load_profile(examples.IN_ALL)
 
 os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of another one's --host
+long_work.LINE_EVERY_S = 3600.0  # on a busy machine a command would print a line more
 
 pytest_plugins = ("tests.costs",)
 

@@ -271,7 +271,7 @@ class PreparedWrite:
             group.session_write = None
         self._is_unusual = False
         self._term = group.term
-        return group.txn.last
+        return group.txn.last  # also if it changed nothing, as `Batch` (map W7)
 
     def done(self) -> bool:
         """Whether its client has gone, or it was killed: what it waits for passes it over."""

@@ -114,6 +114,8 @@ class Batch(ABC):
             return self._go_on(group)
         finally:
             group.session_write = None
+            # Of a write that changed nothing, too: its answer follows from what is here, which a rollback could take
+            # back, so that it waits for the newest entry (map W7).
             self.optime = group.txn.last
 
     def _go_on(self, group: WriteGroup) -> bool:

@@ -23,12 +23,6 @@ from tests.spark.stores import NS, UUID, change_document, change_entry, entries_
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True)
-def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it on stderr, however slow the machine is."""
-    monkeypatch.setattr("replset.long_work.LINE_EVERY_S", 3600.0)
-
-
 @pytest.fixture
 def members(tmp_path: Path) -> list[SqliteOplog]:
     """Three of one history; m3 has applied five entries less."""
