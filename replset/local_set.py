@@ -261,8 +261,9 @@ class LocalSet:
         self.stop(member, how=signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for the processes that were started here and that somebody else ends."""
+        """Wait for the processes that were started here and that somebody else has ended; kill what is left."""
         for child in self._children.values():
+            child.kill()
             child.wait()
         self._children.clear()
 

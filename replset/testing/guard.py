@@ -20,14 +20,14 @@ WAIT_S = 10.0
 
 def main(folder: str) -> None:
     """folder: of the set's files; empty: they stay."""
-    started = dict(line.split() for line in sys.stdin)
-    left = {int(pid): mark for pid, mark in started.items()}
-    ends = time.monotonic() + WAIT_S
-    for pid, mark in left.items():
+    lines = [line.strip().partition(" ") for line in sys.stdin]
+    started = [(int(pid), mark) for pid, _, mark in lines if mark]  # without one it had ended before it was looked at
+    for pid, mark in started:
         if start_mark(pid) == mark:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # of a process that is stopped too
-    while time.monotonic() < ends and any(start_mark(pid) == mark for pid, mark in left.items()):
+    ends = time.monotonic() + WAIT_S
+    while time.monotonic() < ends and any(start_mark(pid) == mark for pid, mark in started):
         time.sleep(0.01)
     if folder:
         shutil.rmtree(folder, ignore_errors=True)

@@ -134,9 +134,9 @@ class ReplicaSet:
         self._cuts, self._paused = {}, []
         if guard is not None and guard.stdin is not None:
             guard.stdin.close()
+            guard.wait()
             if local is not None:
                 local.reap()
-            guard.wait()
 
     @property
     def _local(self) -> LocalSet:

@@ -17,6 +17,7 @@ import pytest
 
 from replset.bson import decode
 from replset.local_set import LocalSetError, free_ports, wait_until
+from replset.own_process import command_of
 from replset.testing import AsyncReplicaSet, ReplicaSet, replica_set
 from tests.integration.clients.install import installed, node
 
@@ -196,6 +197,30 @@ def test_all_ends_with_a_test_that_is_killed() -> None:
         test.wait()
         wait_until(lambda: not psutil.pid_exists(int(pid)), 30, "the member to end")
         wait_until(lambda: not Path(folder).exists(), 30, "its files to be removed")
+
+
+def test_the_guard_leaves_other_processes_alone(tmp_path: Path) -> None:
+    """One that had ended before its start was looked at, and one whose pid is another process's now."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
+        given = f"{other.pid} \n{other.pid} of:another\n"
+        command = command_of("replset.testing.guard", str(folder))
+        subprocess.run(command, input=given, text=True, check=True, timeout=WITHIN_S)
+        assert other.poll() is None
+        assert not folder.exists()
+        other.kill()
+
+
+def test_all_ends_though_the_guard_does_not() -> None:
+    running = ReplicaSet()
+    running.start()
+    member, guard = running.members[0], running._guard
+    assert guard is not None
+    guard.kill()
+    pid = member.pid
+    running.stop()
+    assert not psutil.pid_exists(pid)
 
 
 def test_the_fixtures_take_the_set_that_is_given(project: Path) -> None:
