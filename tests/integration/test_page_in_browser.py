@@ -175,7 +175,7 @@ def test_a_rollback_is_compared_tried_and_restored(browser: Any, local: ForkedSe
         press = lambda name: rollback.get_by_role("button", name=name).click()  # noqa: E731
 
         seen.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
-        assert seen.is_as_wide_as_the_screen()
+        wait_until(seen.is_as_wide_as_the_screen, 10, "the page to fit")
         seen.page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
         press("Show the differences")
         seen.wait_for(f"{card} details", "shop.orders _id 2 update, conflict")
