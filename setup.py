@@ -22,7 +22,7 @@ def note_commit(folder: str) -> None:
 class BuildWithCommit(build_py):
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
+        if not getattr(self, "editable_mode", False):  # setuptools has it since 64
             note_commit(self.build_lib)
 
 

@@ -7,6 +7,7 @@ brings together the rows that belong together (`grouped`), and works on those (`
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -55,7 +56,7 @@ class _Piece(NamedTuple):
             yield from self.rows.take(self.order.slice(at, _BATCH_ROWS)).to_batches()
 
 
-class _Reading:
+class _Reading(ABC):
     """How a runner reads oplogs, for all of them."""
 
     def read(
@@ -76,9 +77,9 @@ class _Reading:
         tasks = plan(oplogs, span, rows_per_task)
         return self.numbers(len(tasks), span_reader(tasks, columns, work, only), schema)
 
+    @abstractmethod
     def numbers(self, count: int, work: WorkOnNumber, schema: pa.Schema) -> Any:
         """What `work(number)` gives, one task for each number below `count`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Defines a command and what its handler is given. table.py lists all commands; dispatcher.py runs them."""
+"""Defines a command and what its handler is given. features/all.py lists all features; dispatcher.py runs commands."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replset.cli.main import main
-from replset.local_set import LocalMember, wait_until
+from replset.local_set import LocalMember, LocalSetError, wait_until
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import ForkedSet
 from tests.integration.talk import (
@@ -47,7 +47,11 @@ def test_a_chain_by_the_operators_choice(local: ForkedSet, capsys: Capture) -> N
     assert f"{last.host} syncs from {middle.host} (before: {primary.host})" in said
     wait_until(lambda: has_source(middle, last), 10, "the chain")
     insert(primary, *range(20), w=3)
-    wait_until(lambda: has_source(middle, middle), 10, "the chain to be known")
+    try:
+        wait_until(lambda: has_source(middle, middle), 10, "the chain to be known")
+    except LocalSetError:  # it failed once: the journal says why the source was left
+        print(last.command({"replSetGetElections": 1}))
+        raise
     assert "it syncs from this member" in replset(capsys, "sync-from", last.host, "--host", middle.host, status=2)
     reconfigure(local, {"chainingAllowed": False})
     wait_until(lambda: has_source(primary, last), 10, "the end of the chain")

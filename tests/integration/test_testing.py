@@ -247,6 +247,7 @@ def test_the_fixtures_take_the_numbers_of_the_ini_file(project: Path) -> None:
     (project / "pytest.ini").write_text("[pytest]\nreplica_set_members = many\n")
     with pytest.raises(AssertionError, match="replica_set_members is no number: 'many'"):
         pytest_in(project, "test_number.py")
+    assert "1 passed" in pytest_in(project, "test_number.py", "-k", "members", "--replica-set-members", "2")
 
 
 def test_a_command_gets_the_uri_and_gives_its_status() -> None:

@@ -40,7 +40,7 @@ class RepeatedFetch:
         mask, form, at = bytearray(b"\xff" * len(frame)), "<", 0
         for mark, kind in zip(_MARKS, _KINDS, strict=True):
             size = Struct(kind).size
-            start = frame.index(mark.to_bytes(size, "little"))
+            start = frame.index(mark.to_bytes(size, "little"), at)
             mask[start : start + size] = bytes(size)
             form += f"{start - at}x{kind}"
             at = start + size
