@@ -1,8 +1,8 @@
 """Finds the oplog that a MEMBER on the command line names.
 
-A MEMBER is a dbpath, its database file, a dump (`oplog.bson`, or a folder with one), a file or folder of exported
-Parquet, http://HOST:PORT of a live member, or an archive of the oplog, alone or with a member: ARCHIVE#MEMBER;
-NAME=MEMBER names it by hand.
+A MEMBER is a dbpath, its database file, a dump (`oplog.bson`, `oplog.rs.bson`, an archive of mongodump's, or a folder
+with one), a file or folder of exported Parquet, http://HOST:PORT of a live member, or an archive of the oplog, alone or
+with a member: ARCHIVE#MEMBER; NAME=MEMBER names it by hand.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from replset.storage import DATABASE_FILE
 from spark.oplog import Oplog, OplogError
 from spark.readers.shared_file import shared_file
 
-_DUMP = "oplog.bson"
+_DUMPS = tuple(name + end for name in ("oplog.bson", "oplog.rs.bson", "local/oplog.rs.bson") for end in ("", ".gz"))
+"""`mongodump --oplog` writes the first one, `mongodump -d local -c oplog.rs` the others; `.gz` with `--gzip`."""
 _NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
-_SQLITE, _PARQUET, _GZIP = b"SQLite format 3\0", b"PAR1", b"\x1f\x8b"
+_SQLITE, _PARQUET = b"SQLite format 3\0", b"PAR1"
 
 
 class _Finding(NamedTuple):
@@ -121,12 +122,14 @@ def _kind(text: str) -> tuple[str, str]:
 
 
 def _folder(path: Path) -> tuple[str, str]:
-    for kind, name in (("sqlite", DATABASE_FILE), ("bson", _DUMP)):
+    for kind, name in (("sqlite", DATABASE_FILE), *(("bson", name) for name in _DUMPS)):
         if (path / name).is_file():
             return kind, str(path / name)
     if any(path.rglob("*.parquet")):
         return "parquet", str(path)
-    raise OplogError(str(path), f"no oplog is there: neither {DATABASE_FILE} nor {_DUMP} nor Parquet files")
+    raise OplogError(
+        str(path), f"no oplog is there: neither {DATABASE_FILE} nor a dump ({_DUMPS[0]}, {_DUMPS[2]}) nor Parquet files"
+    )
 
 
 def _address(text: str) -> str:
@@ -143,7 +146,9 @@ def _address(text: str) -> str:
 def _named_path(where: str) -> str:
     """The path as its names are taken from it: a member's folder rather than the file in it."""
     path = Path(os.path.abspath(where))
-    return str(path.parent if path.name in (DATABASE_FILE, _DUMP) else path)
+    if path.name not in (DATABASE_FILE, *_DUMPS):
+        return str(path)
+    return str(path.parents[1] if f"{path.parent.name}/{path.name}" in _DUMPS else path.parent)
 
 
 def _tail(each: _Finding, others: Sequence[_Finding]) -> str:

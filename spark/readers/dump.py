@@ -1,23 +1,28 @@
-"""A file of concatenated oplog entries: mongodump's `oplog.bson`, a rollback's `local.oplog.rs.*.bson`.
+"""A file of oplog entries: mongodump's `oplog.rs.bson`, `oplog.bson` or archive, a rollback's `local.oplog.rs.*.bson`.
 
-They may be in any order, and an entry may be there twice. A pass over the file notes what each chunk of
-it holds, so that a span is read from the chunks that overlap with it; out of order, a span is sorted in memory.
+They may be in any order, an entry may be there twice, and the file may be gzipped. A pass over the file notes what
+each chunk of it holds, so that a span is read from the chunks that overlap with it; out of order, a span is sorted in
+memory.
+A gzipped file is unpacked anew from its beginning by each part that is read.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import pyarrow as pa
 
-from replset.bson import MAX_INTERNAL_SIZE, InvalidBSONError
+from replset.bson import InvalidBSONError
 from replset.ids import OpTime
 from spark.oplog import ALL, Bounds, EntryFilter, OplogError, Span
+from spark.readers.mongodump import DamagedDumpError, dumped_entries
 from spark.readers.pieces import InPieces, Piece, side_by_side
 from spark.readers.rows import Row, batch_of, chosen, entry_optime, entry_row
 
@@ -105,38 +110,28 @@ class DumpOplog(InPieces):
             return self.index
         with self._open() as file:
             state = os.fstat(file.fileno())
-            return Index(tuple(self._chunks(file)), state.st_size, state.st_mtime_ns)
+            try:
+                return Index(tuple(self._chunks(file)), state.st_size, state.st_mtime_ns)
+            except DamagedDumpError as error:
+                raise OplogError(self.name, f"{self.path} {error}") from error
 
     def _chunks(self, file: BinaryIO) -> Iterator[Chunk]:
-        """A chunk ends behind the entry that crosses _CHUNK_BYTES."""
-        offset, left = 0, b""
-        while block := file.read(_CHUNK_BYTES):
-            data = left + block
-            if offset == 0 and data.startswith(_GZIP):
-                raise OplogError(self.name, f"{self.path} is compressed: gunzip it first")
-            optimes, used = self._optimes(data, offset)
-            if optimes:
-                yield _chunk(offset, used, optimes)
-            offset, left = offset + used, data[used:]
-        if left:
-            raise self._damaged(offset, f"the file ends after {len(left)} bytes of it")
-
-    def _optimes(self, data: bytes, offset: int) -> tuple[list[OpTime], int]:
-        """Of the entries that are in `data` whole, and where the next one begins. offset: of data in the file."""
+        """A chunk ends behind the entry that crosses _CHUNK_BYTES, and where other things than entries follow."""
+        begin = end = 0
         optimes: list[OpTime] = []
-        start, size = 0, len(data)
-        while start + 4 <= size:
-            length = int.from_bytes(data[start : start + 4], "little", signed=True)
-            if not 5 <= length <= MAX_INTERNAL_SIZE:
-                raise self._damaged(offset + start, f"its length says {length}")
-            if start + length > size:
-                break
+        for offset, raw in dumped_entries(file):
+            if optimes and (offset != end or end - begin >= _CHUNK_BYTES):
+                yield _chunk(begin, end - begin, optimes)
+                optimes = []
             try:
-                optimes.append(entry_optime(data[start : start + length]))
+                optimes.append(entry_optime(raw))
             except InvalidBSONError as error:
-                raise self._damaged(offset + start, error) from error
-            start += length
-        return optimes, start
+                raise self._damaged(offset, error) from error
+            if len(optimes) == 1:
+                begin = offset
+            end = offset + len(raw)
+        if optimes:
+            yield _chunk(begin, end - begin, optimes)
 
     def _damaged(self, offset: int, why: object) -> OplogError:
         return OplogError(self.name, f"{self.path} is damaged: the document at byte {offset}: {why}")
@@ -145,7 +140,15 @@ class DumpOplog(InPieces):
     def _open(self) -> Iterator[BinaryIO]:
         try:
             with open(self.path, "rb") as file:
-                yield file
+                is_gzip = file.read(2) == _GZIP
+                file.seek(0)
+                if not is_gzip:
+                    yield file
+                    return
+                with gzip.open(file) as unpacked:
+                    yield cast(BinaryIO, unpacked)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise OplogError(self.name, f"{self.path} is damaged: it cannot be unpacked: {error}") from error
         except OSError as error:
             raise OplogError(self.name, f"{self.path}: {error.strerror or error}") from error
 

@@ -58,6 +58,15 @@ def test_each_kind(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["oplog.bson", "oplog.bson.gz", "local/oplog.rs.bson", "local/oplog.rs.bson.gz"])
+def test_the_folder_of_a_mongodump(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "dump" / name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    assert open_members([str(tmp_path / "dump")]) == [DumpOplog("dump", str(file))]
+    assert open_members([str(file.parent)]) == open_members([str(file)]) == [DumpOplog("dump", str(file))]
+
+
 def test_names_are_the_shortest_tails_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("a/x/m1", "b/x/m1", "b/y/m1", "m2"):
         dbpath(tmp_path / folder)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from api.routes.oplog import row_fields
-from replset.bson import encode
+from replset.bson import Int64, encode
 from replset.features.archive.archive import Archive
 from replset.features.archive.files import FolderFiles
 from replset.features.archive.segments import ArchiveInfo, Position
@@ -57,6 +57,24 @@ def archived(folder: Path, rows: list[OplogRow], *ranges: tuple[int, int]) -> st
         )
         archive.add(rows[first:end], before, member="m:1", written="")
     return str(folder)
+
+
+def mongodump_archive(*blocks: tuple[str, list[bytes]], ended: bool = True) -> bytes:
+    """What `mongodump --archive` writes of these blocks, each of a namespace DB.COLL, which may come again."""
+    namespaces = list(dict.fromkeys(ns for ns, _ in blocks))
+    end = b"\xff\xff\xff\xff"
+
+    def header(ns: str, **fields: object) -> bytes:
+        database, _, collection = ns.partition(".")
+        return encode({"db": database, "collection": collection, **fields})
+
+    about = {"concurrent_collections": 4, "version": "0.1", "server_version": "7.0.12", "tool_version": "100.9.4"}
+    parts = [b"\x6d\xe2\x99\x81", encode(about), *(header(ns, metadata="{}", size=0) for ns in namespaces), end]
+    for ns, documents in blocks:
+        parts += [header(ns, EOF=False, CRC=Int64(0)), *documents, end]
+    for ns in namespaces if ended else ():
+        parts += [header(ns, EOF=True, CRC=Int64(77)), end]
+    return b"".join(parts)
 
 
 def descriptors_of(path: Path | str) -> list[Path]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gzip
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,7 @@ from spark.oplog import EVERYTHING, OplogError, Span
 from spark.readers import dump
 from spark.readers.dump import DumpOplog
 from tests.spark.kit import T0, UUID, insert
-from tests.unit.spark.readers.conftest import rows_of, stamps
+from tests.unit.spark.readers.conftest import mongodump_archive, rows_of, stamps
 
 
 def oplog(folder: Path, entries: Iterable[bytes]) -> DumpOplog:
@@ -124,3 +125,56 @@ def test_entries_larger_than_a_chunk(tmp_path: Path) -> None:
     read = oplog(tmp_path, (insert(n, text="x" * 7_000_000)[6] for n in range(4)))
     batches = list(read.read(EVERYTHING, ("entry",)))
     assert [batch.num_rows for batch in batches] == [3, 1]
+
+
+ENTRIES = [insert(n, per_second=10)[6] for n in range(300)]
+OTHERS = [encode({"_id": n, "x": "y" * 900}) for n in range(50)]
+
+
+def plain(entries: list[bytes]) -> bytes:
+    return b"".join(entries)
+
+
+def alone(entries: list[bytes]) -> bytes:
+    return mongodump_archive(("local.oplog.rs", entries))
+
+
+def among_others(entries: list[bytes]) -> bytes:
+    """As of `mongodump --oplog --archive`, whose collections take turns."""
+    return mongodump_archive(
+        ("shop.a", OTHERS), (".oplog", entries[:100]), ("shop.a", OTHERS), (".oplog", entries[100:])
+    )
+
+
+@pytest.mark.parametrize("written", [plain, alone, among_others])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_every_form_that_mongodump_writes(
+    tmp_path: Path,
+    written: Callable[[list[bytes]], bytes],
+    pack: Callable[[bytes], bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dump, "_CHUNK_BYTES", 3000)
+    file = tmp_path / "dump"
+    file.write_bytes(pack(written(ENTRIES)))
+    read = DumpOplog("dump", str(file)).pin()
+    assert read.bounds().rows == len(ENTRIES)
+    spans = read.split(EVERYTHING, 4)
+    assert [row["entry"] for span in spans for row in rows_of(read, span)] == ENTRIES
+    assert len(spans) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (mongodump_archive(("shop.a", OTHERS)), "has no oplog: neither local.oplog.rs nor"),
+        (mongodump_archive(("local.oplog.rs", ENTRIES), ended=False), "is cut: it ends before the end of the oplog"),
+        (alone(ENTRIES)[:20_000], "is damaged: the document at byte .* ends"),
+        (alone(ENTRIES)[: -len(ENTRIES[-1]) - 100], "is damaged: the document at byte .* the file ends after"),
+        (mongodump_archive() + encode({"a": 1}), "is damaged: .*: it is no header of an archive's block"),
+    ],
+)
+def test_archives_that_are_none(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(OplogError, match=f"^dump: .*/a {why}"):
+        DumpOplog("dump", str(tmp_path / "a")).bounds()

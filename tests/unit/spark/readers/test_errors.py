@@ -115,7 +115,11 @@ DAMAGED: dict[str, dict[str, tuple[Callable[[Path, bytes], None], str]]] = {
         "not there": (lambda file, _: None, "No such file or directory"),
         "a folder": (lambda file, _: file.mkdir(), "Is a directory"),
         "a text": (changed(lambda _: b"hello\n" * 500), "is damaged: the document at byte 0: its length says"),
-        "compressed": (changed(gzip.compress), "is compressed: gunzip it first"),
+        "compressed and cut": (changed(lambda content: gzip.compress(content)[:-20]), "it cannot be unpacked"),
+        "compressed and changed": (
+            changed(lambda content: gzip.compress(content)[:-8] + bytes(8)),
+            "it cannot be unpacked: CRC check failed",
+        ),
         "cut short": (changed(lambda content: content[:-10]), f"{LAST}: the file ends after {SIZE - 10} bytes of it"),
         "not an oplog": (changed(lambda content: b"\x05\0\0\0\0" * 9), "the document at byte 0: it is no oplog entry"),
         "no length": (changed(lambda content: content[:-SIZE] + b"\xff" * 100), f"{LAST}: its length says -1"),
