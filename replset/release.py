@@ -24,9 +24,18 @@ def commit() -> str:
 
 def commit_of(checkout: Path) -> str:
     """The commit that is checked out; "": this is no checkout, or there is no git."""
+    return _of_git(checkout, "rev-parse", "HEAD")
+
+
+def time_of(checkout: Path) -> int:
+    """When that commit was made, in seconds since 1970; 0 where there is none."""
+    return int(_of_git(checkout, "log", "-1", "--format=%ct") or 0)
+
+
+def _of_git(checkout: Path, *arguments: str) -> str:
     if not (checkout / ".git").exists():  # or git would find that of a project around an installed package
         return ""
-    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(checkout), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):

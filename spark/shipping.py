@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replset.errors import ReplError
+from replset.own_process import ROOT as FOLDER
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("replset", "spark")
+ROOT = Path(FOLDER)
+PACKAGES = ("replset", "spark")  # installed, spark is in replset (setup.py)
 """Whole, which is some 300 kB; what needs a package that executors do not have is never imported there."""
 WORKERS_NEED = ("numpy", "orjson", "pyarrow", "xxhash", "adbc_driver_manager", "adbc_driver_sqlite")
 ARCHIVE = "oplog-spark.zip"

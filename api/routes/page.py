@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-PACKAGE = "api"
+PACKAGE = __name__.removesuffix(".routes.page")
 FOLDER = "page"
 INDEX = "index.html"
 TYPES = {

@@ -158,7 +158,8 @@ class LocalServices:
             entry = json.loads(last(service["build"]["target"], "ENTRYPOINT"))
         else:
             entry = ENTRY_POINTS.get(service["image"].partition(":")[0], [])
-        return [*entry, *service.get("command", [])]
+        # What is installed has the package in replset, this checkout beside it (setup.py).
+        return [*entry, *(part.replace("-m replset.spark.", "-m spark.") for part in service.get("command", []))]
 
     def environment(self, service: dict[str, Any]) -> dict[str, str]:
         return self._environment | {name: str(value) for name, value in service.get("environment", {}).items()}
@@ -317,7 +318,8 @@ def test_the_image_holds_every_file_of_the_packages(installed: Path) -> None:
     for package in ("replset", "api", "rollback_tools", "spark"):
         for path in (ROOT / package).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
-                assert (installed / path.relative_to(ROOT)).is_file(), f"{path.relative_to(ROOT)}: [tool.setuptools]"
+                name = Path("replset") / path.relative_to(ROOT / "replset" if package == "replset" else ROOT)
+                assert (installed / name).is_file(), f"{path.relative_to(ROOT)}: [tool.setuptools]"
 
 
 def test_the_image_knows_its_commit(installed: Path) -> None:
@@ -329,6 +331,7 @@ def test_every_program_of_the_project_starts_in_the_image(installed: Path) -> No
     bare = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
     for program, entry in project["scripts"].items():
         module = entry.partition(":")[0]
+        module = module if module.startswith("replset.") else f"replset.{module}"
         environment = bare | {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
         where = f"import {module} as module; print(module.__file__)"
         for command in ([installed / "bin" / program, "--help"], [sys.executable, "-c", where]):
