@@ -165,23 +165,32 @@ def _mongosh(uri: str) -> list[object]:
     return [node(), installed() / "node_modules" / "mongosh" / "bin" / "mongosh.js", "--quiet", "--norc", uri]
 
 
+SECOND_TRY = "connect ECONNREFUSED"
+
+
 def check(tallies: list[Tally], database: Any) -> None:
-    """No error reached a client, no acknowledged write is lost, and each was applied once."""
+    """No error reached a client, no acknowledged write is lost, and each was applied once.
+
+    A driver tries a write again once. Node's may choose the member that was just killed for it, if an answer of its
+    monitor was still on the way; then the application learns of it, and knows nothing of that write. Once is enough.
+    """
+    twice = {tally.name: [error for error in tally.errors if SECOND_TRY in error] for tally in tallies}
     errors = [f"{tally.name}: {error}" for tally in tallies for error in tally.errors]
-    assert not errors, "\n".join(errors)
+    assert len(errors) == sum(map(len, twice.values())) <= 1, "\n".join(errors)
     for tally in tallies:
         own = {"_id": {"$gte": f"{tally.name}-", "$lt": f"{tally.name}."}}
-        last = f"{tally.name}-{tally.rounds}"
-        uncertain = {last, f"{last}-bulk"} if tally.is_cut else set()
+        rounds = [int(error.partition("round ")[2].partition(",")[0]) for error in twice[tally.name]]
+        unknown = [f"{tally.name}-{at}" for at in (*rounds, *([tally.rounds] if tally.is_cut else []))]
+        uncertain = {*unknown, *(f"{name}-bulk" for name in unknown)} - set(tally.inserted)
         there = {one["_id"] for one in database.documents.find(own)}
         assert there - uncertain == set(tally.inserted), (tally.name, there ^ set(tally.inserted))
         counter = database.counters.find_one({"_id": tally.name}, {"_id": 0})
         more = {step: counter[step] - tally.counts[step] for step in ("update", "find", "bulk")}
-        assert set(more.values()) <= {0, int(tally.is_cut)}, (tally.name, counter, tally.counts)
+        assert all(0 <= value <= len(unknown) for value in more.values()), (tally.name, counter, tally.counts)
         sums = [database.accounts.find_one({"_id": f"{tally.name}-{side}"})["sum"] for side in ("from", "to")]
         moves = len(list(database.moves.find(own)))
         assert sums == [-moves, moves], (tally.name, sums, moves)
-        assert moves - tally.moved in {0, int(tally.is_cut)}, (tally.name, moves, tally.moved)
+        assert 0 <= moves - tally.moved <= len(unknown), (tally.name, moves, tally.moved)
 
 
 def _add(what: str) -> dict[str, Any]:
