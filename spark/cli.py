@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="See where members' oplogs differ and what they hold. A MEMBER is a dbpath or its replset.db, a dump of the "
-    "oplog by mongodump (.bson, .bson.gz, --archive), a folder of exported Parquet, or http://HOST:PORT of a live "
-    "member; NAME=MEMBER gives it a name.",
+    "oplog by mongodump (.bson, .bson.gz, --archive), a folder of exported Parquet, http://HOST:PORT of a live "
+    "member, or mongodb://HOST:PORT of a mongod; NAME=MEMBER gives it a name.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

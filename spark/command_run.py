@@ -187,7 +187,7 @@ class CommandRun:
             if quick:
                 os.environ[JAVA_OPTIONS] = QUICK_JAVA
             try:
-                self._context = spark_context(master=self.master)
+                self._context = spark_context(master=self.master or self._gentle_master)
             finally:
                 if quick:
                     del os.environ[JAVA_OPTIONS]
@@ -195,6 +195,15 @@ class CommandRun:
             if self._work is not None:
                 self._tasks = SparkTasks(self._context, self._work)
         return self._context
+
+    @property
+    def _gentle_master(self) -> str | None:
+        """So few tasks at once that a mongod has no more cursors than the local engine would open; None: no matter."""
+        from spark.readers.wire import WireOplog
+        from spark.runners import THREADS
+
+        is_wire = any(isinstance(oplog, WireOplog) for oplog in self.oplogs)
+        return f"local[{THREADS}]" if is_wire and not is_submitted() else None
 
     @property
     def is_short(self) -> bool:

@@ -1,8 +1,8 @@
 """Finds the oplog that a MEMBER on the command line names.
 
 A MEMBER is a dbpath, its database file, a dump (`oplog.bson`, `oplog.rs.bson`, an archive of mongodump's, or a folder
-with one), a file or folder of exported Parquet, http://HOST:PORT of a live member, or an archive of the oplog, alone or
-with a member: ARCHIVE#MEMBER; NAME=MEMBER names it by hand.
+with one), a file or folder of exported Parquet, http://HOST:PORT of a live member, mongodb://HOST:PORT of a mongod, or
+an archive of the oplog, alone or with a member: ARCHIVE#MEMBER; NAME=MEMBER names it by hand.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from replset.errors import ReplError
+from replset.connection_string import SRV, is_connection_string, parse_connection_string
+from replset.errors import BadValueError, ReplError
 from replset.features.archive.segments import ARCHIVE_FILE
 from replset.storage import DATABASE_FILE
+from replset.target import resolve
 from spark.oplog import Oplog, OplogError
 from spark.readers.shared_file import shared_file
 
@@ -40,6 +42,8 @@ class _Finding(NamedTuple):
 
     @property
     def at(self) -> tuple[str, str | None]:
+        if self.kind == "wire":
+            return self.parts[0], None
         return (self.where if "://" in self.where else os.path.realpath(self.where)), self.member
 
 
@@ -53,7 +57,7 @@ def open_members(texts: Sequence[str]) -> list[Oplog]:
     seen: dict[tuple[str, str | None], _Finding] = {}
     for each in found:
         if each.at in seen:
-            raise OplogError(each.where, "it is given twice")
+            raise OplogError(each.at[0] if each.kind == "wire" else each.where, "it is given twice")
         seen[each.at] = each
     names = [each.given or _tail(each, [other for other in found if other is not each]) for each in found]
     for name in names:
@@ -67,6 +71,8 @@ def _found_at(text: str) -> list[_Finding]:
     given, where = (
         (named[1], named[2]) if named and not os.path.exists(text) and "://" not in named[1] else (None, text)
     )
+    if is_connection_string(where):
+        return [_Finding("wire", where, (_wire_host(where),), given)]
     address, _, live = where.partition("#")
     if _is_archive(address):
         parts = (address,) if "://" in address else tuple(reversed(Path(os.path.abspath(address)).parts))
@@ -132,6 +138,17 @@ def _folder(path: Path) -> tuple[str, str]:
     )
 
 
+def _wire_host(text: str) -> str:
+    """HOST:PORT. No error names the address itself, which may hold a password."""
+    try:
+        hosts = () if text.startswith(SRV) else parse_connection_string(text, resolve).hosts
+    except BadValueError as error:
+        raise OplogError("mongodb://", error.message) from error
+    if len(hosts) != 1:
+        raise OplogError("mongodb://", "a member is mongodb://HOST:PORT: one host, give each member by its own")
+    return hosts[0]
+
+
 def _address(text: str) -> str:
     try:
         parts = urlsplit(text)
@@ -173,6 +190,10 @@ def _open(name: str, found: _Finding) -> Oplog:
         live = open_members([found.live])[0] if found.live else None
         where = found.where if "://" in found.where else os.path.abspath(found.where)
         return ArchivedOplog(name, where, live)
+    if found.kind == "wire":
+        from spark.readers.wire import WireOplog
+
+        return WireOplog(name, found.where)
     if found.kind == "live":
         from spark.readers.live import LiveOplog
 

@@ -14,9 +14,16 @@ from replset.errors import ReplError
 from replset.ids import OPTIME_NULL
 from spark.entry_bytes import action_of
 from spark.oplog import Bounds, Oplog
+from spark.readers.dump import DumpOplog
+from spark.readers.wire import WireOplog
 from spark.runners import Rows, table_of_rows
 
 SAMPLES = 10
+
+
+def entries_only(oplogs: Iterable[Oplog]) -> list[str]:
+    """The members that store entries alone, as mongods and their dumps do, and neither hashes nor a chain."""
+    return sorted(oplog.name for oplog in oplogs if isinstance(oplog, DumpOplog | WireOplog))
 
 
 def header(command: str, engine: str, members: Iterable[tuple[Oplog, Bounds]]) -> dict[str, Any]:

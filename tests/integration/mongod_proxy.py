@@ -22,6 +22,7 @@ FIELDS = {
     "saslContinue": "conversationId payload",
     "listDatabases": "nameOnly filter authorizedDatabases",
     "listCollections": "filter nameOnly authorizedCollections cursor",
+    "count": "query limit skip hint readConcern collation",
     "find": "filter sort projection hint skip limit batchSize singleBatch readConcern collation",
     "getMore": "collection batchSize",
     "killCursors": "cursors",

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from replset.ids import HostPort
 from replset.key_file import read_key_file
 from replset.replication.rollback_manifest import Manifest, read_manifest
 from replset.wire.framing import FrameReader, encode_request
+from spark.cli import main as oplog_spark
 from tests.integration.conftest import PASSWORD, begin_with_logins, next_ports
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.mongod_proxy import FIELDS, fault_of, proxies
@@ -97,12 +99,41 @@ def test_the_page_is_true(local: ForkedSet, tmp_path: Path, monkeypatch: pytest.
         refused = [fault for proxy in found for fault in proxy.refused]
         passed = {name for proxy in found for name in proxy.passed}
     assert (wrong, refused) == ([], []), "\n".join(wrong)
-    assert passed == FIELDS.keys() - {"killCursors", "delete"}
+    assert passed == FIELDS.keys() - {"count", "killCursors", "delete"}
     monkeypatch.setenv(USER_VARIABLE, "root")
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
     orders = {row["_id"]: row for row in same_everywhere(local)}
     assert {100, 101} <= orders.keys()
     assert (orders[2], orders[3]) == ({"_id": 2, "n": 2, "kept": True, "lost": True}, {"_id": 3, "n": 3, "lost": True})
+
+
+def test_oplogs_by_addresses(local: ForkedSet, capsys: pytest.CaptureFixture[str]) -> None:
+    primary = local.wait_for_primary()
+    insert(primary, *range(3000))  # more than three replies
+    assert len(same_everywhere(local)) == 3000
+    primary_first = sorted(local.members, key=lambda member: member is not primary)
+    with proxies([member.host for member in primary_first]) as found:
+        members = [f"mongodb://root:{PASSWORD}@{proxy.host}/?replicaSet=rs0" for proxy in found]
+
+        def told(command: str, *options: str) -> tuple[int, dict[str, Any]]:
+            status = oplog_spark([command, "--engine", "local", "--json", *options, *members])
+            said = capsys.readouterr()
+            assert PASSWORD not in said.out + said.err
+            assert said.out, said.err
+            return status, json.loads(said.out)
+
+        status, diff = told("diff")
+        assert all(pair["divergent"] == pair["aMissing"] == pair["bMissing"] == 0 for pair in diff["pairs"]), status
+        names = sorted(proxy.host for proxy in found)
+        assert diff["entriesOnly"] == names
+        _, summary = told("summary")
+        assert [row["entries"] for row in summary["namespaces"] if row["ns"] == "shop.orders"] == [3000] * 3
+        status, verified = told("verify")
+        assert (status, verified["entriesOnly"], {row["links"] for row in verified["checked"]}) == (0, names, {0})
+        assert [proxy.refused for proxy in found] == [[], [], []]
+        assert {name for proxy in found for name in proxy.passed} == {
+            *("hello", "saslStart", "saslContinue", "count", "find", "getMore")
+        }
 
 
 @pytest.mark.parametrize(

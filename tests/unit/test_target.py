@@ -85,7 +85,11 @@ class Mongod:
                 for message in reader.feed(data):
                     command = decode(message.body.raw)
                     self.asked.append(command)
-                    connection.sendall(encode_reply(9, message, encode(self._answer(command, scram))))
+                    try:
+                        answer = self._answer(command, scram)
+                    except ConnectionError:
+                        return
+                    connection.sendall(encode_reply(9, message, encode(answer)))
 
     def _answer(self, command: dict[str, Any], scram: list[Scram]) -> dict[str, Any]:
         payload = bytes(command.get("payload", b"")).decode()

@@ -32,7 +32,7 @@ from spark.render.content import (
     several,
     shortened,
 )
-from spark.render.report_documents import SAMPLES, action_value, camel, camel_row, entry_value, rows_of
+from spark.render.report_documents import SAMPLES, action_value, camel, camel_row, entries_only, entry_value, rows_of
 from spark.reports.diff.classify import Diff, Kind, Reason, Verdict
 from spark.reports.diff.documents import DocumentDiff
 from spark.reports.diff.samples import Sample, entry_about, samples_of
@@ -61,6 +61,7 @@ def document_of(
         "same": found.same and (documents is None or documents.same),
         "sameOplogs": found.same,
         "byBytes": by_bytes,
+        "entriesOnly": entries_only(oplogs),
         "differing": {camel(kind.replace("-", "_")): count for kind, count in differing.items()},
         "trimmed": found.trimmed,
         "compared": [camel_row(row, *left_out) for row in rows_of(found.members)],
@@ -174,7 +175,7 @@ def content(document: Document) -> Content:
         answers.append(Phrase(f"{trimmed} trimmed away during the run and left out.", Tone.SOFT))
     if documents:
         answers += _documents_at(documents)
-    answers.append(_compared(by_bytes=document["byBytes"], documents=bool(documents)))
+    answers.append(_compared(document, documents=bool(documents)))
     parts: list[ContentTable | ContentSamples] = [_pairs(pairs)] if pairs else []
     if document["namespaces"]:
         holes = sum(pair["aMissing"] + pair["bMissing"] for pair in pairs)
@@ -189,14 +190,17 @@ def content(document: Document) -> Content:
     return Content("Diff", answers, parts)
 
 
-def _compared(*, by_bytes: bool, documents: bool) -> Phrase:
+def _compared(document: Document, *, documents: bool) -> Phrase:
     """What the answer rests on, and what was not looked at."""
     text = "Compared by hashes computed of the entries' bytes."
-    if not by_bytes:
+    without, members = document["entriesOnly"], document["compared"]
+    if not document["byBytes"] and len(without) < len(members):
         text = (
             "Compared by the hashes stored beside the entries, which a changed entry keeps: --bytes computes them anew,"
             " and `oplog-spark verify` checks each oplog by itself."
         )
+    if without:
+        text += f" Of {listed(without)} there are only entries, without hashes or a chain: theirs were computed."
     return Phrase(text if documents else f"{text} Documents were not compared (--documents).", Tone.SOFT)
 
 

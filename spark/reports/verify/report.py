@@ -21,7 +21,7 @@ from spark.render.content import (
     several,
     shortened,
 )
-from spark.render.report_documents import SAMPLES, camel_row, entry_value, rows_of
+from spark.render.report_documents import SAMPLES, camel_row, entries_only, entry_value, rows_of
 from spark.reports.diff.samples import versions_of
 from spark.reports.verify.check import COUNTS, Verification
 from spark.runners import aggregated, ordered
@@ -44,6 +44,7 @@ def document_of(found: Verification[Any], oplogs: Sequence[Oplog], samples: int 
     by_name = {oplog.name: oplog for oplog in oplogs}
     return {
         "sound": not faults,
+        "entriesOnly": entries_only(oplogs),
         "checked": [camel_row(row) for row in rows_of(found.checked)],
         "faults": faults,
         "samples": [_fault_document(row, by_name[row["member"]]) for row in rows_of(found.faults, samples)],
@@ -79,6 +80,9 @@ def content(document: Document) -> Content:
             for row in faults
         ]
         parts.append(ContentTable("Faults", ("kind", "member", "faults", ""), rows, numbers=("faults",)))
+    if without := document["entriesOnly"]:
+        text = f"Of {listed(without)} there are only entries, without hashes or a chain: these alone were checked."
+        answers.append(Phrase(text, Tone.SOFT))
     cells = [(row["member"], *(count_text(row[name]) for name in COUNTS)) for row in checked]
     parts.append(ContentTable("Checked", ("member", *COUNTS), cells, numbers=COUNTS))
     if document["samples"]:

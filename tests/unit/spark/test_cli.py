@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -146,6 +147,22 @@ def test_points_in_time() -> None:
     assert span_of("1:5:1", "1:5:1") == Span(pack_ts(5, 1), pack_ts(5, 1) + 1)
     with pytest.raises(BadValueError, match="is before"):
         span_of("2025-10-09", "2025-10-08")
+
+
+def test_it_says_of_which_members_there_are_only_entries(tmp_path: Path, capsys: Capture) -> None:
+    member = write_oplog(tmp_path / "m1", [insert(n) for n in range(5)])
+    dump = tmp_path / "oplog.rs.bson"
+    dump.write_bytes(b"".join(insert(n)[6] for n in range(5)))
+    assert main(["diff", "--engine", "local", str(member), f"d={dump}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Compared by the hashes stored beside the entries" in said
+    assert "Of d there are only entries, without hashes or a chain: theirs were computed." in said
+    assert main(["diff", "--engine", "local", f"e={dump}", f"d={shutil.copy(dump, tmp_path / 'copy')}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Compared by hashes computed of the entries' bytes. Of d and e there are only entries" in said
+    assert main(["verify", "--engine", "local", f"d={dump}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Of d there are only entries, without hashes or a chain: these alone were checked." in said
 
 
 def test_the_newest_entry_told_is_the_newest_that_was_compared(tmp_path: Path, capsys: Capture) -> None:

@@ -67,6 +67,20 @@ def test_the_folder_of_a_mongodump(tmp_path: Path, name: str) -> None:
     assert open_members([str(file.parent)]) == open_members([str(file)]) == [DumpOplog("dump", str(file))]
 
 
+def test_members_by_their_addresses() -> None:
+    texts = ["mongodb://u:secret@h1,h2/", "mongodb://u:secret@h:1/?a", "mongodb+srv://u:secret@h.example.org"]
+    for text in texts:
+        with pytest.raises(OplogError, match=r"^mongodb://: (a member is|connection string:)") as caught:
+            open_members([text])
+        assert "secret" not in str(caught.value)
+    one, two = "mongodb://u:secret@h:27018/?replicaSet=rs0", "mongodb://h"
+    opened = open_members([one, f"b={two}"])
+    assert [oplog.name for oplog in opened] == ["h:27018", "b"]
+    assert "secret" not in repr(opened)
+    with pytest.raises(OplogError, match=r"^h:27018: it is given twice"):
+        open_members([one, "b=mongodb://h:27018"])
+
+
 def test_names_are_the_shortest_tails_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("a/x/m1", "b/x/m1", "b/y/m1", "m2"):
         dbpath(tmp_path / folder)

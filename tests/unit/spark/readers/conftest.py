@@ -16,11 +16,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from api.routes.oplog import row_fields
-from replset.bson import Int64, encode
+from replset.bson import Int64, decode, encode
 from replset.features.archive.archive import Archive
 from replset.features.archive.files import FolderFiles
 from replset.features.archive.segments import ArchiveInfo, Position
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import noop_entry
 from replset.oplog_row import CHAIN_START, OplogRow, chained_rows
 from spark.columns import COLUMNS
@@ -28,7 +28,9 @@ from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 from spark.readers import live
 from spark.readers.live import LiveOplog
 from spark.readers.sqlite import SqliteOplog
+from spark.readers.wire import WireOplog
 from tests.spark.kit import insert, trim, write_rows
+from tests.unit.test_target import Mongod
 
 
 def history(count: int, *, others_from: int | None = None) -> list[OplogRow]:
@@ -133,6 +135,67 @@ class StandIn:
         page = newer[: int(query["limit"])]
         headers = {"x-replset-next": str(page[-1].optime)} if len(page) < len(newer) else {}
         return 200, headers, b"".join(encode(row_fields(row)) for row in page)
+
+
+class WireStandIn(Mongod):
+    """A mongod with these rows in its oplog, whose cursors die with their connection. before: called with each command;
+    ConnectionError breaks its connection.
+    """
+
+    def __init__(self, rows: list[OplogRow]) -> None:
+        super().__init__([])
+        self.rows = rows
+        self.before: Callable[[dict[str, Any]], object] = lambda _command: None
+        self.oplog = WireOplog("m1", f"mongodb://{self.host}")
+        self._cursors: dict[int, list[bytes]] = {}
+
+    def trim(self, through: int) -> None:
+        self.rows = [row for row in self.rows if row.ts > through]
+
+    def _answer(self, command: dict[str, Any], scram: list[Any]) -> dict[str, Any]:
+        self.before(command)
+        match next(iter(command)):
+            case "count":
+                return {"ok": 1.0, "n": len(self.rows)}
+            case "find":
+                found = [row.entry for row in self.rows if self._is_wanted(row, command.get("filter", {}))]
+                if command.get("sort") == {"$natural": -1}:
+                    found.reverse()
+                left = found[command.get("skip", 0) :][: command.get("limit") or None]
+                return self._batch(command, "firstBatch", len(self.asked), left)
+            case "getMore" if command["getMore"] in self._cursors:
+                return self._batch(command, "nextBatch", command["getMore"], self._cursors.pop(command["getMore"]))
+            case "getMore":
+                return {"ok": 0.0, "code": 43, "errmsg": "cursor id not found"}
+            case "killCursors":
+                for number in command["cursors"]:
+                    del self._cursors[number]
+        return super()._answer(command, scram)
+
+    def _batch(self, command: dict[str, Any], field: str, number: int, left: list[bytes]) -> dict[str, Any]:
+        size = command.get("batchSize", 101)
+        if left[size:]:
+            self._cursors[number] = left[size:]
+        batch = [decode(raw) for raw in left[:size]]
+        return {"ok": 1.0, "cursor": {"id": Int64(number if left[size:] else 0), "ns": "local.oplog.rs", field: batch}}
+
+    def _is_wanted(self, row: OplogRow, query: dict[str, Any]) -> bool:
+        stamps = {name: pack_ts(at.time, at.inc) for name, at in query.get("ts", {}).items()}
+        return (
+            stamps.get("$gte", 0) <= row.ts < stamps.get("$lt", EVERYTHING.end_ts)
+            and row.ts > stamps.get("$gt", 0)
+            and row.ns in query.get("ns", {"$in": [row.ns]})["$in"]
+            and row.op in query.get("op", {"$in": [row.op]})["$in"]
+        )
+
+
+@contextmanager
+def wire_stand_in(rows: list[OplogRow]) -> Iterator[WireStandIn]:
+    member = WireStandIn(rows)
+    try:
+        yield member
+    finally:
+        member.close()
 
 
 @contextmanager

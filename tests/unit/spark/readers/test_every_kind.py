@@ -29,10 +29,22 @@ from spark.oplog import (
 from spark.readers import live
 from spark.readers.dump import DumpOplog
 from spark.readers.parquet import ParquetOplog
+from spark.readers.wire import WireOplog
 from tests.spark.kit import T0
-from tests.unit.spark.readers.conftest import FileMember, StandIn, archived, history, rows_of, stamps, stand_in
+from tests.unit.spark.readers.conftest import (
+    FileMember,
+    StandIn,
+    WireStandIn,
+    archived,
+    history,
+    rows_of,
+    stamps,
+    stand_in,
+    wire_stand_in,
+)
 
-GROWING = ["file", "live"]
+GROWING = ["file", "live", "wire"]
+WITHOUT_CHAIN = DumpOplog, WireOplog
 KINDS = [*GROWING, "dump", "shuffled dump", "parquet", "archive"]
 ROWS = history(100)
 
@@ -58,11 +70,15 @@ class Fixed:
 @pytest.fixture(params=KINDS)
 def member(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FileMember | StandIn | Fixed]:
+) -> Iterator[FileMember | StandIn | WireStandIn | Fixed]:
     monkeypatch.setattr(live, "_PAGE_ROWS", 15)
+    monkeypatch.setattr("spark.readers.wire.BATCH_ENTRIES", 15)
     monkeypatch.setattr("spark.readers.dump._CHUNK_BYTES", 1000)
     if request.param == "live":
         with stand_in(ROWS) as made:
+            yield made
+    elif request.param == "wire":
+        with wire_stand_in(ROWS) as made:
             yield made
     elif request.param == "file":
         yield FileMember(tmp_path, ROWS)
@@ -76,7 +92,7 @@ growing = pytest.mark.parametrize("member", GROWING, indirect=True)
 def test_reading(member: Any) -> None:
     oplog, pinned = member.oplog, member.oplog.pin()
     expected = [dict(zip(COLUMNS, row, strict=True)) for row in ROWS]
-    if isinstance(oplog, DumpOplog):
+    if isinstance(oplog, WITHOUT_CHAIN):
         expected = [row | {"chain": None} for row in expected]
     span, only = Span(ROWS[20].ts, ROWS[61].ts), EntryFilter(ns=("shop.c1", "shop.c' OR 1"), op=("i", "u"))
     assert pinned.pin() is pinned or pinned.pin() == pinned
@@ -92,7 +108,7 @@ def test_reading(member: Any) -> None:
 
 
 def test_bounds(member: Any) -> None:
-    bounds, chain = member.oplog.bounds(), None if isinstance(member.oplog, DumpOplog) else ROWS[-1].chain
+    bounds, chain = member.oplog.bounds(), None if isinstance(member.oplog, WITHOUT_CHAIN) else ROWS[-1].chain
     assert bounds == Bounds(ROWS[0].optime, ROWS[-1].optime, bounds.rows, chain=chain)
     assert bounds.rows == pytest.approx(100, rel=0.1)
     numbers = [number for end in (bounds.oldest, bounds.newest) for number in (end.ts, end.term)]
@@ -116,8 +132,8 @@ def test_an_empty_oplog(kind: str, tmp_path: Path) -> None:
     def check(oplog: Oplog) -> None:
         assert (oplog.bounds(), rows_of(oplog), oplog.split(EVERYTHING, 3)) == (Bounds(), [], [EVERYTHING])
 
-    if kind == "live":
-        with stand_in([]) as made:
+    if kind in ("live", "wire"):
+        with stand_in([]) if kind == "live" else wire_stand_in([]) as made:
             check(made.oplog)
     else:
         check((FileMember(tmp_path, []) if kind == "file" else Fixed(kind, tmp_path, [])).oplog)
@@ -158,7 +174,7 @@ def test_entries_that_were_rolled_back_in_between(member: Any, count: int) -> No
         stamps(pinned, Span(0, ROWS[50].ts))
 
 
-@growing
+@pytest.mark.parametrize("member", ["file", "live"], indirect=True)
 def test_follow(member: Any) -> None:
     oplog, marks = member.oplog, [ReadPosition(row.optime, row.chain) for row in ROWS]
     assert oplog.follow(START, 1) == marks[0]
