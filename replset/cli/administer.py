@@ -17,6 +17,7 @@ from replset.cli import (
     cluster,
     consumers,
     follow,
+    history,
     members,
     operations,
     oplog,
@@ -78,6 +79,7 @@ def conf(host: Host) -> None:
 
 app.command()(status.status)
 app.command()(why.why)
+app.command()(history.history)
 app.command()(members.initiate)
 app.command()(members.add)
 app.command("add-arbiter")(members.add_arbiter)

@@ -22,6 +22,7 @@ from replset.features.consumers.consumer_directory import ConsumerDirectory
 from replset.features.crud import count_distinct, delete, find, find_and_modify, get_more, insert, update
 from replset.features.diagnostics import current_op, diagnostics, explain, hello, server_status
 from replset.features.follower.feature import FOLLOWER
+from replset.features.history import document_history
 from replset.features.indexes import indexes
 from replset.features.recovery import rollbacks
 from replset.features.role_hook.feature import ROLE_HOOK
@@ -73,6 +74,7 @@ def all_features(
         Feature("users", (*sasl.COMMANDS, *user_commands.COMMANDS)),
         ROLE_HOOK,
         Feature("recovery", rollbacks.COMMANDS),
+        Feature("history", document_history.COMMANDS),
         Feature(
             "administration",
             (

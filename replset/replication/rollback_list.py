@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from replset.bson import MAX_INTERNAL_SIZE
 from replset.errors import CorruptDataError, ReplError
@@ -129,6 +129,41 @@ class RollbackList:
             except (ReplError, OSError) as error:
                 log.warning("%s cannot be searched for %s: %s", name, optime, error)
         return sorted(found, key=lambda manifest: id_order(manifest.id))
+
+    async def entries_between(
+        self, after_ts: int, until_ts: int, names: Sequence[bytes], most_bytes: int
+    ) -> tuple[list[tuple[Manifest, list[OplogEntry]]], list[str]]:
+        """The entries in this range that rollbacks took away and whose bytes have one of these names, by rollback.
+
+        Also the ids of those that were not read: they would be more than `most_bytes`, or are damaged. StorageError.
+        """
+        return await self._workers.run(lambda: self._entries_between(after_ts, until_ts, names, most_bytes))
+
+    def _entries_between(
+        self, after_ts: int, until_ts: int, names: Sequence[bytes], most_bytes: int
+    ) -> tuple[list[tuple[Manifest, list[OplogEntry]]], list[str]]:
+        found: list[tuple[Manifest, list[OplogEntry]]] = []
+        left_out: list[str] = []
+        for name in sorted(filter(is_manifest_name, self._names()), key=lambda name: id_order(name[: -len(".json")])):
+            try:
+                manifest = self._read(name)
+                file = next((file for file in manifest.files if file.kind is FileKind.OPLOG), None)
+                is_outside = manifest.last.ts <= after_ts or manifest.first.ts > until_ts
+                if is_outside or file is None or manifest.state in (RollbackState.ABANDONED, RollbackState.PLANNED):
+                    continue
+                most_bytes -= file.size
+                if most_bytes < 0:
+                    left_out.append(manifest.id)
+                    continue
+                chunks = read_chunks(self._disk, os.path.join(self.folder, file.name))
+                entries = [
+                    OplogEntry(raw) for raw in _documents(chunks, file.name) if any(name in raw for name in names)
+                ]
+                found.append((manifest, [entry for entry in entries if after_ts < entry.optime.ts <= until_ts]))
+            except (ReplError, OSError) as error:
+                log.warning("%s cannot be searched: %s", name, error)
+                left_out.append(name.removesuffix(".json"))
+        return found, left_out
 
     def _has(self, manifest: Manifest, optime: OpTime) -> bool:
         """Whether the oplog file has the entry: between first and last there may be entries of another history."""

@@ -77,6 +77,28 @@ def rows_at(connection: apsw.Connection, path: str, places: Iterable[int], max_b
     return rows
 
 
+def ts_further_on(connection: apsw.Connection, after_ts: int, rows: int) -> int | None:
+    """The ts so many rows behind `after_ts`; None: there are no more than that."""
+    row = first_row(connection, "SELECT ts FROM oplog WHERE ts > ? ORDER BY ts LIMIT 1 OFFSET ?", (after_ts, rows - 1))
+    return None if row is None else int(row[0])
+
+
+def places_about(
+    connection: apsw.Connection, ns: str, key: bytes, *, after_ts: int, until_ts: int, limit: int
+) -> list[int]:
+    """The ts of the first entries in this range that may be about one document: its own, transactions that name its
+    collection, and commands on its database.
+
+    Columns in front of the entry decide, so the bytes of entries are not read, but those of transactions.
+    """
+    sql = (
+        "SELECT ts FROM oplog WHERE ts > ? AND ts <= ? AND (key = ? AND ns = ?"
+        " OR op = 'c' AND (ns = ? OR ns = 'admin.$cmd' AND instr(entry, ?))) ORDER BY ts LIMIT ?"
+    )
+    commands = f"{ns.partition('.')[0]}.$cmd"
+    return [ts for (ts,) in rows_of(connection, sql, (after_ts, until_ts, key, ns, commands, ns.encode(), limit))]
+
+
 def oldest_row(connection: apsw.Connection) -> OplogRow | None:
     return _one(connection, f"SELECT {READ_COLUMNS} FROM oplog ORDER BY ts LIMIT 1", ())
 

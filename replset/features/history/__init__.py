@@ -1,0 +1,1 @@
+"""The history of single documents. docs/history.md describes it."""
