@@ -19,7 +19,7 @@ def check_effect(old: Mapping[str, Any], new: Mapping[str, Any], *, accept: bool
 
     old: with newlyAdded where a member has no vote yet.
     """
-    warning = reconfig_warning(ReplSetConfig.parse(old), ReplSetConfig.parse(new))
+    warning = reconfig_warning(ReplSetConfig.parse(old, keep=True), ReplSetConfig.parse(new, keep=True))
     if warning and not accept:
         raise NotAcceptedError(f"{warning}; with --accept it is done")
     return warning

@@ -165,7 +165,7 @@ def reconfig(
     if force and file is None and demote is None:
         raise BadValueError("--force goes with FILE or --demote: a plan takes only steps that a majority agrees to")
     if plan is not None:
-        run_plan(host, ReplSetConfig.parse(read_document(plan)), accept=accept)
+        run_plan(host, ReplSetConfig.parse(read_document(plan), keep=True), accept=accept)
     elif restore is not None:
         run_plan(host, with_vote(calls.counted_config(host), restore, 1, priority), accept=accept)
     elif demote is not None:
@@ -180,7 +180,7 @@ def install_file(host: str, file: Path, *, force: bool, accept: bool) -> None:
     current = calls.counted_config(host)
     document["version"] = int(current["version"]) + 1
     if not force:
-        keep_default(host, ReplSetConfig.parse(current), ReplSetConfig.parse(document))
+        keep_default(host, ReplSetConfig.parse(current, keep=True), ReplSetConfig.parse(document, keep=True))
     if effect := check_effect(current, document, accept=accept):
         echo(effect)
     command: dict[str, object] = {"replSetReconfig": document, "force": force}
@@ -192,7 +192,7 @@ def demote_member(host: str, member: str, *, force: bool, accept: bool) -> None:
     """Take the vote and the priority of a member away. If it is down, fewer members may fail already: no --accept."""
     current = calls.counted_config(host)
     target = with_vote(current, member, 0, 0)
-    known = ReplSetConfig.parse(current).member_at(parse_host(member))
+    known = ReplSetConfig.parse(current, keep=True).member_at(parse_host(member))
     rows = calls.ask(host, {"replSetGetStatus": 1})["members"]
     is_down = any(row["name"] == parse_host(member) and not row["health"] for row in rows)
     if force:
@@ -273,7 +273,7 @@ def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept:
     after = with_members(config, missing)
     effect = check_effect(config, after, accept=accept)
     if any(row.get("arbiterOnly") or row.get("witness") for row in missing):
-        effect = describe_effect(ReplSetConfig.parse(config), ReplSetConfig.parse(after))
+        effect = describe_effect(ReplSetConfig.parse(config, keep=True), ReplSetConfig.parse(after, keep=True))
     if effect:
         echo(effect)
     return missing

@@ -25,7 +25,7 @@ def run_plan(host: str, target: ReplSetConfig, *, accept: bool, within_ms: int =
 
     within_ms: how long a step may wait until the configuration before it, and the writes, are on enough members.
     """
-    current = ReplSetConfig.parse(calls.counted_config(host))
+    current = ReplSetConfig.parse(calls.counted_config(host), keep=True)
     steps = plan_reconfig(current, target)
     if not steps:
         echo("the configuration is as wanted already")
@@ -55,7 +55,7 @@ def _do_step(host: str, before: ReplSetConfig, step: Step, within_ms: int) -> st
     primary = primary_of(host)
     if step.needs_other_primary(parse_host(primary)):
         primary = _hand_over(primary)
-    found = ReplSetConfig.parse(calls.ask(primary, {"replSetGetConfig": 1})["config"])
+    found = ReplSetConfig.parse(calls.ask(primary, {"replSetGetConfig": 1})["config"], keep=True)
     if not is_same(found, before):
         raise ReplError("the configuration was changed meanwhile")
     keep_default(primary, found, step.config)
@@ -120,7 +120,7 @@ def with_vote(current: Mapping[str, Any], host: str, votes: int, priority: float
 
     An arbiter or a witness keeps its priority, which is 0.
     """
-    config = ReplSetConfig.parse(current)
+    config = ReplSetConfig.parse(current, keep=True)
     member = config.member_at(parse_host(host))
     if member is None:
         raise NodeNotFoundError(f"{host} is no member of the set")

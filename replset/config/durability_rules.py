@@ -5,8 +5,9 @@ Level 0 is asynchronous, level 1 waits for this member's disk, level 2 for a maj
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from replset.errors import BadValueError, TypeMismatchError
 
@@ -24,6 +25,7 @@ class DurabilityRule:
     at_least: int
     degrade_lag_secs: int = 10
     restore_lag_secs: int = 2
+    others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     def document(self) -> dict[str, object]:
         document: dict[str, object] = {"level": self.level}
@@ -33,7 +35,24 @@ class DurabilityRule:
                 "degradeLagSecs": self.degrade_lag_secs,
                 "restoreLagSecs": self.restore_lag_secs,
             }
-        return document
+        return {**document, **self.others}
+
+
+_FIELDS = frozenset({"level", "atLeast", "degradeLagSecs", "restoreLagSecs"})
+
+
+def other_fields(
+    document: Mapping[str, object], known: Collection[str], place: str, keep: bool
+) -> Mapping[str, object]:
+    """Return the fields that this release does not know.
+
+    keep: the configuration comes from a member or from disk. A newer release may have written it, and this one stands
+    in the set beside it: it passes on what it does not know. From a client such a field is an error, as in MongoDB.
+    """
+    others = {name: value for name, value in document.items() if name not in known}
+    if others and not keep:
+        raise BadValueError(f"unknown field {place}{next(iter(others))}")
+    return MappingProxyType(others)
 
 
 def find_namespace(rules: Mapping[str, DurabilityRule], ns: str) -> str | None:
@@ -42,29 +61,26 @@ def find_namespace(rules: Mapping[str, DurabilityRule], ns: str) -> str | None:
     return ns if ns in rules else database if database in rules else None
 
 
-def parse_rules(value: object) -> dict[str, DurabilityRule]:
-    """Read the setting. TypeMismatchError (14), BadValueError (2) with the place."""
+def parse_rules(value: object, keep: bool = False) -> dict[str, DurabilityRule]:
+    """Read the setting. TypeMismatchError (14), BadValueError (2) with the place. keep: see `other_fields`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise TypeMismatchError(f"{AT} must be a document")
-    return {ns: _parse_rule(ns, rule) for ns, rule in value.items()}
+    return {ns: _parse_rule(ns, rule, keep) for ns, rule in value.items()}
 
 
-def _parse_rule(ns: str, rule: object) -> DurabilityRule:
+def _parse_rule(ns: str, rule: object, keep: bool) -> DurabilityRule:
     if not isinstance(rule, Mapping):
         raise TypeMismatchError(f"{AT}.{ns} must be a document")
     if not ns or ns.startswith(".") or ns.endswith("."):
         raise BadValueError(f"{AT}.{ns}: a namespace is DB or DB.COLLECTION")
-    for name in rule:
-        if name not in ("level", "atLeast", "degradeLagSecs", "restoreLagSecs"):
-            raise BadValueError(f"unknown field {AT}.{ns}.{name}")
+    others = other_fields(rule, _FIELDS, f"{AT}.{ns}.", keep)
     level = _number(rule, ns, "level", None, 0, HIGHEST)
     at_least = _number(rule, ns, "atLeast", level, 0, level)
     degrade = _number(rule, ns, "degradeLagSecs", 10, 1, 86_400)
-    return DurabilityRule(
-        level, at_least, degrade, _number(rule, ns, "restoreLagSecs", min(2, degrade - 1), 0, degrade - 1)
-    )
+    restore = _number(rule, ns, "restoreLagSecs", min(2, degrade - 1), 0, degrade - 1)
+    return DurabilityRule(level, at_least, degrade, restore, others)
 
 
 def _number(rule: Mapping[str, object], ns: str, name: str, default: int | None, least: int, most: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from replset.bson import Int64
+from replset.config.durability_rules import other_fields
 from replset.config.settings import read_boolean, read_integer
 from replset.errors import BadValueError, InvalidReplicaSetConfigError, TypeMismatchError
 from replset.ids import HostPort, MemberId
@@ -27,6 +28,7 @@ class Member:
     spare_after_secs: a member without a vote may vote in the place of one that is gone for so long; 0: it does not.
     spare_for: the voter in whose place it votes now, set by the primary (`core/spares.py`).
     witness: it keeps the oplog and no documents (docs/witness.md).
+    others: fields of a newer release, as they came.
     """
 
     id: MemberId
@@ -43,6 +45,7 @@ class Member:
     spare_after_secs: int = 0
     spare_for: MemberId | None = None
     witness: bool = False
+    others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def is_voter(self) -> bool:
@@ -81,7 +84,7 @@ class Member:
             document["witness"] = True
         if internal and self.incarnation is not None:
             document["incarnation"] = self.incarnation
-        return document
+        return {**document, **self.others}
 
 
 def next_member_id(taken: Iterable[int]) -> MemberId:
@@ -98,13 +101,11 @@ _MEMBER_FIELDS = {
 _MEMBER_FIELDS |= {"spareAfterSecs", "spareFor"}
 
 
-def parse_member(row: object, place: str) -> Member:
+def parse_member(row: object, place: str, keep: bool = False) -> Member:
     if not isinstance(row, Mapping):
         raise TypeMismatchError(f"{place} must be a document")
     at = f"{place}."
-    for name in row:
-        if name not in _MEMBER_FIELDS:
-            raise BadValueError(f"unknown field {at}{name}")
+    others = other_fields(row, _MEMBER_FIELDS, at, keep)
     if "_id" not in row:
         raise BadValueError(f"{at}_id is missing")
     member_id = read_integer(row, "_id", 0, at)
@@ -141,6 +142,7 @@ def parse_member(row: object, place: str) -> Member:
         read_integer(row, "spareAfterSecs", 0, at),
         MemberId(read_integer(row, "spareFor", 0, at)) if "spareFor" in row else None,
         witness,
+        others,
     )
     _validate_member(member, at)
     return member

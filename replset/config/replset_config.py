@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from replset.bson import Int64
+from replset.config.durability_rules import other_fields
 from replset.config.member import Member, parse_member
 from replset.config.settings import Settings, parse_settings, read_boolean, read_integer
 from replset.errors import BadValueError, ErrorCode, ReplError, TypeMismatchError
@@ -48,6 +50,8 @@ class ReplSetConfig:
     write_concern_majority_journal_default: bool = True
     former_hosts: tuple[HostPort, ...] = ()
     """Members that the last reconfig removed. They may have a newer configuration, if this one was never committed."""
+    others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    """Fields of a newer release, as they came."""
     # Needed for every message, so computed once.
     voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
     oplog_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
@@ -132,20 +136,20 @@ class ReplSetConfig:
         document["settings"] = self.settings.document()
         if internal and self.former_hosts:
             document["formerHosts"] = list(self.former_hosts)
-        return document
+        return {**document, **self.others}
 
     @classmethod
-    def parse(cls, document: Mapping[str, object], *, allow_multiple_arbiters: bool = True) -> ReplSetConfig:
-        """Read and validate a configuration document.
+    def parse(
+        cls, document: Mapping[str, object], *, allow_multiple_arbiters: bool = True, keep: bool = False
+    ) -> ReplSetConfig:
+        """Read and validate a configuration document. keep: see `other_fields`.
 
         Raises BadValueError (2), TypeMismatchError (14), InvalidReplicaSetConfigError (93) naming the place.
         allow_multiple_arbiters: whether more than one arbiter is accepted (map C6).
         """
         if "repaired" in document:
             raise ReplError("the configuration was repaired and cannot be used", code=ErrorCode.REPAIRED_CONFIG)
-        for name in document:
-            if name not in _CONFIG_FIELDS:
-                raise BadValueError(f"unknown field {name!r} in the replica set configuration")
+        others = other_fields(document, _CONFIG_FIELDS, "", keep)
         set_name = document.get("_id")
         if not isinstance(set_name, str):
             raise TypeMismatchError("_id of the configuration must be a string: the name of the set")
@@ -168,13 +172,33 @@ class ReplSetConfig:
             set_name,
             version,
             term,
-            tuple(parse_member(row, f"members.{index}") for index, row in enumerate(rows)),
-            parse_settings(document.get("settings", {})),
+            tuple(parse_member(row, f"members.{index}", keep) for index, row in enumerate(rows)),
+            parse_settings(document.get("settings", {}), keep),
             read_boolean(document, "writeConcernMajorityJournalDefault", True, ""),
             _read_former_hosts(document),
+            others,
         )
         _validate(config, allow_multiple_arbiters)
         return config
+
+
+def refuse_unknown_fields(new: ReplSetConfig, old: ReplSetConfig) -> None:
+    """Refuse (2) fields that this release does not know and that `old` does not have, in what a client gives.
+
+    Those of `old` were set by a newer release. Who reads the configuration, changes it and gives it back has them too.
+    """
+    pairs = [("", new.others, old.others)]
+    for index, member in enumerate(new.members):
+        before = old.member(member.id)
+        pairs.append((f"members.{index}.", member.others, {} if before is None else before.others))
+    before_rules = old.settings.durability_levels
+    for ns, rule in new.settings.durability_levels.items():
+        kept = before_rules[ns].others if ns in before_rules else {}
+        pairs.append((f"settings.durabilityLevels.{ns}.", rule.others, kept))
+    for place, given, known in pairs:
+        for name in given:
+            if name not in known:
+                raise BadValueError(f"unknown field {place}{name}")
 
 
 def is_weaker(new: ReplSetConfig, old: ReplSetConfig) -> bool:

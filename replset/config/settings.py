@@ -104,7 +104,7 @@ _SETTINGS_FIELDS = {
 }
 
 
-def parse_settings(value: object) -> Settings:
+def parse_settings(value: object, keep: bool = False) -> Settings:
     if not isinstance(value, Mapping):
         raise TypeMismatchError("settings must be a document")
     at = "settings."
@@ -131,7 +131,7 @@ def parse_settings(value: object) -> Settings:
         min_in_sync=read_integer(value, "minInSync", 1, at),
         flow_control_target_lag_secs=read_integer(value, "flowControlTargetLagSecs", 10, at),
         follower_bytes_per_second=read_integer(value, "followerBytesPerSecond", 0, at),
-        durability_levels=MappingProxyType(parse_rules(value.get("durabilityLevels"))),
+        durability_levels=MappingProxyType(parse_rules(value.get("durabilityLevels"), keep)),
         others=MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )
     for name, number, least in (

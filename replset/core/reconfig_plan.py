@@ -94,7 +94,7 @@ def _tolerated(config: ReplSetConfig) -> tuple[int, int]:
 def _refusal(old: ReplSetConfig, new: ReplSetConfig) -> str:
     """Why the rules refuse the step, whichever member that stays electable is primary; empty: they allow it."""
     try:
-        ReplSetConfig.parse(new.document())
+        ReplSetConfig.parse(new.document(), keep=True)
     except ReplError as error:
         return error.message
     reason = "no member would stay that can be primary"

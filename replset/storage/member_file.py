@@ -188,7 +188,7 @@ class MemberFile:
                 )
             config = values.get("config")
             if config is not None:
-                self.config = ReplSetConfig.parse(decode(config if isinstance(config, bytes) else b""))
+                self.config = ReplSetConfig.parse(decode(config if isinstance(config, bytes) else b""), keep=True)
         except (ReplError, ValueError) as error:
             raise CorruptDataError(f"{self.path} is damaged: {error}") from error
 

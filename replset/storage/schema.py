@@ -224,7 +224,10 @@ def check_schema(connection: apsw.Connection, schema: Schema, path: str) -> int:
     if done == len(schema.steps) and application_id == schema.application_id:
         return done
     if done > len(schema.steps):
-        raise CorruptDataError(f"{path} was made by a newer version: schema {done}, known {len(schema.steps)}")
+        raise CorruptDataError(
+            f"{path} was made by a newer version of replset: its schema is {done}, and this one reads up to"
+            f" {len(schema.steps)}"
+        )
     tables = first_row(connection, "SELECT count(*) FROM sqlite_schema")[0]
     if (done or tables) and application_id != schema.application_id:
         raise CorruptDataError(f"{path} is no database of ours: its application id is {application_id}")

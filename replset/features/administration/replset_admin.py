@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import Timestamp
-from replset.config import ReplSetConfig, next_member_id, parse_host
+from replset.config import ReplSetConfig, next_member_id, parse_host, refuse_unknown_fields
 from replset.core.messages import (
     AbortCatchUpRequest,
     Done,
@@ -93,7 +93,8 @@ async def reconfig(ctx: CommandContext) -> Reply:
     document = fields.document(ctx.body, ctx.name, ctx.name)
     if document is None:
         raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "object")
-    config, new = _config_in_force(ctx), ReplSetConfig.parse(document.decode())
+    config, new = _config_in_force(ctx), ReplSetConfig.parse(document.decode(), keep=True)
+    refuse_unknown_fields(new, config)
     force = fields.boolean(ctx.body, "force", ctx.name)
     max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, 0, least=0)
     if not force:
@@ -168,7 +169,8 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
     """
     document["version"] = config.version + 1
     document.pop("term", None)
-    new = ReplSetConfig.parse(document)
+    new = ReplSetConfig.parse(document, keep=True)
+    refuse_unknown_fields(new, config)
     _refuse_losing_default(ctx, new)
     info = ""
     if implicit_default(new).w != implicit_default(config).w and stored_default(ctx.member.store) is None:

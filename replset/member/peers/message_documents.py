@@ -70,7 +70,7 @@ _STATE: Final = kinds.number_of(MemberState)
 _CONFIG: Final = kinds.Sized(
     b"\x03",
     lambda config: encode(config.document(internal=True)),
-    lambda document, name: ReplSetConfig.parse(kinds.typed(document, name, dict)),
+    lambda document, name: ReplSetConfig.parse(kinds.typed(document, name, dict), keep=True),
 )
 _HOSTS: Final = kinds.Sized(b"\x04", lambda hosts: kinds.bson_value([str(host) for host in hosts]), _hosts)
 
