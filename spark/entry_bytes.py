@@ -9,6 +9,7 @@ from replset.bson import InvalidBSONError, RawDocument, encode, encode_key, to_e
 from replset.bson.decoding import read_value
 from replset.oplog_entry import UPDATE, OplogEntry, read_tail
 from replset.query.diff import DIFF_VERSION, is_diff
+from spark.mongod_entries import is_modifiers
 
 DIFF_HEAD = encode({"$v": DIFF_VERSION})[4:-1] + b"\x03diff\0"
 """How the `o` of a difference begins, behind its length."""
@@ -86,7 +87,7 @@ def collection_of(raw: bytes, start_of_o: int) -> bytes:
 
 
 def diff_size(entry: bytes, start_of_o: int = 0) -> int | None:
-    """Bytes of the `$v: 2` difference in an update's entry; None when it holds a replacement.
+    """Bytes of the `$v: 2` difference or of the operators in an update's entry; None when it holds a replacement.
 
     start_of_o: where it is known. InvalidBSONError when it is no update's entry.
     """
@@ -95,6 +96,8 @@ def diff_size(entry: bytes, start_of_o: int = 0) -> int | None:
     if start_of_o and entry[at:end] == DIFF_HEAD:
         return int(_read_int32(entry, end)[0])
     o = OplogEntry(entry).o
+    if is_modifiers(o):
+        return len(o.raw)
     if o.type_of("$v") is None or o.get("$v") != DIFF_VERSION:
         return None
     diff = o.get_raw("diff")

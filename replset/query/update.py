@@ -36,6 +36,7 @@ from replset.query.update_paths import (
     PathUpdate,
     UpdateContext,
     is_dynamic,
+    path_order,
     static_value,
     update_path,
 )
@@ -84,7 +85,7 @@ class Update:
         fills_timestamps: bool = False,
         pipeline: Chain | None = None,
     ) -> None:
-        self._steps = sorted(steps, key=lambda step: [_path_order(part) for part in step.parts])
+        self._steps = sorted(steps, key=lambda step: [path_order(part) for part in step.parts])
         self._replacement = replacement
         self._filters = filters
         self._fills_timestamps = fills_timestamps
@@ -241,15 +242,6 @@ def _apply_rename(doc: Document, step: _Step, context: UpdateContext) -> Documen
     static_value(doc, step.parts, "destination")
     removed = PathUpdate(source, _REMOVAL.change, False, context).apply(doc)
     return PathUpdate(step.parts, lambda old, context: value, True, context).apply(removed)
-
-
-def _path_order(part: str) -> tuple[str, int, str]:
-    """Return the sort key of a path's part. MongoDB applies an update in the order of its paths.
-
-    Names are ordered as text, but those that begin with a digit by their length first, which is the order of numbers by
-    value. A name with a leading zero is no number.
-    """
-    return ("1", len(part), part) if "1" <= part[0] <= "9" else (part[0], 0, part)
 
 
 def _check_replacement(update: Mapping[str, object]) -> Document:

@@ -94,6 +94,15 @@ class PathTree:
             node = child
 
 
+def path_order(part: str) -> tuple[str, int, str]:
+    """Return the sort key of a path's part. MongoDB applies an update in the order of its paths.
+
+    Names are ordered as text, but those that begin with a digit by their length first, which is the order of numbers by
+    value. A name with a leading zero is no number.
+    """
+    return ("1", len(part), part) if "1" <= part[0] <= "9" else (part[0], 0, part)
+
+
 @dataclass(frozen=True, slots=True)
 class PathUpdate:
     """One change of one update at the path `parts`, in which the positional `$` is an index already.

@@ -20,10 +20,12 @@ from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from spark.jobs import oplog_error
 from spark.oplog import OplogError
+from spark.readers.dump import DumpOplog
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.replay.base import BsonBase, DbpathBase, EmptyBase
 from spark.reports.replay.replay import ejson_lines, replay, write_bson
 from tests.spark.kit import T0, UUID, write_oplog
+from tests.unit.spark import test_mongod_entries as mongod
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -234,3 +236,17 @@ def test_a_renamed_collection_is_found_under_the_name_that_it_had(tmp_path: Path
     assert base.find("app.old", created).uuid == UUID
     assert not base.find("app.new", created).exists
     assert base.find("app.new", renamed).uuid == UUID
+
+
+def test_a_mongods_oplog(spark: SparkSession, tmp_path: Path) -> None:
+    entries = [*mongod.PREPARED, mongod.COMMIT, mongod.update(6, {"$v": 1, "$set": {"a.b": 1}})]
+    (tmp_path / "oplog.rs.bson").write_bytes(b"".join(entries))
+    oplog = DumpOplog("m1", str(tmp_path / "oplog.rs.bson"))
+
+    def document(number: int) -> object:
+        at = OpTime(1, pack_ts(mongod.T0 + number, 1))
+        (row,) = replay(spark, oplog, NS, at=at, base=EmptyBase()).collect()
+        return decode(bytes(row["document"]))
+
+    assert document(4) == {"_id": 1, "m": 1}
+    assert document(6) == {"_id": 1, "m": 1, "n": 4, "a": {"b": 1}}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -19,10 +20,11 @@ from replset.bson.repeated import decode_whole
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
-from replset.query.diff import apply_update_object, is_diff
+from replset.query.diff import is_diff
 from spark.columns import arrow_schema, batch_from, ddl_of, repeated, schema_of, tuples_of
 from spark.entry_bytes import EntryPrefixes
 from spark.jobs import ROWS_PER_TASK
+from spark.mongod_entries import Place, Places, apply_change, is_modifiers, is_part, places_of, without_operations
 from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.replay.base import Base, DbpathBase, Start
@@ -71,7 +73,7 @@ def replay(
     begin = base.find(ns, until) if base is not None else None
     if begin is not None and base is not None:
         _check_joins(oplog, bounds, base, begin)
-    commands = _commands(runner, oplog, ns, Span(0 if begin is None else begin.at.ts + 1, until.ts + 1))
+    commands, places = _commands(runner, oplog, ns, Span(0 if begin is None else begin.at.ts + 1, until.ts + 1))
     life = collection_at(commands, ns, begin, oplog.name)
     if life is None and begin is None and not any(names(command, ns) for command in commands):
         if isinstance(oplog, SqliteOplog):
@@ -82,7 +84,7 @@ def replay(
             raise OplogError(oplog.name, f"the oplog begins at {bounds.oldest}, after {ns} was made: give a base")
     if life is None:
         return spark.createDataFrame(_DOCUMENTS.empty_table())
-    steps = _entries(runner, oplog, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task)
+    steps = _entries(runner, oplog, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task, places)
     if life.from_base and base is not None and begin is not None and begin.parts:
         steps = _base_steps(runner, base, begin, ns, until).unionByName(steps)
     # All steps of a key in one partition, in order; then the few that are left, by key over all partitions.
@@ -144,6 +146,9 @@ def collection_at(commands: Iterable[OplogEntry], ns: str, base: Start | None, o
                 raise OplogError(oplog, f"{entry.optime} renames {ns}, which is not replayed")
         elif entry.database != database:
             continue
+        elif name == "create" and o.get("create") == f"system.buckets.{collection}":
+            bucket = f"{database}.system.buckets.{collection}"
+            raise OplogError(oplog, f"{entry.optime} makes {ns} a time series, whose documents are in {bucket}")
         elif name == "create" and o.get("create") == collection:
             if life is None:
                 # What the same transaction writes has the optime of the creation.
@@ -205,13 +210,11 @@ class DocumentFold:
 
     def _update(self, data: bytes) -> None:
         o = RawDocument(self._o_of(UPDATE, data))
-        if o.type_of("$v") is None or not is_diff(change := o.decode()):
+        if not is_modifiers(o) and (o.type_of("$v") is None or not is_diff(o.decode())):
             self._document = o.raw
             return
         before = self._document
-        self._document = apply_update_object(
-            decode_whole(before) if isinstance(before, bytes) else before or {}, change
-        )
+        self._document = apply_change(decode_whole(before) if isinstance(before, bytes) else before or {}, o.decode())
 
     def _o_of(self, op: str, data: bytes) -> bytes:
         """The entry's `o`."""
@@ -224,15 +227,23 @@ class DocumentFold:
         return o
 
 
-def steps_of(ns: str, rows: Iterable[tuple[bytes | None, int, str, bytes]]) -> Iterator[Step]:
-    """The changes of documents of `ns` in these rows: key, ts, op, entry. A transaction's are taken apart."""
+def steps_of(
+    ns: str, rows: Iterable[tuple[bytes | None, int, str, bytes]], places: Places = MappingProxyType({})
+) -> Iterator[Step]:
+    """The changes of documents of `ns` in these rows: key, ts, op, entry. A transaction's are taken apart.
+
+    places: when those of entries of transactions count.
+    """
     for key, ts, op, entry in rows:
         if op != COMMAND:
             yield Step(key or b"", ts, 0, op, entry)
             continue
-        for n, operation in enumerate(OplogEntry(entry).operations):
+        place = places.get(ts, Place(ts, 0))
+        if place is None:
+            continue
+        for n, operation in enumerate(OplogEntry(entry).operations, place.first):
             if operation.ns == ns and operation.op != COMMAND:
-                yield Step(operation.key() or b"", ts, n, operation.op, operation.raw)
+                yield Step(operation.key() or b"", place.ts, n, operation.op, operation.raw)
 
 
 # --- in Spark --------------------------------------------------------------------------------------------------
@@ -277,24 +288,33 @@ def _is_whole(oplog: Oplog, bounds: Bounds) -> bool:
     return False
 
 
-def _commands(runner: SparkRunner, oplog: Oplog, ns: str, span: Span) -> list[OplogEntry]:
-    """The commands on the database, in order: creations and drops, few beside the writes; those in transactions too."""
+def _commands(runner: SparkRunner, oplog: Oplog, ns: str, span: Span) -> tuple[list[OplogEntry], Places]:
+    """The commands on the database, in order: creations and drops, few beside the writes; those in transactions too.
+
+    And where transactions of several entries count.
+    """
     wanted = EntryFilter(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
     columns = ("ts", "entry")
     found = runner.of_size(0, 0).read([oplog], columns, _with_commands, arrow_schema(columns), span=span, only=wanted)
     entries = [OplogEntry(entry) for _, entry in tuples_of(found)]
-    return [operation for entry in entries for operation in entry.operations if operation.op == COMMAND]
+    places = places_of(filter(is_part, entries), oplog.name)
+    counted = [entry for entry in entries if places.get(entry.optime.ts, entry) is not None]
+    return [operation for entry in counted for operation in entry.operations if operation.op == COMMAND], places
 
 
 def _with_commands(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Leave out the transactions that only write documents: they may be many and large."""
     for batch in batches:
-        entries = [OplogEntry(entry) for entry in batch.column(1).to_pylist()]
-        kept = [any(operation.op == COMMAND for operation in entry.operations) for entry in entries]
-        yield batch.filter(pa.array(kept, pa.bool_()))
+        kept: list[tuple[int, bytes]] = []
+        for entry in map(OplogEntry, batch.column(1).to_pylist()):
+            if any(operation.op == COMMAND for operation in entry.operations):
+                kept.append((entry.optime.ts, entry.raw))
+            elif is_part(entry):
+                kept.append((entry.optime.ts, without_operations(entry)))
+        yield batch_from(kept, batch.schema)
 
 
-def _entries(runner: SparkRunner, oplog: Oplog, ns: str, span: Span, rows_per_task: int) -> Any:
+def _entries(runner: SparkRunner, oplog: Oplog, ns: str, span: Span, rows_per_task: int, places: Places) -> Any:
     wanted = EntryFilter(ns=(ns, _ADMIN), op=(INSERT, UPDATE, DELETE, COMMAND))
     columns = ("key", "ts", "op", "entry")
 
@@ -302,7 +322,7 @@ def _entries(runner: SparkRunner, oplog: Oplog, ns: str, span: Span, rows_per_ta
         for batch in batches:
             if COMMAND in batch.column(2).to_pylist():
                 rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-                yield batch_from(list(steps_of(ns, rows)), _STEPS)
+                yield batch_from(list(steps_of(ns, rows, places)), _STEPS)
             else:
                 key, ts, op, entry = batch.columns
                 yield pa.RecordBatch.from_arrays([key, ts, repeated(0, batch.num_rows), op, entry], schema=_STEPS)

@@ -87,7 +87,7 @@ class Verification(Generic[Table]):
       `_id` are there and of their types. Where no hash is kept, whether all its bytes are BSON;
     - columns: what is stored beside the entry (ts, term, op, ns, key, wall) is not what the entry holds. Not where no
       hash is kept: there the columns are made of the entry;
-    - diff: the `o` of an update is neither a replacement with the same `_id` nor a well-formed `$v: 2` difference;
+    - diff: the `o` of an update is neither a replacement with the same `_id` nor a well-formed difference;
     - idempotence: see the module of that name.
 
     The first entry of what is read has nothing before it that it could be checked against, and is the chain's base,

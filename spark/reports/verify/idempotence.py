@@ -3,8 +3,9 @@
 A member that starts anew applies entries that it has applied already: any suffix of the oplog, in order, over the state
 that the suffix leads to. That gives the same state only if every entry holds results, not operations. Checked is:
 
-- the form of every update (`read_update`): a replacement with the document's own `_id`, or a well-formed `$v: 2` diff,
-  whose every section sets or removes what it names; nothing else is a result;
+- the form of every update (`read_update`): a replacement with the document's own `_id`, the operators `$set` and
+  `$unset` with `$v: 1`, or a well-formed `$v: 2` diff, whose every section sets or removes what it names; nothing else
+  is a result;
 - of every diff, with the member's own function: over the document as it was at that point, twice gives what once gives;
 - of every run of diffs of one document (`Documents`): the whole run applied again over its own result gives that result
   again. A run begins behind an insert, a replacement or a delete (which make the state theirs, whatever it was) or
@@ -26,15 +27,15 @@ from typing import NamedTuple
 from replset.bson import decode, encode_key
 from replset.errors import ReplError
 from replset.ids import OpTime
-from replset.query.diff import apply_update_object, is_diff
+from replset.query.diff import is_diff
 from replset.query.order import identical
 from replset.query.paths import array_index
+from spark.mongod_entries import RESULT_OPERATORS, apply_change
 
 RUN_ENTRIES = 256
 RUN_BYTES = 1 << 20
 MOST_ITEMS = 1 << 22
 """More than any array in a document of 16 MiB can have."""
-RESULT_OPERATORS = frozenset({"$v", "$set", "$unset"})
 Doc = dict[str, object]
 
 
@@ -56,11 +57,13 @@ def read_update(o: bytes, key: bytes) -> tuple[Doc, bool]:
     if is_diff(whole):
         _check_document_diff(whole["diff"], "", is_top=True)
         return whole, True
+    if whole.get("$v") == 1 and whole.keys() <= RESULT_OPERATORS:
+        return whole, True
     if next(iter(whole), "").startswith("$"):
         operation = next((name for name in whole if name.startswith("$") and name not in RESULT_OPERATORS), None)
         if operation is not None:
             raise NotIdempotentError(f"the update names an operation ({operation[:40]}), not its result")
-        raise MalformedDiffError(f"the update is neither a document nor a $v: 2 difference: {', '.join(whole)[:60]}")
+        raise MalformedDiffError(f"the update is neither a document nor a difference: {', '.join(whole)[:60]}")
     if "_id" not in whole:
         raise MalformedDiffError("the replacement has no _id")
     if encode_key(whole["_id"]) != key:
@@ -196,9 +199,9 @@ class DocumentStates:
         self.applied += 1
         self.changed += not document.is_changed
         document.is_changed = True
-        once = apply_update_object(document.state, o)
+        once = apply_change(document.state, o)
         found = []
-        if not _is_same(once, apply_update_object(once, o), document.is_certain):
+        if not _is_same(once, apply_change(once, o), document.is_certain):
             found.append(Fault(change, "applied twice it gives another document than applied once"))
         document.state = once
         document.run.append((change, o))
@@ -235,7 +238,7 @@ def _end_run(document: _Document) -> list[Fault]:
 def _run_again_is_same(document: _Document, run: list[tuple[Change, Doc]]) -> bool:
     state = again = document.state or {}
     for _, o in run:
-        again = apply_update_object(again, o)
+        again = apply_change(again, o)
     return _is_same(state, again, document.is_certain)
 
 

@@ -61,7 +61,7 @@ def test_a_result_is_well_formed(o: Doc) -> None:
         (diff(s_id={"u": {"a": 1}}), "the difference changes _id"),
         ({"a": 1}, "the replacement has no _id"),
         ({"_id": 2, "a": 1}, "the replacement has another _id"),
-        ({"$v": 1, "$set": {"a": 1}}, "neither a document nor"),
+        ({"$v": 1, "a": 1}, "neither a document nor"),
         ({"$set": {"a": 1}}, "neither a document nor"),
         ({"$v": 2, "diff": 5}, "neither a document nor"),
     ],
