@@ -18,6 +18,7 @@ from replset.operations.declared import help_of
 from replset.terminal import echo
 
 LONGEST_LINE = 200
+MOST_IN_ANSWER = 1_000
 
 
 def history(
@@ -33,6 +34,7 @@ def history(
 ) -> None:
     """Show every version of one document: when, by which session, what changed, and which rollback took one away."""
     command: dict[str, object] = {"replSetDocumentHistory": ns, "id": id_of(id_), "field": field, "archive": archive}
+    command["limit"] = MOST_IN_ANSWER
     if at is not None:
         command["at"] = place_of(at)
     replies = answers(host, command)

@@ -32,7 +32,8 @@ MOST_ARCHIVED: Final = 20_000
 SLICE: Final = 100_000
 PLACES: Final = 256
 ARCHIVE_SLICE: Final = 5_000
-PAGE_BYTES: Final = 4 << 20
+PAGE_BYTES: Final = 1 << 20
+"""Of entries and documents that one answer shows: it is encoded on the event loop."""
 LOST_BYTES: Final = 64 << 20
 """Bytes of rollback files that one answer reads."""
 FOREVER: Final = (1 << 63) - 1
@@ -75,8 +76,7 @@ async def document_history(ctx: CommandContext, given: DocumentHistory) -> Reply
     key = encode_key(given.id)
     is_whole = begin == OPTIME_NULL and not member.store.trimmed_through
     look = _Look(given, key, Versions(ns, key, None if is_whole else UNKNOWN), _until(given.at), begin)
-    if is_archived:
-        await _look_in_archive(ctx, look)
+    await _look_in_archive(ctx, look)
     while look.position.ts >= member.store.trimmed_through and not (look.is_full or look.is_at_end):
         store = member.store
         try:
@@ -109,7 +109,7 @@ async def _look_in_archive(ctx: CommandContext, look: _Look) -> None:
         ctx.check_deadline()
         rows = [] if older is None else await older.after(look.position, limit=ARCHIVE_SLICE, max_bytes=PAGE_BYTES)
         if not rows:
-            look.position = OpTime(look.position.term, store.trimmed_through)  # a gap: what is live goes on
+            look.position = OpTime(look.position.term, store.trimmed_through)  # nobody has those: what is live goes on
             look.versions.document = UNKNOWN
             return
         look.looked += len(rows)

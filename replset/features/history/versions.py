@@ -13,7 +13,7 @@ from replset.query.diff import apply_update_bytes, compute_diff, is_diff
 from replset.replication.rollback_manifest import Manifest
 from replset.storage.snapshot import Snapshot
 
-LARGE: Final = 1 << 20
+LARGE: Final = 256 << 10
 """Bytes of a document, or of an entry, that is not shown: only which fields changed."""
 
 
@@ -28,7 +28,7 @@ Version = dict[str, object]
 
 
 class Versions:
-    """Goes through entries, oldest first. document: after the last one. size: bytes of what was made so far."""
+    """Goes through entries, oldest first. document: after the last one. size: bytes of what is shown so far."""
 
     def __init__(self, ns: str, key: bytes, document: Known = UNKNOWN) -> None:
         self.ns, self.key, self.document = ns, key, document
@@ -84,7 +84,8 @@ class Versions:
         elif not isinstance(after, Unknown):
             more["document"] = None if after is None else RawDocument(after)
         self.document = after
-        self.size += len(entry.raw) + (len(after) if isinstance(after, bytes) else 0)
+        shown = len(entry.raw), len(after) if isinstance(after, bytes) else 0
+        self.size += sum(size for size in shown if size <= LARGE)
         return self._version(entry, operation, more)
 
     def _version(self, entry: OplogEntry, operation: str, more: Version) -> Version:

@@ -181,6 +181,15 @@ def test_a_large_document_is_told_by_the_names_of_its_fields(client: Client) -> 
     assert second["changes"] == [{"field": "n"}]
 
 
+def test_an_answer_has_a_size(client: Client) -> None:
+    insert(client, {"_id": 1})
+    for number in range(6):
+        update(client, {"text": str(number) * (200 << 10)})
+    reply = history(client)
+    assert [row["operation"] for row in reply["versions"]] == ["insert", "replace", "replace", "replace"]
+    assert len(history(client, after=reply["next"])["versions"]) == 3
+
+
 def test_what_is_not_committed_is_told_so(client: Client, rig: Rig) -> None:
     insert(client, {"_id": 1})
     rig.stop_disk()
@@ -243,3 +252,14 @@ def test_a_member_that_serves_no_reads_refuses(client: Client, member: RunningMe
     client.ok({"replSetStepDown": 60, "force": True}, "admin")
     client.ok({"replSetMaintenance": True}, "admin")
     assert client.code({"replSetDocumentHistory": "test.items", "id": 1}, "admin") == 13436
+
+
+def test_a_place_that_is_trimmed_away_is_passed_over(client: Client, member: RunningMember) -> None:
+    """Also where an archive is asked for and there is none: an answer that goes on nowhere would be asked for ever."""
+    write_much(client)
+    first = history(client, limit=1)["next"]
+    forget_undo(member)
+    trim(member, member.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 20)[-3].ts)
+    for more in ({"after": first}, {"archive": True}, {}):
+        reply = history(client, **more)
+        assert (shown(reply), reply["next"]) == (WRITTEN[-2:], None)
