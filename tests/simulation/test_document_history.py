@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from replset.features.history import document_history
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 from tests.simulation.kit.workload import COLLECTION, DATABASE
 
@@ -14,7 +17,7 @@ def history(scenario: ScenarioRun, name: str, id_: int) -> list[dict[str, Any]]:
     return versions
 
 
-def test_each_version_that_a_rollback_took_away_is_told() -> None:
+def test_each_version_that_a_rollback_took_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with scenario_run() as scenario:
         cluster, old = scenario.cluster, scenario.primary
         kept, deleted = (scenario.write(old).id for _ in range(2))
@@ -37,4 +40,8 @@ def test_each_version_that_a_rollback_took_away_is_told() -> None:
             stayed = [row for row in told if "rolledBack" not in row]
             assert stayed == history(scenario, new, id_), "the others have the same without it"
             assert all(row["committed"] for row in stayed)
+        monkeypatch.setattr(document_history, "LOST_BYTES", 1)
+        command = {"replSetDocumentHistory": f"{DATABASE}.{COLLECTION}", "id": lost}
+        reply = cluster.command(old, command)
+        assert (reply["versions"], len(reply["rollbacksNotRead"])) == ([], 1), "what is not read is named"
         assert history(scenario, old, kept)[-1]["document"] == history(scenario, new, kept)[-1]["document"]
