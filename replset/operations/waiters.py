@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
@@ -199,7 +200,16 @@ class Topology:
 class ByteRate:
     """What was sent to one member. It uses up the rate until `sent_until`, in the loop's time."""
 
-    sent_until: float = 0.0
+    sent_until: float = -math.inf
+
+    def begin(self) -> None:
+        """After more than a second without use, the rate has nothing to give before another second is over.
+
+        Whoever sends up to a second's bytes at once calls this first, or the first second would carry them twice.
+        """
+        now = asyncio.get_running_loop().time()
+        if self.sent_until < now - 1:
+            self.sent_until = now + 1
 
     def spend(self, size: int, bytes_per_s: int) -> None:
         """Note that `size` bytes are sent."""

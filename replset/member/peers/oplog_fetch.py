@@ -211,6 +211,7 @@ async def _page(member: Kernel, request: FetchRequest) -> FetchReply:
         return await _reaching_back(member, request, fetch_now(member, request))
     follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
     rate = member[OplogFetches].rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())
+    rate.begin()
     may_send = await rate.wait(LONGEST_WAIT_S)
     check_serves_oplog(member.node)
     request = replace(request, max_bytes=min(request.max_bytes, bytes_per_s))
