@@ -12,12 +12,12 @@ from replset.bson.types import TYPE_NAMES
 from replset.errors import (
     BadValueError,
     ErrorCode,
-    FailedToParseError,
     NotBuiltError,
     TypeMismatchError,
     UnknownFieldError,
 )
 from replset.operations.known_fields import KNOWN, is_harmless
+from replset.query.collation import Fold, fold_of
 
 _ABSENT = (None, 6, 10)
 _EMPTY = encode({})
@@ -188,15 +188,18 @@ def given(body: RawDocument, name: str) -> bool:
     return kind not in _ABSENT and bool(body.get(name))
 
 
-def check_collation(body: RawDocument, place: str) -> None:
-    """Accept the simple collation, which compares strings byte by byte; every other one is not built (238)."""
+def collation(body: RawDocument, place: str) -> Fold | None:
+    """Return what the command's collation makes of values; None for the simple one, or none.
+
+    Raises what fold_of raises.
+    """
     if "collation" not in body:
-        return
-    collation = document(body, "collation", place)
-    if collation is None or not collation.first_key:
-        return
-    locale = text(collation, "locale", "collation")
-    if locale != "simple":
-        raise NotBuiltError(f"BSON field '{place}.collation' with locale '{locale:.80}' is not built yet")
-    if len(list(collation.keys())) > 1:
-        raise FailedToParseError("If 'locale' is 'simple', no other fields should be present")
+        return None
+    given = document(body, "collation", place)
+    return None if given is None or not given.first_key else fold_of(given.decode())
+
+
+def check_collation(body: RawDocument, place: str) -> None:
+    """Refuse (238) a collation other than the simple one, where no other is built."""
+    if collation(body, place) is not None:
+        raise NotBuiltError(f"BSON field '{place}.collation' with another locale than 'simple' is not built yet")

@@ -16,6 +16,7 @@ from replset.bson.types import TYPE_BYTES, TYPE_NAMES, type_byte
 from replset.errors import ErrorCode, ReplError
 from replset.query import regex
 from replset.query.bits import bits_predicate
+from replset.query.collation import Fold
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
 from replset.query.numbers import whole_number
 from replset.query.order import (
@@ -103,34 +104,50 @@ def condition_on(name: str, value: object) -> object:
     return {"$eq": value} if name in DBREF_NAMES else value
 
 
-def literal(value: object, name: str = "$eq") -> Condition:
+def literal(value: object, name: str = "$eq", fold: Fold | None = None) -> Condition:
     """Return the condition of `{field: value}`. A regular expression matches the strings that contain it."""
     if type(value) is Regex:
         return ValueCondition(regex.regex_predicate(value.pattern, value.options))
-    return ValueCondition(equals(_comparable(value, name)))
+    return ValueCondition(_equals(value, name, fold))
 
 
-def parse(operators: Mapping[str, object], path: str, item_filter: ItemFilter) -> list[Condition]:
-    """Return the conditions of operators such as `{$gt: 5, $lt: 9}`. BadValueError for a wrong operator or operand."""
+def _equals(operand: object, name: str, fold: Fold | None) -> Predicate:
+    operand = _comparable(operand, name)
+    return equals(operand) if fold is None else _folded(equals(fold(operand)), fold)
+
+
+def _folded(predicate: Predicate, fold: Fold) -> Predicate:
+    return lambda value: predicate(fold(value))
+
+
+def parse(
+    operators: Mapping[str, object], path: str, item_filter: ItemFilter, fold: Fold | None = None
+) -> list[Condition]:
+    """Return the conditions of operators such as `{$gt: 5, $lt: 9}`. BadValueError for a wrong operator or operand.
+
+    fold: of the collation that strings are compared by.
+    """
     conditions: list[Condition] = []
     for name, operand in operators.items():
         match name:
             case "$eq":
-                conditions.append(ValueCondition(equals(_comparable(operand, name))))
+                conditions.append(ValueCondition(_equals(operand, name, fold)))
             case "$ne":
                 if type(operand) is Regex:
                     raise BadValueError("Can't have regex as arg to $ne.")
-                conditions.append(ConditionGroup((ValueCondition(equals(_comparable(operand, name))),), negated=True))
+                conditions.append(ConditionGroup((ValueCondition(_equals(operand, name, fold)),), negated=True))
             case "$gt" | "$gte" | "$lt" | "$lte":
                 if type(operand) is Regex:
                     raise BadValueError(f"Can't have RegEx as arg to predicate over field '{path}'.")
-                conditions.append(ValueCondition(compares(name, _comparable(operand, name))))
+                operand = _comparable(operand, name)
+                compared = compares(name, operand) if fold is None else _folded(compares(name, fold(operand)), fold)
+                conditions.append(ValueCondition(compared))
             case "$in":
-                conditions.append(ValueCondition(_in(operand, name)))
+                conditions.append(ValueCondition(_in(operand, name, fold)))
             case "$nin":
-                conditions.append(ConditionGroup((ValueCondition(_in(operand, name)),), negated=True))
+                conditions.append(ConditionGroup((ValueCondition(_in(operand, name, fold)),), negated=True))
             case "$not":
-                conditions.append(_not(operand, path, item_filter))
+                conditions.append(_not(operand, path, item_filter, fold))
             case "$exists":
                 present = ValueCondition(lambda value: value is not MISSING)
                 conditions.append(present if is_true(operand) else ConditionGroup((present,), negated=True))
@@ -139,9 +156,9 @@ def parse(operators: Mapping[str, object], path: str, item_filter: ItemFilter) -
             case "$size":
                 conditions.append(ValueCondition(_size(operand), into_array=False))
             case "$all":
-                conditions.append(_all(operand, path, item_filter))
+                conditions.append(_all(operand, path, item_filter, fold))
             case "$elemMatch":
-                conditions.append(_elem_match(operand, path, item_filter))
+                conditions.append(_elem_match(operand, path, item_filter, fold))
             case "$mod":
                 conditions.append(ValueCondition(_mod(operand)))
             case "$bitsAllSet" | "$bitsAllClear" | "$bitsAnySet" | "$bitsAnyClear":
@@ -184,17 +201,17 @@ def _comparable(operand: object, name: str) -> object:
     return operand
 
 
-def _not(operand: object, path: str, item_filter: ItemFilter) -> Condition:
+def _not(operand: object, path: str, item_filter: ItemFilter, fold: Fold | None) -> Condition:
     if type(operand) is Regex:
         return ConditionGroup((literal(operand),), negated=True)
     if not isinstance(operand, Mapping):
         raise BadValueError("$not needs a regex or a document")
     if not operand:
         raise BadValueError("$not cannot be empty")
-    return ConditionGroup(tuple(parse(operand, path, item_filter)), negated=True)
+    return ConditionGroup(tuple(parse(operand, path, item_filter, fold)), negated=True)
 
 
-def _in(operand: object, name: str) -> Predicate:
+def _in(operand: object, name: str, fold: Fold | None) -> Predicate:
     if type(operand) is not list:
         raise BadValueError(f"{name} needs an array")
     keys = set()
@@ -205,7 +222,8 @@ def _in(operand: object, name: str) -> Predicate:
             raise BadValueError(f"cannot nest $ under {name}")
         if type(value) is Regex:
             expressions.append(regex.regex_predicate(value.pattern, value.options))
-        keys.add(encode_key(_comparable(value, "$in")))
+        value = _comparable(value, "$in")
+        keys.add(encode_key(value if fold is None else fold(value)))
         with_null = with_null or value is None
 
     def is_in(value: object) -> bool:
@@ -213,7 +231,8 @@ def _in(operand: object, name: str) -> Predicate:
             return True
         if value is MISSING:
             return False
-        return encode_key(value) in keys or any(expression(value) for expression in expressions)
+        key = encode_key(value if fold is None else fold(value))
+        return key in keys or any(expression(value) for expression in expressions)
 
     return is_in
 
@@ -250,7 +269,7 @@ def _size(operand: object) -> Predicate:
     return lambda value: type(value) is list and len(value) == size
 
 
-def _all(operand: object, path: str, item_filter: ItemFilter) -> Condition:
+def _all(operand: object, path: str, item_filter: ItemFilter, fold: Fold | None) -> Condition:
     if type(operand) is not list:
         raise BadValueError("$all needs an array")
     if not operand:
@@ -261,19 +280,21 @@ def _all(operand: object, path: str, item_filter: ItemFilter) -> Condition:
         if elem_matches[0]:
             if not is_elem_match or len(value) != 1:
                 raise BadValueError("$all/$elemMatch has to be consistent")
-            conditions.append(_elem_match(value["$elemMatch"], path, item_filter))
+            conditions.append(_elem_match(value["$elemMatch"], path, item_filter, fold))
         elif isinstance(value, Mapping) and are_for_values(value):
             raise BadValueError("no $ expressions in $all")
         else:
-            conditions.append(literal(value))
+            conditions.append(literal(value, fold=fold))
     return ConditionGroup(tuple(conditions))
 
 
-def _elem_match(operand: object, path: str, item_filter: ItemFilter) -> Condition:
-    return ItemCondition(item_finder(operand, path, item_filter))
+def _elem_match(operand: object, path: str, item_filter: ItemFilter, fold: Fold | None) -> Condition:
+    return ItemCondition(item_finder(operand, path, item_filter, fold))
 
 
-def item_finder(operand: object, path: str, item_filter: ItemFilter) -> Callable[[object], int | None]:
+def item_finder(
+    operand: object, path: str, item_filter: ItemFilter, fold: Fold | None = None
+) -> Callable[[object], int | None]:
     """Return a function that finds the first item of an array that matches an $elemMatch, None if there is none.
 
     An operand with operators tests values, any other tests documents. An array among the items counts as a document.
@@ -281,7 +302,7 @@ def item_finder(operand: object, path: str, item_filter: ItemFilter) -> Callable
     if not isinstance(operand, Mapping):
         raise BadValueError("$elemMatch needs an Object")
     if are_for_values(operand):
-        holds = all_predicates([value_predicate(condition) for condition in parse(operand, path, item_filter)])
+        holds = all_predicates([value_predicate(condition) for condition in parse(operand, path, item_filter, fold)])
     else:
         holds = item_filter(operand)
 

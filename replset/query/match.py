@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from replset.bson import Regex, Undefined
 from replset.bson.decoding import decode_fields, names_by_bytes
+from replset.query.collation import Fold
 from replset.query.conditions import (
     NOT_BUILT,
     Condition,
@@ -47,9 +49,10 @@ class Matcher:
     paths: what the filter reads, as `Expression.paths`. fields: the top-level fields of these, None for all.
     """
 
-    __slots__ = ("_names", "fields", "filter", "id_equality", "id_in", "paths", "test")
+    __slots__ = ("_fold", "_names", "fields", "filter", "id_equality", "id_in", "paths", "test")
 
-    def __init__(self, test: Test, query: Document, paths: frozenset[str]) -> None:
+    def __init__(self, test: Test, query: Document, paths: frozenset[str], fold: Fold | None = None) -> None:
+        self._fold = fold
         self.test = test
         self.paths = paths
         self.fields = top_fields(paths)
@@ -68,7 +71,7 @@ class Matcher:
         """
         for name, value in self.filter.items():
             wanted = value["$eq"] if isinstance(value, Mapping) and value.keys() == {"$eq"} else value
-            if is_field(name) and type(wanted) is str:
+            if is_field(name) and type(wanted) is str and self._fold is None:
                 text = wanted.encode()
                 return (len(text) + 1).to_bytes(4, "little") + text + b"\0"
             break
@@ -103,23 +106,26 @@ NO_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def compile_filter(
-    query: Document, variables: Mapping[str, Any] = NO_VARIABLES, names: Iterable[str] | None = None
+    query: Document,
+    variables: Mapping[str, Any] = NO_VARIABLES,
+    names: Iterable[str] | None = None,
+    fold: Fold | None = None,
 ) -> Matcher:
     """Return the matcher of a filter document.
 
     variables: those that an $expr may use. It looks up their values for each document, so they may change between two.
-    names: all of them, if `variables` has not got them yet.
+    names: all of them, if `variables` has not got them yet. fold: of the collation that strings are compared by.
     Raises BadValueError for unknown operators and bad operands, 238 for operators that are not built, FailedToParse
     and TypeMismatch where MongoDB does. The message names the operator or the place.
     """
     scope = _FilterScope(frozenset(variables if names is None else names), variables)
-    test = _all_tests(_tests(query, scope))
-    return Matcher(test, query, frozenset(scope.paths))
+    test = _all_tests(_tests(query, scope, fold))
+    return Matcher(test, query, frozenset(scope.paths), fold)
 
 
-def compile_item_filter(query: Document) -> Predicate:
+def compile_item_filter(query: Document, fold: Fold | None = None) -> Predicate:
     """Return the test of an array's item by a filter over documents. An array counts as a document of its indexes."""
-    test = _all_tests(_tests(query, None))
+    test = _all_tests(_tests(query, None, fold))
 
     def holds(item: object) -> bool:
         if isinstance(item, Mapping):
@@ -134,24 +140,28 @@ def compile_value_filter(operators: Document, path: str = "") -> Predicate:
     return all_predicates([value_predicate(condition) for condition in parse(operators, path, compile_item_filter)])
 
 
-def _tests(query: Document, scope: _FilterScope | None) -> list[Test]:
+def _tests(query: Document, scope: _FilterScope | None, fold: Fold | None) -> list[Test]:
     """Return the tests of a filter. scope: None below the top level of the document."""
     tests: list[Test] = []
+    item_filter = compile_item_filter if fold is None else partial(compile_item_filter, fold=fold)
     for name, value in query.items():
         if is_field(name):
             wanted = condition_on(name, value)
-            conditions = parse(wanted, name, compile_item_filter) if is_operators(wanted) else [literal(wanted)]
+            if is_operators(wanted):
+                conditions = parse(wanted, name, item_filter, fold)
+            else:
+                conditions = [literal(wanted, fold=fold)]
             tests += [path_test(condition, name) for condition in conditions]
             if scope is not None:
                 scope.paths.add(name)
             continue
         match name:
             case "$and":
-                tests += _branches(name, value, scope)
+                tests += _branches(name, value, scope, fold)
             case "$or":
-                tests.append(_any_test(_branches(name, value, scope)))
+                tests.append(_any_test(_branches(name, value, scope, fold)))
             case "$nor":
-                tests.append(_negated(_any_test(_branches(name, value, scope))))
+                tests.append(_negated(_any_test(_branches(name, value, scope, fold))))
             case "$comment":
                 pass
             case "$alwaysTrue" | "$alwaysFalse":
@@ -168,6 +178,8 @@ def _tests(query: Document, scope: _FilterScope | None) -> list[Test]:
             case "$expr":
                 if scope is None:
                     raise BadValueError("$expr can only be applied to the top-level document")
+                if fold is not None:
+                    raise not_built("$expr with a collation")
                 tests.append(_expression_test(value, scope))
             case "$sampleRate":
                 tests.append(_sample_test(value))
@@ -200,7 +212,7 @@ def _sample_test(rate: Any) -> Test:
     return lambda doc, found: random.random() < number  # noqa: TID251 - a sample need not repeat
 
 
-def _branches(name: str, value: object, scope: _FilterScope | None) -> list[Test]:
+def _branches(name: str, value: object, scope: _FilterScope | None, fold: Fold | None) -> list[Test]:
     if type(value) is not list:
         raise BadValueError(f"{name} must be an array")
     if not value:
@@ -209,7 +221,7 @@ def _branches(name: str, value: object, scope: _FilterScope | None) -> list[Test
     for branch in value:
         if not isinstance(branch, Mapping):
             raise BadValueError("$or/$and/$nor entries need to be full objects")
-        tests.append(_all_tests(_tests(branch, scope)))
+        tests.append(_all_tests(_tests(branch, scope, fold)))
     return tests
 
 

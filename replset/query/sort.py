@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from replset.bson import encode_key
 from replset.bson.keystring import encode_keys
 from replset.errors import ErrorCode, ReplError
+from replset.query.collation import Fold
 from replset.query.errors import BadValueError, not_built, show
 from replset.query.index_values import ParallelArraysError, Path, value_lists
 from replset.query.order import MISSING, equals, is_number
@@ -37,8 +38,10 @@ _key_of: Callable[[tuple[bytes, object]], bytes] = itemgetter(0)
 class Sort:
     """A compiled sort. Called with a document it returns the document's key.
 
-    natural: 1 or -1 for the order of storage (`$natural`), else 0.
+    natural: 1 or -1 for the order of storage (`$natural`), else 0. is_collated: no index has its order.
     """
+
+    is_collated = False
 
     __slots__ = ("_is_falling", "_is_flat", "_is_rising", "_names", "_paths", "_reversed", "natural")
 
@@ -103,6 +106,20 @@ class Sort:
         return keys
 
 
+class CollatedSort(Sort):
+    """A sort whose strings are in the order of a collation."""
+
+    __slots__ = ("_fold",)
+    is_collated = True
+
+    def __init__(self, paths: list[Path], is_reversed: list[bool], fold: Fold) -> None:
+        super().__init__(paths, is_reversed, 0)
+        self._fold = fold
+
+    def __call__(self, doc: Mapping[str, object]) -> bytes:
+        return super().__call__({name: self._fold(doc[name]) for name in self.reads if name in doc})
+
+
 def _directed_key(key: bytes, is_reversed: bool) -> bytes:
     return key.translate(_COMPLEMENT) if is_reversed else key
 
@@ -144,7 +161,7 @@ def _merged(runs: list[list[tuple[bytes, T]]]) -> Iterator[Iterable[tuple[bytes,
         )
 
 
-def compile_sort(spec: Mapping[str, object]) -> Sort:
+def compile_sort(spec: Mapping[str, object], fold: Fold | None = None) -> Sort:
     """Return the sort of a document such as `{a: 1, "b.c": -1}`. In the empty sort all keys are equal.
 
     Raises 15974 and 15975 for a bad direction, BadValueError for `$natural` with other fields or for too many fields.
@@ -170,7 +187,7 @@ def compile_sort(spec: Mapping[str, object]) -> Sort:
             )
         paths.append(field_path(name))
         is_reversed.append(not equals(1)(direction))
-    return Sort(paths, is_reversed, 0)
+    return Sort(paths, is_reversed, 0) if fold is None else CollatedSort(paths, is_reversed, fold)
 
 
 def _natural(spec: Mapping[str, Any]) -> int:

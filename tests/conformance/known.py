@@ -33,7 +33,7 @@ CAUSES: tuple[Cause, ...] = (
         "collMod's `prepareUnique` is not built yet; refused with 238.",
         ("collection-management/modifyCollection-errorResponse: *",),
     ),
-    Cause("A collation other than simple is not built yet; refused with 238.", ("crud/*-collation: *",)),
+    Cause("aggregate with a collation is not built yet; refused with 238.", ("crud/aggregate-collation: *",)),
     Cause(
         "Clustered collections are not built yet; refused with 238.", ("collection-management/clustered-indexes: *",)
     ),

@@ -66,6 +66,7 @@ async def explain_on_view(ctx: CommandContext, verbosity: str) -> Reply:
 async def _find_elements(ctx: CommandContext, query: find.Query | None = None) -> list[object]:
     """Return the stages that a find of a view is."""
     body, name = ctx.body, ctx.name
+    fields.check_collation(body, name)
     query = query or await find.parse_find(ctx)
     filter_, projection, sort = await read_statement(
         ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]

@@ -41,7 +41,6 @@ SMALL_REPLY = 1000
 async def count(ctx: CommandContext) -> Reply:
     """How many documents match."""
     body, name = ctx.body, ctx.name
-    fields.check_collation(body, name)
     hint = hint_of(body, name)
     found, weight = await command_filter(ctx)
     skip = fields.whole(body, "skip", name, least=0)
@@ -71,6 +70,7 @@ async def count(ctx: CommandContext) -> Reply:
 
 
 async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
+    fields.check_collation(ctx.body, ctx.name)
     concern = read_concern_of(ctx)
     refuse_linearizable(concern, OPLOG)
     point = await read_point(ctx, concern)
@@ -92,11 +92,11 @@ async def command_filter(ctx: CommandContext) -> tuple[Filter, int]:
     """The command's filter, and what its evaluation weighs."""
     body = ctx.body
     query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", ctx.name))
-    weight = weight_of(len(body.raw), query)
+    weight, fold = weight_of(len(body.raw), query), fields.collation(body, ctx.name)
     variables = await variables_of(ctx)
 
     def compile_() -> Filter:
-        found = filter_of(query, variables)
+        found = filter_of(query, variables, fold)
         if weight > SMALL_STATEMENT:
             _ = found.bounds
         return found
@@ -158,13 +158,12 @@ def _count_entries(snapshot: Snapshot, plan: ByIndex) -> int:
 async def distinct(ctx: CommandContext) -> Reply:
     """The different values of a field in the documents that match; 17217 over 16 MiB."""
     body, name = ctx.body, ctx.name
-    fields.check_collation(body, name)
     hint = hint_of(body, name)
     key = fields.text(body, "key", name)
     if not key or "\0" in key:
         raise BadValueError("distinct.key must be the path of a field")
     found, weight = await command_filter(ctx)
-    values = Distinct(key)
+    values = Distinct(key, fields.collation(body, name))
 
     def add(raw: bytes) -> None:
         document = decode(raw)

@@ -31,12 +31,13 @@ def parse_delete(document: RawDocument, place: str) -> SearchStatement:
     for name in ("q", "limit"):
         if name not in document:
             raise fields.missing(place, name)
-    fields.check_collation(document, place)
+    fold = fields.collation(document, place)
     limit = fields.whole(document, "limit", place)
     if limit not in (0, 1):
         raise FailedToParseError(f"The limit field in delete objects must be 0 or 1. Got {limit}")
     query = fields.decoded(document, "q", place)
-    return SearchStatement(query, limit == 0, hint_of(document, place), weight_of(len(document.raw), query))
+    weight = weight_of(len(document.raw), query)
+    return SearchStatement(query, limit == 0, hint_of(document, place), weight, fold=fold)
 
 
 class DeleteBatch(SearchingBatch):
@@ -46,7 +47,7 @@ class DeleteBatch(SearchingBatch):
         statement = self.statements[self.index]
         if statement.multi:
             refuse_retryable(self.retry, "limit=0")
-        return Search(filter_of(statement.query, self.variables), statement.hint)
+        return Search(filter_of(statement.query, self.variables, statement.fold), statement.hint)
 
     def evaluate(self, search: Search, raw: bytes) -> Match | None:
         return Match() if search.filter.matches_raw(raw) else None

@@ -8,10 +8,11 @@ from functools import cached_property
 from itertools import repeat
 from typing import Any
 
-from replset.bson import encode_key
+from replset.bson import Symbol, encode_key
 from replset.bson.alike import FieldsReader, are_whole
 from replset.bson.decoding import names_by_bytes
 from replset.query.bounds import FilterBounds, bounds_of
+from replset.query.collation import Fold
 from replset.query.match import NO_VARIABLES, Matcher, compile_filter
 from replset.query.order import MISSING
 from replset.query.sort import sort_by_key
@@ -21,13 +22,15 @@ from replset.query.sort import sort_by_key
 class Filter:
     """matcher: None for the empty filter, which every document matches undecoded.
 
-    keys: those of the only documents that can match, in order; None when the filter does not name them.
+    keys: those of the only documents that can match, in order; None when the filter does not name them. is_collated: it
+    compares strings by a collation, so no index has bounds for it.
     """
 
     matcher: Matcher | None
     keys: list[bytes] | None
     query: dict[str, object] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
+    is_collated: bool = False
 
     def matches(self, document: dict[str, object]) -> bool:
         return self.matcher is None or self.matcher.matches(document)
@@ -66,14 +69,20 @@ class Filter:
     @cached_property
     def bounds(self) -> FilterBounds:
         """Found when they are first asked for. That takes about as long as to compile the filter."""
-        return bounds_of(self.query, self.variables)
+        return bounds_of({} if self.is_collated else self.query, self.variables)
 
 
-def filter_of(query: dict[str, object], variables: Mapping[str, Any] = NO_VARIABLES) -> Filter:
-    """Raises what compile_filter raises. variables: of the command, with their values."""
+def filter_of(
+    query: dict[str, object], variables: Mapping[str, Any] = NO_VARIABLES, fold: Fold | None = None
+) -> Filter:
+    """Raises what compile_filter raises. variables: of the command, with their values. fold: of its collation."""
     if not query:
         return Filter(None, None)
-    matcher = compile_filter(query, variables)
+    matcher = compile_filter(query, variables, fold=fold)
+    if fold is not None:
+        value = matcher.id_equality
+        is_same = value is not MISSING and type(value) not in (str, Symbol, dict, list)
+        return Filter(matcher, [encode_key(value)] if is_same else None, query, variables, is_collated=True)
     if matcher.id_equality is not MISSING:
         return Filter(matcher, [encode_key(matcher.id_equality)], query, variables)
     if matcher.id_in is None:

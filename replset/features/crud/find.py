@@ -48,6 +48,7 @@ from replset.operations.read_concern import (
 )
 from replset.operations.request import Reply
 from replset.operations.user_directory import users_of
+from replset.query.collation import Fold, refuse_collated_projection
 from replset.query.projection import Projection, compile_find_projection
 from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import Sorter, Spill
@@ -112,7 +113,7 @@ class Query:
 async def parse_find(ctx: CommandContext) -> Query:
     """Raises for what is unknown, of the wrong type, out of range or not built."""
     body, name = ctx.body, ctx.name
-    fields.check_collation(body, name)
+    fold = fields.collation(body, name)
     (filter_, projection, sort), limits = await read_statement(
         ctx.member,
         body,
@@ -128,7 +129,7 @@ async def parse_find(ctx: CommandContext) -> Query:
 
     skip, limit = fields.whole(body, "skip", name, least=0), fields.whole(body, "limit", name, least=0)
     variables = await variables_of(ctx)
-    query = await make_query(ctx, filter_, projection, sort, skip, limit, variables)
+    query = await make_query(ctx, filter_, projection, sort, skip, limit, variables, fold=fold)
     if limits is not None:
         query.hint = (query.hint or Hint())._replace(limits=limits)
     query.single_batch = fields.boolean(body, "singleBatch", name)
@@ -152,18 +153,24 @@ async def make_query(
     variables: Mapping[str, Any],
     *,
     of_inner: int | None = None,
+    fold: Fold | None = None,
 ) -> Query:
-    """Compile the parts of a query. of_inner: the weight of a query that the command's hint is not about."""
+    """Compile the parts of a query. of_inner: the weight of a query that the command's hint is not about.
+
+    fold: of the command's collation.
+    """
+    if fold is not None:
+        refuse_collated_projection(projection)
     hint = hint_of(ctx.body, ctx.name) if of_inner is None else None
     size = len(ctx.body.raw) if of_inner is None else of_inner
     weight = weight_of(size, filter_, projection, let_of(ctx.body))
 
     def compile_() -> tuple[Filter, Projection | None, Sort | None]:
-        found = filter_of(filter_, variables)
+        found = filter_of(filter_, variables, fold)
         if weight > SMALL_STATEMENT:
             _ = found.bounds
         shown = compile_find_projection(projection, variables, found.matcher)
-        return found, shown, compile_sort(sort) if sort else None
+        return found, shown, compile_sort(sort, fold) if sort else None
 
     found, shown, order = await compiled(ctx.member, weight, compile_)
     is_sorted = order is not None and not order.natural
@@ -360,6 +367,7 @@ async def open_cursor(
     if query.returns_key and (query.tailable or ns in (OPLOG, *MADE_UP)):
         raise NotBuiltError("find.returnKey is not built yet for the oplog and for tailable cursors")
     if ns == OPLOG:
+        fields.check_collation(ctx.body, ctx.name)
         refuse_linearizable(concern, ns)
         if query.sort is not None and not query.sort.natural:
             raise NotBuiltError("sorting the oplog other than by $natural is not built yet")

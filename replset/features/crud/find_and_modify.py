@@ -22,6 +22,7 @@ from replset.operations.let import let_of, variables_of
 from replset.operations.replies import write_times
 from replset.operations.request import Reply
 from replset.operations.write_concern import also_if_it_fails, wait_for_write_concern, write_concern_of
+from replset.query.collation import refuse_collated_change, refuse_collated_projection
 from replset.query.match import compile_filter
 from replset.query.projection import compile_find_projection
 from replset.query.sort import compile_sort
@@ -46,30 +47,36 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
     weight = weight_of(len(body.raw), query, change, projection, let_of(body))
     if may_grow(change):
         weight = UNBOUNDED
+    fold = fields.collation(body, name)
+    if fold is not None:
+        refuse_collated_projection(projection)
     is_new = fields.boolean(body, "new", name)
     variables = await variables_of(ctx)
 
     def compile_() -> ReturnedDocument:
-        matcher = compile_filter(query, variables) if projection else None
+        matcher = compile_filter(query, variables, fold=fold) if projection else None
         shown = compile_find_projection(projection, variables, matcher)
-        return ReturnedDocument(compile_sort(sort) if sort else None, shown, is_new)
+        return ReturnedDocument(compile_sort(sort, fold) if sort else None, shown, is_new)
 
     returned = await compiled(member, weight, compile_)
     hint = hint_of(body, name)
     batch: UpdateBatch | DeleteBatch
     if fields.boolean(body, "remove", name):
-        batch = DeleteBatch(ctx, [SearchStatement(query, False, hint, weight)], returned, variables=variables)
+        batch = DeleteBatch(
+            ctx, [SearchStatement(query, False, hint, weight, fold=fold)], returned, variables=variables
+        )
     else:
         filters = [] if fields.is_absent(body, "arrayFilters") else fields.values(body, "arrayFilters", name)
+        if fold is not None:
+            refuse_collated_change(change, filters)
         upsert = fields.boolean(body, "upsert", name)
-        statement = UpdateStatement(query, False, hint, weight, change, upsert, filters, {})
+        statement = UpdateStatement(query, False, hint, weight, change, upsert, filters, {}, fold=fold)
         batch = UpdateBatch(ctx, [statement], returned, variables=variables)
     return await _run(batch, returned)
 
 
 def _check_options(body: RawDocument, name: str) -> None:
     """Refuse options that do not go together (9), or are not built."""
-    fields.check_collation(body, name)
     has_update = "update" in body
     if not fields.boolean(body, "remove", name):
         if not has_update:

@@ -133,6 +133,8 @@ def choose_plan(
 
     in_transaction: its own documents may have arrays that the indexes know nothing of.
     """
+    if sort is not None and sort.is_collated:
+        return Chosen(choose_plan(coll, found, None, hint, in_transaction=in_transaction).plan, False)
     if in_transaction and coll.indexes:
         coll = replace(coll, indexes=tuple(replace(index, multikey_fields=-1) for index in coll.indexes))
     if hint is not None and hint.limits is not None:

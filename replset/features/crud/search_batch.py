@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -33,6 +33,7 @@ from replset.ids import OpTime
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import SMALL_STATEMENT, TimeSlice, is_small
 from replset.operations.let import let_weight
+from replset.query.collation import Fold
 from replset.query.match import NO_VARIABLES
 from replset.query.projection import Projection
 from replset.query.sort import Sort
@@ -225,12 +226,14 @@ class SearchStatement:
     """An element of `updates` or `deletes`: its fields are checked, its filter is not yet compiled.
 
     multi: it takes all documents that match, not the first one alone. weight: see evaluation.py.
+    fold: of its collation.
     """
 
     query: dict[str, object]
     multi: bool
     hint: Hint | None
     weight: int
+    fold: Fold | None = field(default=None, kw_only=True)
 
 
 class SearchingBatch(Batch):

@@ -26,6 +26,7 @@ from replset.operations.kernel import Kernel
 from replset.operations.let import variables_of, with_constants
 from replset.operations.request import Reply
 from replset.optime import timestamp
+from replset.query.collation import refuse_collated_change
 from replset.query.expressions import fault
 from replset.query.match import NO_VARIABLES
 from replset.query.update import Update, check_id, compile_update, upsert_base
@@ -53,15 +54,18 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
         raise fields.missing(place, "q")
     if "u" not in document:
         raise fields.missing(place, "u")
-    fields.check_collation(document, place)
+    fold = fields.collation(document, place)
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
+    if fold is not None:
+        refuse_collated_change(change, filters)
     weight = UNBOUNDED if may_grow(change) else weight_of(len(document.raw), query, change, filters)
     upsert, multi = fields.boolean(document, "upsert", place), fields.boolean(document, "multi", place)
     constants = fields.decoded(document, "c", place)
     if constants and type(change) is not list:
         raise fault(51198, "Constant values may only be specified for pipeline updates")
-    return UpdateStatement(query, multi, hint_of(document, place), weight, change, upsert, filters, constants)
+    hint = hint_of(document, place)
+    return UpdateStatement(query, multi, hint, weight, change, upsert, filters, constants, fold=fold)
 
 
 def may_grow(change: object) -> bool:
@@ -121,7 +125,7 @@ class UpdateBatch(SearchingBatch):
         statement = self.statements[self.index]
         if statement.multi:
             refuse_retryable(self.retry, "multi=true")
-        search = Search(filter_of(statement.query, self.variables), statement.hint)
+        search = Search(filter_of(statement.query, self.variables, statement.fold), statement.hint)
         self.update = compile_update(
             statement.change,
             array_filters=statement.array_filters,

@@ -85,7 +85,8 @@ async def _write(
     if len(documents) != 1:
         raise BadValueError("explained write batches must be of size 1", code=ErrorCode.INVALID_LENGTH)
     statement = await read_statement(ctx.member, documents[0], lambda: parse(documents[0], f"{ctx.name}.{name}"))
-    found = await compiled(ctx.member, statement.weight, partial(filter_of, statement.query, await variables_of(ctx)))
+    compile_ = partial(filter_of, statement.query, await variables_of(ctx), statement.fold)
+    found = await compiled(ctx.member, statement.weight, compile_)
     return Explained(found, statement.weight, None, statement.hint, limit=0 if statement.multi else 1, outer=outer)
 
 
@@ -103,9 +104,12 @@ async def _find_and_modify(ctx: CommandContext) -> Explained:
         ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("query", "sort")]
     )
     weight = weight_of(len(body.raw), query)
-    found = await compiled(ctx.member, weight, partial(filter_of, query, await variables_of(ctx)))
+    fold = fields.collation(body, name)
+    found = await compiled(ctx.member, weight, partial(filter_of, query, await variables_of(ctx), fold))
     outer = "DELETE" if fields.boolean(body, "remove", name) else "UPDATE"
-    return Explained(found, weight, compile_sort(sort) if sort else None, hint_of(body, name), limit=1, outer=outer)
+    return Explained(
+        found, weight, compile_sort(sort, fold) if sort else None, hint_of(body, name), limit=1, outer=outer
+    )
 
 
 _Parser = Callable[[CommandContext], Awaitable[Explained]]

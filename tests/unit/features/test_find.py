@@ -141,7 +141,7 @@ def test_a_projection_and_a_collection_that_is_not_there(client: Client) -> None
         ({"find": "c", "hint": "other"}, 2),
         ({"find": "c", "tailable": True}, 2),
         ({"find": "c", "awaitData": True}, 9),
-        ({"find": "c", "collation": {"locale": "de"}}, 238),
+        ({"find": "c", "collation": {"locale": "xx"}}, 2),
         ({"find": "c", "let": {"a": "$b"}}, 4890500),
         ({"find": "c", "let": {"A": 1}}, 9),
         ({"find": "c", "let": 1}, 14),
