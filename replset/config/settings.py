@@ -46,7 +46,7 @@ class Settings:
     write_concern_modes: getLastErrorModes, by name. in_sync_lag_secs: a member that lacks older entries than this is
     not in sync. min_in_sync: with fewer members in sync, a write that waits for other members is refused.
     flow_control_target_lag_secs: 0 switches flow control off. follower_bytes_per_second: what a member sends at most to
-    each one that copies its data or is far behind; 0: no limit.
+    each one that copies its data or is far behind; 0: no limit. manual_failover: no member stands by itself.
     """
 
     chaining_allowed: bool = True
@@ -62,6 +62,7 @@ class Settings:
     min_in_sync: int = 1
     flow_control_target_lag_secs: int = 10
     follower_bytes_per_second: int = 0
+    manual_failover: bool = False
     durability_levels: Mapping[str, DurabilityRule] = field(default_factory=lambda: MappingProxyType({}))
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -94,13 +95,15 @@ class Settings:
             document["replicaSetId"] = self.replica_set_id
         if not self.fast_failover:
             document["fastFailover"] = False
+        if self.manual_failover:
+            document["failover"] = "manual"
         return {**document, **self.others}
 
 
 _SETTINGS_FIELDS = {
     *Settings().document(),
     *("replicaSetId", "fastFailover", "inSyncLagSecs", "minInSync", "flowControlTargetLagSecs", "durabilityLevels"),
-    "followerBytesPerSecond",
+    *("followerBytesPerSecond", "failover"),
 }
 
 
@@ -131,6 +134,7 @@ def parse_settings(value: object, keep: bool = False) -> Settings:
         min_in_sync=read_integer(value, "minInSync", 1, at),
         flow_control_target_lag_secs=read_integer(value, "flowControlTargetLagSecs", 10, at),
         follower_bytes_per_second=read_integer(value, "followerBytesPerSecond", 0, at),
+        manual_failover=_read_failover(value.get("failover", "automatic")) == "manual",
         durability_levels=MappingProxyType(parse_rules(value.get("durabilityLevels"), keep)),
         others=MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )
@@ -148,6 +152,14 @@ def parse_settings(value: object, keep: bool = False) -> Settings:
         if number < least:
             raise BadValueError(f"settings.{name} must be {least} or above, not {number}")
     return settings
+
+
+def _read_failover(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeMismatchError("settings.failover must be a string")
+    if value not in ("automatic", "manual"):
+        raise BadValueError(f'settings.failover must be "automatic" or "manual", not {value!r}')
+    return value
 
 
 def _parse_modes(value: object) -> dict[str, TagCounts]:

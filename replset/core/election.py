@@ -257,6 +257,8 @@ class Elections:
         elif self._may_elect_first():
             self._first_due = Millis(node.now + FIRST_RETRY_MS)
             self.start_election(INITIATE)
+        elif node.settings.manual_failover:
+            return
         elif node.now >= self.fast.due:
             if self.election is not None:
                 self.fast.postpone(node.now)
@@ -269,8 +271,12 @@ class Elections:
 
     def on_initiated(self) -> None:
         """Stand as soon as a majority can vote; nobody else has data yet."""
-        self._first_due = self.node.now
-        self._first_until = Millis(self.node.now + self.node.settings.election_timeout_ms)
+        node = self.node
+        self._first_due = node.now
+        # The timeout rules afterwards. With manual failover there is none.
+        self._first_until = (
+            NEVER if node.settings.manual_failover else Millis(node.now + node.settings.election_timeout_ms)
+        )
 
     @property
     def awaits_first_primary(self) -> bool:
@@ -295,7 +301,8 @@ class Elections:
         if node.state is MemberState.SECONDARY:
             if self._first_due > node.now:
                 due = min(due, self._first_due)
-            due = min(due, node.election_due, self.takeovers.due, self.fast.due)
+            if not node.settings.manual_failover:
+                due = min(due, node.election_due, self.takeovers.due, self.fast.due)
             if self._may_elect_itself():
                 due = node.now
             if node.frozen_until > node.now:
@@ -355,7 +362,7 @@ class Elections:
         """Whether this is the only voter. It needs no dry run and no timeout, only its own durable vote."""
         node, config = self.node, self.node.config
         only_voter = config is not None and [voter.host for voter in config.voters] == [node.host]
-        return only_voter and node.is_electable and self.election is None
+        return only_voter and node.is_electable and self.election is None and not node.settings.manual_failover
 
     def _start_real_election(self, reason: str) -> None:
         """Start the real election in a new term (map E3).

@@ -10,7 +10,7 @@ from replset.core.member_state import MemberState
 from replset.core.role import holders, role_wait_ms
 from replset.core.state import NodeState, Peer
 from replset.core.waiting import way_out
-from replset.ids import HostPort, Millis
+from replset.ids import INCREMENT_BITS, HostPort, Millis, OpTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,10 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
         for member in config.members
         if member.is_electable and (why := _why_no_candidate(node, member, now))
     ]
-    if len(reasons) < sum(member.is_electable for member in config.members):
+    able = [member for member in config.members if member.is_electable and not _why_no_candidate(node, member, now)]
+    if able and node.settings.manual_failover:
+        return _waits_for_step_up(node, able, reasons)
+    if able:
         within = node.settings.election_timeout_ms * 1.15 / 1000
         waits = f" ({'; '.join(reasons)})" if reasons else ""
         return Remark(
@@ -122,6 +125,28 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
         f"no primary: no member can be elected: {'; '.join(reasons) or 'none may, by priority and role'}",
         "correct that on one of them; `replset status --host` of that member says more",
     )
+
+
+def _waits_for_step_up(node: NodeState, able: list[Member], reasons: list[str]) -> Remark:
+    """Who could lead and what would be rolled back. A dead member counts with the newest entry that it told of."""
+    applied = {host: peer.position.last_applied for host, peer in node.peers.items()}
+    applied[node.host] = node.position.last_applied
+    newest = max(applied.values())
+    able = sorted(able, key=lambda member: (applied[member.host], member.priority, -member.id), reverse=True)
+    told = [f"{member.host} ({_loss(node, applied[member.host], newest)})" for member in able]
+    return Remark(
+        f'no primary, and settings.failover is "manual": nobody stands by itself. These can lead: {", ".join(told)}'
+        + (f"; these cannot: {'; '.join(reasons)}" if reasons else ""),
+        f"replset step-up {able[0].host}",
+    )
+
+
+def _loss(node: NodeState, own: OpTime, newest: OpTime) -> str:
+    if own >= newest:
+        return "lacks no entry that is known of"
+    behind = (newest.ts >> INCREMENT_BITS) - (own.ts >> INCREMENT_BITS)
+    committed = ", also entries that a majority has" if own < node.commit_point else ""
+    return f"lacks entries of {max(behind, 0)} s: has {own}, the newest known is {newest}{committed}"
 
 
 def _why_no_candidate(node: NodeState, member: Member, now: Millis) -> str:
