@@ -24,6 +24,7 @@ from replset.cli import (
     run_tests,
     status,
     users,
+    what_if,
     why,
 )
 from replset.cli.host_option import Host, remember_given
@@ -42,6 +43,7 @@ app.add_typer(oplog.app, name="oplog")
 app.add_typer(users.app, name="user")
 app.add_typer(consumers.app, name="consumers")
 app.add_typer(archive.app, name="archive")
+app.add_typer(what_if.app, name="what-if")
 
 
 def print_version(asked: bool) -> None:

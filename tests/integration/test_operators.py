@@ -136,3 +136,23 @@ def test_the_primary_is_replaced_by_a_plan(make_set: MakeSet, tmp_path: Path, ca
     assert len(same_everywhere(local)) == 21
     local.members.append(old)  # its process ends with the test
     assert "as wanted already" in replset(capsys, "reconfig", "--plan", wanted, "--host", primary.host)
+
+
+def test_what_if_names_the_member_that_leads_after_a_kill(make_set: MakeSet, capsys: Capture) -> None:
+    local = make_set(members=3)
+    primary = local.wait_for_primary()
+    insert(primary, *range(20), w=3)
+    before = configuration(local)["version"]
+    said = json.loads(replset(capsys, "what-if", "kill", primary.host, "--host", primary.host, "--plays", 10, "--json"))
+    assert (configuration(local)["version"], local.wait_for_primary().host) == (before, primary.host)
+    assert said["majorityWritesGoOn"] == 10
+    local.kill(primary)
+    leader = wait_for_other(local, primary)
+    assert leader.host in said["primaries"]
+    assert said["primaries"].keys() <= {other.host for other in others_of(local, primary)}
+    assert insert(leader, 20)["n"] == 1
+
+
+def wait_for_other(local: ForkedSet, gone: LocalMember) -> LocalMember:
+    wait_until(lambda: any(state(each) == "PRIMARY" for each in others_of(local, gone)), 60, "another primary")
+    return next(each for each in others_of(local, gone) if state(each) == "PRIMARY")

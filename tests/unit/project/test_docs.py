@@ -244,6 +244,7 @@ NOT_RUN = {
     "rollback.md": "needs a member in quarantine; test_rollbacks.py makes one",
     "security.md": "needs an address beyond loopback, a terminal for passwords, mongosh; logins.md is run",
     "spark.md": "needs machines of these names; test_mongod.py reads a set by its addresses",
+    "what-if.md": "a set on fixed ports; test_operators.py asks for the forecast and then kills the primary",
     "spark-at-scale.md": "needs an object store",
 }
 """Pages with commands in `bash`, and why these are not run. What they call of ours is checked below all the same."""
