@@ -148,6 +148,7 @@ def test_the_archive_survives_its_writers_and_gives_back_a_moment(tmp_path: Path
         assert inserted(primary, "padded", first(address)) == list(range(500)), "a stream reads on from the archive"
         assert not any("error" in status(member).get("archive", {}) for member in local.members)
         assert json.loads(replset("archive", "check", address, "--json"))["faults"] == []
+        assert json.loads(replset("archive", "verify", address, "--json"))["broken"] is None
         rows = [row for page in Archive.open(str(address)).pages(Position(OPTIME_NULL, 0)) for row in page]
         assert len({row.ts for row in rows}) == len(rows), "each entry is read one time"
 

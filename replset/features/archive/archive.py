@@ -153,11 +153,16 @@ class Archive:
             data = self.files.read(name.manifest)
             if data is None:
                 raise self._missing(name, where)
-            segment = Segment.parse(data, where)
-            if segment.name != name or segment.set_id != self.info.set_id:
-                raise CorruptDataError(f"{where} describes another segment: {segment.first} of set {segment.set_id}")
-            self._segments[name] = segment
+            self._segments[name] = self.parse(name, data)
         return self._segments[name]
+
+    def parse(self, name: SegmentName, data: bytes) -> Segment:
+        """Read the bytes of this segment's manifest. CorruptDataError."""
+        where = f"{self.files.address}/{name.manifest}"
+        segment = Segment.parse(data, where)
+        if segment.name != name or segment.set_id != self.info.set_id:
+            raise CorruptDataError(f"{where} describes another segment: {segment.first} of set {segment.set_id}")
+        return segment
 
     def rows(self, segment: Segment) -> list[OplogRow]:
         """Read a whole segment, and check its bytes and every entry. Raises as `segment`."""
@@ -169,11 +174,17 @@ class Archive:
             raise self._missing(segment.name, where)
         if len(data) != segment.size or hashlib.sha256(data).hexdigest() != segment.sha256:
             raise CorruptDataError(f"{where} is damaged: its hash differs from the manifest's")
+        rows = self.decode(segment, data)
+        self._read = segment.name, rows
+        return rows
+
+    def decode(self, segment: Segment, data: bytes) -> list[OplogRow]:
+        """Read all rows of a segment's file, and check that they are those its manifest names. CorruptDataError."""
+        where = f"{self.files.address}/{segment.file}"
         rows = decode_rows(data, where, segment.previous_chain)
         ends = [(str(row.optime), row.chain) for row in (rows[0], rows[-1])] if rows else []
         if len(rows) != segment.rows or ends[0][0] != segment.first or ends[1] != (segment.last, segment.chain):
             raise CorruptDataError(f"{where} does not hold the entries that its manifest names")
-        self._read = segment.name, rows
         return rows
 
     def _missing(self, name: SegmentName, where: str) -> ReplError:
@@ -257,13 +268,14 @@ class Archive:
             position = Position(rows[-1].optime, rows[-1].chain)
 
     def add(self, rows: Sequence[OplogRow], before: Position | None, *, member: str, written: str) -> Segment:
-        """Write a segment: the rows first, the manifest last. before: the entry that the first row follows.
+        """Write a segment: rows, a copy of the manifest, the manifest. before: the entry that the first row follows.
 
         CorruptDataError: the rows do not continue `before`. A manifest would vouch for a history that has a hole.
         """
         if before is not None:
             check_continues(rows, before, self.files.address)
         data = encode_rows(rows)
+        manifest_before, manifest_before_sha256 = self._manifest_before(rows[0].ts)
         segment = Segment(
             set_id=self.info.set_id,
             previous=None if before is None else str(before.optime),
@@ -278,10 +290,24 @@ class Archive:
             member=member,
             written=written,
             lowest_wall_ms=min(row.wall_ms for row in rows),
+            manifest_before=manifest_before,
+            manifest_before_sha256=manifest_before_sha256,
         )
+        manifest = segment.encode()
         self.files.write(segment.file, data)
-        self.files.write(segment.name.manifest, segment.encode())
+        # Two members may write the same range, and a damaged segment is written again. The next one may name either.
+        self.files.write(segment.name.copy(hashlib.sha256(manifest).hexdigest()), manifest)
+        self.files.write(segment.name.manifest, manifest)
         return segment
+
+    def _manifest_before(self, first_ts: int) -> tuple[str, str]:
+        """The newest manifest of what ends before this entry, and its SHA-256; empty: there is none."""
+        older = [name for name in self.names() if name.last_ts < first_ts]
+        for name in sorted(older, key=lambda one: (one.last_ts, one.first_ts), reverse=True):
+            data = self.files.read(name.manifest)
+            if data is not None:  # else it was removed just now
+                return name.manifest, hashlib.sha256(data).hexdigest()
+        return "", ""
 
     def remove_before(self, end_ts: int, *, dry_run: bool = False) -> Iterator[SegmentName]:
         """Remove all whose entries are older, whole or not, the oldest first; give the name of each.
@@ -294,7 +320,8 @@ class Archive:
             name = SegmentName.of_file(file)
             if name is not None and name.last_ts < end_ts:
                 found.setdefault(name, []).append(f"{FOLDER}/{file}")
-        for name, files in sorted(found.items()):
+        # By their ends: whatever is left when this breaks off, no manifest is missing between those that are there.
+        for name, files in sorted(found.items(), key=lambda item: (item[0].last_ts, item[0].first_ts)):
             yield name
             # A manifest says that its rows are there. If the rows went first and the process died, a reader would find
             # the manifest alone and take the archive for damaged. Rows without a manifest count for nothing.

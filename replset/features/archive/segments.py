@@ -15,6 +15,7 @@ from replset.manifest import encode_manifest, parse_manifest
 
 ARCHIVE_FILE = "archive.json"
 FOLDER = "segments"
+COPY = ".manifest"
 _NAME = re.compile(r"(\d{10})\.(\d{10})-(\d{10})\.(\d{10})\..+")
 
 
@@ -38,6 +39,10 @@ class SegmentName(NamedTuple):
     @property
     def manifest(self) -> str:
         return f"{FOLDER}/{self.stem}.json"
+
+    def copy(self, sha256: str) -> str:
+        """The copy of the manifest with these bytes. It stays when the segment is written anew: others may name it."""
+        return f"{FOLDER}/{self.stem}.{sha256[:16]}{COPY}"
 
     @classmethod
     def parse(cls, file: str) -> Self | None:
@@ -67,6 +72,8 @@ class Segment:
     previous, previous_chain: None where no member had that entry any more. chain: at the last entry. size, sha256: of
     the Parquet file. entry_bytes: of all entries. member, written: who wrote it and when (UTC), for people.
     lowest_wall_ms: the earliest wall time of its entries.
+    manifest_before, manifest_before_sha256: the manifest of the segment before it, as the writer found it. Both empty:
+    there was none; None: an older release wrote this one.
     """
 
     set_id: str
@@ -82,6 +89,8 @@ class Segment:
     member: str
     written: str
     lowest_wall_ms: int | None = None
+    manifest_before: str | None = None
+    manifest_before_sha256: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.name.first_ts <= self.name.last_ts or self.rows < 1:

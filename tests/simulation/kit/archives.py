@@ -11,6 +11,7 @@ from replset.features.archive.archive_lease import read_record
 from replset.features.archive.files import ArchiveError
 from replset.features.archive.jobs import WriteJob, Written
 from replset.features.archive.segments import Position, Segment
+from replset.features.archive.verify import verify_archive
 from replset.features.archive.write_segment import write_segment
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.oplog_row import CHAIN_START, OplogRow, first_damaged
@@ -88,6 +89,9 @@ class SimArchive:
             return error.message
         if first_damaged(rows, CHAIN_START) is not None:
             return "the archive does not hold the history from its first entry on"
+        verified = verify_archive(Archive.open("it", self.files))
+        if verified.broken or verified.not_covered:
+            return f"the archive does not verify: {verified.broken or verified.not_covered}"
         archived = {row.ts: row for row in rows}
         for machine in machines:
             running = machine.running

@@ -21,6 +21,7 @@ from replset.features.archive.archive import ARCHIVE_FILE, Archive
 from replset.features.archive.files import ArchiveError, Files, FolderFiles, open_files
 from replset.features.archive.jobs import Failure, OldestJob, ReadJob, WriteJob, Written, pack
 from replset.features.archive.segments import ArchiveInfo, Position, Segment, SegmentName
+from replset.features.archive.verify import verify_archive
 from replset.features.archive.write_segment import write_segment
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import CHAIN_START, OplogRow
@@ -127,11 +128,11 @@ class CrashingFiles(FolderFiles):
 
 
 @pytest.mark.parametrize("when", ["before", "within", "after"])
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 6, 7])
 def test_a_crash_at_each_write_leaves_an_archive_that_goes_on(
     driver: Driver, files: FolderFiles, at: int, when: str
 ) -> None:
-    """Writes are: archive.json, then of each segment the rows and the manifest."""
+    """Writes are: archive.json, then of each segment the rows, the copy of the manifest and the manifest."""
     with pytest.raises(Crash):
         write_all(driver, CrashingFiles(files.address, at, when))
     if when != "within" and (at, when) != (1, "before"):
@@ -140,6 +141,7 @@ def test_a_crash_at_each_write_leaves_an_archive_that_goes_on(
     write_all(driver, files)  # another member, which knows nothing of it
     archive = Archive.open("it", files)
     assert archived(files) == rows_of(driver)
+    assert verify_archive(archive).broken is None
     names = archive.names()
     assert all(first.last_ts < second.first_ts for first, second in itertools.pairwise(names))
 
@@ -366,10 +368,11 @@ def test_what_a_removal_leaves_when_it_breaks_off_is_whole(driver: Driver, files
         removed.append(name)
         left = Archive.open("it", files)
         assert [left.rows(left.segment(name)) for name in left.names()], f"behind {removed}"
+        assert verify_archive(left).broken is None, f"behind {removed}"
 
     files.remove = remove  # type: ignore[method-assign]
     assert list(Archive.open("it", files).remove_before(segments[-1].name.first_ts))
-    assert len(removed) == 2 * (len(segments) - 1)
+    assert len(removed) == 3 * (len(segments) - 1)
 
 
 def test_a_damaged_segment_can_be_removed(driver: Driver, files: FolderFiles) -> None:
