@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from replset.client import PASSWORD_VARIABLE, USER_VARIABLE
-from replset.local_set import LocalMember, free_ports, wait_until
+from replset.local_set import LocalMember, LocalSet, free_ports, wait_until
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted, configuration, heal, reconfigure, run
 
@@ -35,7 +35,7 @@ def leads_at_once(member: LocalMember) -> bool:
 
 
 def start_set(
-    local: ForkedSet, *, members: int = 3, arbiters: int = 0, flags: Sequence[str] = (), **settings: object
+    local: LocalSet, *, members: int = 3, arbiters: int = 0, flags: Sequence[str] = (), **settings: object
 ) -> None:
     """Start and initiate a set; on return every member is counted."""
     for number, port in enumerate(next_ports(members + arbiters)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, ObjectId, decode, encode
-from replset.config import MAX_VOTERS, Member, ReplSetConfig, Settings, Tolerance, is_weaker, next_member_id, parse_host
+from replset.config import (
+    MAX_VOTERS,
+    Member,
+    ReplSetConfig,
+    Settings,
+    Tolerance,
+    is_weaker,
+    next_member_id,
+    parse_host,
+    refuse_unknown_fields,
+)
 from replset.errors import BadValueError, ReplError
 from replset.ids import HostPort, MemberId
 
@@ -308,3 +318,42 @@ def test_modes_and_what_differs_from_the_defaults_are_shown() -> None:
     assert ReplSetConfig.parse(config.document()) == config
     assert config.settings.write_concern_modes == {"both": (("dc", 2),)}
     assert not {"minInSync", "inSyncLagSecs", "flowControlTargetLagSecs"} & Settings().document().keys()
+
+
+def newer_document() -> Document:
+    """A configuration with a field of a newer release at each place."""
+    settings = {"durabilityLevels": {"shop": {"level": 2, "later": 1}}, "later": 2}
+    return document({**member(0), "later": {"a": [3]}}, member(1), settings=settings, later=b"4")
+
+
+def test_fields_of_a_newer_release_are_kept() -> None:
+    config = ReplSetConfig.parse(newer_document(), keep=True)
+    passed_on: Any = decode(encode(config.document(internal=True)))
+    rows, settings = passed_on["members"], passed_on["settings"]
+    assert (rows[0]["later"], passed_on["later"]) == ({"a": [3]}, b"4")
+    assert (settings["durabilityLevels"], settings["later"]) == ({"shop": {"level": 2, "later": 1}}, 2)
+    assert ReplSetConfig.parse(passed_on, keep=True) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        (lambda: document(member(0), later=1), "later"),
+        (lambda: document({**member(0), "later": 1}), "members.0.later"),
+        (
+            lambda: document(member(0), settings={"durabilityLevels": {"shop": {"level": 2, "later": 1}}}),
+            "settings.durabilityLevels.shop.later",
+        ),
+    ],
+)
+def test_a_user_may_not_add_unknown_fields(given: Callable[[], Document], place: str) -> None:
+    with pytest.raises(BadValueError, match=f"unknown field {place}$"):
+        ReplSetConfig.parse(given())
+    old = ReplSetConfig.parse(document(member(0)))
+    with pytest.raises(BadValueError, match=f"unknown field {place}$"):
+        refuse_unknown_fields(ReplSetConfig.parse(given(), keep=True), old)
+
+
+def test_a_user_may_give_back_what_a_newer_release_set() -> None:
+    config = ReplSetConfig.parse(newer_document(), keep=True)
+    refuse_unknown_fields(config, config)

@@ -133,10 +133,10 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         PROVE,
         prove_membership,
-        frozenset({"member", "address", "nonce", "proofs"}),
+        None,
         admin_only=True,
         private=True,
         needs=Action.OPEN,
     ),
-    Command("replSetGetRBID", get_rbid, admin_only=True, private=True, needs=Action.INTERNAL),
+    Command("replSetGetRBID", get_rbid, None, admin_only=True, private=True, needs=Action.INTERNAL),
 )

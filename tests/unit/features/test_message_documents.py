@@ -175,3 +175,9 @@ def test_another_command_is_no_request_between_members() -> None:
 
 def test_a_refusal_without_a_code_is_an_internal_error() -> None:
     assert parse_reply(VOTE, RawDocument(encode({"ok": 0.0}))) == Refused(1, "no reason given")
+
+
+@pytest.mark.parametrize("request_", [HEARTBEAT, VOTE, PROGRESS])
+def test_a_field_of_a_newer_release_is_ignored(request_: MemberRequest) -> None:
+    document = decode(request_document(request_).raw)
+    assert parse_request(RawDocument(encode({**document, "later": {"a": 1}}))) == request_

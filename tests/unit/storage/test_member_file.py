@@ -340,3 +340,12 @@ def test_another_file_at_the_same_address_is_told_once_and_keeps_its_incarnation
     assert "remove member.db" in place_note(file)
     file = start_at(AT_A)
     assert (file.is_other_file, place_note(file)) == (False, "")
+
+
+def test_a_configuration_of_a_newer_release_is_kept(open_file: Opener) -> None:
+    config = ReplSetConfig.parse({**CONFIG, "later": {"a": 1}}, keep=True)
+    open_file().save_config(config)
+    again = open_file().config
+    assert again == config
+    assert again is not None
+    assert again.others == {"later": {"a": 1}}
