@@ -33,7 +33,10 @@ CAUSES: tuple[Cause, ...] = (
         "collMod's `prepareUnique` is not built yet; refused with 238.",
         ("collection-management/modifyCollection-errorResponse: *",),
     ),
-    Cause("aggregate with a collation is not built yet; refused with 238.", ("crud/aggregate-collation: *",)),
+    Cause(
+        "aggregate with a collation is not built yet; refused with 238.",
+        ("crud/aggregate-collation: *", "crud/count-collation: Count documents *"),
+    ),
     Cause(
         "Clustered collections are not built yet; refused with 238.", ("collection-management/clustered-indexes: *",)
     ),

@@ -56,7 +56,7 @@ def manifest_first(patch: pytest.MonkeyPatch) -> None:
 TESTS = "tests/unit/features/archive/test_archive.py"
 
 ARCHIVE_MUTANTS = (
-    Mutant(uncommitted_is_archived, (4,), "invariant 20"),
+    Mutant(uncommitted_is_archived, (27, 4), "invariant 20"),
     Mutant(trimmed_before_archived, (3,), "invariant 20"),
     Mutant(manifest_first, test=f"{TESTS}::test_a_crash_at_each_write_leaves_an_archive_that_goes_on"),
 )

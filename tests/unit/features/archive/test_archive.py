@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import itertools
 import json
@@ -177,12 +178,21 @@ def test_a_segment_that_cannot_be_written_again_stays(driver: Driver, files: Fol
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("replset.manifest.FORMAT", 2)
         newer = last.encode()
-    for data, error, reason in ((newer, BadValueError, "newer version"), (b"{", CorruptDataError, "describes no")):
+    for data, error, reason in ((newer, BadValueError, "has format 2"), (b"{", CorruptDataError, "describes no")):
         files.write(last.name.manifest, data)
         with pytest.raises(error, match=reason):
             write_all(driver, files)
         assert files.read(last.name.manifest) == data
         trim(driver, OpTime.parse(last.first))
+
+
+def test_a_field_that_a_newer_release_added_is_passed_over(driver: Driver, files: FolderFiles) -> None:
+    last = write_all(driver, files)[-1]
+    written = json.loads(last.encode())
+    del written["checksum"]
+    written["later"] = {"a": 1}
+    checksum = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
+    assert Segment.parse(json.dumps({**written, "checksum": checksum}).encode(), "it") == last
 
 
 def test_segments_of_two_writers_may_overlap(driver: Driver, files: FolderFiles) -> None:
