@@ -6,6 +6,7 @@ As in MongoDB, any number type is taken for a whole number if its value is whole
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from replset.bson import Decimal128, InvalidBSONError, RawDocument, encode, walk
 from replset.bson.types import TYPE_NAMES
@@ -17,7 +18,9 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.operations.known_fields import KNOWN, is_harmless
-from replset.query.collation import Fold, fold_of
+
+if TYPE_CHECKING:
+    from replset.query.collation import Fold
 
 _ABSENT = (None, 6, 10)
 _EMPTY = encode({})
@@ -196,7 +199,11 @@ def collation(body: RawDocument, place: str) -> Fold | None:
     if "collation" not in body:
         return None
     given = document(body, "collation", place)
-    return None if given is None or not given.first_key else fold_of(given.decode())
+    if given is None or not given.first_key:
+        return None
+    from replset.query.collation import fold_of  # the command line does without the query language
+
+    return fold_of(given.decode())
 
 
 def check_collation(body: RawDocument, place: str) -> None:

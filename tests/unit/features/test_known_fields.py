@@ -22,6 +22,7 @@ OURS = {
     "replSetTestClock",
     "replSetGetElections",
     "replSetConsumers",
+    "replSetDocumentHistory",
     *(f"replSetConsumer{name}" for name in ("Create", "Read", "Ack", "Nack", "Seek", "Remove")),
     "replSetCheckDocuments",
     "replSetRepairDocuments",
