@@ -40,7 +40,7 @@ def note_commit(folder: str) -> None:
 
 class Build(build_py):
     def run(self) -> None:
-        if getattr(self, "editable_mode", False):
+        if self.editable_mode:
             super().run()
             return
         shutil.rmtree(self.build_lib, ignore_errors=True)  # modules of an older build that are no more

@@ -104,6 +104,10 @@ class Bounds:
     trimmed_through: int = 0
     chain: int | None = None
 
+    def within(self, span: Span) -> Span:
+        """The part of the span that is not outside of these bounds; it may be empty."""
+        return Span(max(span.first_ts, self.oldest.ts), min(span.end_ts, self.newest.ts + 1))
+
 
 class ReadPosition(NamedTuple):
     """An entry up to which something was read, and its chain, which distinguishes two histories.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(FOLDER)
 PACKAGES = ("replset", "spark")  # installed, spark is in replset (setup.py)
-"""Whole, which is some 300 kB; what needs a package that executors do not have is never imported there."""
+"""Whole, which is some 1.4 MB; what needs a package that executors do not have is never imported there."""
 WORKERS_NEED = ("numpy", "orjson", "pyarrow", "xxhash", "adbc_driver_manager", "adbc_driver_sqlite")
 ARCHIVE = "oplog-spark.zip"
 _served: set[str] = set()

@@ -95,7 +95,9 @@ def look(host: str | None) -> tuple[SetNow, dict[OpTime, int], int]:
     committed.
     """
     answered, reply = calls.ask_status(host)
-    config = ReplSetConfig.parse(calls.ask(answered, {"replSetGetConfig": 1}, calls.ANSWER_WITHIN_S)["config"])
+    config = ReplSetConfig.parse(
+        calls.ask(answered, {"replSetGetConfig": 1}, calls.ANSWER_WITHIN_S)["config"], keep=True
+    )
     replies = {answered: reply}
     for member in config.members:
         with suppress(ReplError):

@@ -5,10 +5,11 @@ Level 0 is asynchronous, level 1 waits for this member's disk, level 2 for a maj
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from replset.config.fields import other_fields
 from replset.errors import BadValueError, TypeMismatchError
 
 HIGHEST = 2
@@ -39,20 +40,6 @@ class DurabilityRule:
 
 
 _FIELDS = frozenset({"level", "atLeast", "degradeLagSecs", "restoreLagSecs"})
-
-
-def other_fields(
-    document: Mapping[str, object], known: Collection[str], place: str, keep: bool
-) -> Mapping[str, object]:
-    """Return the fields that this release does not know.
-
-    keep: the configuration comes from a member or from disk. A newer release may have written it, and this one stands
-    in the set beside it: it passes on what it does not know. From a client such a field is an error, as in MongoDB.
-    """
-    others = {name: value for name, value in document.items() if name not in known}
-    if others and not keep:
-        raise BadValueError(f"unknown field {place}{next(iter(others))}")
-    return MappingProxyType(others)
 
 
 def find_namespace(rules: Mapping[str, DurabilityRule], ns: str) -> str | None:

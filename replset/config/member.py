@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from replset.bson import Int64
-from replset.config.durability_rules import other_fields
-from replset.config.settings import read_boolean, read_integer
+from replset.config.fields import other_fields, read_boolean, read_integer
 from replset.errors import BadValueError, InvalidReplicaSetConfigError, TypeMismatchError
 from replset.ids import HostPort, MemberId
 

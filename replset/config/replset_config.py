@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from replset.bson import Int64
-from replset.config.durability_rules import other_fields
+from replset.config.fields import other_fields, read_boolean, read_integer
 from replset.config.member import Member, parse_member
-from replset.config.settings import Settings, parse_settings, read_boolean, read_integer
+from replset.config.settings import Settings, parse_settings
 from replset.errors import BadValueError, ErrorCode, ReplError, TypeMismatchError
 from replset.ids import HostPort, MemberId
 

@@ -8,29 +8,9 @@ from types import MappingProxyType
 
 from replset.bson import ObjectId
 from replset.config.durability_rules import DurabilityRule, parse_rules
+from replset.config.fields import read_boolean, read_integer
 from replset.errors import BadValueError, ErrorCode, ReplError, TypeMismatchError
 from replset.ids import Millis
-
-
-def read_integer(document: Mapping[str, object], name: str, default: int, place: str = "") -> int:
-    value = document.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeMismatchError(f"{place}{name} must be a number")
-    if isinstance(value, float) and not value.is_integer():
-        raise BadValueError(f"{place}{name} must be a whole number, not {value}")
-    if not -(1 << 63) <= value < 1 << 63:
-        raise BadValueError(f"{place}{name} must fit into 64 bits")
-    return int(value)
-
-
-def read_boolean(document: Mapping[str, object], name: str, default: bool, place: str) -> bool:
-    value = document.get(name, default)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return bool(value)
-    if not isinstance(value, bool):
-        raise TypeMismatchError(f"{place}{name} must be true or false")
-    return value
-
 
 RESERVED_MODES = frozenset({"majority", "inSync"})
 TagCounts = tuple[tuple[str, int], ...]

@@ -107,12 +107,9 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
             f"if no other voter returns: replset conf, take {hosts} out of it, replset reconfig FILE --force --accept"
             f" on the member with the newest entry (replset oplog info), then replset add {voteless[0].host}",
         )
-    reasons = [
-        f"{member.host} {why}"
-        for member in config.members
-        if member.is_electable and (why := _why_no_candidate(node, member, now))
-    ]
-    able = [member for member in config.members if member.is_electable and not _why_no_candidate(node, member, now)]
+    hindrances = [(each, _why_no_candidate(node, each, now)) for each in config.members if each.is_electable]
+    reasons = [f"{member.host} {why}" for member, why in hindrances if why]
+    able = [member for member, why in hindrances if not why]
     if able and node.settings.manual_failover:
         return _waits_for_step_up(node, able, reasons)
     if able:

@@ -33,7 +33,7 @@ from spark.oplog import (
     rolled_back_error,
     trimmed_error,
 )
-from spark.readers.pieces import InPieces, Piece
+from spark.readers.pieces import InPieces, Piece, one_piece
 from spark.readers.rows import Row, batch_of, batched, chosen, member_row
 
 _PAGE_ROWS = 10_000
@@ -64,7 +64,7 @@ class LiveOplog(InPieces):
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         bounds = self.pinned
         if bounds:
-            span = Span(max(span.first_ts, bounds.oldest.ts), min(span.end_ts, bounds.newest.ts + 1))
+            span = bounds.within(span)
         if span.first_ts >= span.end_ts:
             return
         with self._connect() as member:
@@ -83,9 +83,7 @@ class LiveOplog(InPieces):
         return replace(self, pinned=Bounds(first, end.optime, chain=end.chain))
 
     def _pieces(self) -> list[Piece]:
-        """One, cut at equal times: how its entries are spread is known only by reading them."""
-        bounds = self.bounds()
-        return [] if bounds.newest == OPTIME_NULL else [Piece(bounds.oldest.ts, bounds.newest.ts + 1, bounds.rows)]
+        return one_piece(self.bounds())
 
     @contextmanager
     def _connect(self) -> Iterator[_Member]:

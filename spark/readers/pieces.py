@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from spark.oplog import Span
+from replset.ids import OPTIME_NULL
+from spark.oplog import Bounds, Span
 
 
 class Piece(NamedTuple):
@@ -32,6 +33,11 @@ class InPieces(ABC):
 
     def split(self, span: Span, parts: int) -> list[Span]:
         return cut(span, within(self._pieces(), span), parts)
+
+
+def one_piece(bounds: Bounds) -> list[Piece]:
+    """All of a running member's oplog: how its entries are spread is known only by reading them."""
+    return [] if bounds.newest == OPTIME_NULL else [Piece(bounds.oldest.ts, bounds.newest.ts + 1, bounds.rows)]
 
 
 def cut(span: Span, pieces: Sequence[Piece], parts: int) -> list[Span]:

@@ -77,7 +77,7 @@ class SqliteOplog:
 
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         if self.pinned:
-            span = Span(max(span.first_ts, self.pinned.oldest.ts), min(span.end_ts, self.pinned.newest.ts + 1))
+            span = self.pinned.within(span)
         if span.first_ts >= span.end_ts:
             return
         with self._open() as opened:

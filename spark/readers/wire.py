@@ -33,7 +33,7 @@ from spark.oplog import (
     rolled_back_error,
     trimmed_error,
 )
-from spark.readers.pieces import InPieces, Piece
+from spark.readers.pieces import InPieces, Piece, one_piece
 from spark.readers.rows import Row, batch_of, entry_optime, entry_row
 
 BATCH_ENTRIES = 1_000
@@ -67,7 +67,7 @@ class WireOplog(InPieces):
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         bounds = self.pinned
         if bounds:
-            span = Span(max(span.first_ts, bounds.oldest.ts), min(span.end_ts, bounds.newest.ts + 1))
+            span = bounds.within(span)
         if span.first_ts >= span.end_ts:
             return
         with self._connect() as member:
@@ -88,9 +88,7 @@ class WireOplog(InPieces):
         return replace(self, pinned=Bounds(OpTime(after.optime.term, after.optime.ts + 1), end.optime))
 
     def _pieces(self) -> list[Piece]:
-        """One, cut at equal times: how its entries are spread is known only by reading them."""
-        bounds = self.bounds()
-        return [] if bounds.newest == OPTIME_NULL else [Piece(bounds.oldest.ts, bounds.newest.ts + 1, bounds.rows)]
+        return one_piece(self.bounds())
 
     @contextmanager
     def _connect(self) -> Iterator[_Member]:

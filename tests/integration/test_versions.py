@@ -31,7 +31,7 @@ def commits(local: LocalSet) -> set[str]:
 
 
 def move(local: LocalSet, program: Sequence[str]) -> None:
-    """The secondaries first, then the primary, as docs/upgrade.md says."""
+    """The secondaries first, then the primary, which hands over as it stops."""
     local.program = program
     primary = local.wait_for_primary()
     for member in [*(one for one in local.members if one is not primary), primary]:

@@ -110,6 +110,8 @@ def test_an_empty_environment_runs_the_story_of_the_readme(built: tuple[Path, Pa
             assert b"<!doctype html>" in page.read(400)
     finally:
         run(project, programs / "replset", "cluster", "down", "--dir", "set")
+    run(project, programs / "python", "-c", "from replset.spark import register")
+    assert "entries" in run(project, programs / "oplog-spark", "diff", "set/m1", "set/m2", "--engine", "spark")
     assert "0123456789ab" in run(project, programs / "replset", "--version")
     for program in ("rollback-tools", "oplog-spark"):
         assert program in run(project, programs / program, "--help")

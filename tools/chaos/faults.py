@@ -21,7 +21,15 @@ from replset.local_set import LocalMember
 from tools.chaos.context import BALLAST, CannotError, Fault, FaultContext, Mend, answers, send_command
 from tools.chaos.damage import damaged_entry, lost_wal, wipe
 from tools.chaos.disks import DISK_MB, fill
-from tools.chaos.greedy import flood, half_messages, large_array, pipeline, slow_expression, unread_exports
+from tools.chaos.greedy import (
+    flood,
+    half_messages,
+    large_array,
+    pipeline,
+    slow_expression,
+    strings_by_a_collation,
+    unread_exports,
+)
 from tools.chaos.hostile import crowd, forged_positions, hostile_query, strangers, web_page
 
 FLAGS = ("--enable-test-commands", "--min-free-mb", "4", "--oplog-size-mb", "16")
@@ -198,7 +206,10 @@ def _read_until(pipe: int, words: bytes) -> None:
         time.sleep(0.02)
 
 
-GREEDY: tuple[Fault, ...] = (pipeline, flood, half_messages, unread_exports, large_array, slow_expression)
+GREEDY: tuple[Fault, ...] = (
+    *(pipeline, flood, half_messages, unread_exports, large_array, slow_expression),
+    strings_by_a_collation,
+)
 FAULTS: tuple[Fault, ...] = (
     *(kill, kill, terminate, pause, pause, cut, cut, cut, late_traffic),
     *(clock_step, step_down, reconfig, freeze, resync, full_disk, read_only, unread_log),

@@ -103,6 +103,21 @@ def slow_expression(context: FaultContext) -> tuple[str, None]:
     return f"slow expressions at {primary.name}, answered with {codes}", None
 
 
+def strings_by_a_collation(context: FaultContext) -> tuple[str, None]:
+    """Runs of 260,000 combining marks, which ICU puts in order in quadratic time, and a string beyond the limit."""
+    primary = context.the_primary()
+    collation = {"locale": "vi", "normalization": True}
+    replies = []
+    with _collection(primary) as client, _measured(context, primary, f"strings by a collation at {primary.name}"):
+        client.command(DATABASE, {"insert": GREEDY, "documents": [{"_id": 1, "a": "a"}]})
+        for text in ("a" + "\u0316\u0301" * 130_000, "a" * 15_000_000):
+            command = {"find": GREEDY, "filter": {"a": text}, "collation": collation}
+            replies.append(client.command(DATABASE, command).get("code"))
+    if replies != [None, ErrorCode.BAD_VALUE]:
+        context.breach(f"{primary.name} answers strings by a collation with {replies}")
+    return f"strings by a collation at {primary.name}, answered with {replies}", None
+
+
 # --- how they work, and what is measured --------------------------------------------------------------------------
 
 

@@ -41,7 +41,10 @@ FOREVER: Final = (1 << 63) - 1
 
 @dataclass(slots=True)
 class _Look:
-    """What is asked and how far it is. position: looked at through here. until_ts: the last that counts."""
+    """What is asked and how far it is. position: looked at through here. until_ts: the last that counts.
+
+    found: the versions that concern the field asked for. last: the newest of all.
+    """
 
     given: DocumentHistory
     key: bytes
@@ -49,13 +52,15 @@ class _Look:
     until_ts: int
     position: OpTime
     found: list[Version] = field(default_factory=list)
+    last: Version | None = None
     looked: int = 0
     is_full: bool = False
     is_at_end: bool = False
 
     def add(self, rows: list[Version]) -> None:
         """Keep them, of a moment only the last one."""
-        self.found += rows
+        self.last = rows[-1] if rows else self.last
+        self.found += [row for row in rows if concerns(row, self.given.field)]
         if self.given.at is not None:
             del self.found[:-1]
         elif len(self.found) >= self.given.limit or self.versions.size >= PAGE_BYTES:
@@ -151,11 +156,10 @@ def _look_in_oplog(store: Store, look: _Look) -> None:
         look.position = OpTime(newest.term, max(until_ts, look.position.ts))
         look.is_at_end = until_ts == newest.ts or until_ts == look.until_ts
         coll = snapshot.collection(ns)
-        last = look.found[-1] if look.found else None
-        if last is not None and until_ts == newest.ts and look.versions.document is UNKNOWN and coll is not None:
+        if look.last is not None and until_ts == newest.ts and look.versions.document is UNKNOWN and coll is not None:
             # Nothing wrote it behind that version, so it is what is there now.
             document = snapshot.get(coll, look.key)
-            last["document"] = None if document is None else RawDocument(document)
+            look.last["document"] = None if document is None else RawDocument(document)
 
 
 async def _reply(ctx: CommandContext, look: _Look, *, is_archived: bool) -> Reply:

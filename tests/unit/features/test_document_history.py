@@ -87,15 +87,19 @@ def test_every_version_is_told_with_what_changed(client: Client, member: Running
     assert all(row["committed"] and isinstance(row["collection"], Binary) for row in reply["versions"])
 
 
-def test_of_a_field_only_what_changed_it_is_told(client: Client) -> None:
+@pytest.mark.parametrize(("field", "left_out"), [("b.c", {2}), ("a", {3}), ("b.c.0", {1, 2})])
+def test_of_a_field_only_what_changed_it_is_told(client: Client, field: str, left_out: set[int]) -> None:
     write_much(client)
-    for field, left_out in (("b.c", 2), ("a", None), ("b.c.0", None)):
-        expected = [row for number, row in enumerate(WRITTEN) if number != left_out]
-        if field == "b.c.0":
-            expected = [row for number, row in enumerate(WRITTEN) if number not in (1, 2)]
-        if field == "a":
-            expected = [row for number, row in enumerate(WRITTEN) if number != 3]
-        assert shown(history(client, field=field)) == expected, field
+    expected = [row for number, row in enumerate(WRITTEN) if number not in left_out]
+    assert shown(history(client, field=field)) == expected
+
+
+def test_of_a_field_and_a_moment_what_changed_it_last_is_told(client: Client) -> None:
+    write_much(client)
+    versions = history(client)["versions"]
+    _, seconds, increment = versions[2]["optime"].split(":")
+    (then,) = history(client, field="b.c", at=Timestamp(int(seconds), int(increment)))["versions"]
+    assert then == versions[1]
 
 
 def test_of_a_moment_the_version_of_then_is_told(client: Client) -> None:
