@@ -13,6 +13,7 @@ from tests.simulation.kit.kinds import (
     CORE_ALONE,
     CORE_CHANGE_RUNS,
     FOLLOW_RUNS,
+    RELEASE_RUNS,
     ROLLBACK_RUNS,
     STALE_RUNS,
     STREAM_RUNS,
@@ -53,6 +54,9 @@ def main() -> int:
         STREAM_RUNS.option, action="store_true", help="readers of change streams in each run, not in a quarter"
     )
     parser.add_argument(
+        RELEASE_RUNS.option, action="store_true", help="seeds in which members are of this tree and of the last release"
+    )
+    parser.add_argument(
         FOLLOW_RUNS.option, action="store_true", help="seeds of a set that follows another one, faults at both ends"
     )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
@@ -74,7 +78,7 @@ def main() -> int:
     each = options.seeds <= A_LINE_EACH and not options.trace
     kinds: tuple[Kind, ...] = (
         *(ROLLBACK_RUNS, CHANGE_RUNS, CONCERN_RUNS, STALE_RUNS, CONSUMER_RUNS, STREAM_RUNS),
-        *(ARCHIVE_RUNS, FOLLOW_RUNS, CORE_ALONE, CORE_CHANGE_RUNS),
+        *(ARCHIVE_RUNS, FOLLOW_RUNS, RELEASE_RUNS, CORE_ALONE, CORE_CHANGE_RUNS),
     )
     chosen = [kind for kind in kinds if getattr(options, kind.option.removeprefix("--").replace("-", "_"))]
     kind = chosen[0] if chosen else WHOLE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import importlib
 import logging
 import os
 import random
@@ -22,16 +23,11 @@ from typing import Any, TypeVar
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import CorruptDataError
-from replset.features.all import all_features
 from replset.features.archive import archive_lease, archiver
 from replset.features.crud import insert, search_batch, write_batch
 from replset.ids import HostPort
-from replset.key_file import Keys
 from replset.member import options as member_options
-from replset.member.member import RunningMember
-from replset.member.net.credentials import Credentials
 from replset.member.options import MemberOptions
-from replset.member.outside import MemberPorts
 from replset.replication import rollback
 from replset.storage import differences, member_file, store
 from tests.simulation.kit import archives
@@ -50,6 +46,7 @@ from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.loop import Process, SimLoop, current_process
 from tests.simulation.kit.machine import DamagedEntry, Machine, RunningNode
 from tests.simulation.kit.network import NetworkPort, SimNetwork
+from tests.simulation.kit.releases import is_loopback, last_release
 from tests.simulation.kit.threads import SIM_THREADING
 from tests.simulation.kit.trace import Trace
 from tests.simulation.kit.wire import SimClient
@@ -73,6 +70,10 @@ MANY_STEPS = 1_000
 FASTEST_FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
+def _this_tree(module: str) -> Any:
+    return importlib.import_module(f"replset.{module}")
+
+
 class SimCluster:
     """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y...; witnesses v, w; a
     spare one n.
@@ -93,11 +94,12 @@ class SimCluster:
         expect_members: tuple[str, ...] = (),
         beside: SimCluster | None = None,
         left_out: Collection[str] = (),
+        of_last_release: Collection[str] = (),
     ) -> None:
         """beside: the set at another site, on the same network, with other names: h, i... and o, p; close it first.
         spare: one more machine, which is no member until it is added. options: of members, in the configuration.
         journal_default: writeConcernMajorityJournalDefault. expect_members: an option of every member. left_out:
-        features that members start without.
+        features that members start without. of_last_release: the machines that run it until a test says otherwise.
         """
         self.seed = f"{seed}" if beside is None else f"{seed} site 2"
         self._beside = beside
@@ -115,9 +117,10 @@ class SimCluster:
         differences.SPANS_MAX, differences.ROWS_BYTES = environment.answer_spans, environment.answer_bytes
         for module in GUARDED:
             module.threading = SIM_THREADING  # type: ignore[attr-defined]
-        self._is_loopback_before, member_options.is_loopback = member_options.is_loopback, _is_loopback
+        self._is_loopback_before, member_options.is_loopback = member_options.is_loopback, is_loopback
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
+        self.rng_releases = self.random_for("releases")
         self.rng_copies = self.random_for("copied dbpaths")
         self.network = SimNetwork(self.loop, self.random_for("network")) if beside is None else beside.network
         self._left_out = left_out
@@ -139,6 +142,8 @@ class SimCluster:
         if spare_arbiter:
             self.machines[SPARE_ARBITER] = self._new_machine(SPARE_ARBITER, arbiter=True)
             self.machines[SPARE_ARBITER].is_spare = True
+        for name in of_last_release:
+            self.machines[name].is_of_last_release = True
         self.clients = Process("clients")
         self.broken: list[str] = []
         self.primaries_ever: list[str] = []  # who became primary, in order
@@ -241,9 +246,12 @@ class SimCluster:
         machine = self.machines[name]
         assert machine.process is None, f"{name} runs already"
         machine.starts += 1
+        if self.environment.mixed:
+            machine.is_of_last_release = self.rng_releases.random() < 0.5
         process = machine.process = Process(f"{name}{machine.starts}")
         machine.started = False
-        options = MemberOptions(
+        code = last_release if machine.is_of_last_release else _this_tree
+        options = code("member.options").MemberOptions(
             repl_set=self.set_name,
             dbpath=Path(machine.disk.folder),
             port=27017,
@@ -259,18 +267,21 @@ class SimCluster:
         )
         context = contextvars.copy_context()
         context.run(current_process.set, process)
-        task = self.loop.create_task(self._boot(machine, process, options), context=context)
+        task = self.loop.create_task(self._boot(machine, process, options, code), context=context)
         task.add_done_callback(lambda done: self._started(machine, process, done))
-        self.trace.add(name, f"starts, life {machine.starts}")
+        by = " of the last release" if machine.is_of_last_release else ""
+        self.trace.add(name, f"starts, life {machine.starts}{by}")
 
-    async def _boot(self, machine: Machine, process: Process, options: MemberOptions) -> None:
+    async def _boot(
+        self, machine: Machine, process: Process, options: MemberOptions, code: Callable[[str], Any]
+    ) -> None:
         rng = random.Random(machine.rng.getrandbits(64))
         workers = SimWorkers(
             self.loop, process, rng, self.environment.worker_ms, lambda: machine.slowness, self.environment.overlap
         )
         machine.workers = workers
         member_rng = random.Random(machine.rng.getrandbits(64))
-        ports = MemberPorts(
+        ports = code("member.outside").MemberPorts(
             self.network.port(machine.name, process),
             machine.disk,
             machine.clock,
@@ -279,16 +290,16 @@ class SimCluster:
             member_rng,
             workers,
         )
-        features = all_features(
+        features = code("features.all").all_features(
             None if self.archive is None else self.archive.port(machine),
             segment_bytes=SEGMENT_BYTES,
             session_timeout_ms=SESSION_TIMEOUT_MS,
         )
-        keys = Keys(["c2ltdWxhdGlvbg=="]) if self.environment.keyed else None
-        machine.member = await RunningMember.start(
+        keys = code("key_file").Keys(["c2ltdWxhdGlvbg=="]) if self.environment.keyed else None
+        machine.member = await code("member.member").RunningMember.start(
             options,
             ports,
-            credentials=Credentials(keys),
+            credentials=code("member.net.credentials").Credentials(keys),
             steps=step_sizes(self.environment),
             features=[feature for feature in features if feature.name not in self._left_out],
         )
@@ -632,8 +643,3 @@ class SimCluster:
 def quiet_logs() -> None:
     """Members log every fault that they survive; a simulation makes thousands."""
     logging.getLogger("replset").setLevel(logging.CRITICAL)
-
-
-def _is_loopback(host: str) -> bool:
-    """Names of simulated machines are no business of the real one's name server, which may take 5 s to answer."""
-    return True

@@ -25,6 +25,7 @@ class Environment:
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
     group_statements: of one command in one group. overlap: how much of the work in threads overlaps with the loop.
     answer_spans, answer_bytes: of one answer to a stale member that compares its documents.
+    mixed: each process that starts is one of this tree, or one of the last release.
     archives: members have an archive, which fails now and then.
     keyed: members prove to each other who they are, on every new connection.
     """
@@ -45,6 +46,7 @@ class Environment:
     answer_spans: int = differences.SPANS_MAX
     answer_bytes: int = differences.ROWS_BYTES
     archives: bool = False
+    mixed: bool = False
 
 
 DEFAULT_ENVIRONMENT = Environment()

@@ -13,6 +13,7 @@ from tests.simulation.kit.runs import (
     CHANGES,
     CONCERNS,
     CONSUMERS,
+    RELEASES,
     ROLLBACKS,
     STALE,
     STREAMS,
@@ -21,6 +22,7 @@ from tests.simulation.kit.runs import (
     run_changes,
     run_concerns,
     run_consumers,
+    run_releases,
     run_rollbacks,
     run_seed,
     run_stale,
@@ -66,4 +68,5 @@ STALE_RUNS = Kind(STALE, run_stale)
 ARCHIVE_RUNS = Kind(ARCHIVE, run_archive)
 CONSUMER_RUNS = Kind(CONSUMERS, run_consumers)
 STREAM_RUNS = Kind(STREAMS, run_streams)
+RELEASE_RUNS = Kind(RELEASES, run_releases)
 FOLLOW_RUNS = Kind(FOLLOW, run_follow)

@@ -41,6 +41,7 @@ class Machine:
     slowness: float = 1.0  # how many times as long as ever its disk takes
     may_have_lost_data: bool = False  # a test cut its WAL
     may_not_start: bool = False  # its disk takes nothing more
+    is_of_last_release: bool = False  # from its next start on it runs the last release
     is_spare: bool = False  # it has not been added to the set yet
 
     @property

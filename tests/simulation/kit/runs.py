@@ -7,7 +7,7 @@ import gc
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -51,6 +51,7 @@ CONCERNS = "--concerns"
 STALE = "--stale"
 CONSUMERS = "--consumers"
 STREAMS = "--streams"
+RELEASES = "--releases"
 ARCHIVE = "--archive"
 LATE = "late writes"
 MORE_CLIENTS = (CONSUMERS, STREAMS, ARCHIVE, LATE)
@@ -333,6 +334,20 @@ def stale_plan(seed: int) -> Plan:
     return replace(plan, members=3, arbiters=0, environment=environment, faults=faults, options={}, option=STALE)
 
 
+def releases_plan(seed: int) -> Plan:
+    """Each member that starts is of this tree or of the last release: a set that is upgraded, and goes back, for ever.
+
+    Without an archive, whose sizes are those of the simulator only in this tree.
+    """
+    plan = draw_set(seed)
+    return replace(plan, environment=replace(plan.environment, mixed=True), option=RELEASES)
+
+
+def run_releases(seed: int) -> Outcome:
+    """The run of this seed with members of two releases."""
+    return run_seed(seed, releases_plan(seed))
+
+
 def run_stale(seed: int) -> Outcome:
     """The run with many stale members that this seed draws."""
     return run_seed(seed, stale_plan(seed))
@@ -380,7 +395,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
     plan = plan or draw_plan(seed)
     with (
         without_collector(),
-        small_sizes(seed, timed=seed >= RECORDED),
+        nullcontext() if plan.environment.mixed else small_sizes(seed, timed=seed >= RECORDED),
         SimCluster(
             plan.members,
             plan.arbiters,

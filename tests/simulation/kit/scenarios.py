@@ -7,7 +7,7 @@ letters of the scenario in it, whatever their names in the run are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -236,10 +236,18 @@ def scenario_run(
     seed: int = 1,
     environment: Environment = DEFAULT_ENVIRONMENT,
     witnesses: int = 0,
+    of_last_release: Collection[str] = (),
     **settings: object,
 ) -> Iterator[ScenarioRun]:
     quiet_logs()
-    with SimCluster(members, arbiters, seed=seed, witnesses=witnesses, environment=environment) as cluster:
+    with SimCluster(
+        members,
+        arbiters,
+        seed=seed,
+        witnesses=witnesses,
+        environment=environment,
+        of_last_release=of_last_release,
+    ) as cluster:
         hosts = [machine.host for machine in cluster.machines.values() if not machine.witness]
         workload = Workload(ClientSite(cluster.loop, hosts, cluster.random_for("workload"), cluster.client))
         scenario = ScenarioRun(cluster, Checkers(cluster, workload.history), workload)

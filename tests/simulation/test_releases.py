@@ -1,0 +1,59 @@
+"""Sets whose members are of two releases: this tree, and the last release from its wheel (kit/releases.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.errors import ErrorCode
+from tests.simulation.kit.runs import run_releases
+from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
+
+SWEDISH = {"locale": "sv", "strength": 2}
+INDEX = {"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1", "collation": SWEDISH}]}
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in (0, 2, 3, 4, 6))])
+def test_each_member_that_starts_is_of_one_release_or_the_other(seed: int) -> None:
+    outcome = run_releases(seed)
+    assert outcome.error is None, outcome.report()
+
+
+def move(scenario: ScenarioRun, name: str, *, back: bool) -> None:
+    """Stop a member and start it with the other release."""
+    cluster = scenario.cluster
+    assert cluster.run(cluster.stop(name))
+    cluster.machines[name].is_of_last_release = back
+    scenario.restart(name)
+    cluster.run_until(cluster.all_counted, 60, "everybody is counted")
+    assert scenario.write(cluster.primary() or "").acknowledged
+
+
+def change(scenario: ScenarioRun, version: str, **options: object) -> dict[str, Any]:
+    command = {"setFeatureCompatibilityVersion": version, "confirm": True, **options}
+    reply: dict[str, Any] = scenario.cluster.command(scenario.cluster.primary() or "", command, timeout_s=30)
+    return reply
+
+
+def shown(scenario: ScenarioRun) -> set[str]:
+    """The version by each member that knows its own."""
+    found = set()
+    for name, machine in scenario.cluster.machines.items():
+        if not machine.is_of_last_release:
+            reply = scenario.cluster.command(name, {"getParameter": 1, "featureCompatibilityVersion": 1})
+            found.add(reply["featureCompatibilityVersion"]["version"])
+    return found
+
+
+def test_a_member_of_the_last_release_is_not_added_to_a_set_that_is_beyond_it() -> None:
+    with scenario_run(members=2, of_last_release=()) as scenario:
+        cluster = scenario.cluster
+        assert shown(scenario) == {"1.1"}
+        given = cluster.command(scenario.primary, {"replSetGetConfig": 1})["config"]
+        without = {**given, "version": given["version"] + 1}
+        del without["featureCompatibilityVersion"]
+        assert cluster.command(scenario.primary, {"replSetReconfig": without}, timeout_s=30)["ok"] == 1
+        assert shown(scenario) == {"1.1"}
+        lower = {**without, "version": given["version"] + 2, "featureCompatibilityVersion": "1.0"}
+        assert cluster.command(scenario.primary, {"replSetReconfig": lower})["code"] == ErrorCode.INVALID_CONFIG
