@@ -30,6 +30,7 @@ from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES as PROOF_NONCE_BYTES
 from replset.key_file import Handshake, Keys
 from replset.wire.framing import FrameReader, encode_request, message_ids
+from replset.wire.message_version import FIELDS
 
 _CHUNK = 1 << 16
 _DOWNLOAD_CHUNK = 1 << 20
@@ -246,7 +247,7 @@ class WireClient:
     def prove(self, keys: Keys, me: HostPort) -> None:
         """Prove that this is the member `me` of the set, as a member does on its connections (transport.py)."""
         nonce = os.urandom(PROOF_NONCE_BYTES)
-        begin = {"replSetProve": 1, "member": me, "address": self.host, "nonce": Binary(nonce)}
+        begin = {"replSetProve": 1, "member": me, "address": self.host, "nonce": Binary(nonce), **FIELDS}
         their_nonce = self.ask("admin", begin).get("nonce")
         handshake = Handshake(
             me, HostPort(self.host), nonce, bytes(their_nonce) if isinstance(their_nonce, Binary) else b""

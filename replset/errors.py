@@ -132,6 +132,7 @@ class ErrorCode(IntEnum):
     QUERY_PLAN_KILLED = 175, "QueryPlanKilled", 400, Trait.RESUMABLE
     AMBIGUOUS_INDEX_KEY_PATTERN = 181, "AmbiguousIndexKeyPattern"
     LINEARIZABLE_READ_CONCERN_ERROR = 187, "LinearizableReadConcernError", 503
+    INCOMPATIBLE_SERVER_VERSION = 188, "IncompatibleServerVersion"
     PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown", 503, _ROLE | Trait.UNKNOWN
     VIEW_PIPELINE_TOO_LARGE = 195, "ViewPipelineMaxSizeExceeded"
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
@@ -167,6 +168,7 @@ class ErrorCode(IntEnum):
     API_STRICT_ERROR = 323, "APIStrictError"
     API_DEPRECATION_ERROR = 324, "APIDeprecationError"
     MECHANISM_UNAVAILABLE = 334, "MechanismUnavailable"
+    CANNOT_DOWNGRADE = 344, "CannotDowngrade"
     UNSUPPORTED_OP_QUERY = 352, "UnsupportedOpQueryCommand"
     API_MISMATCH = 364, "APIMismatchError"
     OVERLOADED = 462, "IngressRequestRateLimitExceeded", 503
@@ -262,6 +264,7 @@ class ErrorCode(IntEnum):
     SKIP_NO_COUNT = 5107200
     LIMIT_NO_COUNT = 5107201
     GET_LAST_ERROR_DEFAULTS_SET = 5624102
+    CONFIRMATION_NEEDED = 7369100
     PIPELINE_TOO_LONG = 7749501
     NOT_ENOUGH_IN_SYNC = 9_900_001, "NotEnoughInSync", 503
     CONSUMER_NOT_FOUND = 9_900_011, "ConsumerNotFound", 404

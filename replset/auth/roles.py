@@ -53,6 +53,7 @@ class Action(Enum):
     GET_LOG = "getLog", "cluster"
     GET_OPTIONS = "getCmdLineOpts", "cluster"
     HOST_INFO = "hostInfo", "cluster"
+    SET_FEATURE_VERSION = "setFeatureCompatibilityVersion", "cluster"
     GET_PARAMETER = "getParameter", "cluster"
     SET_PARAMETER = "setParameter", "cluster"
     IN_PROGRESS = "inprog", "cluster"
@@ -102,7 +103,7 @@ _MONITOR: Final = frozenset(
 )
 _MANAGE: Final = frozenset(
     {Action.SET_STATUS, Action.SET_CONFIG, Action.CONFIGURE_SET, Action.CHANGE_STATE, Action.RESYNC}
-    | {Action.APPEND_NOTE, Action.SET_DEFAULTS}
+    | {Action.APPEND_NOTE, Action.SET_DEFAULTS, Action.SET_FEATURE_VERSION}
 )
 _HOST: Final = frozenset({Action.SET_PARAMETER, Action.KILL_OP, Action.KILL_SESSION, Action.ROTATE_CERTIFICATES})
 _STATISTICS: Final = frozenset({Action.COLL_STATS, Action.DB_STATS, Action.LIST_INDEXES, Action.LIST_COLLECTIONS})

@@ -13,8 +13,17 @@ import typer
 from replset.cli import calls
 from replset.cli.check import is_namespace, repair_documents
 from replset.cli.host_option import AnyHost, Host
+from replset.config.feature_version import FIELD as FEATURE_VERSION
 from replset.errors import BadValueError, ReplError
-from replset.features.administration.operations import CATCH_UP_S, Freeze, Maintenance, ResizeOplog, Resync, StepDown
+from replset.features.administration.operations import (
+    CATCH_UP_S,
+    Freeze,
+    Maintenance,
+    ResizeOplog,
+    Resync,
+    SetFeatureVersion,
+    StepDown,
+)
 from replset.operations.declared import document_of, help_of
 from replset.terminal import echo
 
@@ -98,6 +107,17 @@ def resize_oplog(
     size = "" if size_mb is None else f" up to {size_mb:g} MB"
     least = "" if min_retention_hours is None else f" for at least {min_retention_hours:g} hours"
     echo(f"{host} keeps its oplog{size}{' and' if size and least else ''}{least} from now on, also after a restart")
+
+
+def feature_version(
+    host: Host,
+    version: Annotated[str, typer.Argument(metavar="[VERSION]", help=help_of(SetFeatureVersion, "version"))] = "",
+    confirm: Annotated[bool, typer.Option("--confirm", help=help_of(SetFeatureVersion, "confirm"))] = False,
+) -> None:
+    """Show which release's features the set may use, or change it once all members run a newer release."""
+    if version:
+        calls.on_primary(host, document_of(SetFeatureVersion(version, confirm)))
+    echo(str(calls.ask(host, {"getParameter": 1, FEATURE_VERSION: 1})[FEATURE_VERSION]["version"]))
 
 
 def maintenance(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from replset.bson import Int64
+from replset.config.feature_version import FIELD, OLDEST, FeatureVersion, read_feature_version
 from replset.config.fields import other_fields, read_boolean, read_integer
 from replset.config.member import Member, parse_member
 from replset.config.settings import Settings, parse_settings
@@ -50,6 +51,7 @@ class ReplSetConfig:
     write_concern_majority_journal_default: bool = True
     former_hosts: tuple[HostPort, ...] = ()
     """Members that the last reconfig removed. They may have a newer configuration, if this one was never committed."""
+    feature_version: FeatureVersion = OLDEST
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of a newer release, as they came."""
     # Needed for every message, so computed once.
@@ -134,6 +136,8 @@ class ReplSetConfig:
         document["protocolVersion"] = Int64(1)
         document["writeConcernMajorityJournalDefault"] = self.write_concern_majority_journal_default
         document["settings"] = self.settings.document()
+        if self.feature_version != OLDEST:
+            document[FIELD] = str(self.feature_version)
         if internal and self.former_hosts:
             document["formerHosts"] = list(self.former_hosts)
         return {**document, **self.others}
@@ -176,6 +180,7 @@ class ReplSetConfig:
             parse_settings(document.get("settings", {}), keep),
             read_boolean(document, "writeConcernMajorityJournalDefault", True, ""),
             _read_former_hosts(document),
+            read_feature_version(document),
             others,
         )
         _validate(config, allow_multiple_arbiters)
@@ -207,7 +212,7 @@ def is_weaker(new: ReplSetConfig, old: ReplSetConfig) -> bool:
     return after.majority_writes < before.majority_writes or after.elections < before.elections
 
 
-_CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr", "formerHosts"}
+_CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr", "formerHosts", FIELD}
 
 
 def _read_former_hosts(document: Mapping[str, object]) -> tuple[HostPort, ...]:

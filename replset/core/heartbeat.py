@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replset.config.feature_version import LATEST
 from replset.core.effects import RelayProgress
 from replset.core.election import Elections
 from replset.core.leader import Leader
@@ -142,6 +143,7 @@ class Heartbeats:
         peer.unacknowledged_rollbacks = reply.unacknowledged_rollbacks
         peer.quarantine = reply.quarantine
         peer.overloaded = reply.overloaded
+        peer.release = reply.release
         peer.http_address = reply.http_address
         peer.sync_source = reply.sync_source
         peer.election_wall_ms = reply.election_wall_ms
@@ -290,6 +292,7 @@ class Heartbeats:
             node.commit_term,
             node.is_overloaded(),
             node.holds_role(),
+            LATEST,
         )
 
     def _has_newer_config(self, request: HeartbeatRequest) -> bool:

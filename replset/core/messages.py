@@ -13,6 +13,7 @@ from typing import Final
 
 from replset.bson import ObjectId
 from replset.config import ReplSetConfig
+from replset.config.feature_version import OLDEST, FeatureVersion
 from replset.core.member_state import MemberState
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
@@ -98,6 +99,7 @@ class HeartbeatReply:
     commit_term: int = 0
     overloaded: bool = False  # it has more to do than it can; clients should read elsewhere
     holds_role: bool = False
+    release: FeatureVersion = OLDEST  # up to which one it can run a set
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from enum import Enum
 
 from replset.bson import ObjectId
 from replset.config import MAX_VERSION, Member, ReplSetConfig
+from replset.config.feature_version import FIELD, LATEST, newer_features
 from replset.core.effects import AppendNoop, ConfigInstalled, InitialSyncNotNeeded, Persist
 from replset.core.election import Elections
 from replset.core.leader import Leader, Phase
@@ -320,7 +321,21 @@ class Reconfigs:
                     ErrorCode.NEW_CONFIG_INCOMPATIBLE,
                     f"{host} has a newer configuration (version {answer.config_version})",
                 )
+            elif (refusal := self._release_refusal(change.config, host, answer)) is not None:
+                return refusal
         return None
+
+    def _release_refusal(self, config: ReplSetConfig, host: HostPort, answer: HeartbeatReply) -> Refused | None:
+        """Refuse a member that could not read what the set may write.
+
+        One of the set that went back to an older release since may not hinder the changes that take it out.
+        """
+        node, needed = self.node, config.feature_version
+        is_raised = node.config is not None and needed > node.config.feature_version
+        if answer.release >= needed or (node.is_member(host) and not is_raised):
+            return None
+        why = f"{host} runs release {answer.release}, and the set's {FIELD} would be {needed}"
+        return Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, why)
 
     def _incarnations(self, change: PendingReconfig) -> dict[HostPort, str]:
         """The incarnation of each member of the new configuration, as it answered, or as it was known before."""
@@ -344,10 +359,11 @@ class Reconfigs:
         found = {host: answer.incarnation for host, answer in change.answers.items()}
         found[node.host] = node.incarnation
         members = tuple(replace(member, incarnation=found[member.host]) for member in change.config.members)
+        features = min([LATEST, *(answer.release for answer in change.answers.values())])
         # The first entry is written before the configuration is installed.
         node.initial_sync_pending = False
         node.emit(Persist(InitialSyncNotNeeded()), AppendNoop(FIRST_TERM, "initiating set"))
-        self.install(replace(change.config, members=members))
+        self.install(replace(change.config, members=members, feature_version=features))
         self._elections.on_initiated()
         self._end(change, Done())
 
@@ -473,8 +489,15 @@ class Reconfigs:
             return
         if node.config is None and config.member_at(node.host) is None:
             return  # about to be added: the one that has this member comes next
-        if node.config is None or config.is_newer_than(*node.config.version_and_term):
-            self.install(config)
+        if node.config is not None and not config.is_newer_than(*node.config.version_and_term):
+            return
+        # Its entries may be of kinds that this release reads as something else.
+        if config.feature_version > LATEST:
+            if node.newer_features != config.feature_version:
+                node.newer_features = config.feature_version
+                node.journal("reconfig", newer_features(config.feature_version))
+            return
+        self.install(config)
 
     def update_peers(self) -> None:
         """Keep one Peer for every other member of the configuration."""

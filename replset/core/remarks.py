@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replset.config import Member, ReplSetConfig
+from replset.config.feature_version import newer_features
 from replset.core.follower import ROLLBACK_REFUSED
 from replset.core.member_state import MemberState
 from replset.core.role import holders, role_wait_ms
@@ -30,6 +31,8 @@ def find_remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
     found = [_no_primary(node, node.config, now) if node.primary_id is None else _no_majority(node, node.config)]
     found.append(_quarantined(node.host, node.state, node.quarantine))
     found += [_quarantined(peer.host, peer.state, peer.quarantine) for peer in node.sorted_peers()]
+    if node.newer_features is not None:
+        found.append(Remark(newer_features(node.newer_features), "replset --version; docs/upgrade.md"))
     if node.damage and not node.quarantine:
         found.append(_damaged(node))
     if node.maintenance:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
+from replset.config.feature_version import FeatureVersion
 from replset.core.ages import OptimeAges
 from replset.core.effects import Effect, ElectionRecord, LastVote, RecordElectionEvent, Reply, Send, StateChanged
 from replset.core.election_metrics import ElectionMetrics
@@ -59,6 +60,7 @@ class Peer:
     unacknowledged_rollbacks: int = 0
     quarantine: str = ""
     overloaded: bool = False
+    release: FeatureVersion | None = None  # up to which it can run a set; None: it has not said so yet
     http_address: str = ""
     sync_source: HostPort | None = None
     election_wall_ms: int | None = None
@@ -192,6 +194,7 @@ class NodeState:
     election_metrics: ElectionMetrics = field(default_factory=ElectionMetrics)
     commit_point: OpTime = OPTIME_NULL
     commit_term: int = 0  # of the primary that committed it; the entry itself may be of an older term
+    newer_features: FeatureVersion | None = None  # of a configuration that this release cannot run
     commit_point_paused: bool = False  # on a primary: until a member that has caught up has its vote
     writable: bool = False
     peers: dict[HostPort, Peer] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from replset.config import Member
+from replset.config.feature_version import LATEST, FeatureVersion
 from replset.core.election_metrics import ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
@@ -25,7 +26,7 @@ class MemberStatus:
     counted: the member votes and counts for majorities, and has the same configuration as this node. Without a vote it
     counts for `w: N` whatever its incarnation is, which no configuration renews. lag_ms: see `staleness.py`.
     overloaded: it has more to do than it can, and reads should go elsewhere. state: as clients see it, so a witness in
-    service is ARBITER.
+    service is ARBITER. release: the newest featureCompatibilityVersion that it can run; None: it has not said so yet.
     """
 
     id: MemberId
@@ -51,6 +52,7 @@ class MemberStatus:
     quarantine: str = ""
     lag_ms: int | None = None
     overloaded: bool = False
+    release: FeatureVersion | None = None
     witness: bool = False
 
 
@@ -143,6 +145,7 @@ def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort
         node.quarantine,
         lag_ms(node, node.host),
         node.is_overloaded(),
+        LATEST,
         member.witness,
     )
 
@@ -175,6 +178,7 @@ def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: 
         peer.quarantine,
         lag_ms(node, peer.host),
         peer.overloaded,
+        peer.release,
         member.witness,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from replset.features.administration import (
     apply_ops,
     election_journal,
+    feature_version,
     parameters,
     replset_admin,
     replset_status,
@@ -82,6 +83,7 @@ def all_features(
                 *replset_status.COMMANDS,
                 *election_journal.COMMANDS,
                 *parameters.COMMANDS,
+                *feature_version.COMMANDS,
                 *write_state.COMMANDS,
                 *apply_ops.COMMANDS,
             ),

@@ -109,6 +109,7 @@ _BY_PLACE: Final = {
     "saslContinue": "conversationId payload",
     "saslStart": "mechanism payload options autoAuthorize",
     "setDefaultRWConcern": "defaultReadConcern defaultWriteConcern",
+    "setFeatureCompatibilityVersion": "confirm downgradeOnDiskChanges fromConfigServer phase changeTimestamp",
     "startSession": "",
     "testDeprecation": "",
     "testVersion2": "",
@@ -165,7 +166,7 @@ _NOT_BUILT = (
     " dropConnections dropRole features filemd5 fsyncUnlock getAuditConfig getClusterParameter"
     " getDiagnosticData grantPrivilegesToRole grantRolesToRole invalidateUserCache lockInfo logRotate mapReduce"
     " planCacheClearFilters planCacheListFilters planCacheSetFilter revokePrivilegesFromRole"
-    " revokeRolesFromRole setAuditConfig setClusterParameter setFeatureCompatibilityVersion setIndexCommitQuorum"
+    " revokeRolesFromRole setAuditConfig setClusterParameter setIndexCommitQuorum"
     " setUserWriteBlockMode shardingState shutdown splitVector updateRole validateDBMetadata waitForFailPoint"
     " whatsmysid"
 )

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from replset.auth.roles import Action
 from replset.ids import HostPort
-from replset.operations.declared import BOOLEAN, HOST, SECONDS, between, operation, own, value
+from replset.operations.declared import BOOLEAN, HOST, SECONDS, TEXT, between, operation, own, value
 
 CATCH_UP_S: Final = 10
 MOST_OPLOG = 1 << 30
@@ -75,6 +75,19 @@ class Resync:
     force: bool = value(
         BOOLEAN, default=False, help="also of a member that lacks what this one acknowledged or knows committed"
     )
+
+
+@operation(
+    "setFeatureCompatibilityVersion",
+    http="POST /v1/replset/featureVersion",
+    needs=Action.SET_FEATURE_VERSION,
+    on_primary=True,
+)
+class SetFeatureVersion:
+    """Let the set use what the release `version` brought, or make it ready for that older release."""
+
+    version: str = own(TEXT, help="the first two numbers of a release, such as 1.1")
+    confirm: bool = value(BOOLEAN, default=False, help="must be true: members cannot go back behind it")
 
 
 @operation("replSetResizeOplog", needs=Action.SET_PARAMETER)

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from replset.auth.roles import Action
-from replset.bson import Timestamp
+from replset.bson import RawDocument, Timestamp
 from replset.config import ReplSetConfig, next_member_id, parse_host, refuse_unknown_fields
+from replset.config.feature_version import FIELD
 from replset.core.messages import (
     AbortCatchUpRequest,
     Done,
@@ -95,11 +96,22 @@ async def reconfig(ctx: CommandContext) -> Reply:
         raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "object")
     config, new = _config_in_force(ctx), ReplSetConfig.parse(document.decode(), keep=True)
     refuse_unknown_fields(new, config)
+    new = _with_feature_version(document, new, config)
     force = fields.boolean(ctx.body, "force", ctx.name)
     max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, 0, least=0)
     if not force:
         _refuse_losing_default(ctx, new)
     return await ask(ctx, ReconfigRequest(new, force, max_time_ms)) | _warning(config, new)
+
+
+def _with_feature_version(given: RawDocument, new: ReplSetConfig, config: ReplSetConfig) -> ReplSetConfig:
+    """Keep the version that the set has, also where `given` was written without it: what the set holds needs it."""
+    if FIELD in given and new.feature_version != config.feature_version:
+        raise ReplError(
+            f"{FIELD} is {config.feature_version}: only setFeatureCompatibilityVersion changes it",
+            code=ErrorCode.INVALID_CONFIG,
+        )
+    return replace(new, feature_version=config.feature_version)
 
 
 def _refuse_losing_default(ctx: CommandContext, new: ReplSetConfig) -> None:
@@ -134,11 +146,11 @@ async def add_member(ctx: CommandContext) -> Reply:
     for name in given:
         if name not in MEMBER and name != "_id":
             raise fields.unknown_field(ctx.name, name)
-    config = _primary_config(ctx)
+    config = primary_config(ctx)
     document = config.document()
     rows = [member.document() for member in config.members]
     row = {"_id": next_member_id(member.id for member in config.members), **given}
-    return await _change(ctx, config, {**document, "members": [*rows, row]})
+    return await change_config(ctx, config, {**document, "members": [*rows, row]})
 
 
 async def remove_member(ctx: CommandContext) -> Reply:
@@ -147,22 +159,23 @@ async def remove_member(ctx: CommandContext) -> Reply:
         host = fields.text(fields.document(ctx.body, ctx.name, ctx.name) or ctx.body, "host", ctx.name)
     else:
         host = fields.text(ctx.body, ctx.name, ctx.name)
-    config = _primary_config(ctx)
+    config = primary_config(ctx)
     leaving = config.member_at(parse_host(host))
     if leaving is None:
         raise NodeNotFoundError(f"{host} is no member of the set")
     rows = [member.document() for member in config.members if member.id != leaving.id]
-    return await _change(ctx, config, {**config.document(), "members": rows})
+    return await change_config(ctx, config, {**config.document(), "members": rows})
 
 
-def _primary_config(ctx: CommandContext) -> ReplSetConfig:
+def primary_config(ctx: CommandContext) -> ReplSetConfig:
+    """Return the configuration that a change is made of. 10107 on any other member than the primary."""
     config = _config_in_force(ctx)
     if not ctx.member.node.writable:
         raise NotWritablePrimaryError(primary=ctx.member.node.primary_host)
     return config
 
 
-async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str, object]) -> Reply:
+async def change_config(ctx: CommandContext, config: ReplSetConfig, document: dict[str, object]) -> Reply:
     """Install `document` as the next version. Where it would change the implicit default write concern, majority is
     stored as the set's own default first (map C16, D7), and the reply says so. Otherwise adding an arbiter would
     lower it from majority to {w: 1}, and writes acknowledged by default could be rolled back.

@@ -314,6 +314,8 @@ def _member_document(row: MemberStatus, member: Kernel) -> dict[str, object]:
         document["newlyAdded"] = True
     if row.overloaded:
         document["overloaded"] = True
+    if row.release is not None:
+        document["release"] = str(row.release)
     if row.witness:
         document["witness"] = True
     address = member.node.http_address_of(row.host)

@@ -8,6 +8,7 @@ import random
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from replset.config.feature_version import LATEST, newer_features
 from replset.errors import InvalidReplicaSetConfigError, ReplError, StorageError
 from replset.member.options import MONGODB_LAYOUT, MemberOptions
 from replset.member.process.machine import TrackedWorkers
@@ -142,6 +143,8 @@ def open_files(
         raise InvalidReplicaSetConfigError(
             f"{dbpath} belongs to a member of set {config.set_name!r}, not {options.repl_set!r}; see --replSet"
         )
+    if config is not None and config.feature_version > LATEST:
+        raise StorageError(f"{dbpath}: {newer_features(config.feature_version)}")
     lagging_mb = 2 * options.oplog_size_mb if options.oplog_lagging_mb is None else options.oplog_lagging_mb
     store_options = replace(
         defaults,

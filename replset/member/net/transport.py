@@ -26,6 +26,7 @@ from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.member.net.tls import Certifies, needs_no_certificate
 from replset.replication.ports import Clock, Network
 from replset.wire.framing import FrameReader, WireMessage, encode_request, message_ids
+from replset.wire.message_version import FIELDS, other_messages
 
 MAX_IDLE = 6
 
@@ -254,8 +255,11 @@ class _PeerConnection(asyncio.Protocol):
 
     async def prove(self, keys: Keys, nonce: bytes) -> None:
         """Prove to the other end that this member knows a key, and let it prove the same. PermissionError."""
-        begin = {"replSetProve": 1, "member": self._local_host, "address": self.host, "nonce": Binary(nonce)}
-        their_nonce = self._binary(await self.call(begin, "admin"), "nonce")
+        begin = {"replSetProve": 1, "member": self._local_host, "address": self.host, "nonce": Binary(nonce), **FIELDS}
+        answer = await self.call(begin, "admin")
+        if refusal := other_messages(answer, self.host):
+            raise PermissionError(refusal)
+        their_nonce = self._binary(answer, "nonce")
         handshake = Handshake(self._local_host, self.host, nonce, their_nonce)
         proofs = [Binary(proof) for proof in keys.proofs("asking", handshake)]
         reply = await self.call({"replSetProve": 2, "proofs": proofs}, "admin")

@@ -8,7 +8,7 @@ import logging
 from replset.auth.roles import Action
 from replset.bson import Binary, ObjectId, RawDocument
 from replset.core.messages import Refused
-from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError
+from replset.errors import AuthenticationFailedError, ErrorCode, FailedToParseError, RemoteProtocolError, ReplError
 from replset.ids import HostPort
 from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
 from replset.member.peers.message_documents import parse_request, reply_document
@@ -21,6 +21,7 @@ from replset.operations.command import PROVE, AtOnce, Command, CommandContext
 from replset.operations.replies import whole
 from replset.operations.request import Reply
 from replset.operations.waiters import Completion
+from replset.wire.message_version import FIELDS, other_messages
 
 log = logging.getLogger("replset.commands")
 
@@ -92,9 +93,11 @@ async def prove_membership(ctx: CommandContext) -> Reply:
         asking, asked = (fields.text(ctx.body, name, ctx.name) for name in ("member", "address"))
         if asked != member.host:
             raise AuthenticationFailedError(f"this member is {member.host}, not {asked:.200}")
+        if refusal := other_messages(ctx.body, asking[:200]):
+            raise ReplError(refusal, code=ErrorCode.INCOMPATIBLE_SERVER_VERSION)
         (nonce,) = _binaries(ctx, "nonce", 1)
         connection.handshake = Handshake(HostPort(asking), member.host, nonce, member.rng.randbytes(NONCE_BYTES))
-        return {"nonce": Binary(connection.handshake.asked_nonce)}
+        return {"nonce": Binary(connection.handshake.asked_nonce), **FIELDS}
     proof = None if handshake is None else keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS + 1))
     if handshake is None or proof is None:
         member[AuditTrail].failed_proof(connection.peer, "it knows no key of this member")

@@ -14,6 +14,7 @@ from replset import message_fields as kinds
 from replset.bson import DateTime, Layout, ObjectId, RawDocument, array_of, document_of, documents_of, encode
 from replset.bson import layout as slots
 from replset.config import MAX_MEMBER_ID, MAX_MEMBERS, ReplSetConfig
+from replset.config.feature_version import FeatureVersion
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
@@ -73,6 +74,21 @@ _CONFIG: Final = kinds.Sized(
     lambda document, name: ReplSetConfig.parse(kinds.typed(document, name, dict), keep=True),
 )
 _HOSTS: Final = kinds.Sized(b"\x04", lambda hosts: kinds.bson_value([str(host) for host in hosts]), _hosts)
+
+
+def _release(document: RawDocument, name: str) -> FeatureVersion:
+    try:
+        return FeatureVersion.parse(kinds.typed(document, name, str))
+    except ValueError as error:
+        raise RemoteProtocolError(f"field {name!r} is {error}") from None
+
+
+def _scan_release(raw: bytes, at: int) -> tuple[FeatureVersion, int]:
+    text, end = kinds.scan_text(raw, at)
+    return FeatureVersion.parse(text), end
+
+
+_RELEASE: Final = kinds.Sized(b"\x02", lambda version: kinds.write_text(str(version)), _release, _scan_release)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------
@@ -139,6 +155,7 @@ REPLY_MESSAGES: Final[dict[Any, Message[Any]]] = {
         Field("commitTerm", kinds.INT64, lack=Lack.OLD),
         Field("overloaded", kinds.BOOL, lack=Lack.LOOSE),
         Field("holdsRole", kinds.BOOL, lack=Lack.LOOSE),
+        Field("release", _RELEASE, lack=Lack.LOOSE),
         kinds.OK,
         position=Position,
     ),

@@ -161,12 +161,22 @@ def of_another_set(dbpath: Path, name: str) -> str:
     return f"{dbpath} belongs to a member of set '{name}', not 'rs0'; see --replSet"
 
 
+def of_a_newer_release(dbpath: Path, name: str) -> str:
+    file = MemberFile.open(RealDisk(), dbpath)
+    members = [{"_id": 0, "host": "127.0.0.1:1"}]
+    config = ReplSetConfig.parse({"_id": "rs0", "members": members, "featureCompatibilityVersion": name})
+    file.save_config(config)
+    file.close()
+    return f"the set's featureCompatibilityVersion is {name}, and this release knows 1.0 to 1.1: start a newer release"
+
+
 @pytest.mark.parametrize(
     ("spoil", "name"),
     [
         *((overwrite, name) for name in ("replset.db", "member.db")),
         *((exchange, name) for name in ("replset.db", "member.db")),
         (of_another_set, "other"),
+        (of_a_newer_release, "1.2"),
     ],
 )
 def test_a_dbpath_that_does_not_fit_stays_as_it_is(

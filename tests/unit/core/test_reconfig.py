@@ -9,6 +9,7 @@ import pytest
 
 from replset.bson import ObjectId
 from replset.config import MAX_GIVEN_VERSION, MAX_VERSION, Member, ReplSetConfig
+from replset.config.feature_version import LATEST, OLDEST, FeatureVersion
 from replset.core.effects import ConfigInstalled, Persist, Reply, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, HeartbeatRequest, LocalPosition, ReconfigRequest, Refused, Request
@@ -28,6 +29,7 @@ from tests.unit.core.single_node import (
     named,
     only,
     place,
+    ready,
     shaped,
     single_node,
 )
@@ -325,6 +327,35 @@ def test_a_member_of_another_set_vetoes() -> None:
     answer = only(effects, Reply)[0].body
     assert answer.code == 103
     assert "'x'" in answer.reason
+
+
+def raised(config: ReplSetConfig, version: FeatureVersion) -> ReplSetConfig:
+    return replace(config, version=config.version + 1, feature_version=version)
+
+
+@pytest.mark.parametrize(("release", "refused"), [(OLDEST, [103]), (LATEST, [])])
+def test_a_set_is_not_raised_over_a_member_that_answers_and_could_not_read_it(
+    release: FeatureVersion, refused: list[int]
+) -> None:
+    node = leading_three()
+    assert node.config is not None
+    node.receive(Request(5, ReconfigRequest(raised(node.config, LATEST), False, 0)), NOW)
+    effects = node.receive_heartbeat(1, release=release)
+    assert [reply.body.code for reply in only(effects, Reply)] == refused
+    assert node.config.feature_version == (OLDEST if refused else LATEST)
+
+
+def test_a_member_takes_no_configuration_that_it_could_not_run_and_says_so() -> None:
+    """Its entries may be of kinds that this release reads as something else."""
+    node = ready()
+    assert node.config is not None
+    before, newer = node.config, raised(node.config, FeatureVersion(1, 2))
+    for _ in range(2):
+        node.receive_heartbeat(1, config=newer, config_version=newer.version)
+        node.tick(Millis(NOW + 5_000))
+    assert node.config == before
+    (remark,) = [remark for remark in node.status(NOW).remarks if "featureCompatibilityVersion is 1.2" in remark.why]
+    assert "knows 1.0 to 1.1" in remark.why
 
 
 @pytest.mark.parametrize(

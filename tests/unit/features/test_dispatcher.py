@@ -151,7 +151,7 @@ def test_who_asks(client: Client) -> None:
 def test_parameters(client: Client) -> None:
     assert client.ok({"getParameter": "*"}, "admin")["enableTestCommands"] is True
     reply = client.ok({"getParameter": 1, "featureCompatibilityVersion": 1}, "admin")
-    assert reply["featureCompatibilityVersion"] == {"version": "7.0"}
+    assert reply["featureCompatibilityVersion"] == {"version": "1.1"}
     assert client.code({"getParameter": 1, "nonsense": 1}, "admin") == 72
     detailed = client.ok({"getParameter": {"allParameters": True, "showDetails": True}}, "admin")
     assert detailed["logLevel"] == {"value": 0, "settableAtRuntime": True, "settableAtStartup": False}

@@ -8,6 +8,7 @@ import pytest
 
 from replset.bson import Int64, ObjectId, RawDocument, Timestamp, decode, encode
 from replset.config import ReplSetConfig
+from replset.config.feature_version import LATEST, OLDEST
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
@@ -71,6 +72,7 @@ FULL = HeartbeatReply(
     3,
     "it differs",
     4,
+    release=LATEST,
 )
 BARE = dataclasses.replace(
     FULL,
@@ -127,11 +129,17 @@ def test_a_request_without_one_of_its_fields_is_refused(request_: MemberRequest)
 def test_a_heartbeat_reply_without_one_of_its_fields_is_refused() -> None:
     whole = decode(encode(reply_document(BARE)))
     for name in whole:
-        if name in ("ok", "commitTerm"):  # a member of before does not know in which term it was committed
+        if name in ("ok", "commitTerm", "release"):  # a member of before does not say these
             continue
         missing = {key: value for key, value in whole.items() if key != name}
         with pytest.raises(RemoteProtocolError):
             parse_reply(HEARTBEAT, RawDocument(encode(missing)))
+
+
+@pytest.mark.parametrize("release", [None, 1, "", "one", "1", "1.0.0", "1.99999"])
+def test_a_release_that_is_none_counts_as_the_oldest(release: object) -> None:
+    reply = parse_reply(HEARTBEAT, RawDocument(encode({**decode(encode(reply_document(FULL))), "release": release})))
+    assert reply == dataclasses.replace(FULL, release=OLDEST)
 
 
 @pytest.mark.parametrize("hosts", ["a:1", [1], ["a:1"] * 51])

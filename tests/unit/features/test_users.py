@@ -720,7 +720,7 @@ def dump_users(client: Client, db: str) -> list[dict[str, Any]]:
     counted = client.ok({"aggregate": "system.version", "pipeline": count, "cursor": {}}, "admin")
     assert counted["cursor"]["firstBatch"] == [{"_id": 1, "n": 1}]
     assert found(client, "system.roles", {"db": db}) == []
-    assert found(client, "system.version", {}) == [{"_id": "authSchema", "currentVersion": 5}]
+    assert found(client, "system.version", {})[0] == {"_id": "authSchema", "currentVersion": 5}
     return found(client, "system.users", {"db": db})
 
 

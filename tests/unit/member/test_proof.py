@@ -215,6 +215,34 @@ async def test_malformed_steps_are_refused(rig: Rig, step: dict[str, object]) ->
         assert (await client.ask(RBID))["code"] == UNAUTHORIZED
 
 
+@pytest.mark.parametrize(("versions", "is_taken"), [([1, 3], True), ([2, 3], False), ([0, 0], False), ("x", True)])
+async def test_members_without_a_common_version_of_their_messages_say_which_they_have(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, versions: object, is_taken: bool
+) -> None:
+    """At both ends: the asked one refuses, and the asking one where the asked one does not look at it."""
+    theirs = {"messageVersions": versions, "release": "9.0"}
+    says = "runs release 9.0 with versions"
+    async with member(rig, KEY) as m, asking(KEY) as transport:
+        client = await m.client()
+        step = {"replSetProve": 1, "member": OTHER, "address": m.address, "nonce": Binary(bytes(32)), **theirs}
+        reply = await client.ask({**step, "$db": "admin"})
+        assert (reply["ok"] == 1.0) is is_taken
+        assert is_taken or (reply["code"], says in reply["errmsg"]) == (188, True)
+
+        newer = Served()
+
+        async def answer(request: CommandRequest) -> Reply:
+            return {"ok": 1.0, "nonce": Binary(bytes(32)), "proof": Binary(bytes(32)), **theirs}
+
+        newer.dispatcher.answers["replSetProve"] = answer
+        await newer.server.start(newer.address)
+        try:
+            with pytest.raises(UnprovenMemberError, match="did not prove" if is_taken else f"{newer.address} {says}"):
+                await rbid(transport, newer.address)
+        finally:
+            await newer.server.close()
+
+
 async def test_a_proof_cannot_be_passed_on(rig: Rig) -> None:
     """A member that is made to connect to a stranger must not open another member's door for it."""
     async with member(rig, KEY) as m, asking(KEY) as victim:
