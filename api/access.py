@@ -40,6 +40,7 @@ NEEDS: Final[dict[str, Action]] = {
     "/v1/replset/status": BY_COMMAND,
     "/v1/replset/config": BY_COMMAND,
     "/v1/replset/writes/{optime}": BY_COMMAND,
+    "/v1/writes/{optime}": BY_COMMAND,
     "/v1/replset/elections": BY_COMMAND,
     "/v1/replset/events": Action.IN_PROGRESS,
     "/v1/replset/initiate": BY_COMMAND,

@@ -29,6 +29,7 @@ from api.routes import (
     replset,
     rollbacks,
     watch,
+    writes,
 )
 from api.routes.actions import ActionRoutes
 from replset.errors import ReplError
@@ -89,6 +90,7 @@ def create_routes(member: RunningMember) -> FastAPI:
     for router in (
         command.router(member),
         replset.router(member),
+        writes.router(member),
         events.router(member),
         backup.router(member),
         consumers.router(member),

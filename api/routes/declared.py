@@ -22,9 +22,18 @@ WRITE_ERRORS = (*READ_ERRORS, 413, 415, 504)
 
 
 async def answer(
-    member: RunningMember, request: Request, command: Mapping[str, Any], status: int = 200, *, forwards: bool = False
+    member: RunningMember,
+    request: Request,
+    command: Mapping[str, Any],
+    status: int = 200,
+    *,
+    forwards: bool = False,
+    confirmed: bool | None = None,
 ) -> Response:
-    """Answer with the reply to a command: this member's, or the primary's if the member `forwards` it."""
+    """Answer with the reply to a command: this member's, or the primary's if the member `forwards` it.
+
+    confirmed: a field of the answer beside those of the reply.
+    """
     http, headers = HttpRequest(request.scope), dict[str, str]()
     if forwards:
         reply, headers = await run_write(member, http, command, "admin")
@@ -37,7 +46,8 @@ async def answer(
         if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":
             error.status = 404
         raise
-    document = HttpAnswer(_document_of(reply), status, headers, times_of(reply), is_heavy="events" in reply)
+    shown = _document_of(reply) if confirmed is None else {"confirmed": confirmed, **_document_of(reply)}
+    document = HttpAnswer(shown, status, headers, times_of(reply), is_heavy="events" in reply)
     return await to_response(member, http, document)
 
 
@@ -59,7 +69,7 @@ def serve_declared(routes: APIRouter, member: RunningMember, *statuses: int) -> 
 
 def _serve(routes: APIRouter, member: RunningMember, one: Declaration, statuses: tuple[int, ...]) -> None:
     path = one.path.removeprefix(routes.prefix)
-    status = 200 if path else 201  # without more of a path it adds one to those that the prefix names
+    status = 201 if one.title == "create" else 200
     schema, extra = one.schema(), dict[str, Any]()
     if one.method == "POST":
         extra = body(schema, required="required" in schema)

@@ -15,6 +15,7 @@ from replset.cli import (
     calls,
     check,
     cluster,
+    confirm,
     consumers,
     follow,
     history,
@@ -82,6 +83,7 @@ def conf(host: Host) -> None:
 app.command()(status.status)
 app.command()(why.why)
 app.command()(history.history)
+app.command()(confirm.confirm)
 app.command()(members.initiate)
 app.command()(members.add)
 app.command("add-arbiter")(members.add_arbiter)

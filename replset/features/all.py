@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from replset.features.administration import (
     apply_ops,
+    confirm_writes,
     election_journal,
     feature_version,
     parameters,
@@ -85,6 +86,7 @@ def all_features(
                 *parameters.COMMANDS,
                 *feature_version.COMMANDS,
                 *write_state.COMMANDS,
+                *confirm_writes.COMMANDS,
                 *apply_ops.COMMANDS,
             ),
         ),

@@ -5,11 +5,27 @@ from __future__ import annotations
 from typing import Any, Final
 
 from replset.auth.roles import Action
-from replset.ids import HostPort
-from replset.operations.declared import BOOLEAN, HOST, SECONDS, TEXT, between, operation, own, value
+from replset.bson import RawDocument
+from replset.config import MAX_MEMBERS
+from replset.errors import BadValueError
+from replset.ids import HostPort, OpTime
+from replset.operations.declared import (
+    BOOLEAN,
+    HOST,
+    SECONDS,
+    TEXT,
+    Kind,
+    between,
+    operation,
+    own,
+    value,
+    whole_between,
+)
+from replset.operations.fields import text, values
 
 CATCH_UP_S: Final = 10
 MOST_OPLOG = 1 << 30
+MOST_CONFIRMED: Final = 1_000
 MEMBER: Final[dict[str, dict[str, Any]]] = {
     "host": {"type": "string", "example": "127.0.0.1:27020"},
     "priority": {"type": "number", "minimum": 0, "maximum": 1000},
@@ -88,6 +104,40 @@ class SetFeatureVersion:
 
     version: str = own(TEXT, help="the first two numbers of a release, such as 1.1")
     confirm: bool = value(BOOLEAN, default=False, help="must be true: members cannot go back behind it")
+
+
+def _optimes(body: RawDocument, name: str, command: str) -> list[OpTime]:
+    given = values(body, name, command)
+    if not 0 < len(given) <= MOST_CONFIRMED:
+        raise BadValueError(f"{command}.{name} takes from 1 to {MOST_CONFIRMED} optimes, not {len(given)}")
+    try:
+        return [OpTime.parse(one if isinstance(one, str) else f"{one!r:.80}") for one in given]
+    except ValueError as error:
+        raise BadValueError(f"{command}.{name}: {error}") from None
+
+
+def _members(body: RawDocument, name: str, command: str) -> int:
+    given = text(body, name, command)
+    kind, _, number = given.partition(":")
+    if given == MAJORITY:
+        return 0
+    if kind != "members" or not number.isdecimal() or not 1 <= int(number[:9]) <= MAX_MEMBERS:
+        raise BadValueError(f"{command}.{name} must be majority or members:N with N from 1 to 50, not {given!r:.40}")
+    return int(number[:9])
+
+
+MAJORITY: Final = "majority"
+OPTIMES: Final = Kind(_optimes, {"type": "array", "items": {"type": "string"}, "example": ["3:1700000000:5"]})
+WAIT: Final = Kind(_members, {"type": "string", "example": "members:2"})
+
+
+@operation("replSetConfirmWrites", http="POST /v1/writes", needs=Action.LOGIN)
+class ConfirmWrites:
+    """Wait until these writes, which were acknowledged early, are on a majority, or on so many members."""
+
+    optimes: list[OpTime] = own(OPTIMES, help="as the writes' answers named them, TERM:SECONDS:INC")
+    wait: int = value(WAIT, default=0, help="majority, or members:N")
+    timeout_ms: int = value(whole_between(0, 60_000), default=10_000, name="timeoutMS", help="how long it waits")
 
 
 @operation("replSetResizeOplog", needs=Action.SET_PARAMETER)

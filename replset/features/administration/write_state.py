@@ -80,11 +80,16 @@ class MemberView:
 async def get_write_state(ctx: CommandContext) -> Reply:
     """What became of a write, by its optime. With `all` the other members are asked where this one cannot tell."""
     optime = _optime_of(ctx)
-    own = await _own_view(ctx.member, optime)
     if not fields.boolean(ctx.body, "all", ctx.name):
-        return own.document()
+        return (await _own_view(ctx.member, optime)).document()
+    return await describe_write(ctx, optime)
+
+
+async def describe_write(ctx: CommandContext, optime: OpTime, *, asks_others: bool = True) -> dict[str, object]:
+    """Return what became of a write; the other members are asked where this one cannot tell."""
+    own = await _own_view(ctx.member, optime)
     views, unreachable = [own], dict[str, str]()
-    if own.state_of(optime) is not WriteState.COMMITTED:
+    if asks_others and own.state_of(optime) is not WriteState.COMMITTED:
         config = ctx.member.node.config
         others = [] if config is None else [m.host for m in config.oplog_holders if m.host != ctx.member.host]
         answers = await asyncio.gather(*(_ask_member(ctx, host, optime) for host in others))

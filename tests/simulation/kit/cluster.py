@@ -246,8 +246,9 @@ class SimCluster:
         machine = self.machines[name]
         assert machine.process is None, f"{name} runs already"
         machine.starts += 1
-        if self.environment.mixed:
-            machine.is_of_last_release = self.rng_releases.random() < 0.5
+        if self.environment.mixed:  # the first one keeps the set at what the last release can run
+            is_first = machine.starts == 1 and name == next(iter(self.machines))
+            machine.is_of_last_release = is_first or self.rng_releases.random() < 0.5
         process = machine.process = Process(f"{name}{machine.starts}")
         machine.started = False
         code = last_release if machine.is_of_last_release else _this_tree

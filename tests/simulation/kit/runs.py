@@ -217,7 +217,14 @@ def draw_set(seed: int) -> Plan:
         plan = replace(plan, environment=replace(plan.environment, skew_ms=200))
     plan = replace(
         plan,
-        load=replace(plan.load, concerns=concerns, several=several, cursors=cursors, local=local),
+        load=replace(
+            plan.load,
+            concerns=concerns,
+            several=several,
+            cursors=cursors,
+            local=local,
+            confirms=seed >= RECORDED and random.Random(f"{seed} confirms").random() < 0.4,
+        ),
         transfers=transfers if seed % 2 else None,
         options=options,
         spare=shape.random() < 0.3,
@@ -628,6 +635,7 @@ class Run:
             counts[f"{self.rest_work.done} at rest"] = 1
         counts["simulated seconds"] = self.cluster.loop.now_ms // 1000
         counts["writes acknowledged"] = len(history.acknowledged())
+        counts["writes confirmed later"] = self.workload.confirmed
         counts["terms"] = len(checkers.primaries)
         counts["undo steps"] = checkers.rollbacks
         counts["uncounted copies undone"] = checkers.uncounted_undone

@@ -18,6 +18,7 @@ from tests.simulation.kit.wire import NoAnswerError, SimClient
 DATABASE = "app"
 COLLECTION = "things"
 SHARED_KEYS = 4
+CONFIRMED_MAX = 20
 SEVERAL_MAX = 9
 """Documents of one insert."""
 
@@ -101,7 +102,8 @@ class Mix:
 
     concerns: of a write, each as likely as the others. several: how many of the inserts are of several documents.
     cursors: how many of the reads go through a cursor, in small batches. local: how many are at `local`. in_sync:
-    writes of a majority ask for `w: "inSync"`, which promises no less.
+    writes of a majority ask for `w: "inSync"`, which promises no less. confirms: a client confirms what the others were
+    told early.
     """
 
     writers: int = 4
@@ -112,6 +114,7 @@ class Mix:
     cursors: float = 0.0
     local: float = 0.0
     in_sync: bool = False
+    confirms: bool = False
 
 
 class Workload(Clients):
@@ -123,6 +126,7 @@ class Workload(Clients):
         self._numbers = itertools.count(1)
         self._mine: list[int] = []  # ids that may be deleted, each once
         self.history = History()
+        self.confirmed = 0
         self.on_acknowledged: Callable[[Write], None] | None = None
 
     def begin_with(self, number: int) -> None:
@@ -134,6 +138,8 @@ class Workload(Clients):
             self._launch(self._writer)
         for _ in range(self._mix.readers):
             self._launch(self._reader)
+        if self._mix.confirms:
+            self._launch(self._confirmer)
 
     # --- writing
 
@@ -215,6 +221,26 @@ class Workload(Clients):
                 self._mine.append(write.id)
         if writes[-1].acknowledged and self.on_acknowledged is not None:
             self.on_acknowledged(writes[-1])
+
+    async def _confirmer(self, rng: random.Random) -> None:
+        """Ask any member to confirm writes that a majority need not have; then they are promised as if it had them."""
+        client = self._new_client()
+        while not self._stopped:
+            await self._pause(rng)
+            early = [write for write in self.history.acknowledged() if write.concern != "majority"][-CONFIRMED_MAX:]
+            if not early:
+                continue
+            command = {"replSetConfirmWrites": [str(write.optime) for write in early], "timeoutMS": 2_000}
+            with suppress(NoAnswerError):
+                reply = await client.call(rng.choice(self._hosts), "admin", command)
+                if reply["ok"] != 1:
+                    continue
+                left = {row["optime"] for row in reply["notConfirmed"]}
+                confirmed = [write for write in early if str(write.optime) not in left]
+                for write in confirmed:
+                    write.concern, write.done_ms = "majority", self._loop.now_ms
+                self.confirmed += len(confirmed)
+        client.close()
 
     # --- reading
 

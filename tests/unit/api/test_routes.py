@@ -535,6 +535,20 @@ SERVED = {
 }
 
 
+@pytest.mark.parametrize(("number", "confirmed"), [(1, True), (0, False)])
+def test_a_write_is_waited_for(api: Api, number: int, confirmed: bool) -> None:
+    state = {"ok": 1.0, "optime": "3:1700000000:5", "state": "pending"}
+    api.dispatcher.answers |= {
+        "replSetConfirmWrites": {"ok": 1.0, "confirmed": number, "notConfirmed": []},
+        "replSetGetWriteState": state,
+    }
+    answer = api.get("/v1/writes/3:1700000000:5?wait=members:2&timeoutMS=70").json()
+    assert (answer["confirmed"], answer["state"]) == (confirmed, "pending")
+    asked = api.dispatcher.requests[0].body.decode()
+    assert (asked["replSetConfirmWrites"], asked["wait"], asked["timeoutMS"]) == (["3:1700000000:5"], "members:2", 70)
+    assert "confirmed" not in api.get("/v1/writes/3:1700000000:5").json()
+
+
 @pytest.mark.parametrize(("path", "methods"), SERVED.items(), ids=SERVED)
 def test_a_method_that_a_path_does_not_take_is_told_with_one_that_it_takes(
     api: Api, path: str, methods: set[str]

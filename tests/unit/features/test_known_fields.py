@@ -12,6 +12,7 @@ from replset.operations.known_fields import HARMLESS, KNOWN, is_harmless
 from tests.rig import Client
 
 OURS = {
+    "replSetConfirmWrites",
     "replSetAddMember",
     "replSetRemoveMember",
     "replSetResync",
