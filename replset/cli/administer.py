@@ -24,6 +24,7 @@ from replset.cli import (
     oplog,
     run_tests,
     status,
+    undo,
     users,
     what_if,
     why,
@@ -84,6 +85,7 @@ app.command()(status.status)
 app.command()(why.why)
 app.command()(history.history)
 app.command()(confirm.confirm)
+app.command()(undo.undo)
 app.command()(members.initiate)
 app.command()(members.add)
 app.command("add-arbiter")(members.add_arbiter)

@@ -31,6 +31,7 @@ from replset.features.role_hook.feature import ROLE_HOOK
 from replset.features.scrub.feature import SCRUB
 from replset.features.transactions.feature import transactions_feature
 from replset.features.transactions.session_expiry import SESSION_TIMEOUT_MS
+from replset.features.undo import undo
 from replset.features.users import sasl, user_commands
 from replset.ids import Millis
 from replset.member.feature import Feature
@@ -77,6 +78,7 @@ def all_features(
         ROLE_HOOK,
         Feature("recovery", rollbacks.COMMANDS),
         Feature("history", document_history.COMMANDS),
+        Feature("undo", undo.COMMANDS),
         Feature(
             "administration",
             (

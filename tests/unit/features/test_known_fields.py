@@ -24,6 +24,7 @@ OURS = {
     "replSetGetElections",
     "replSetConsumers",
     "replSetDocumentHistory",
+    "replSetUndo",
     *(f"replSetConsumer{name}" for name in ("Create", "Read", "Ack", "Nack", "Seek", "Remove")),
     "replSetCheckDocuments",
     "replSetRepairDocuments",
