@@ -49,13 +49,14 @@ MAJORITY: Final = WriteConcern()
 MOST_SHOWN: Final = 100
 """Documents that are left as they are, and are named in the answer, those with an `_id` of so many bytes."""
 LONGEST_SHOWN: Final = 4_096
+MEANWHILE: Final = "it was written meanwhile: run the undo again"
 
 
 class Mark(SessionWrite):
     """Names the undo in each of its entries. It has no transaction number, so no record of a session is kept."""
 
-    def __init__(self, id_: bytes) -> None:
-        super().__init__(b"", encode({"id": Binary(id_, 4)}), 0)
+    def __init__(self, id_: str) -> None:
+        super().__init__(b"", encode({"id": Binary(bytes.fromhex(id_), 4)}), 0)
 
     def extra(self, *, has_image: bool = False) -> bytes:
         return extra_fields({"lsid": RawDocument(self._lsid)})
@@ -65,7 +66,7 @@ class Mark(SessionWrite):
 
 
 async def undo(ctx: CommandContext, given: Undo) -> Reply:
-    member, id_, mark = ctx.member, None, None
+    member, id_ = ctx.member, ""
     span = await _span_of(ctx, given)
     store, pin = member.store, member.store.pin(OpTime(0, span.since_ts))
     try:
@@ -79,15 +80,17 @@ async def undo(ctx: CommandContext, given: Undo) -> Reply:
         places = await read_in_thread(ctx, partial(find_places, span=span))
         if given.apply:
             refuse_few_in_sync(member, MAJORITY)
-            id_, mark = await _write(ctx, partial(_begin, ctx, span))
+            record = await _write(ctx, partial(_begin, ctx, span))
+            id_ = str(record["_id"])
         left: list[dict[str, object]] = []
-        rows = [await _undo(ctx, place, span, mark, left) for place in places]
-        if id_ is not None:
-            await _write(ctx, partial(_end, id_, rows))
+        rows = [await _undo(ctx, place, span, id_, left) for place in places]
+        if given.apply:
+            ended = encode({**record, "collections": rows})
+            await _write(ctx, partial(_record(id_).put, after=ended))
     finally:
         pin.release()
     told = [f"{place.ns} {text}" for place in places for text in place.told]
-    reply = {"id": id_, "applied": given.apply, "to": timestamp(span.until_ts)}
+    reply = {"id": id_ or None, "applied": given.apply, "to": timestamp(span.until_ts)}
     return {**reply, "collections": rows, "told": told, "left": left}
 
 
@@ -130,11 +133,11 @@ def _name(name: object) -> str:
 
 
 async def _undo(
-    ctx: CommandContext, place: Place, span: Span, mark: Mark | None, left: list[dict[str, object]]
+    ctx: CommandContext, place: Place, span: Span, id_: str, left: list[dict[str, object]]
 ) -> dict[str, object]:
-    """Undo the span in one namespace; mark: None in a dry run. left: gets the documents that stay as they are."""
+    """Undo the span in one namespace; id_: empty in a dry run. left: gets the documents that stay as they are."""
     counts = dict.fromkeys(("changed", "unchanged", "left"), 0)
-    if mark is not None and place.behind is None:
+    if id_ and place.behind is None:
         await _write(ctx, partial(_collection, place))  # it is made again, also without documents
     after: bytes | None = b""
     while after is not None:
@@ -143,8 +146,8 @@ async def _undo(
         decided = await run_in_thread(ctx.member, partial(judge, rows, span))
         writes = [(row, found.target) for row, found in decided if found.action is RestoreAction.WRITE]
         failed = [""] * len(writes)
-        if writes and mark is not None:
-            failed = await _write(ctx, partial(_put_back, place, writes, mark))
+        if writes and id_:
+            failed = await _write(ctx, partial(_put_back, place, writes, id_))
         stays = [(row, found.reason) for row, found in decided if found.action is RestoreAction.LEAVE]
         stays += [(row, why) for (row, _), why in zip(writes, failed, strict=True) if why]
         left += [
@@ -168,20 +171,15 @@ async def _write(ctx: CommandContext, operation: Callable[[WriteGroup], T]) -> T
     return result
 
 
-def _begin(ctx: CommandContext, span: Span, group: WriteGroup) -> tuple[str, Mark]:
+def _begin(ctx: CommandContext, span: Span, group: WriteGroup) -> dict[str, object]:
     """Write the record: what was asked, by whom and when. What this undo writes lies behind `begin`."""
-    raw_id, login = group.new_uuid(), ctx.sender.login
+    id_, login = group.new_uuid().hex(), ctx.sender.login
     asked = {name: ctx.body.get(name) for name in declaration_of(Undo).names if name in ctx.body}
-    record = {"_id": raw_id.hex(), **asked, "ns": list(span.names), "by": None if login is None else str(login)}
     times = {"at": DateTime(group.wall_ms), "begin": timestamp(group.txn.last.ts)}
-    _record(raw_id.hex()).put(group, encode(record | times))
-    return raw_id.hex(), Mark(raw_id)
-
-
-def _end(id_: str, rows: list[dict[str, object]], group: WriteGroup) -> None:
-    before = _record(id_).read_in(group.txn)
-    if before is not None:
-        _record(id_).revise(group, before, {**decode(before), "collections": rows})
+    by = None if login is None else str(login)
+    record = {"_id": id_, **asked, "ns": list(span.names), "by": by, **times}
+    _record(id_).put(group, encode(record))
+    return record
 
 
 def _record(id_: str) -> ReplicatedDocument:
@@ -201,12 +199,12 @@ def _collection(place: Place, group: WriteGroup) -> Collection:
     return made
 
 
-def _put_back(place: Place, rows: Sequence[tuple[Row, bytes | None]], mark: Mark, group: WriteGroup) -> list[str]:
+def _put_back(place: Place, rows: Sequence[tuple[Row, bytes | None]], id_: str, group: WriteGroup) -> list[str]:
     """Write these documents; return of each why not, empty where it was."""
-    coll = _collection(place, group)
-    group.session_write = mark
+    coll = group.txn.catalog.by_ns.get(place.ns) if place.now is not None else _collection(place, group)
+    group.session_write = Mark(id_)
     try:
-        return [_put_row_back(group, coll, row, target) for row, target in rows]
+        return [MEANWHILE if coll is None else _put_row_back(group, coll, row, target) for row, target in rows]
     finally:
         group.session_write = None
 
@@ -214,7 +212,7 @@ def _put_back(place: Place, rows: Sequence[tuple[Row, bytes | None]], mark: Mark
 def _put_row_back(group: WriteGroup, coll: Collection, row: Row, target: bytes | None) -> str:
     # It was read and decided about outside of this group. A newer write is not overwritten by that decision.
     if group.txn.get(coll, row.key) != row.now:
-        return "it was written meanwhile: run the undo again"
+        return MEANWHILE
     at = group.txn.mark()
     try:
         if row.now is None:

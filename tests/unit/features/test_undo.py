@@ -11,9 +11,9 @@ from replset.features.recovery.policy import Policy, RestoreAction
 from replset.features.undo import plan, undo
 from replset.ids import OpTime
 from replset.optime import timestamp
-from replset.replication.write_ops import ReplicatedDocument, WriteGroup
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup, do_drop
 from replset.storage.txn import write_meta
-from tests.rig import Client, Rig, note_waits
+from tests.rig import Client, Rig, a_set, note_waits
 from tests.unit.features.test_event_reader import transaction
 from tests.unit.features.test_users import make_secure, user_with
 
@@ -281,9 +281,9 @@ def test_a_write_at_the_last_moment_is_not_overwritten(
     """Another client writes the document between the decision and the group."""
     write, late = undo._put_back, encode({"_id": 1, "late": True})
 
-    def written_before(place: Any, rows: Any, mark: Any, group: WriteGroup) -> list[str]:
+    def written_before(place: Any, rows: Any, id_: Any, group: WriteGroup) -> list[str]:
         ReplicatedDocument(ITEMS, encode_key(1)).put(group, late)
-        return write(place, rows, mark, group)
+        return write(place, rows, id_, group)
 
     monkeypatch.setattr(undo, "_put_back", written_before)
     reply = past.undo(policy="overwrite")
@@ -291,6 +291,34 @@ def test_a_write_at_the_last_moment_is_not_overwritten(
         (1, "it was written meanwhile: run the undo again")
     ]
     assert documents(client) == [{"_id": 1, "late": True}, *BEFORE[1:]]
+
+
+def test_a_collection_that_is_dropped_at_the_last_moment_is_not_made_again(
+    past: Past, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = undo._put_back
+
+    def dropped_before(place: Any, rows: Any, id_: Any, group: WriteGroup) -> list[str]:
+        do_drop(group, group.txn.catalog.by_ns[ITEMS])
+        return write(place, rows, id_, group)
+
+    monkeypatch.setattr(undo, "_put_back", dropped_before)
+    assert counts(past.undo()) == {ITEMS: (0, 0, 3)}
+    assert client.member.store.collection(ITEMS) is None
+
+
+def test_all_members_have_what_was_taken_back() -> None:
+    with a_set(3) as rig:
+        client = rig.client()
+        insert(client, *BEFORE)
+        past = Past(client)
+        client.ok({"drop": "items"})
+        insert(client, {"_id": 1, "else": 1}, coll="others")
+        past.ends()
+        past.undo(ns=["test"])
+        rig.until(rig.cluster.converged)
+        hashes = [rig.client(name).ok({"dbHash": 1, "$readPreference": {"mode": "nearest"}})["md5"] for name in "abc"]
+        assert (documents(client), len(set(hashes))) == (BEFORE, 1)
 
 
 def test_each_slice_waits_for_a_majority(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
