@@ -191,22 +191,22 @@ def given(body: RawDocument, name: str) -> bool:
     return kind not in _ABSENT and bool(body.get(name))
 
 
-def collation(body: RawDocument, place: str) -> Fold | None:
-    """Return what the command's collation makes of values; None for the simple one, or none.
+def collation(body: RawDocument, place: str, default: Fold | None = None) -> Fold | None:
+    """Return what the command's collation makes of values; None for the simple one. default: if it gives none.
 
     Raises what fold_of raises.
     """
     if "collation" not in body:
-        return None
+        return default
     given = document(body, "collation", place)
     if given is None or not given.first_key:
-        return None
+        return default
     from replset.query.collation import fold_of  # the command line does without the query language
 
     return fold_of(given.decode())
 
 
-def check_collation(body: RawDocument, place: str) -> None:
-    """Refuse (238) a collation other than the simple one, where no other is built."""
-    if collation(body, place) is not None:
+def check_collation(body: RawDocument, place: str, default: Fold | None = None) -> None:
+    """Refuse (238) a collation other than the simple one, where no other is built. default: of the collection."""
+    if collation(body, place, default) is not None:
         raise NotBuiltError(f"BSON field '{place}.collation' with another locale than 'simple' is not built yet")

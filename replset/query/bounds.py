@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from replset.bson import Regex, Undefined, encode_key
+from replset.query.collation import Fold, hexed
 from replset.query.conditions import are_for_values, condition_on, is_field, is_operators
 from replset.query.errors import shell_text
 from replset.query.order import MISSING, is_true
@@ -44,6 +45,11 @@ class Cut(NamedTuple):
     @property
     def text(self) -> str:
         return self.value if isinstance(self.value, Text) else shell_text(self.value)
+
+    @property
+    def is_collated(self) -> bool:
+        """Return whether it is a place among strings, documents or arrays."""
+        return self.prefix[0] in _COLLATED
 
     @property
     def reverse(self) -> Cut:
@@ -84,6 +90,9 @@ Intervals = tuple[Interval, ...]
 EVERYTHING: Final = Interval(Cut(b"\x0a", False, Text("MinKey")), Cut(b"\xf0", True, Text("MaxKey")))
 FULL: Final[Intervals] = (EVERYTHING,)
 NULL_KEY: Final = encode_key(None)
+_FOLDED: Final[tuple[Any, ...]] = ("", {}, [])
+_COLLATED: Final = frozenset(encode_key(value)[0] for value in _FOLDED)
+"""The types of values that a collation changes."""
 _NO_VARIABLES: Final[Mapping[str, Any]] = {}
 _FLIPPED: Final = {"$eq": "$eq", "$gt": "$lt", "$gte": "$lte", "$lt": "$gt", "$lte": "$gte"}
 
@@ -103,24 +112,40 @@ class PathBounds:
     has_value: bool
     is_whole_value: bool = False
 
+    @property
+    def is_collated(self) -> bool:
+        """Whether it compares values that another collation folds otherwise."""
+        return any(one.low.is_collated or one.high.is_collated for one in self.intervals)
+
 
 @dataclass(slots=True)
 class FilterBounds:
-    """All of `conditions` hold, and of each of `alternatives` one. is_whole: they are the whole filter."""
+    """All of `conditions` hold, and of each of `alternatives` one. is_whole: they are the whole filter.
+
+    fold: of the collation of the filter. The bounds are those of an index that has the same.
+    """
 
     conditions: list[PathBounds] = field(default_factory=list)
     alternatives: list[list[FilterBounds]] = field(default_factory=list)
     is_whole: bool = True
+    fold: Fold | None = None
 
     @property
     def is_exact(self) -> bool:
         """Whether a document without arrays that has keys in all intervals matches."""
         return self.is_whole and not self.alternatives and all(one.is_exact for one in self.conditions)
 
+    def without_collated(self) -> FilterBounds:
+        """Return what holds for an index of another collation: what compares no strings, documents or arrays."""
+        kept = [one for one in self.conditions if not one.is_collated]
+        return FilterBounds(kept, self.alternatives, self.is_whole and len(kept) == len(self.conditions), self.fold)
 
-def bounds_of(query: Mapping[str, Any], variables: Mapping[str, Any] = _NO_VARIABLES) -> FilterBounds:
-    """`query` is a filter that compiles. variables: those of its expressions."""
-    found = FilterBounds()
+
+def bounds_of(
+    query: Mapping[str, Any], variables: Mapping[str, Any] = _NO_VARIABLES, fold: Fold | None = None
+) -> FilterBounds:
+    """`query` is a filter that compiles. variables: those of its expressions. fold: of its collation."""
+    found = FilterBounds(fold=fold)
     _collect(query, "", found, variables)
     return found
 
@@ -133,7 +158,7 @@ def _collect(
             for branch in value:
                 _collect(branch, prefix, found, variables)
         elif name == "$or" and not prefix:
-            found.alternatives.append([bounds_of(branch, variables) for branch in value])
+            found.alternatives.append([bounds_of(branch, variables, found.fold) for branch in value])
         elif name == "$expr":
             found.is_whole = False
             _collect_expression(value, found, variables)
@@ -144,27 +169,29 @@ def _collect(
 
 
 def _collect_path(path: str, value: Any, found: FilterBounds) -> None:
+    fold = found.fold
     if any(array_index(part) is not None for part in path.split(".")):
         found.is_whole = False  # a number names a field or an item of an array
         return
     if not is_operators(value):
-        found.conditions.append(_bounds(path, *_equal(value)))
+        found.conditions.append(_bounds(path, *_equal(value, fold)))
         return
     operators: Mapping[str, Any] = value
     for name, operand in operators.items():
         match name:
             case "$eq":
-                found.conditions.append(_bounds(path, *_equal_to(operand)))
+                found.conditions.append(_bounds(path, *_equal_to(operand, fold)))
             case "$in":
-                parts = [_equal(one) for one in operand]
+                parts = [_equal(one, fold) for one in operand]
                 found.conditions.append(
                     _bounds(path, [one for part, _ in parts for one in part], all(exact for _, exact in parts))
                 )
             case "$gt" | "$gte" | "$lt" | "$lte":
-                found.conditions.append(_bounds(path, *_compared(name, operand)))
+                found.conditions.append(_bounds(path, *_compared(name, operand, fold)))
             case "$regex":
                 pattern, options = (operand.pattern, operand.options) if type(operand) is Regex else (operand, "")
-                found.conditions.append(_bounds(path, _matched(pattern, operators.get("$options", options)), False))
+                options = operators.get("$options", options)
+                found.conditions.append(_bounds(path, _matched(pattern, options, fold), False))
             case "$exists":
                 wanted = is_true(operand)
                 intervals = FULL if wanted else (point(None),)
@@ -174,7 +201,7 @@ def _collect_path(path: str, value: Any, found: FilterBounds) -> None:
                     if isinstance(one, Mapping) and "$elemMatch" in one:
                         _collect_items(path, one["$elemMatch"], found)
                     else:
-                        found.conditions.append(_bounds(path, *_equal(one)))
+                        found.conditions.append(_bounds(path, *_equal(one, fold)))
                 found.is_whole = False
             case "$elemMatch":
                 _collect_items(path, operand, found)
@@ -187,7 +214,7 @@ def _collect_path(path: str, value: Any, found: FilterBounds) -> None:
 def _collect_items(path: str, operand: Any, found: FilterBounds) -> None:
     """$elemMatch: one item meets all conditions, so its own key lies in all their intervals."""
     found.is_whole = False
-    inner = FilterBounds()
+    inner = FilterBounds(fold=found.fold)
     if not are_for_values(operand):
         _collect(operand, f"{path}.", inner)
         found.conditions += [replace(one, is_exact=False) for one in inner.conditions]
@@ -212,7 +239,7 @@ def _collect_expression(expression: Any, found: FilterBounds, variables: Mapping
         for operator, path, operand in ((name, *operands), (_FLIPPED[name], *operands[::-1])):
             value = _value_of(operand, variables)
             if _is_path(path) and value is not MISSING:
-                found.conditions += _bounds_of_comparison(operator, path[1:], value)
+                found.conditions += _bounds_of_comparison(operator, path[1:], value, found.fold)
 
 
 def _is_path(value: object) -> bool:
@@ -230,16 +257,17 @@ def _value_of(operand: Any, variables: Mapping[str, Any]) -> Any:
     return operand
 
 
-def _bounds_of_comparison(operator: str, path: str, value: object) -> list[PathBounds]:
+def _bounds_of_comparison(operator: str, path: str, value: object, fold: Fold | None) -> list[PathBounds]:
     """The order is that of all types. A missing field comes before null, but an index has it as null."""
     if type(value) is list:
         return []
-    key = encode_key(value)
+    folded = value if fold is None else fold(value)
+    key = encode_key(folded)
     if key < NULL_KEY or (key == NULL_KEY and operator != "$eq"):
         return []
     if operator == "$eq":
-        return [_bounds(path, [point(value)], False)]
-    cut = Cut(key, operator in ("$gt", "$lte"), value)
+        return [_bounds(path, [point(value, fold)], False)]
+    cut = Cut(key, operator in ("$gt", "$lte"), _shown(folded, fold))
     interval = Interval(cut, EVERYTHING.high) if operator in ("$gt", "$gte") else Interval(EVERYTHING.low, cut)
     return [replace(_bounds(path, [interval], False), is_whole_value=True)]
 
@@ -288,27 +316,38 @@ def contains(outer: Intervals, inner: Intervals) -> bool:
     )
 
 
-def point(value: object) -> Interval:
-    """The key of one value."""
-    key = encode_key(value)
-    return Interval(Cut(key, False, value), Cut(key, True, value))
+def point(value: object, fold: Fold | None = None) -> Interval:
+    """The key of one value, in an index with this collation."""
+    if fold is not None:
+        value = fold(value)
+    key, shown = encode_key(value), _shown(value, fold)
+    return Interval(Cut(key, False, shown), Cut(key, True, shown))
 
 
-def _equal(value: object) -> tuple[list[Interval], bool]:
+def _shown(value: object, fold: Fold | None) -> object:
+    """What explain shows of a value, which is folded: as MongoDB, the sort keys of ICU."""
+    if fold is None:
+        return value
+    return Text(f"CollationKey({hexed(value, '0x')})") if isinstance(value, str) else hexed(value, "0x")
+
+
+def _equal(value: object, fold: Fold | None) -> tuple[list[Interval], bool]:
     """For `{field: value}`, where a regular expression searches."""
-    return (_matched(value.pattern, value.options), False) if type(value) is Regex else _equal_to(value)
+    return (_matched(value.pattern, value.options, fold), False) if type(value) is Regex else _equal_to(value, fold)
 
 
-def _equal_to(value: object) -> tuple[list[Interval], bool]:
+def _equal_to(value: object, fold: Fold | None = None) -> tuple[list[Interval], bool]:
     if value is None:
         return [point(None), point(Undefined())], True
     if type(value) is list:  # an item, or the whole array, of which only the items have keys
-        return [point(value), point(value[0] if value else Undefined())], False
-    return [point(value)], type(value) is not Undefined
+        return [point(value, fold), point(value[0] if value else Undefined(), fold)], False
+    return [point(value, fold)], type(value) is not Undefined
 
 
-def _compared(name: str, operand: object) -> tuple[Iterable[Interval], bool]:
+def _compared(name: str, operand: object, fold: Fold | None) -> tuple[Iterable[Interval], bool]:
     """Values of the operand's class of types. MinKey and MaxKey compare with all, an array with whole arrays only."""
+    if fold is not None:
+        operand = fold(operand)
     key = encode_key(operand)
     if key[0] in (EVERYTHING.low.prefix[0], EVERYTHING.high.prefix[0]) or type(operand) is list:
         return FULL, False
@@ -319,14 +358,15 @@ def _compared(name: str, operand: object) -> tuple[Iterable[Interval], bool]:
         end = Cut(encode_key(float("inf")), True, Text("inf.0"))
     else:
         begin, end = Cut(key[:1], False, _first_of(operand)), Cut(bytes((key[0] + 1,)), False, _behind(operand))
+    shown = _shown(operand, fold)
     match name:
         case "$gt":
-            return [Interval(Cut(key, True, operand), end)], True
+            return [Interval(Cut(key, True, shown), end)], True
         case "$gte":
-            return [Interval(Cut(key, False, operand), end)], True
+            return [Interval(Cut(key, False, shown), end)], True
         case "$lt":
-            return [Interval(begin, Cut(key, False, operand))], True
-    return [Interval(begin, Cut(key, True, operand))], True
+            return [Interval(begin, Cut(key, False, shown))], True
+    return [Interval(begin, Cut(key, True, shown))], True
 
 
 def _first_of(operand: object) -> Text:
@@ -337,9 +377,13 @@ def _behind(operand: object) -> Text:
     return Text("{}" if isinstance(operand, str) else f"after last {type(operand).__name__}")
 
 
-def _matched(pattern: str, options: str) -> list[Interval]:
-    """Strings with the literal text that an anchored expression begins with, and the same expression as a value."""
-    text = "" if set(options) & set("imx") or "|" in pattern or "(?" in pattern else _literal_begin(pattern)
+def _matched(pattern: str, options: str, fold: Fold | None) -> list[Interval]:
+    """Strings with the literal text that an anchored expression begins with, and the same expression as a value.
+
+    With a collation the keys do not begin with the text: an expression compares strings as they are.
+    """
+    is_literal = fold is None and not set(options) & set("imx") and "|" not in pattern and "(?" not in pattern
+    text = _literal_begin(pattern) if is_literal else ""
     same = point(Regex(pattern, options))
     if not text:
         return [Interval(Cut(encode_key("")[:1], False, Text('""')), Cut(encode_key({})[:1], False, Text("{}"))), same]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import regex
 
@@ -18,9 +18,6 @@ from replset.query.errors import TypeMismatchError, not_built
 from replset.query.numbers import whole_number
 from replset.query.order import is_number
 from replset.query.order import type_name as name_of_type
-
-Fold: TypeAlias = Callable[[Any], Any]
-"""Returns a value with ICU's sort key for each string in it. Names of fields stay."""
 
 _FLAGS: Final = {
     "caseLevel": "CASE_LEVEL",
@@ -42,6 +39,36 @@ LONGEST: Final = 1 << 18
 """Characters of a string that is compared. ICU lets no other thread run meanwhile: some 10 ms for so many."""
 _LONG_RUN: Final = regex.compile(r"(\P{ccc=0}{30})(?=\P{ccc=0})")
 _JOINER: Final = "\u034f"
+
+
+class Fold:
+    """Returns a value with ICU's sort key for each string in it. Names of fields stay.
+
+    spec: the whole collation, as MongoDB shows it, but for the version. Two folds are equal if it is the same.
+    """
+
+    __slots__ = ("_sort_key", "spec")
+
+    def __init__(self, spec: Mapping[str, Any], sort_key: Callable[[str], bytes]) -> None:
+        self.spec = spec
+        self._sort_key = sort_key
+
+    def __call__(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is str or kind is Symbol:
+            # One character for each byte: the order of the characters is that of the bytes.
+            return self._sort_key(_bounded(str(value)))[:-1].decode("latin-1")
+        if kind is list:
+            return [self(item) for item in value]
+        if isinstance(value, Mapping):
+            return {name: self(item) for name, item in value.items()}
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fold) and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.spec.items()))
 
 
 def fold_of(collation: Mapping[str, object]) -> Fold | None:
@@ -67,6 +94,46 @@ def fold_of(collation: Mapping[str, object]) -> Fold | None:
         raise BadValueError("'backwards' is invalid with 'strength' of 1")
     settings = {**collation, "strength": strength} if "strength" in collation else collation
     return _made(tuple(sorted(settings.items())))
+
+
+def stored_fold(collation: Mapping[str, Any]) -> Fold | None:
+    """Return the fold of a collation that a collection or an index has; it was accepted once, maybe by another ICU.
+
+    If this ICU has no such locale, strings are folded as in English, which has no order
+    of its own. No query can name the collation here then, and what the primary accepted is applied.
+    """
+    try:
+        return fold_of(collation)
+    except BadValueError:
+        return _made(tuple(sorted({**collation, "locale": "en"}.items())), str(collation.get("locale")))
+
+
+def with_version(collation: Mapping[str, object]) -> dict[str, object]:
+    """Return a stored collation as it is shown. The version is that of the ICU that compares strings here."""
+    return {**collation, "version": icu_version()}
+
+
+def icu_version() -> str:
+    import icu  # as in _made
+
+    return str(icu.ICU_VERSION)
+
+
+def hexed(folded: Any, prefix: str = "") -> Any:
+    """Return a folded value with its sort keys as hexadecimal digits, as MongoDB shows them."""
+    if isinstance(folded, str):
+        return prefix + folded.encode("latin-1").hex()
+    if isinstance(folded, list):
+        return [hexed(item, prefix) for item in folded]
+    return {name: hexed(item, prefix) for name, item in folded.items()} if isinstance(folded, Mapping) else folded
+
+
+def characters_in(value: Any) -> int:
+    """Return how many characters a fold would give to ICU."""
+    if isinstance(value, str):
+        return len(value)
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return sum(map(characters_in, items))
 
 
 def refuse_collated_projection(projection: Mapping[str, object]) -> None:
@@ -112,7 +179,8 @@ def _check(name: str, value: object) -> None:
 
 
 @lru_cache(_KEPT)
-def _made(settings: tuple[tuple[str, Any], ...]) -> Fold:
+def _made(settings: tuple[tuple[str, Any], ...], called: str = "") -> Fold:
+    """called: how the collation names the locale, if otherwise."""
     import icu  # large, and most members never need it
 
     collation = dict(settings)
@@ -131,20 +199,27 @@ def _made(settings: tuple[tuple[str, Any], ...]) -> Fold:
             collator.setAttribute(getattr(attributes, attribute), getattr(values, choices[collation[name]]))
     if "strength" in collation:
         collator.setAttribute(attributes.STRENGTH, getattr(values, _STRENGTHS[collation["strength"] - 1]))
-    sort_key = collator.getSortKey
-
-    def fold(value: Any) -> Any:
-        kind = type(value)
-        if kind is str or kind is Symbol:
-            # One character for each byte: the order of the characters is that of the bytes.
-            return sort_key(_bounded(str(value)))[:-1].decode("latin-1")
-        if kind is list:
-            return [fold(item) for item in value]
-        if isinstance(value, Mapping):
-            return {name: fold(item) for name, item in value.items()}
-        return value
-
-    return fold
+    get = collator.getAttribute
+    flags = {flag: get(getattr(attributes, attribute)) == values.ON for flag, attribute in _FLAGS.items()}
+    chosen = {
+        choice: next(
+            text for text, value in texts.items() if getattr(values, value) == get(getattr(attributes, attribute))
+        )
+        for choice, (attribute, texts) in _CHOICES.items()
+    }
+    strengths = [getattr(values, strength) for strength in _STRENGTHS]
+    spec = {
+        "locale": called or collation["locale"],
+        "caseLevel": flags["caseLevel"],
+        "caseFirst": chosen["caseFirst"],
+        "strength": strengths.index(get(attributes.STRENGTH)) + 1,
+        "numericOrdering": flags["numericOrdering"],
+        "alternate": chosen["alternate"],
+        "maxVariable": collation.get("maxVariable", "punct"),
+        "normalization": flags["normalization"],
+        "backwards": flags["backwards"],
+    }
+    return Fold(spec, collator.getSortKey)
 
 
 def _bounded(text: str) -> str:

@@ -38,10 +38,10 @@ _key_of: Callable[[tuple[bytes, object]], bytes] = itemgetter(0)
 class Sort:
     """A compiled sort. Called with a document it returns the document's key.
 
-    natural: 1 or -1 for the order of storage (`$natural`), else 0. is_collated: no index has its order.
+    natural: 1 or -1 for the order of storage (`$natural`), else 0. fold: of the collation of its strings.
     """
 
-    is_collated = False
+    fold: Fold | None = None
 
     __slots__ = ("_is_falling", "_is_flat", "_is_rising", "_names", "_paths", "_reversed", "natural")
 
@@ -109,15 +109,14 @@ class Sort:
 class CollatedSort(Sort):
     """A sort whose strings are in the order of a collation."""
 
-    __slots__ = ("_fold",)
-    is_collated = True
+    __slots__ = ("fold",)
 
     def __init__(self, paths: list[Path], is_reversed: list[bool], fold: Fold) -> None:
         super().__init__(paths, is_reversed, 0)
-        self._fold = fold
+        self.fold: Fold = fold
 
     def __call__(self, doc: Mapping[str, object]) -> bytes:
-        return super().__call__({name: self._fold(doc[name]) for name in self.reads if name in doc})
+        return super().__call__({name: self.fold(doc[name]) for name in self.reads if name in doc})
 
 
 def _directed_key(key: bytes, is_reversed: bool) -> bytes:

@@ -31,11 +31,10 @@ from replset.query.diff import Targets, update_entry_object
 from replset.replication.held_keys import NOTHING_HELD, HeldKeys
 from replset.replication.session_write import SessionWrite
 from replset.storage.catalog import Catalog, Collection
-from replset.storage.indexes import Index
+from replset.storage.indexes import Index, id_index_spec
 from replset.storage.store import Store
 from replset.storage.txn import Txn
 
-ID_INDEX: dict[str, object] = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
 MOST_REMOVED = 200
 """Documents that one insert into a capped collection removes."""
 _int32 = Struct("<i").pack
@@ -207,7 +206,7 @@ def do_create(
     coll_uuid = uuid or group.new_uuid()
     optime = group.next_optime()
     coll = txn.create_collection(ns, coll_uuid, given, ts=optime.ts)
-    o = {"create": name, **given, **({} if "viewOn" in given else {"idIndex": ID_INDEX})}
+    o = {"create": name, **given, **({} if "viewOn" in given else {"idIndex": id_index_spec(coll.options)})}
     _append_command(group, database, coll_uuid, o, optime)
     return coll
 
@@ -298,7 +297,7 @@ def do_rename(group: WriteGroup, coll: Collection, ns: str, target: Collection |
 
 IMAGES = "changeStreamPreAndPostImages"
 OPTION_ORDER = (
-    *("viewOn", "pipeline", "capped", "size", "max"),
+    *("viewOn", "pipeline", "capped", "size", "max", "collation"),
     *("validator", "validationLevel", "validationAction", IMAGES),
 )
 """The order of the options that a collection may have, so that equal ones are equal bytes."""

@@ -26,7 +26,14 @@ from replset.oplog_entry import operation_of, transaction_entry
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup, check_case
 from replset.storage.catalog import Catalog, Collection, is_same
-from replset.storage.indexes import Index, check_number_of_keys, check_number_of_values, duplicate_of, keys_of
+from replset.storage.indexes import (
+    Index,
+    check_number_of_keys,
+    check_number_of_values,
+    duplicate_of,
+    id_index_spec,
+    keys_of,
+)
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -239,6 +246,9 @@ class WriteSet(Txn):
             raise WriteConflictError(f"{ns} was created after the transaction began")
         self._hold(b"", ns.encode())
         coll = Collection(ns, uuid, RawDocument(encode(options)), ts)
+        if coll.fold is not None:  # as the commit makes it
+            spec = RawDocument(encode(id_index_spec(coll.options)))
+            coll = replace(coll, indexes=(Index(-len(self._changes), uuid, spec, None, None, True, 0),))
         self.catalog.put(coll)
         self._created.add(uuid)
         self._changes.append(_Change(coll, None, None, None, False))

@@ -13,7 +13,8 @@ import apsw
 
 from replset.bson import Int64, RawDocument, encode
 from replset.errors import NamespaceExistsError
-from replset.storage.indexes import Index, load_all_indexes, load_indexes
+from replset.query.collation import Fold
+from replset.storage.indexes import ID_INDEX, Index, fold_in, load_all_indexes, load_indexes
 from replset.storage.schema import DOC, SESSIONS_UUID, collection_table
 from replset.storage.sqlite import first_row, rows_of
 
@@ -27,8 +28,8 @@ _COLUMNS = (
 class Collection:
     """One collection. uuid: 16 bytes. created_ts: of the entry that created it. dropped_ts: None while it is there.
 
-    indexes: those that are ready, and those under build; without the one on `_id`. Two are equal when they are the same
-    collection (by UUID) in the same state, whatever their indexes.
+    indexes: those that are ready, and those under build; the one on `_id` only with a collation. Two
+    are equal when they are the same collection (by UUID) in the same state, whatever their indexes.
     """
 
     ns: str
@@ -42,6 +43,10 @@ class Collection:
     has_validator: bool = field(init=False, compare=False, repr=False)
     view_on: str | None = field(init=False, compare=False, repr=False)
     """Of a view: the collection or view of its database that its pipeline reads. The table of a view stays empty."""
+    fold: Fold | None = field(init=False, compare=False, repr=False)
+    """Of its collation, by which commands and new indexes without one of their own compare strings."""
+    is_plain: bool = field(init=False, compare=False, repr=False)
+    """Whether it is no view and has no collation: a document is found by the key of its `_id` as it is."""
     table: str = field(init=False, compare=False, repr=False)
     sql_get: str = field(init=False, compare=False, repr=False)
     sql_insert: str = field(init=False, compare=False, repr=False)
@@ -57,6 +62,8 @@ class Collection:
         put(self, "has_validator", "validator" in self.options)
         source = self.options.get("viewOn")
         put(self, "view_on", source if isinstance(source, str) else None)
+        put(self, "fold", fold_in(self.options))
+        put(self, "is_plain", self.view_on is None and self.fold is None)
         put(self, "table", table)
         put(self, "sql_get", f"SELECT {DOC} FROM {table} WHERE key = ?")
         put(self, "sql_insert", f"INSERT INTO {table} (key, doc) VALUES (?, ?)")
@@ -74,6 +81,16 @@ class Collection:
         """The stages of a view."""
         found = self.options.get("pipeline", [])
         return found if isinstance(found, list) else []
+
+    @property
+    def id_index(self) -> Index | None:
+        """The index on `_id` of a collection with a collation. A member that makes no indexes has none."""
+        return next((index for index in self.indexes if index.name == ID_INDEX), None)
+
+    @property
+    def more_indexes(self) -> tuple[Index, ...]:
+        """All indexes but the one on `_id`."""
+        return self.indexes if self.fold is None else tuple(one for one in self.indexes if one.name != ID_INDEX)
 
     @property
     def builds(self) -> list[bytes]:

@@ -13,22 +13,26 @@ from itertools import islice
 import apsw
 
 from replset.errors import DuplicateKeyError, ReplError
+from replset.query.collation import icu_version
 from replset.storage.catalog import Collection
 from replset.storage.indexes import (
+    ICU_VERSION,
     LARGE,
     REFUSALS,
     TO_THE_END,
     Index,
     check_number_of_values,
     duplicate_of,
+    fill_index,
     keys_of,
+    load_any_index,
     scan_index,
     set_index,
     write_entries,
 )
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import first_row, page_of
-from replset.storage.txn import Txn, key_sql, next_key
+from replset.storage.txn import Txn, key_sql, next_key, read_meta, write_meta
 
 _CHECK_TIME_EVERY = 8
 _KEPT = 100
@@ -125,6 +129,30 @@ def duplicate_in(
             return duplicate_of(index, coll.ns, b"" if row is None else row[0], keystring), None
         previous = keystring
     return None, rows[-1] if len(rows) == VERIFY_ROWS else None
+
+
+# --- another ICU ------------------------------------------------------------------------------------------------
+
+
+def rebuild_collated(connection: apsw.Connection) -> list[str]:
+    """Make the entries of all indexes with a collation anew, if they are of another ICU: its sort keys are others.
+
+    Returns the names of the indexes. A build begins anew. A dropped index is emptied: its entries were those of the
+    documents when it was dropped, and only an undo of the drop needs them. Two documents of a unique index may have one
+    key by this ICU; as on a secondary, both stay.
+    """
+    made_by = read_meta(connection, ICU_VERSION)
+    if made_by is None or made_by == icu_version():
+        return []
+    write_meta(connection, ICU_VERSION, icu_version())
+    rebuilt = [(index, is_dropped) for index, is_dropped in load_any_index(connection) if index.fold is not None]
+    for index, is_dropped in rebuilt:
+        connection.execute(f"DELETE FROM {index.table}")
+        if index.position is None and not is_dropped:
+            fill_index(connection, index)
+        else:
+            set_index(connection, index, "position", b"")
+    return [index.name for index, _ in rebuilt]
 
 
 # --- checking ---------------------------------------------------------------------------------------------------

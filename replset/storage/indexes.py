@@ -11,7 +11,7 @@ on in slices; a write behind it is left to the build.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,11 +19,18 @@ import apsw
 
 from replset.bson import MAX_BSON_SIZE, Int64, RawDocument, decode, encode, encode_key
 from replset.bson.parts import PathTree, TooManyValuesError, count_part, decode_part, path_tree, raw_fields
-from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError, ReplError
+from replset.errors import (
+    CannotBuildIndexKeysError,
+    CannotIndexParallelArraysError,
+    DuplicateKeyError,
+    ReplError,
+)
+from replset.query.collation import LONGEST, Fold, characters_in, hexed, stored_fold, with_version
 from replset.query.errors import shell_text
 from replset.query.index_values import ParallelArraysError, Path, value_lists
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING
+from replset.storage.schema import DOC, KEY, collection_table
 from replset.storage.sqlite import first_row, rows_of
 
 KEYS_MAX = 100_000
@@ -36,8 +43,14 @@ KEY_BYTES_MAX = 2 * MAX_BSON_SIZE
 """Bytes of the keys of one document in one index: each item of an array repeats the other parts of a compound key."""
 LARGE = 4096
 """Documents of fewer bytes cannot have too many values."""
+FOLDED_MAX = LONGEST
+"""Characters of one document that its indexes with a collation read, all together: some 10 ms of ICU."""
 REFUSALS = (CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError)
 """Why a document cannot be in an index."""
+ICU_VERSION = "icu_version"
+"""Says in the file's meta which ICU made the entries of the indexes with a collation; without it there are none."""
+ID_INDEX = "_id_"
+"""The name of the index on `_id`. Only with a collation it has a table: else that of the documents is enough."""
 TO_THE_END = b"\xff"
 """Behind every keystring."""
 _COMPLEMENT = bytes(range(255, -1, -1))
@@ -62,6 +75,7 @@ class Definition(NamedTuple):
     hidden: bool
     partial_filter: Matcher | None
     expire_after_s: float | None
+    fold: Fold | None
 
 
 @lru_cache(maxsize=1024)
@@ -69,10 +83,11 @@ def _definition(spec: bytes) -> Definition:
     document = RawDocument(spec)
     key: Any = document.get("key")
     given: Any = document.get("partialFilterExpression")
+    fold = fold_in(document)
     expire: Any = document.get("expireAfterSeconds")
     fields = tuple((path, 1 if direction > 0 else -1) for path, direction in key.items())
     paths = tuple(tuple(path.split(".")) for path, _ in fields)
-    partial_filter = None if given is None else compile_filter(given)
+    partial_filter = None if given is None else compile_filter(given, fold=fold)
     of_filter = [path.split(".") for path in (partial_filter.paths if partial_filter else ())]
     return Definition(
         str(document.get("name")),
@@ -85,12 +100,32 @@ def _definition(spec: bytes) -> Definition:
         document.get("hidden") is True,
         partial_filter,
         None if expire is None else float(expire),
+        fold,
     )
+
+
+def fold_in(options: RawDocument) -> Fold | None:
+    """Return the fold of the collation that an index or a collection has by its options; None for the simple one."""
+    collation = options.get("collation")
+    return stored_fold(collation) if isinstance(collation, dict) else None
+
+
+def id_index_spec(options: RawDocument) -> dict[str, object]:
+    """Return the index on `_id` of a collection with these options."""
+    spec: dict[str, object] = {"v": 2, "key": {"_id": 1}, "name": ID_INDEX}
+    return spec | ({"collation": options.get("collation")} if "collation" in options else {})
+
+
+def shown_spec(spec: Mapping[str, object]) -> dict[str, object]:
+    """Return an index as it is listed, with the version of its collation."""
+    collation = spec.get("collation")
+    return {**spec, "collation": with_version(collation)} if isinstance(collation, Mapping) else dict(spec)
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """One index of a collection. The index on `_id` is none of these: it is the table of the documents.
+    """One index of a collection. The index on `_id` is the table of the documents, and none of these but in a
+    collection with a collation: the table knows the keys as they are, and this index refuses those that are equal.
 
     id: names its table, on this member only. spec: {v, key, name, options}, as listIndexes shows it. multikey_fields:
     a bit for each field whose path went through an array in some document, kept for ever. ready: queries may use it.
@@ -112,6 +147,7 @@ class Index:
     hidden: bool = field(init=False)
     partial_filter: Matcher | None = field(init=False, compare=False)
     expire_after_s: float | None = field(init=False)
+    fold: Fold | None = field(init=False, compare=False, repr=False)
     paths: tuple[Path, ...] = field(init=False, repr=False)
     descending: frozenset[int] = field(init=False, repr=False)
     tree: PathTree = field(init=False, repr=False, compare=False)
@@ -122,6 +158,8 @@ class Index:
         for name, value in _definition(self.spec.raw)._asdict().items():
             put(self, name, value)
         put(self, "table", f"i_{self.id}")
+        if self.name == ID_INDEX:
+            put(self, "unique", True)
 
     @property
     def multikey(self) -> bool:
@@ -224,7 +262,8 @@ def _keystring(index: Index, values: list[object]) -> bytes:
 
 
 def _part(index: Index, number: int, value: object) -> bytes:
-    key = _NULL_KEY if value is MISSING else encode_key(value)
+    fold = index.fold
+    key = _NULL_KEY if value is MISSING else encode_key(value if fold is None else fold(value))
     return key.translate(_COMPLEMENT) if number in index.descending else key
 
 
@@ -237,18 +276,29 @@ def key_of(index: Index, document: bytes, keystring: bytes | None) -> dict[str, 
 
 def duplicate_of(index: Index, ns: str, document: bytes, keystring: bytes) -> DuplicateKeyError:
     """MongoDB's 11000, with the values of the key that is taken."""
-    return duplicate_key(ns, index.name, index.key_pattern, key_of(index, document, keystring))
+    return duplicate_key(ns, index.name, index.key_pattern, key_of(index, document, keystring), index.fold)
 
 
 def duplicate_key(
-    ns: str, name: str, key_pattern: Mapping[str, object], key_value: Mapping[str, object]
+    ns: str, name: str, key_pattern: Mapping[str, object], key_value: Mapping[str, object], fold: Fold | None = None
 ) -> DuplicateKeyError:
-    """MongoDB's 11000 for the index `name`."""
-    shown = ", ".join(f"{path}: {shell_text(value)}" for path, value in key_value.items())
+    """MongoDB's 11000 for the index `name`. With a collation it shows ICU's sort keys in the place of strings."""
+    details: dict[str, object] = {"keyPattern": key_pattern, "keyValue": key_value}
+    of_index = f"index: {name}"
+    if fold is not None:
+        collation = with_version(fold.spec)
+        of_index += f" collation: {_text(collation)}"
+        is_hex = [isinstance(value, str) for value in key_value.values()]
+        folded = {path: fold(value) for path, value in key_value.items()}
+        details["keyValue"], key_value = hexed(folded), hexed(folded, "0x")
+        details |= ({"hexEncoded": is_hex} if any(is_hex) else {}) | {"collation": collation}
     return DuplicateKeyError(
-        f"E11000 duplicate key error collection: {ns} index: {name} dup key: {{ {shown} }}",
-        details={"keyPattern": key_pattern, "keyValue": key_value},
+        f"E11000 duplicate key error collection: {ns} {of_index} dup key: {_text(key_value)}", details=details
     )
+
+
+def _text(document: Mapping[str, object]) -> str:
+    return f"{{ {', '.join(f'{name}: {shell_text(value)}' for name, value in document.items())} }}"
 
 
 # --- entries ----------------------------------------------------------------------------------------------------
@@ -296,16 +346,23 @@ def write_entries(
 
 
 def check_number_of_values(indexes: Iterable[Index], document: bytes, ns: str) -> None:
-    """Refuse (201) a document of which all indexes together would read more than VALUES_MAX values.
+    """Refuse (201) a document of which all indexes together would read more than VALUES_MAX values, or those with a
+    collation more than FOLDED_MAX characters.
 
     So what its removal costs, which nobody can refuse, has a limit too.
     """
-    left = VALUES_MAX
+    left, characters = VALUES_MAX, 0
     for index in indexes if len(document) >= LARGE else ():
         try:
             left -= count_part(document, index.tree, left)
+            if index.fold is not None:
+                characters += characters_in(decode_part(document, index.tree, VALUES_MAX))
         except TooManyValuesError:
             raise _too_many_values(f"the indexes of {ns} together") from None
+    if characters > FOLDED_MAX:
+        raise CannotBuildIndexKeysError(
+            f"the indexes of {ns} with a collation would read more than {FOLDED_MAX} characters of the document"
+        )
 
 
 def check_number_of_keys(made: int, ns: str) -> None:
@@ -413,6 +470,12 @@ def _index(row: Any) -> Index:
     return Index(id_, coll, RawDocument(spec), build, position, bool(ready), multikey)
 
 
+def load_any_index(connection: apsw.Connection) -> list[tuple[Index, bool]]:
+    """All indexes that have a table, and whether each is dropped."""
+    sql = f"SELECT {_AS_WRITTEN}, dropped_ts IS NOT NULL FROM indexes"
+    return [(_index(row[:-1]), bool(row[-1])) for row in rows_of(connection, sql)]
+
+
 def insert_index(
     connection: apsw.Connection, coll: bytes, spec: RawDocument, build: bytes | None, *, is_whole: bool
 ) -> int:
@@ -438,7 +501,10 @@ def state_before_creation(id_: int) -> bytes:
 
 
 def restore_state(connection: apsw.Connection, before: bytes) -> None:
-    """Take a change of an index's definition back; `before` is what `state_of` gave."""
+    """Take a change of an index's definition back; `before` is what `state_of` gave.
+
+    The documents are as they were then, so an index that was emptied while it was dropped is filled again.
+    """
     state: Any = RawDocument(before)
     id_, dropped = state.get("id"), state.get("dropped")
     connection.execute("UPDATE indexes SET dropped_ts = ? WHERE id = ?", (dropped, id_))
@@ -446,6 +512,17 @@ def restore_state(connection: apsw.Connection, before: bytes) -> None:
         connection.execute(
             "UPDATE indexes SET ready = ?, spec = ? WHERE id = ?", (state.get("ready"), state.get_raw("spec"), id_)
         )
+        sql = f"SELECT {_AS_WRITTEN} FROM indexes WHERE id = ? AND ready AND position = x'' AND dropped_ts IS NULL"
+        for row in list(rows_of(connection, sql, (id_,))):
+            fill_index(connection, _index(row))
+
+
+def fill_index(connection: apsw.Connection, index: Index) -> None:
+    """Put all documents into an empty index."""
+    whole = replace(index, position=None)
+    for key, doc in rows_of(connection, f"SELECT {KEY}, {DOC} FROM {collection_table(index.coll)}"):
+        write_entries(connection, (whole,), key, None, doc)
+    set_index(connection, index, "position", None)
 
 
 def set_index(connection: apsw.Connection, index: Index, column: str, value: object) -> None:

@@ -356,7 +356,9 @@ class Snapshot:
         ((count, data),) = self._execute(f"SELECT count(*), total(length(doc)) FROM {coll.table}", ())
         known = self._known(coll.uuid) or coll
         indexes = {"_id_": self._bytes_of(_id_tree(coll))}
-        indexes |= {index.name: self._bytes_of(index.table) for index in known.indexes if index.ready}
+        for index in known.indexes:
+            if index.ready:
+                indexes[index.name] = indexes.get(index.name, 0) + self._bytes_of(index.table)
         return Sizes(count, int(data), self._bytes_of(coll.table), indexes)
 
     def bytes_on_disk(self, coll: Collection) -> int:

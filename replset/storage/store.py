@@ -25,6 +25,7 @@ from replset.storage import DATABASE_FILE, LOCK_FILE, copies, oplog
 from replset.storage.catalog import SESSIONS, Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
 from replset.storage.disk import Disk, Lock
+from replset.storage.index_build import rebuild_collated
 from replset.storage.oplog import OplogTail
 from replset.storage.readers import Readers
 from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
@@ -193,6 +194,9 @@ class Store:
         with transaction(connection):
             opened = read_meta(connection, "opened")
             write_meta(connection, "opened", (opened if isinstance(opened, int) else 0) + 1)
+            rebuilt = rebuild_collated(connection)
+        if rebuilt:
+            log.info("built anew, since ICU is another one now: %s", ", ".join(rebuilt))
         self.wal.open()
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self.disk.sync_folder(self.dbpath)

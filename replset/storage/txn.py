@@ -17,6 +17,7 @@ from replset.bson import MAX_ENTRY_SIZE, MAX_INTERNAL_SIZE, RawDocument, encode
 from replset.errors import DataMismatchError, ErrorCode, NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import StoredRow, UnchainedRow, stored_rows
+from replset.query.collation import icu_version
 from replset.storage import natural_order
 from replset.storage.catalog import (
     SESSIONS,
@@ -29,8 +30,10 @@ from replset.storage.catalog import (
     undo_rename,
 )
 from replset.storage.indexes import (
+    ICU_VERSION,
     TO_THE_END,
     Index,
+    id_index_spec,
     insert_index,
     restore_state,
     scan_index,
@@ -325,7 +328,10 @@ class Txn:
         id_ = insert_index(self.connection, coll.uuid, spec, build, is_whole=build is None)
         self._undo.append((ts, len(self._undo), INDEX, coll.uuid, None, state_before_creation(id_), None))
         self.catalog.reload_indexes(self.connection, coll.uuid)
-        return next(index for index in self.catalog.by_uuid[coll.uuid].indexes if index.id == id_)
+        made = next(index for index in self.catalog.by_uuid[coll.uuid].indexes if index.id == id_)
+        if made.fold is not None and self.meta(ICU_VERSION) is None:
+            self.set_meta(ICU_VERSION, icu_version())
+        return made
 
     def commit_index(self, index: Index, *, ts: int) -> None:
         """Let queries use an index that holds all documents."""
@@ -397,7 +403,9 @@ class Txn:
             count_from_now_on(self.connection, coll)
         self.catalog.put(coll)
         self._undo.append((ts, len(self._undo), CREATE, uuid, None, None, None))
-        return coll
+        if coll.fold is not None and coll.view_on is None and self.builds_indexes:
+            self.create_index(coll, RawDocument(encode(id_index_spec(coll.options))), ts=ts)
+        return self.catalog.by_uuid[uuid]
 
     def rename_collection(self, coll: Collection, ns: str, *, ts: int) -> None:
         """Give the collection another name. NamespaceExistsError when it is taken."""

@@ -20,6 +20,7 @@ from replset.errors import (
     DocumentHeldError,
     ErrorCode,
     FailedToParseError,
+    InvalidOptionsError,
     NamespaceNotFoundError,
     NotBuiltError,
     NotWritablePrimaryError,
@@ -35,6 +36,7 @@ from replset.features.crud.validators import validator_of
 from replset.features.crud.write_batch import GROUP_MS, GROUP_STATEMENTS
 from replset.ids import OPTIME_NULL
 from replset.operations import fields
+from replset.operations.collations import refuse_newer
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import SMALL_STATEMENT, TimeSlice, read_statement, run_in_thread
 from replset.operations.known_fields import KNOWN
@@ -227,7 +229,7 @@ class ApplyOps:
             raise ReplError("applyOps: an update must not change the _id", code=ErrorCode.IMMUTABLE_FIELD)
         if before is None:
             if do_insert(group, coll, key, made.after) is None:
-                raise duplicate_key(coll.ns, about.get("_id"))
+                raise duplicate_key(coll, about.get("_id"))
         elif made.o is not None:
             do_update(group, coll, key, before, made.after, made.o)
 
@@ -286,6 +288,7 @@ class ApplyOps:
                 known = one.ui is not None and one.ui in group.txn.catalog.by_uuid
                 options = self._parsed(one, partial(options_of, one.o, name))
                 if options is not None:
+                    refuse_newer(self.ctx.member, options, InvalidOptionsError)
                     create_in(group, ns, options, None if known else one.ui)
         elif name == "collMod":
             fields.check_fields(one.o, KNOWN[name] | {name}, name)

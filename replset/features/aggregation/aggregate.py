@@ -27,6 +27,7 @@ from replset.features.crud.find import MADE_UP, spill_of
 from replset.features.crud.get_more import first_batch
 from replset.operations import fields
 from replset.operations.authorization import authorize
+from replset.operations.collations import default_fold
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.cursors import FIRST_BATCH, DocumentsCursor
 from replset.operations.evaluation import compiled, read_statement, weight_of
@@ -90,7 +91,7 @@ async def explain_aggregate(ctx: CommandContext, verbosity: str) -> Reply:
 async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
     """Check the command and compile its pipeline."""
     body, name, member = ctx.body, ctx.name, ctx.member
-    fields.check_collation(body, name)
+    fields.check_collation(body, name, None if not _collection(ctx) else default_fold(ctx))
     pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
     _authorize(ctx, pipeline)
     _check_target(ctx, pipeline)

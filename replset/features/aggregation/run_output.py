@@ -167,7 +167,7 @@ def _make_temporary(group: WriteGroup, database: str, ns: str) -> Collection:
         )
     name = f"{database}.tmp.agg_out.{group.new_uuid().hex()}"
     made = do_create(group, name, {**options, TEMPORARY: True})
-    for index in () if target is None else target.indexes:
+    for index in () if target is None else target.more_indexes:
         do_create_index(group, made, index.spec)
     return made
 

@@ -36,7 +36,7 @@ from replset.query.stages.sources import (
     ListSessionsStage,
 )
 from replset.query.stages.stage import Stage, StageScope
-from replset.replication.write_ops import ID_INDEX
+from replset.storage.indexes import id_index_spec, shown_spec
 
 SESSIONS_NS: Final = "config.system.sessions"
 NEEDS: Final = {
@@ -106,11 +106,18 @@ async def _index_stats(run: PipelineRun, _stage: IndexStatsStage, _source: Curso
     uses, clock = ctx.member[OperationTable].index_uses, ctx.member.clock
     since = DateTime(clock.wall_ms() - (clock.now() - ctx.member.started_at))
     rows = []
-    for spec in [dict(ID_INDEX), *[index.spec.decode() for index in coll.indexes if index.ready]]:
+    for spec in [id_index_spec(coll.options), *[one.spec.decode() for one in coll.more_indexes if one.ready]]:
+        shown = shown_spec(spec)
         times = Int64(uses.get((coll.uuid, str(spec["name"])), 0))
         accesses = {"ops": times, "since": since}
         rows.append(
-            {"name": spec["name"], "key": spec["key"], "host": ctx.member.host, "accesses": accesses, "spec": spec}
+            {
+                "name": spec["name"],
+                "key": spec["key"],
+                "host": ctx.member.host,
+                "accesses": accesses,
+                "spec": shown,
+            }
         )
     return DocumentsCursor(ns, [encode(row) for row in rows])
 

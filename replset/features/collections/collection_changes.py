@@ -170,9 +170,16 @@ def _index_of(index: RawDocument, place: str) -> tuple[Callable[[Collection], In
     def find(coll: Collection) -> Index:
         if name == "_id_" or (key is not None and list(key) == ["_id"]):
             raise BadValueError("can't hide _id index, and the _id field does not support TTL indexes")
-        for one in coll.indexes:
-            if one.ready and (one.name == name if key is None else one.key_pattern == key):
-                return one
+        found = [
+            one for one in coll.indexes if one.ready and (one.name == name if key is None else one.key_pattern == key)
+        ]
+        if len(found) > 1:
+            raise ReplError(
+                f"index keyPattern {key!r} matches {', '.join(one.name for one in found)}, use the name instead",
+                code=ErrorCode.AMBIGUOUS_INDEX_KEY_PATTERN,
+            )
+        if found:
+            return found[0]
         raise ReplError(f"cannot find index {name or key!r} for ns {coll.ns}", code=ErrorCode.INDEX_NOT_FOUND)
 
     return find, changes

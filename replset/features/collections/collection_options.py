@@ -5,7 +5,7 @@ from __future__ import annotations
 from replset.bson import RawDocument, encode
 from replset.errors import BadValueError, InvalidOptionsError
 from replset.features.crud.validators import Validator
-from replset.features.indexes.index_specs import parse_index
+from replset.features.indexes.index_specs import parse_index, with_collation
 from replset.operations import fields
 from replset.operations.view_definitions import view_options
 from replset.replication.write_ops import IMAGES, OPTION_ORDER, changed_options
@@ -21,17 +21,20 @@ def options_of(body: RawDocument, place: str) -> RawDocument:
 
     Compiles the validator, and encodes it: in a thread when the body is large.
     """
-    fields.check_collation(body, place)
+    fold = fields.collation(body, place)
+    collation: dict[str, object] = {} if fold is None else {"collation": fold.spec}
     if not fields.boolean(body, "autoIndexId", place, True):
         raise InvalidOptionsError("autoIndexId: false is not supported: every collection has the index on _id")
     id_index = fields.document(body, "idIndex", place)
-    if id_index is not None and parse_index(id_index, f"{place}.idIndex", False) is not None:
+    if id_index is not None and with_collation(parse_index(id_index, f"{place}.idIndex", False), fold) is not None:
         raise BadValueError("The field 'key' for an _id index must be {_id: 1}")
     view = view_options(body, place)
     if view is not None:
-        return RawDocument(encode(changed_options(view, {})))
+        fields.check_collation(body, place)
+        return RawDocument(encode(changed_options(view, collation)))
     capped = _capped_options(body, place) if fields.boolean(body, "capped", place) else {}
-    return RawDocument(encode(changed_options(capped, validation_options(body, place) | images_option(body, place))))
+    more = validation_options(body, place) | images_option(body, place) | collation
+    return RawDocument(encode(changed_options(capped, more)))
 
 
 def _capped_options(body: RawDocument, place: str) -> dict[str, object]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from replset.auth.roles import Action
 from replset.auth.users import USERS_NS
 from replset.bson import Binary, Int64, RawDocument, to_ejson
-from replset.errors import BadValueError, ErrorCode, NamespaceExistsError, ReplError
+from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NamespaceExistsError, ReplError
 from replset.features.collections.collection_options import CREATE_FIELDS, options_of
 from replset.features.collections.statistics import bytes_by_database
 from replset.operations import fields
 from replset.operations.authorization import is_allowed
+from replset.operations.collations import refuse_newer
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import read_statement, run_in_thread
 from replset.operations.namespaces import (
@@ -23,9 +24,11 @@ from replset.operations.replies import list_reply
 from replset.operations.request import Reply
 from replset.operations.view_definitions import check_definition
 from replset.operations.write_concern import write_and_wait
+from replset.query.collation import with_version
 from replset.query.match import compile_filter
-from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop, do_drop_database
+from replset.replication.write_ops import WriteGroup, do_create, do_drop, do_drop_database
 from replset.storage.catalog import Collection
+from replset.storage.indexes import id_index_spec, shown_spec
 
 OPLOG_UUID_NAME = "oplog.rs"
 _SHOWN_BYTES = 300
@@ -35,6 +38,7 @@ async def create(ctx: CommandContext) -> Reply:
     """Create an empty collection; one that is there with the same options is no error but in a transaction."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
     options = await read_statement(ctx.member, ctx.body, lambda: options_of(ctx.body, ctx.name))
+    refuse_newer(ctx.member, options, InvalidOptionsError)
     if "viewOn" in options and ctx.transaction is not None:
         raise ReplError(
             "Cannot create a view in a multi-document transaction",
@@ -74,7 +78,7 @@ async def drop(ctx: CommandContext) -> Reply:
         if coll is None:
             return None
         do_drop(group, coll)
-        return 0 if coll.view_on is not None else len(coll.indexes) + 1
+        return 0 if coll.view_on is not None else len(coll.more_indexes) + 1
 
     was, reply = await write_and_wait(ctx, operation)
     return ({} if was is None else {"nIndexesWas": was, "ns": ns} if was else {"ns": ns}) | reply
@@ -98,12 +102,15 @@ async def drop_database(ctx: CommandContext) -> Reply:
 
 def _collection_document(coll: Collection, name_only: bool) -> dict[str, object]:
     document: dict[str, object] = {"name": coll.name, "type": "collection" if coll.view_on is None else "view"}
+    options: object = coll.options
+    if coll.fold is not None:
+        options = {**coll.options.top_level(), "collation": with_version(coll.fold.spec)}
     if coll.view_on is not None and not name_only:
-        return document | {"options": coll.options, "info": {"readOnly": True}}
+        return document | {"options": options, "info": {"readOnly": True}}
     if not name_only:
-        document["options"] = coll.options
+        document["options"] = options
         document["info"] = {"readOnly": False, "uuid": Binary(coll.uuid, 4)}
-        document["idIndex"] = dict(ID_INDEX)
+        document["idIndex"] = shown_spec(id_index_spec(coll.options))
     return document
 
 

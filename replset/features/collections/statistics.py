@@ -24,7 +24,7 @@ from replset.operations.request import Reply
 from replset.operations.view_definitions import refuse_view
 from replset.storage.catalog import Collection
 from replset.storage.index_build import IndexCheck
-from replset.storage.indexes import TO_THE_END
+from replset.storage.indexes import ID_INDEX, TO_THE_END
 from replset.storage.snapshot import Sizes, Snapshot
 from replset.storage.txn import next_key
 
@@ -263,7 +263,7 @@ async def validate(ctx: CommandContext) -> Reply:
             await pause(ctx)
         name = check.index.name
         keys[name] = Int64(check.entries)
-        details[name] = {"valid": not (check.missing or check.extra)}
+        details[name] = {"valid": not (check.missing or check.extra or (name == ID_INDEX and bad))}
         missing += [_entry(name, entry) for entry in check.missing]
         extra += [_entry(name, entry) for entry in check.extra]
         if check.missing or check.extra:

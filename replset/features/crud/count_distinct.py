@@ -17,6 +17,7 @@ from replset.features.crud.scan import Scan, pause
 from replset.features.crud.tailing import Wanted
 from replset.ids import OpTime
 from replset.operations import fields
+from replset.operations.collations import command_fold
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
 from replset.operations.let import variables_of
@@ -92,7 +93,7 @@ async def command_filter(ctx: CommandContext) -> tuple[Filter, int]:
     """The command's filter, and what its evaluation weighs."""
     body = ctx.body
     query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", ctx.name))
-    weight, fold = weight_of(len(body.raw), query), fields.collation(body, ctx.name)
+    weight, fold = weight_of(len(body.raw), query), command_fold(ctx)
     variables = await variables_of(ctx)
 
     def compile_() -> Filter:
@@ -163,7 +164,7 @@ async def distinct(ctx: CommandContext) -> Reply:
     if not key or "\0" in key:
         raise BadValueError("distinct.key must be the path of a field")
     found, weight = await command_filter(ctx)
-    values = Distinct(key, fields.collation(body, name))
+    values = Distinct(key, command_fold(ctx))
 
     def add(raw: bytes) -> None:
         document = decode(raw)

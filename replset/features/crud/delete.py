@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from replset.auth.roles import Action
@@ -14,24 +15,26 @@ from replset.features.crud.retryable import refuse_retryable
 from replset.features.crud.search_batch import Match, Search, SearchingBatch, SearchStatement
 from replset.features.crud.write_batch import parse_in_slices, read_statements, run_batch
 from replset.operations import fields
+from replset.operations.collations import default_fold
 from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
 from replset.operations.evaluation import weight_of
 from replset.operations.kernel import Kernel
 from replset.operations.let import variables_of
 from replset.operations.request import Reply
+from replset.query.collation import Fold
 from replset.replication.write_ops import WriteGroup, do_delete
 from replset.storage.catalog import Collection
 
 _FIELDS = frozenset({"q", "limit", "hint", "collation"})
 
 
-def parse_delete(document: RawDocument, place: str) -> SearchStatement:
-    """Raises for fields that are unknown, missing, of the wrong type or not built."""
+def parse_delete(document: RawDocument, place: str, default: Fold | None) -> SearchStatement:
+    """Raises for fields that are unknown, missing, of the wrong type or not built. default: of the collection."""
     fields.check_fields(document, _FIELDS, place)
     for name in ("q", "limit"):
         if name not in document:
             raise fields.missing(place, name)
-    fold = fields.collation(document, place)
+    fold = fields.collation(document, place, default)
     limit = fields.whole(document, "limit", place)
     if limit not in (0, 1):
         raise FailedToParseError(f"The limit field in delete objects must be 0 or 1. Got {limit}")
@@ -73,7 +76,8 @@ class DeleteBatch(SearchingBatch):
 async def delete(ctx: CommandContext) -> Reply:
     """Remove the first document that matches, or all."""
     documents = await read_statements(ctx, "deletes")
-    statements = await parse_in_slices(ctx, documents, lambda document: parse_delete(document, "delete.deletes"))
+    parse = partial(parse_delete, place="delete.deletes", default=default_fold(ctx))
+    statements = await parse_in_slices(ctx, documents, parse)
     return await run_batch(DeleteBatch(ctx, statements, variables=await variables_of(ctx)))
 
 
@@ -91,7 +95,7 @@ def delete_work(statement: bytes, _member: Kernel) -> PreparedWork | None:
         return None
 
     def work(group: WriteGroup, coll: Collection) -> Counters:
-        raw = group.txn.get(coll, key)
+        raw = group.txn.get(coll, key) if coll.is_plain else None
         if raw is None:
             raise UnusualError
         RawDocument(raw)  # InvalidBSONError: a disk has changed it

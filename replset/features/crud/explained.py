@@ -12,7 +12,6 @@ from replset.features.crud.hint import Hint, Limits
 from replset.features.crud.oplog_cursor import OplogCursor
 from replset.features.crud.plan import (
     ID_FIELDS,
-    ID_INDEX,
     AnyOf,
     ById,
     ByIndex,
@@ -32,10 +31,12 @@ from replset.operations.namespaces import OPLOG, namespace
 from replset.operations.read_concern import open_collection, read_concern_of
 from replset.operations.view_definitions import refuse_view
 from replset.query.bounds import FULL, Interval, Intervals, point
+from replset.query.collation import Fold, with_version
 from replset.query.conditions import condition_on, is_field, is_operators
 from replset.query.sort import Sort
 from replset.release import commit
 from replset.storage.catalog import Collection
+from replset.storage.indexes import ID_INDEX
 
 VERBOSITY: Final = ("queryPlanner", "executionStats", "allPlansExecution")
 Stage = dict[str, Any]
@@ -85,6 +86,7 @@ async def explain_query(
             "namespace": namespace(ctx.database, collection),
             "indexFilterSet": False,
             "parsedQuery": _parsed(wanted.found.query),
+            **_collation(wanted.found.fold),
             "maxIndexedOrSolutionsReached": False,
             "maxIndexedAndSolutionsReached": False,
             "maxScansToExplodeReached": False,
@@ -249,6 +251,7 @@ def _index_scan(plan: ByIndex) -> Stage:
         "stage": "IXSCAN",
         "keyPattern": index.key_pattern,
         "indexName": index.name,
+        **_collation(index.fold),
         "isMultiKey": index.multikey,
         "multiKeyPaths": {
             path: [path] if index.multikey_fields >> number & 1 else [] for number, (path, _) in enumerate(index.fields)
@@ -263,6 +266,10 @@ def _index_scan(plan: ByIndex) -> Stage:
             for (path, _), intervals, way in zip(index.fields, _used(plan.bounds), directions, strict=True)
         },
     }
+
+
+def _collation(fold: Fold | None) -> dict[str, object]:
+    return {} if fold is None else {"collation": with_version(fold.spec)}
 
 
 def _used(bounds: tuple[Intervals, ...]) -> tuple[Intervals, ...]:

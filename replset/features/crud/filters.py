@@ -22,15 +22,15 @@ from replset.query.sort import sort_by_key
 class Filter:
     """matcher: None for the empty filter, which every document matches undecoded.
 
-    keys: those of the only documents that can match, in order; None when the filter does not name them. is_collated: it
-    compares strings by a collation, so no index has bounds for it.
+    keys: those of the only documents that can match, in order; None when the filter does not name them. fold: of the
+    collation by which it compares strings.
     """
 
     matcher: Matcher | None
     keys: list[bytes] | None
     query: dict[str, object] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
-    is_collated: bool = False
+    fold: Fold | None = None
 
     def matches(self, document: dict[str, object]) -> bool:
         return self.matcher is None or self.matcher.matches(document)
@@ -69,7 +69,7 @@ class Filter:
     @cached_property
     def bounds(self) -> FilterBounds:
         """Found when they are first asked for. That takes about as long as to compile the filter."""
-        return bounds_of({} if self.is_collated else self.query, self.variables)
+        return bounds_of(self.query, self.variables, self.fold)
 
 
 def filter_of(
@@ -77,12 +77,12 @@ def filter_of(
 ) -> Filter:
     """Raises what compile_filter raises. variables: of the command, with their values. fold: of its collation."""
     if not query:
-        return Filter(None, None)
+        return Filter(None, None, fold=fold)
     matcher = compile_filter(query, variables, fold=fold)
     if fold is not None:
         value = matcher.id_equality
         is_same = value is not MISSING and type(value) not in (str, Symbol, dict, list)
-        return Filter(matcher, [encode_key(value)] if is_same else None, query, variables, is_collated=True)
+        return Filter(matcher, [encode_key(value)] if is_same else None, query, variables, fold)
     if matcher.id_equality is not MISSING:
         return Filter(matcher, [encode_key(matcher.id_equality)], query, variables)
     if matcher.id_in is None:

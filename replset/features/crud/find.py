@@ -24,6 +24,7 @@ from replset.features.crud.tailing import CappedCursor, Wanted
 from replset.ids import OpTime
 from replset.operations import fields
 from replset.operations.authorization import authorize
+from replset.operations.collations import command_fold
 from replset.operations.command import AtOnce, Command, CommandContext, Where
 from replset.operations.cursors import FIRST_BATCH, Batch, Cursor, CursorTable, DocumentsCursor, Pause
 from replset.operations.evaluation import (
@@ -113,13 +114,13 @@ class Query:
 async def parse_find(ctx: CommandContext) -> Query:
     """Raises for what is unknown, of the wrong type, out of range or not built."""
     body, name = ctx.body, ctx.name
-    fold = fields.collation(body, name)
+    fold = command_fold(ctx)
     (filter_, projection, sort), limits = await read_statement(
         ctx.member,
         body,
         lambda: (
             [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")],
-            limits_of(body, name),
+            limits_of(body, name, fold),
         ),
     )
     await_data = fields.boolean(body, "awaitData", name)

@@ -16,6 +16,7 @@ from replset.features.crud.search_batch import ReturnedDocument, SearchStatement
 from replset.features.crud.update import UpdateBatch, UpdateStatement, may_grow
 from replset.features.crud.write_batch import run_groups
 from replset.operations import fields
+from replset.operations.collations import command_fold
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import UNBOUNDED, compiled, read_statement, weight_of
 from replset.operations.let import let_of, variables_of
@@ -47,7 +48,7 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
     weight = weight_of(len(body.raw), query, change, projection, let_of(body))
     if may_grow(change):
         weight = UNBOUNDED
-    fold = fields.collation(body, name)
+    fold = command_fold(ctx)
     if fold is not None:
         refuse_collated_projection(projection)
     is_new = fields.boolean(body, "new", name)

@@ -59,7 +59,7 @@ def find_by_id(ctx: CommandContext) -> bytes | None:
         return None
     ns = namespace(ctx.database, collection_of(ctx))
     coll = member.store.collection(ns)
-    if coll is not None and coll.view_on is not None:
+    if coll is not None and not coll.is_plain:
         return None
     found = None if coll is None else member.store.get(coll, key)
     if found is not None and int.from_bytes(found[:4], "little") != len(found):

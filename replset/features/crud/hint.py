@@ -11,6 +11,7 @@ from replset.bson import RawDocument
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError
 from replset.operations import fields
 from replset.query.bounds import Cut, point
+from replset.query.collation import Fold
 from replset.query.order import equals
 
 _LONGEST = 1000
@@ -54,10 +55,11 @@ def hint_of(body: RawDocument, place: str) -> Hint | None:
     return Hint(natural=1 if equals(1)(hint["$natural"]) else -1)
 
 
-def limits_of(body: RawDocument, place: str) -> Limits | None:
-    """The `min` and `max` of a find. ReplError (51176) when they name different fields."""
+def limits_of(body: RawDocument, place: str, fold: Fold | None) -> Limits | None:
+    """The `min` and `max` of a find. ReplError (51176) when they name different fields. fold: of its collation."""
     low, high = (
-        {path: point(value).low for path, value in fields.decoded(body, name, place).items()} for name in ("min", "max")
+        {path: point(value, fold).low for path, value in fields.decoded(body, name, place).items()}
+        for name in ("min", "max")
     )
     if low and high and list(low) != list(high):
         raise ReplError("min and max must have the same field names", code=ErrorCode.MIN_MAX_FIELDS_DIFFER)

@@ -121,9 +121,9 @@ def _with_timestamps(doc: bytes, member: Kernel) -> bytes:
     return bytes(changed)
 
 
-def duplicate_key(ns: str, value: object) -> DuplicateKeyError:
+def duplicate_key(coll: Collection, value: object) -> DuplicateKeyError:
     """MongoDB's 11000 for the index on `_id`."""
-    return indexes.duplicate_key(ns, "_id_", {"_id": 1}, {"_id": value})
+    return indexes.duplicate_key(coll.ns, indexes.ID_INDEX, {"_id": 1}, {"_id": value}, coll.fold)
 
 
 Ready = tuple[bytes, bytes] | ReplError
@@ -199,8 +199,8 @@ class InsertBatch(Batch):
             if refusal is not None:
                 self.failed(refusal)
                 continue
-            if written is None:
-                self.failed(duplicate_key(self.ns, read_value(doc, doc[4], 9, len(doc) - 1)))
+            if written is None and coll is not None:
+                self.failed(duplicate_key(coll, read_value(doc, doc[4], 9, len(doc) - 1)))
                 continue
             size += len(doc)
             self.n += 1

@@ -25,10 +25,11 @@ from replset.query.bounds import (
     contains,
     intersect,
 )
+from replset.query.collation import Fold
 from replset.query.order import identical
 from replset.query.sort import Sort
 from replset.storage.catalog import Collection
-from replset.storage.indexes import TO_THE_END, Index
+from replset.storage.indexes import ID_INDEX, TO_THE_END, Index
 
 MAX_RANGES = 10_000
 """Ranges that the values of several fields make together. Beyond it the bounds of the later fields are left out."""
@@ -118,7 +119,6 @@ class _Use:
 
 
 ID_FIELDS: Fields = (("_id", 1),)
-ID_INDEX = "_id_"
 
 
 def choose_plan(
@@ -133,17 +133,17 @@ def choose_plan(
 
     in_transaction: its own documents may have arrays that the indexes know nothing of.
     """
-    if sort is not None and sort.is_collated:
+    if sort is not None and sort.fold != found.fold:
         return Chosen(choose_plan(coll, found, None, hint, in_transaction=in_transaction).plan, False)
     if in_transaction and coll.indexes:
         coll = replace(coll, indexes=tuple(replace(index, multikey_fields=-1) for index in coll.indexes))
     if hint is not None and hint.limits is not None:
-        return _between(coll, hint, hint.limits, sort)
+        return _between(coll, found, hint, hint.limits, sort)
     keys = found.keys
     natural = natural_direction(sort, hint)
     if natural:
         return Chosen(Natural(natural < 0), sort is None or bool(sort.natural))
-    hinted = None if hint is None else _hinted(coll, hint)
+    hinted = None if hint is None else _hinted(coll, hint, found.fold)
     if keys is not None and (hinted is None or hinted[0] is None):
         is_reverse = sort is not None and sort.fields == (("_id", -1),)
         return Chosen(ByKeys(keys[:: -1 if is_reverse else 1]), sort is None or is_reverse or sort.fields == ID_FIELDS)
@@ -186,19 +186,24 @@ def natural_direction(sort: Sort | None, hint: Hint | None) -> int:
     return 0 if hint is None else hint.natural
 
 
-def _hinted(coll: Collection, hint: Hint) -> tuple[Index | None]:
+def _hinted(coll: Collection, hint: Hint, fold: Fold | None) -> tuple[Index | None]:
     if hint.name == ID_INDEX or (hint.key is not None and identical_keys(hint.key, {"_id": 1})):
-        return (None,)
-    for index in coll.indexes:
-        if not index.ready or index.hidden:
-            continue
-        if hint.name == index.name or (hint.key is not None and identical_keys(hint.key, index.key_pattern)):
-            return (index,)
-    raise bad_hint()
+        return (None if fold is None or fold != coll.fold else coll.id_index,)
+    found = [
+        index
+        for index in coll.indexes
+        if index.ready
+        and not index.hidden
+        and (hint.name == index.name or (hint.key is not None and identical_keys(hint.key, index.key_pattern)))
+    ]
+    if not found:
+        raise bad_hint()
+    return (next((index for index in found if index.fold == fold), found[0]),)
 
 
-def _between(coll: Collection, hint: Hint, limits: Limits, sort: Sort | None) -> Chosen:
-    """What the hinted index has between the limits, whatever the filter says of its fields.
+def _between(coll: Collection, found: Filter, hint: Hint, limits: Limits, sort: Sort | None) -> Chosen:
+    """What the hinted index has between the limits, which have the filter's collation, whatever the filter says of its
+    fields.
 
     ReplError: 51173 without an index, 291 for natural order, 51174 and 51175 for limits that the index cannot have.
     """
@@ -208,7 +213,10 @@ def _between(coll: Collection, hint: Hint, limits: Limits, sort: Sort | None) ->
         raise ReplError(
             "When using min()/max() a hint of which index to use must be provided", code=ErrorCode.MIN_MAX_NEEDS_HINT
         )
-    (index,) = _hinted(coll, hint)
+    (index,) = _hinted(coll, hint, found.fold)
+    is_of_filter = found.fold == (None if index is None else index.fold)
+    if not is_of_filter and any(cut.is_collated for cuts in limits for cut in cuts.values()):
+        raise _other_limits()
     fields = ID_FIELDS if index is None else index.fields
     low, high = (_place_of(fields, cuts) for cuts in limits)
     if limits.low and limits.high and low >= high:
@@ -219,7 +227,7 @@ def _between(coll: Collection, hint: Hint, limits: Limits, sort: Sort | None) ->
     part = Range(low, high if limits.high else TO_THE_END)
     whole: list[Intervals] = [FULL] * len(fields)
     is_multikey = index is not None and index.multikey  # a document comes at the first of its keys between the limits
-    direction = 0 if sort is None or is_multikey else _direction(fields, 0, whole, sort.fields)
+    direction = 0 if sort is None or is_multikey or not is_of_filter else _direction(fields, 0, whole, sort.fields)
     is_sorted = sort is None or direction != 0
     if index is None:
         return Chosen(ById((part,), FULL, direction < 0), is_sorted)
@@ -228,9 +236,13 @@ def _between(coll: Collection, hint: Hint, limits: Limits, sort: Sort | None) ->
 
 def _place_of(fields: Fields, cuts: dict[str, Cut]) -> bytes:
     if cuts and list(cuts) != [path for path, _ in fields]:
-        raise ReplError("The index chosen is not compatible with min/max", code=ErrorCode.MIN_MAX_OF_ANOTHER_INDEX)
+        raise _other_limits()
     ways = [way for _, way in fields]
     return b"".join((cut if way > 0 else cut.reverse).prefix for cut, way in zip(cuts.values(), ways, strict=False))
+
+
+def _other_limits() -> ReplError:
+    return ReplError("The index chosen is not compatible with min/max", code=ErrorCode.MIN_MAX_OF_ANOTHER_INDEX)
 
 
 def identical_keys(one: dict[str, object], other: dict[str, object]) -> bool:
@@ -245,33 +257,40 @@ def _usable(coll: Collection, bounds: FilterBounds) -> Iterable[Index | None]:
     """The indexes that hold every document that matches."""
     yield None
     for index in coll.indexes:
-        if index.ready and not index.hidden and _covers(index, bounds.conditions):
+        if index.ready and not index.hidden and _covers(index, bounds):
             yield index
 
 
-def _covers(index: Index, conditions: list[PathBounds]) -> bool:
+def _covers(index: Index, bounds: FilterBounds) -> bool:
+    conditions = bounds.conditions
     if index.sparse and not any(one.has_value for one in conditions for path, _ in index.fields if one.path == path):
         return False
     if index.partial_filter is None:
         return True
-    needed = bounds_of(index.partial_filter.filter)
+    needed = bounds_of(index.partial_filter.filter, fold=index.fold)
     if not needed.is_whole or needed.alternatives:
         return False
-    return all(any(_implies(one, need) for one in conditions) for need in needed.conditions)
+    is_same = index.fold == bounds.fold
+    return all(any(_implies(one, need, is_same) for one in conditions) for need in needed.conditions)
 
 
-def _implies(one: PathBounds, need: PathBounds) -> bool:
-    """need: of a partial index."""
+def _implies(one: PathBounds, need: PathBounds, is_same: bool) -> bool:
+    """need: of a partial index. is_same: it has the collation of the filter."""
     if one.path != need.path or one.is_whole_value:
         return False
     if need.intervals == FULL:
         return one.has_value and need.has_value
+    if not is_same and (one.is_collated or need.is_collated):
+        return False
     return need.is_exact and (need.has_value or one.is_exact) and contains(need.intervals, one.intervals)
 
 
 def _use(index: Index | None, bounds: FilterBounds, order: Fields) -> _Use:
     fields = ID_FIELDS if index is None else index.fields
     multikey = 0 if index is None else index.multikey_fields
+    fold = None if index is None else index.fold
+    if fold is not bounds.fold and fold != bounds.fold:
+        bounds, order = bounds.without_collated(), ()
     used: list[Intervals] = []
     for number, (path, _) in enumerate(fields):
         is_multikey = bool(multikey >> number & 1)
@@ -374,7 +393,9 @@ def _union(coll: Collection, bounds: FilterBounds) -> AnyOf | None:
     for branches in bounds.alternatives:
         parts: list[ById | ByIndex] = []
         for branch in branches:
-            together = FilterBounds([*bounds.conditions, *branch.conditions], branch.alternatives, is_whole=False)
+            together = FilterBounds(
+                [*bounds.conditions, *branch.conditions], branch.alternatives, is_whole=False, fold=bounds.fold
+            )
             best = max((_use(index, together, ()) for index in _usable(coll, together)), key=lambda use: use.rank)
             if not best.equalities and not best.has_range:
                 break

@@ -25,7 +25,7 @@ from replset.errors import (
 from replset.features.crud.candidates import Candidate, KeySource, Source, source_of, view_of
 from replset.features.crud.filters import Filter
 from replset.features.crud.hint import Hint
-from replset.features.crud.plan import ID_INDEX, AnyOf, ByIndex, Natural, choose_plan, index_names
+from replset.features.crud.plan import AnyOf, ByIndex, Natural, choose_plan, index_names
 from replset.features.crud.retryable import Executed
 from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED
 from replset.features.crud.write_batch import GROUP_MS, GROUP_STATEMENTS, Batch
@@ -41,6 +41,7 @@ from replset.replication.held_keys import NOTHING_HELD
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
+from replset.storage.indexes import ID_INDEX
 from replset.storage.txn import Txn
 
 KEPT: Final = 100

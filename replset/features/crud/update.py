@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from replset.auth.roles import Action
@@ -20,13 +21,14 @@ from replset.features.crud.search_batch import Match, ReturnedDocument, Search, 
 from replset.features.crud.validators import Validator
 from replset.features.crud.write_batch import parse_in_slices, read_statements, run_batch
 from replset.operations import fields
+from replset.operations.collations import default_fold
 from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
 from replset.operations.evaluation import UNBOUNDED, is_small, weight_of
 from replset.operations.kernel import Kernel
 from replset.operations.let import variables_of, with_constants
 from replset.operations.request import Reply
 from replset.optime import timestamp
-from replset.query.collation import refuse_collated_change
+from replset.query.collation import Fold, refuse_collated_change
 from replset.query.expressions import fault
 from replset.query.match import NO_VARIABLES
 from replset.query.update import Update, check_id, compile_update, upsert_base
@@ -47,14 +49,14 @@ class UpdateStatement(SearchStatement):
     constants: dict[str, object]
 
 
-def parse_update(document: RawDocument, place: str) -> UpdateStatement:
-    """Raises for fields that are unknown, missing, of the wrong type or not built."""
+def parse_update(document: RawDocument, place: str, default: Fold | None) -> UpdateStatement:
+    """Raises for fields that are unknown, missing, of the wrong type or not built. default: of the collection."""
     fields.check_fields(document, _FIELDS, place)
     if "q" not in document:
         raise fields.missing(place, "q")
     if "u" not in document:
         raise fields.missing(place, "u")
-    fold = fields.collation(document, place)
+    fold = fields.collation(document, place, default)
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
     if fold is not None:
@@ -211,7 +213,7 @@ class UpdateBatch(SearchingBatch):
     def _insert(self, group: WriteGroup, coll: Collection | None) -> None:
         value, key, raw = self.made or self._make()
         if do_insert(group, coll or self.collection(group), key, raw) is None:
-            raise duplicate_key(self.ns, value)
+            raise duplicate_key(group.txn.catalog.by_ns[self.ns], value)
         self.upserted.append({"index": self.index, "_id": value})
         self.n += 1
 
@@ -242,7 +244,8 @@ class UpdateBatch(SearchingBatch):
 async def update(ctx: CommandContext) -> Reply:
     """Change or replace documents; with upsert insert one where none matches."""
     documents = await read_statements(ctx, "updates")
-    statements = await parse_in_slices(ctx, documents, lambda document: parse_update(document, "update.updates"))
+    parse = partial(parse_update, place="update.updates", default=default_fold(ctx))
+    statements = await parse_in_slices(ctx, documents, parse)
     return await run_batch(UpdateBatch(ctx, statements, variables=await variables_of(ctx)))
 
 
@@ -270,7 +273,7 @@ def update_work(statement: bytes, _member: Kernel) -> PreparedWork | None:
         return None
 
     def work(group: WriteGroup, coll: Collection) -> Counters:
-        raw = group.txn.get(coll, key)
+        raw = group.txn.get(coll, key) if coll.is_plain else None
         if raw is None or not is_small(weight, len(raw)):
             raise UnusualError
         if group.held:

@@ -12,6 +12,7 @@ from replset.errors import DocumentValidationError
 from replset.operations.evaluation import UNBOUNDED, weight_of
 from replset.operations.kernel import Kernel
 from replset.operations.let import system_variables
+from replset.query.collation import Fold
 from replset.query.conditions import is_operators
 from replset.query.errors import show
 from replset.query.expressions import compile_expression
@@ -19,6 +20,7 @@ from replset.query.match import compile_filter
 from replset.query.order import MISSING
 from replset.query.paths import split_path, values_at
 from replset.storage.catalog import Collection
+from replset.storage.indexes import fold_in
 
 log = logging.getLogger("replset.validators")
 Document = dict[str, object]
@@ -35,7 +37,8 @@ class Validator:
         raw = options.get_raw("validator") or b""
         self._query = decode(raw)
         self.variables: dict[str, Any] = {}
-        self._matcher = compile_filter(self._query, self.variables)
+        self._fold = fold_in(options)
+        self._matcher = compile_filter(self._query, self.variables, fold=self._fold)
         self._level = options.get("validationLevel", "strict")
         self._warns = options.get("validationAction") == "warn"
         if "$jsonSchema" in self._query:
@@ -76,7 +79,7 @@ class Validator:
 
     def _clause(self, name: str, wanted: object, document: Mapping[str, object]) -> Document | None:
         """What a document does not satisfy of one field of the validator; None when it satisfies it."""
-        if compile_filter({name: wanted}, self.variables).matches(document):
+        if compile_filter({name: wanted}, self.variables, fold=self._fold).matches(document):
             return None
         if name == "$jsonSchema":
             from replset.query.json_schema import Schema  # few collections need it
@@ -89,15 +92,16 @@ class Validator:
             return specified | {"reason": "expression did not match"} | shown
         if name.startswith("$"):
             return specified | {"reason": "child expressions did not match"}
-        return _failed_operator(name, wanted, document)
+        return _failed_operator(name, wanted, document, self._fold)
 
 
-def _failed_operator(name: str, wanted: object, document: Mapping[str, object]) -> Document:
+def _failed_operator(name: str, wanted: object, document: Mapping[str, object], fold: Fold | None) -> Document:
     """The first condition on a field that a document does not satisfy."""
     operators = wanted if is_operators(wanted) else {"$eq": wanted}
-    operator = next(
-        (one for one in operators if not compile_filter({name: {one: operators[one]}}).matches(document)), "$eq"
+    failed = (
+        one for one in operators if not compile_filter({name: {one: operators[one]}}, fold=fold).matches(document)
     )
+    operator = next(failed, "$eq")
     details: Document = {"operatorName": operator, "specifiedAs": {name: wanted}}
     values = [value for value, _ in values_at(document, split_path(name), into_last=False) if value is not MISSING]
     if not values:

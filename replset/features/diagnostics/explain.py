@@ -23,12 +23,14 @@ from replset.features.crud.search_batch import SearchStatement
 from replset.features.crud.update import parse_update
 from replset.features.crud.write_batch import read_statements
 from replset.operations import fields
+from replset.operations.collations import command_fold, default_fold
 from replset.operations.command import GENERIC_FIELDS, Command, CommandContext, Where
 from replset.operations.evaluation import compiled, read_statement, weight_of
 from replset.operations.let import variables_of
 from replset.operations.namespaces import OPLOG, collection_field, namespace
 from replset.operations.request import Reply
 from replset.operations.view_definitions import collection_here
+from replset.query.collation import Fold
 from replset.query.sort import compile_sort
 
 
@@ -79,12 +81,13 @@ async def _distinct(ctx: CommandContext) -> Explained:
 
 
 async def _write(
-    ctx: CommandContext, name: str, parse: Callable[[RawDocument, str], SearchStatement], outer: str
+    ctx: CommandContext, name: str, parse: Callable[[RawDocument, str, Fold | None], SearchStatement], outer: str
 ) -> Explained:
     documents = await read_statements(ctx, name)
     if len(documents) != 1:
         raise BadValueError("explained write batches must be of size 1", code=ErrorCode.INVALID_LENGTH)
-    statement = await read_statement(ctx.member, documents[0], lambda: parse(documents[0], f"{ctx.name}.{name}"))
+    place, default = f"{ctx.name}.{name}", default_fold(ctx)
+    statement = await read_statement(ctx.member, documents[0], lambda: parse(documents[0], place, default))
     compile_ = partial(filter_of, statement.query, await variables_of(ctx), statement.fold)
     found = await compiled(ctx.member, statement.weight, compile_)
     return Explained(found, statement.weight, None, statement.hint, limit=0 if statement.multi else 1, outer=outer)
@@ -104,7 +107,7 @@ async def _find_and_modify(ctx: CommandContext) -> Explained:
         ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("query", "sort")]
     )
     weight = weight_of(len(body.raw), query)
-    fold = fields.collation(body, name)
+    fold = command_fold(ctx)
     found = await compiled(ctx.member, weight, partial(filter_of, query, await variables_of(ctx), fold))
     outer = "DELETE" if fields.boolean(body, "remove", name) else "UPDATE"
     return Explained(

@@ -17,12 +17,14 @@ from replset.errors import (
     TypeMismatchError,
 )
 from replset.operations import fields
+from replset.query.collation import Fold
 from replset.query.conditions import is_operators
 from replset.query.errors import show
 from replset.query.match import compile_filter
 from replset.query.order import equals, is_number, is_true
 from replset.query.paths import DBREF_NAMES
 from replset.query.sort import MAX_FIELDS
+from replset.storage.indexes import ID_INDEX
 
 INDEXES_MAX: Final = 64
 """How many indexes a collection may have, the one on `_id` included."""
@@ -58,8 +60,8 @@ _PLUGINS = frozenset({"2d", "2dsphere", "hashed", "text", "wildcard", "columnsto
 _IN_PARTIAL = frozenset({"$eq", "$gt", "$gte", "$lt", "$lte", "$in", "$type", "$exists"})
 
 
-def parse_index(index: RawDocument, place: str, ignore_unknown: bool) -> RawDocument | None:
-    """Return an index of the command as {v, key, name, options}; None for the one on `_id`, which is always there.
+def parse_index(index: RawDocument, place: str, ignore_unknown: bool) -> RawDocument:
+    """Return an index of the command as {v, key, name, options}. The collation is whole, but of locale `simple`.
 
     ignore_unknown: pass over options that MongoDB does not know (ignoreUnknownIndexOptions). Raises 40414 without a
     key, 197 for an option that is unknown or that the index on `_id` does not have, 67 for what cannot be an index,
@@ -79,22 +81,54 @@ def parse_index(index: RawDocument, place: str, ignore_unknown: bool) -> RawDocu
         raise CannotCreateIndexError(f"Invalid index specification: index version {index.get('v')}")
     if [path for path, _, _, _ in walk(key)] == ["_id"]:
         _check_id_index(index, RawDocument(key).get("_id"), given, place)
-        return None
+        return RawDocument(encode({"v": 2, "key": {"_id": 1}, "name": ID_INDEX, **_collation(index, place)}))
     pattern = _key_pattern(key)
     name = fields.text(index, "name", place, _default_name(pattern))
     _check_name(name, key)
     for option in given:
         if option not in _BUILT and fields.given(index, option):
             raise NotBuiltError(f"BSON field '{place}.{option}' is not built yet")
-    fields.check_collation(index, place)
+    collation = _collation(index, place)
+    if collation and version == 1:
+        raise CannotCreateIndexError("an index of version 1 has no collation")
     spec: dict[str, object] = {"v": version, "key": pattern, "name": name}
     for flag in _FLAGS:
         is_set = _flag(index, flag)
         if is_set or (flag in _SHOWN_FALSE and not fields.is_absent(index, flag)):
             spec[flag] = is_set
     spec |= _partial_filter(index, spec)
-    spec |= _expiry(index, pattern)
+    spec |= _expiry(index, pattern) | collation
     return RawDocument(encode(spec))
+
+
+def _collation(index: RawDocument, place: str) -> dict[str, object]:
+    given = fields.document(index, "collation", place)
+    if given is None or not given.first_key:
+        return {}
+    fold = fields.collation(index, place)
+    return {"collation": {"locale": "simple"} if fold is None else fold.spec}
+
+
+def with_collation(spec: RawDocument, default: Fold | None) -> RawDocument | None:
+    """Return an index as it is made in a collection with this collation, which it takes if it names none.
+
+    Returns None for the one on `_id`, which is always there; BadValueError if it has another collation. Without a
+    collation in its spec an index has the simple one.
+    """
+    given, own = spec.get("collation"), {"locale": "simple"} if default is None else default.spec
+    if spec.get("name") == ID_INDEX:
+        if given not in (None, own):
+            raise BadValueError(
+                f"The _id index must have the same collation as the collection. Index collation: {show(given)},"
+                f" collection collation: {show(own)}"
+            )
+        return None
+    if given is None and spec.get("v") == 1:
+        return spec
+    wanted = own if given is None else given
+    parts = spec.top_level()
+    parts.pop("collation", None)
+    return RawDocument(encode(parts | ({} if wanted == {"locale": "simple"} else {"collation": wanted})))
 
 
 def _check_id_index(index: RawDocument, direction: object, given: list[str], place: str) -> None:
@@ -108,9 +142,6 @@ def _check_id_index(index: RawDocument, direction: object, given: list[str], pla
                 f"The field '{option}' is not valid for an _id index specification.",
                 code=ErrorCode.INVALID_INDEX_OPTION,
             )
-    collation = fields.document(index, "collation", place)
-    if collation is not None and (len(collation.raw) > 1000 or collation.decode() != {"locale": "simple"}):
-        raise BadValueError("The _id index must have the same collation as the collection: the simple one")
     name = fields.text(index, "name", place, "_id_")
     if not name:
         raise FailedToParseError("an index name cannot be empty")
@@ -289,7 +320,8 @@ def existing_index(ns: str, known: Sequence[RawDocument], spec: RawDocument) -> 
 def _signature(spec: RawDocument) -> tuple[object, ...]:
     """What two indexes with the same key must differ in: as in MongoDB since 5.0."""
     flags = [bool(spec.get(name)) for name in ("unique", "sparse")]
-    return (encode_key(spec.get("key")), encode_key(spec.get("partialFilterExpression")), *flags)
+    parts = [encode_key(spec.get(name)) for name in ("key", "partialFilterExpression", "collation")]
+    return (*parts, *flags)
 
 
 def _other_options(spec: RawDocument) -> object:

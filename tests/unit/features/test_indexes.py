@@ -167,7 +167,6 @@ def test_conflicts(client: Client, other: dict[str, Any], code: int) -> None:
         ({**A, "v": 3}, 67),
         ({**A, "unique": "yes"}, 14),
         ({**A, "nonsense": 1}, 197),
-        ({**A, "collation": {"locale": "fr"}}, 238),
         ({**A, "storageEngine": {"x": 1}}, 238),
         ({**A, "prepareUnique": True}, 238),
         ({**A, "expireAfterSeconds": "5"}, 14),

@@ -287,9 +287,9 @@ def test_a_large_validator_is_compiled_in_the_thread(
         finally:
             place[0] = "loop"
 
-    def compile_filter(query: Document, variables: Document) -> Matcher:
+    def compile_filter(query: Document, variables: Document, fold: None) -> Matcher:
         compiled.append(place[0])
-        return compile_(query, variables)
+        return compile_(query, variables, fold=fold)
 
     monkeypatch.setattr(member.evaluations, "run", in_thread)
     monkeypatch.setattr(validators, "compile_filter", compile_filter)
