@@ -18,6 +18,7 @@ from replset.ids import OPTIME_NULL
 from replset.member.feature import Features
 from replset.member.member import RunningMember
 from replset.member.net.server import WireServer
+from replset.member.peers.flows import Flows
 from replset.member.process.log_writer import RecentLog
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.current_operations import Histogram
@@ -109,6 +110,13 @@ class MemberCollector(Collector):
         waiting = GaugeMetricFamily(
             "replset_member_rollbacks_unacknowledged", "rollbacks that nobody has acknowledged", labels=["member"]
         )
+        sent = CounterMetricFamily("replset_member_sent_bytes", "sent to it: oplog and copies", labels=["member"])
+        limit = GaugeMetricFamily(
+            "replset_member_send_limit_bytes", "in force for the last answer to it, 0: none", labels=["member"]
+        )
+        held = CounterMetricFamily(
+            "replset_member_send_held_seconds", "for how long answers to it waited for the limit", labels=["member"]
+        )
         rows: tuple[MemberStatus, ...] = () if status is None else status.members
         for row in rows:
             labels = [str(row.host)]
@@ -120,9 +128,13 @@ class MemberCollector(Collector):
                 sources.add_metric([*labels, str(row.sync_source)], 1)
             if not row.is_self:
                 ping.add_metric(labels, row.ping_ms / 1000)
+                flow = self._member[Flows].of(row.id)
+                sent.add_metric(labels, flow.sent)
+                limit.add_metric(labels, flow.limit)
+                held.add_metric(labels, flow.held_s)
             if row.lag_ms is not None:
                 lag.add_metric(labels, row.lag_ms / 1000)
-        yield from (lag, health, ping, counted, states, sources, waiting)
+        yield from (lag, health, ping, counted, states, sources, waiting, sent, limit, held)
 
     def _elections(self, status: Status | None) -> Iterator[Metric]:
         found = ElectionMetrics() if status is None else status.elections

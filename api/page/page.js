@@ -159,6 +159,7 @@ function notesOf(one) {
     [one.quarantine, `quarantine: ${one.quarantine}`],
     [one.unacknowledgedRollbacks, `${rollbacks(one.unacknowledgedRollbacks)} not acknowledged`],
     [one.fallsOffOplogInSecs !== undefined, `falls off the oplog in ${duration(one.fallsOffOplogInSecs)}`],
+    [one.flow?.limitBytesPerSec, `is sent ${bytes(one.flow?.sentBytesPerSec)}/s of at most ${bytes(one.flow?.limitBytesPerSec)}/s`],
     [one.infoMessage, one.infoMessage],
     [one.lastHeartbeatMessage, one.lastHeartbeatMessage],
   ];

@@ -49,6 +49,7 @@ from replset.member.net.transport import Transport
 from replset.member.options import MemberOptions, exposure_warnings
 from replset.member.outside import MemberPorts, StepSizes
 from replset.member.peers import member_commands
+from replset.member.peers.flows import Flows
 from replset.member.peers.oplog_fetch import OplogFetches
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.member.positions import Positions
@@ -159,9 +160,10 @@ class RunningMember(Kernel):
         self._is_stopping = False
         self._features = Features()
         self._after_commit: list[Callable[[], None]] = []
-        self.add(self._features)
+        self.flows = Flows()
+        self.add(self._features, self.flows)
         self._rolling_back = data.rolling_back
-        self.fetches = OplogFetches(self, self._on_fetch_progress)
+        self.fetches = OplogFetches(self, self._on_fetch_progress, self.flows)
         self._changes = Notifier(self._on_change)
         self.write_waiters = WaiterList()
         self._tasks = BackgroundTasks(self._break)
@@ -319,6 +321,7 @@ class RunningMember(Kernel):
             self.context,
             self.node,
             self.rng,
+            self.flows,
             needed=lambda: oldest(part.needed_in_copies() for part in self._features),
         )
         self.users = UserDirectory(self, required=options.auth)

@@ -16,6 +16,7 @@ from replset.features.diagnostics.hello import wall_of
 from replset.features.diagnostics.server_status import candidate_document, flow_control_document, participant_document
 from replset.ids import Millis
 from replset.member.feature import Features
+from replset.member.peers.flows import Flows
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext
 from replset.operations.flow_control import FlowControl
@@ -297,6 +298,13 @@ def _member_document(row: MemberStatus, member: Kernel) -> dict[str, object]:
         document["pingMs"] = Int64(row.ping_ms)
         if (left_s := _falls_off_in_s(row, member)) is not None:
             document["fallsOffOplogInSecs"] = Int64(left_s)
+        flow = member[Flows].of(row.id)
+        if flow.sent:
+            document["flow"] = {
+                "sentBytesPerSec": Int64(flow.bytes_per_s()),
+                "limitBytesPerSec": Int64(flow.limit),
+                "heldMillis": Int64(round(1000 * flow.held_s)),
+            }
     document["lastHeartbeatMessage"] = "" if row.is_self else row.message
     document["syncSourceHost"] = str(row.sync_source or "")
     document["syncSourceId"] = row.sync_source_id

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from replset.bson import ObjectId, RawDocument
-from replset.config import MAX_MEMBER_ID
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest
 from replset.errors import BadValueError, ErrorCode, ReplError
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, MemberId, OpTime
+from replset.member.peers.flows import Flows
 from replset.member.peers.message_documents import parse_progress
 from replset.member.peers.snapshot_server import check_serves_oplog
 from replset.member.positions import Positions
@@ -25,7 +25,7 @@ from replset.operations.history import History
 from replset.operations.kernel import Kernel
 from replset.operations.lag import behind_ms
 from replset.operations.replies import whole
-from replset.operations.waiters import ByteRate, Completion
+from replset.operations.waiters import Completion
 from replset.oplog_row import DamagedEntryError, next_chain
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
 
@@ -51,12 +51,11 @@ class OplogFetches:
     costs no message.
     """
 
-    def __init__(self, member: Kernel, on_progress: Callable[[ProgressRequest], None]) -> None:
+    def __init__(self, member: Kernel, on_progress: Callable[[ProgressRequest], None], flows: Flows) -> None:
         """on_progress: called with the position that came with a fetch."""
         self._member = member
         self._on_progress = on_progress
-        self.rates: dict[int, ByteRate] = {}
-        """What was sent of the oplog to each member that was far behind, by its `_id`."""
+        self._flows = flows
         self._waiting: dict[_Fetch, None] = {}
         self._is_scheduled = False
         self._slow: set[asyncio.Task[None]] = set()
@@ -79,7 +78,8 @@ class OplogFetches:
         if request.after == member.store.last_applied and request.chain != member.store.chain:
             member.on_chain_mismatch(request.after)
         began = asyncio.get_running_loop().time()
-        fetch = _Fetch(request, waiter, began, began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000)
+        deadline = began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
+        fetch = _Fetch(request, waiter, began, deadline, None if progress is None else progress.sender_id)
         self._waiting[fetch] = None
         self._look_at(fetch, {})
 
@@ -117,6 +117,7 @@ class OplogFetches:
             fetch.waiter.set_exception(error)
             return
         if place in pages:
+            self._flows.of(fetch.member).note(len(pages[place]))
             fetch.waiter.set_result(pages[place])
             return
         task = asyncio.get_running_loop().create_task(self._answer_slowly(fetch))
@@ -163,7 +164,7 @@ class OplogFetches:
 
     async def _answer_slowly(self, fetch: _Fetch) -> None:
         try:
-            page = await _page(self._member, fetch.request)
+            page = await self._page(fetch)
         except Exception as error:
             if not fetch.waiter.done():
                 fetch.waiter.set_exception(error)
@@ -171,15 +172,38 @@ class OplogFetches:
         if not fetch.waiter.done():
             fetch.waiter.set_result(self._whole(page))
 
+    async def _page(self, fetch: _Fetch) -> FetchReply:
+        """The answer of this moment. One that goes far back waits for settings.followerBytesPerSecond: a member that
+        comes back after a day must not take the disk and the network from clients and from the members that keep up.
+        """
+        member, request, flow = self._member, fetch.request, self._flows.of(fetch.member)
+        bytes_per_s = _rate_for(member, request)
+        if not bytes_per_s:
+            page = await _reaching_back(member, request, fetch_now(member, request))
+            flow.note(sum(map(len, page.entries)))
+            return page
+        flow.rate.begin()
+        may_send = await flow.wait_for(flow.rate, LONGEST_WAIT_S)
+        check_serves_oplog(member.node)
+        request = replace(request, max_bytes=min(request.max_bytes, bytes_per_s))
+        page = await _reaching_back(member, request, fetch_now(member, request))
+        if not may_send:  # after an entry that was larger than the rate
+            return replace(page, entries=(), end_chain=page.prev_chain)
+        size = sum(map(len, page.entries))
+        flow.rate.spend(size, bytes_per_s)
+        flow.note(size, bytes_per_s)
+        return page
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fetch:
-    """One that waits. began, deadline: on the loop's clock."""
+    """One that waits. began, deadline: on the loop's clock. member: the `_id` of who asks; None: it did not say."""
 
     request: FetchRequest
     waiter: Completion
     began: float
     deadline: float
+    member: MemberId | None
 
 
 def refuse_other_set(member: Kernel, theirs: ObjectId | None) -> None:
@@ -200,26 +224,6 @@ def _rate_for(member: Kernel, request: FetchRequest) -> int:
     """How many bytes a second may go to a member that is so far behind; 0: any number."""
     bytes_per_s = member.node.follower_bytes_per_second()
     return bytes_per_s if bytes_per_s and behind_ms(member, request.after) >= FAR_BEHIND_MS else 0
-
-
-async def _page(member: Kernel, request: FetchRequest) -> FetchReply:
-    """The answer of this moment. One that goes far back waits for settings.followerBytesPerSecond: a member that comes
-    back after a day must not take the disk and the network from clients and from the members that keep up.
-    """
-    bytes_per_s = _rate_for(member, request)
-    if not bytes_per_s:
-        return await _reaching_back(member, request, fetch_now(member, request))
-    follower = -1 if request.progress is None else parse_progress(request.progress).sender_id
-    rate = member[OplogFetches].rates.setdefault(follower if 0 <= follower <= MAX_MEMBER_ID else -1, ByteRate())
-    rate.begin()
-    may_send = await rate.wait(LONGEST_WAIT_S)
-    check_serves_oplog(member.node)
-    request = replace(request, max_bytes=min(request.max_bytes, bytes_per_s))
-    page = await _reaching_back(member, request, fetch_now(member, request))
-    if not may_send:  # after an entry that was larger than the rate
-        return replace(page, entries=(), end_chain=page.prev_chain)
-    rate.spend(sum(map(len, page.entries)), bytes_per_s)
-    return page
 
 
 async def _reaching_back(member: Kernel, request: FetchRequest, page: FetchReply) -> FetchReply:

@@ -26,6 +26,7 @@ from replset.errors import (
     ReplError,
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.member.peers.flows import Flow, Flows
 from replset.operations.waiters import ByteRate
 from replset.replication.context import MemberContext
 from replset.replication.difference_protocol import STEPS, CompareReply, CompareRequest
@@ -99,6 +100,7 @@ class SnapshotServer:
         context: MemberContext,
         node: Node,
         rng: random.Random,
+        flows: Flows,
         options: SnapshotOptions | None = None,
         needed: Callable[[], OpTime | None] = lambda: None,
     ) -> None:
@@ -107,6 +109,7 @@ class SnapshotServer:
         self._node = node
         self._rng = rng
         self._folder = os.path.join(context.dbpath, "snapshots")
+        self._flows = flows
         self._options = options or SnapshotOptions()
         self._needed = needed
         self._copies: dict[str, _Copy] = {}
@@ -297,12 +300,19 @@ class SnapshotServer:
         bytes_per_s = self._bytes_per_s()
         length = min(length, MAX_CHUNK_BYTES, bytes_per_s)
         copy.rate.spend(length, bytes_per_s)
-        await copy.rate.wait(LONGEST_WAIT_S, spare_s=0.05)
+        flow = self._flow_of(copy)
+        await flow.wait_for(copy.rate, LONGEST_WAIT_S, spare_s=0.05)
+        flow.note(length, bytes_per_s)
         try:
             data = await self._context.workers.run(lambda: self._context.disk.read_at(copy.path, offset, length))
         except OSError as error:
             raise HostUnreachableError(f"the copy cannot be read: {error}") from error
         return SnapshotReply(snapshot_id, True, offer.size, offer.sha256, self._context.store.rollback_id, data)
+
+    def _flow_of(self, copy: _Copy) -> Flow:
+        config = self._node.config
+        member = None if config is None or copy.asked_by is None else config.member_at(copy.asked_by)
+        return self._flows.of(None if member is None else member.id)
 
     def _bytes_per_s(self) -> int:
         return min(self._options.bytes_per_s, self._node.follower_bytes_per_second() or self._options.bytes_per_s)
@@ -324,10 +334,12 @@ class SnapshotServer:
 
         async with copy.in_use:
             self._find(request.snapshot_id)
-            await copy.rate.wait(LONGEST_WAIT_S)
+            await self._flow_of(copy).wait_for(copy.rate, LONGEST_WAIT_S)
             reply = await self._context.workers.run(read)
         if reply.differences is not None:
-            copy.rate.spend(sum(len(row.doc) for row in reply.differences.rows), self._bytes_per_s())
+            size, bytes_per_s = sum(len(row.doc) for row in reply.differences.rows), self._bytes_per_s()
+            copy.rate.spend(size, bytes_per_s)
+            self._flow_of(copy).note(size, bytes_per_s)
         self._find(request.snapshot_id)
         return reply
 

@@ -26,6 +26,7 @@ from replset.features.scrub.scrubber import Scrubber
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.member.feature import Features
 from replset.member.net.server import Traffic, WireServer
+from replset.member.peers.flows import Flows
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.member.process.log_writer import RecentLog
 from replset.member.process.machine import Load
@@ -179,6 +180,7 @@ class FakeMember:
         self.new_id = partial(ObjectIds(random.Random(1)).make, 1_700_000_000)
         self.users = SimpleNamespace(required=False)
         self.audit = AuditTrail(None, self.clock.wall_ms)
+        self.flows = Flows()
         self.workers = InlineWorkers()
         self.started_at = Millis(0)
         self.shutting_down = False
@@ -212,6 +214,7 @@ class FakeMember:
             AuditTrail: self.audit,
             Features: self.features,
             FlowControl: FLOW,
+            Flows: self.flows,
             InitialSyncProgress: InitialSyncProgress(),
             RecentLog: RecentLog(),
             RollbackList: self.rollbacks,

@@ -19,6 +19,7 @@ from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.member.peers.flows import Flows
 from replset.member.peers.oplog_fetch import OplogFetches, oplog_probe
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.member.positions import Positions
@@ -87,6 +88,7 @@ class InlineWorkers:
 class FakeNode:
     def __init__(self) -> None:
         self.state = MemberState.SECONDARY
+        self.config = None
         self.term = 1
         self.commit_point = OPTIME_NULL
         self.commit_term = 0
@@ -185,7 +187,8 @@ class Member:
         self.history: Any = SimpleNamespace(older=None)
         self.claimed: list[OpTime] = []
         self.claims_as = ""
-        self.fetches = OplogFetches(self, self.told.append)  # type: ignore[arg-type]
+        self.flows = Flows()
+        self.fetches = OplogFetches(self, self.told.append, self.flows)  # type: ignore[arg-type]
         self.context = MemberContext(
             disk=self.disk,
             dbpath=self.dbpath,
@@ -209,7 +212,7 @@ class Member:
             awaits_commit_point=lambda: self.awaits_commit_point,
             options=FetchOptions(max_bytes=2_000),
         )
-        self.snapshots = SnapshotServer(self.context, self.node, self.rng)
+        self.snapshots = SnapshotServer(self.context, self.node, self.rng, self.flows)
         self.rollback = Rollback(self.context, peer=network, node=self.node, on_undo_begins=self.before_undo)
         self.initial_sync = InitialSync(
             self.context,

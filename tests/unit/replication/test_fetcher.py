@@ -600,21 +600,29 @@ async def test_a_member_far_behind_gets_no_more_than_the_set_s_limit(source: Mem
     loop = asyncio.get_running_loop()
     began = loop.time()
     first = await fetch(old, chain)
-    assert 0 < sum(map(len, first.entries)) <= 3_000
+    first_size = sum(map(len, first.entries))
+    assert 0 < first_size <= 3_000
     assert loop.time() - began >= 0.99  # the first second has its limit, too
     second = await fetch(old, chain)
-    assert second.entries
+    second_size = sum(map(len, second.entries))
+    assert second_size
     assert loop.time() - began > 1.5
+    assert source.flows.of(None).bytes_per_s() in (0, first_size, second_size)
     await asyncio.sleep(10)
     began = loop.time()
-    assert (await fetch(old, chain)).entries
+    third_size = sum(map(len, (await fetch(old, chain)).entries))
+    assert third_size
     assert loop.time() - began >= 0.99  # nor is a pause saved up
-    source.fetches.rates[-1].sent_until = loop.time() + 60
+    flow = source.flows.of(None)
+    assert (flow.sent, flow.limit) == (first_size + second_size + third_size, 3_000)
+    assert flow.held_s >= 2.4, "it waited before each of the three answers"
+    flow.rate.sent_until = loop.time() + 60
     empty = await fetch(old, chain)  # after an entry larger than the rate
     assert (empty.matched, len(empty.entries), empty.end_chain) == (True, 0, empty.prev_chain)
     after = OplogEntry(first.entries[0]).optime
     source.clock.ms -= 55_000
     assert len((await fetch(after, 0)).entries) == 19
+    assert flow.limit == 0, "it is not far behind any more"
 
 
 class Older:
