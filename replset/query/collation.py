@@ -99,11 +99,15 @@ def fold_of(collation: Mapping[str, object]) -> Fold | None:
 def stored_fold(collation: Mapping[str, Any]) -> Fold | None:
     """Return the fold of a collation that a collection or an index has; it was accepted once, maybe by another ICU.
 
-    If this ICU has no such locale, strings are folded as in English, which has no order
-    of its own. No query can name the collation here then, and what the primary accepted is applied.
+    If this ICU has no such locale, strings are folded as in English, which has no order of its own. No query can name
+    the collation here then, and what the primary accepted is applied.
     """
     try:
         return fold_of(collation)
+    except BadValueError:  # also for a setting that the locale brings and that nobody may give
+        pass
+    try:
+        return _made(tuple(sorted(collation.items())))
     except BadValueError:
         return _made(tuple(sorted({**collation, "locale": "en"}.items())), str(collation.get("locale")))
 

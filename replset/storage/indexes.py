@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import apsw
 
 from replset.bson import MAX_BSON_SIZE, Int64, RawDocument, decode, encode, encode_key
+from replset.bson.errors import InvalidBSONError
 from replset.bson.parts import PathTree, TooManyValuesError, count_part, decode_part, path_tree, raw_fields
 from replset.errors import (
     CannotBuildIndexKeysError,
@@ -186,6 +187,15 @@ def keys_of(index: Index, document: bytes) -> list[bytes]:
 
 def _keys(index: Index, document: bytes) -> tuple[set[bytes], int]:
     """The keystrings, and the bits of the fields whose path goes through an array."""
+    try:
+        return _made_keys(index, document)
+    except (*REFUSALS, InvalidBSONError):
+        raise
+    except ReplError as error:  # of a collation: the string is too much for it
+        raise CannotBuildIndexKeysError(f"index {index.name}: {error.message}") from None
+
+
+def _made_keys(index: Index, document: bytes) -> tuple[set[bytes], int]:
     values = _values_for(index, document)
     if values is None:
         return set(), 0

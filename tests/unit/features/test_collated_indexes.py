@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from replset.bson import Undefined, encode_key
 from replset.member.member import RunningMember
+from replset.query import collation
 from replset.query.collation import Fold, fold_of
 from replset.query.sort import compile_sort
 from replset.storage.index_build import IndexCheck
@@ -236,7 +237,19 @@ def test_a_string_that_is_too_long(client: Client, member: RunningMember) -> Non
     client.ok({"delete": "c", "deletes": [{"q": {}, "limit": 0}]})
     create(client, two)
     assert insert(client, {"_id": 2, "a": "x" * 200_000})["writeErrors"][0]["code"] == 201
+    create(client, {"key": {"b": 1}, "name": "p", "collation": LOOSE, "partialFilterExpression": {"p": {"$gt": "a"}}})
+    assert insert(client, {"_id": 2, "p": LONG})["writeErrors"][0]["code"] == 201
     assert is_sound(member)
+
+
+@pytest.mark.parametrize("field", ["a", "p"])
+def test_a_string_that_its_collation_refuses(client: Client, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    """One error of the one document, whether the string is to be a key or is compared by the partial filter."""
+    create(client, {**A, "collation": LOOSE, "partialFilterExpression": {"p": {"$gt": "a"}}})
+    monkeypatch.setattr(collation, "LONGEST", 10)
+    errors = insert(client, {"_id": 1, "p": "b", field: "b" * 11}, {"_id": 2, "p": "b"})["writeErrors"]
+    assert [(error["index"], error["code"]) for error in errors] == [(0, 201)]
+    assert client.run({"update": "c", "updates": [{"q": {"_id": 2}, "u": {"$set": {field: "b" * 11}}}]})["n"] == 0
 
 
 # --- collections

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.errors import ReplError
-from replset.query.collation import fold_of
+from replset.query.collation import fold_of, stored_fold
 from replset.query.distinct import Distinct
 from replset.query.match import compile_filter
 from replset.query.sort import compile_sort
@@ -152,3 +152,16 @@ def test_a_string_that_is_too_long_is_refused() -> None:
     with pytest.raises(ReplError, match="at most 262144 characters") as raised:
         fold({"a": ["a" * (LONGEST + 1)]})
     assert raised.value.code == 2
+
+
+@pytest.mark.parametrize("more", [{}, {"strength": 1}, {"strength": 2, "caseLevel": True}, {"numericOrdering": True}])
+def test_a_stored_collation_is_the_same(more: dict[str, Any]) -> None:
+    """It names what the locale brings, too: `da` has upper case first, which nobody may ask of strength 2."""
+    for locale in icu.Collator.getAvailableLocales():
+        fold = fold_of({"locale": locale, **more})
+        assert fold is not None
+        stored = stored_fold(fold.spec)
+        assert stored is not None
+        assert (stored, stored.spec) == (fold, fold.spec)
+        words = ["a\u00e9B 10", "\u00c5-x", "\u4e2d", "chZ"]
+        assert stored(words) == fold(words)
