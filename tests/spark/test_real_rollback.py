@@ -164,6 +164,28 @@ def test_the_page_is_true(parted: Parted, spark: SparkSession, monkeypatch: pyte
     assert wrong == [], "\n".join(wrong)
 
 
+@pytest.mark.in_turns
+def test_members_are_read_by_their_addresses_alone(
+    parted: Parted, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a mongod are: `elections`, `lag` and `tail` over the wire find what the dbpaths have."""
+    monkeypatch.setattr(CommandRun, "close", lambda run: None)
+    shell = InProcess(parted, str(roll_back(parted).common_point))
+    by_address = " ".join(f"mongodb://{member.host}" for member in parted.rest)
+    by_file = " ".join(f"replset-data/{member.name}" for member in parted.rest)
+
+    def told(command: str, members: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(shell.run(f"oplog-spark {command} --json {members}"))
+        return found
+
+    terms = [[row["term"] for row in told("elections", members)["terms"]] for members in (by_address, by_file)]
+    assert terms[0] == terms[1] != []
+    behind = {row["member"] for row in told("lag", by_address)["series"] if row["source"] == "walls"}
+    assert len(behind) == 2
+    printed = shell.run(f"oplog-spark tail {by_address}")
+    assert printed.count("shop.stock") >= 4
+
+
 def test_the_writes_that_a_rollback_took_are_named_behind_it(parted: Parted, diff: Diff) -> None:
     local, old, manifest = parted.local, parted.old, roll_back(parted)
     same_everywhere(local)
