@@ -13,6 +13,7 @@ from replset.operations.evaluation import SMALL_STATEMENT, compiled, read_statem
 from replset.operations.kernel import Kernel
 from replset.operations.user_directory import UserDirectory
 from replset.optime import timestamp
+from replset.query.collation import Fold
 from replset.query.expressions import compile_expression, fault
 from replset.query.expressions.logic import variable_name
 
@@ -46,17 +47,19 @@ async def variables_of(ctx: CommandContext) -> dict[str, Any]:
     if fields.is_absent(body, "let"):
         return system
     let = await read_statement(member, body, lambda: fields.decoded(body, "let", ctx.name))
-    return await compiled(member, weight_of(len(body.raw), let), partial(let_values, let, system))
+    fold = fields.collation(body, ctx.name)
+    return await compiled(member, weight_of(len(body.raw), let), partial(let_values, let, system, fold))
 
 
-def let_values(let: Mapping[str, object], system: Mapping[str, Any]) -> dict[str, Any]:
+def let_values(let: Mapping[str, object], system: Mapping[str, Any], fold: Fold | None = None) -> dict[str, Any]:
     """Return `system` with the value of each variable of `let`, whose expression may use those before it.
 
+    fold: of the command's collation.
     Raises 4890500 for an expression that reads a field, 9 for a name that none can have, and what expressions raise.
     """
     variables = dict(system)
     for name, value in let.items():
-        expression = compile_expression(value, variables)
+        expression = compile_expression(value, variables, fold)
         if expression.paths:
             raise fault(
                 4890500,

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import regex
 
-from replset.bson import Symbol
+from replset.bson import Symbol, encode_key
 from replset.errors import BadValueError, ErrorCode, FailedToParseError
-from replset.query.errors import TypeMismatchError, not_built
+from replset.query.errors import TypeMismatchError
 from replset.query.numbers import whole_number
 from replset.query.order import is_number
 from replset.query.order import type_name as name_of_type
+from replset.query.time_limit import check_time
 
 _FLAGS: Final = {
     "caseLevel": "CASE_LEVEL",
@@ -31,14 +32,13 @@ _CHOICES: Final = {
 }
 _STRENGTHS: Final = ("PRIMARY", "SECONDARY", "TERTIARY", "QUATERNARY", "IDENTICAL")
 _TEXTS: Final = ("locale", "caseFirst", "alternate", "maxVariable")
-_COMPARING: Final = frozenset({"$addToSet", "$max", "$min", "$pull", "$pullAll", "$push"})
-"""Operators of updates that compare values."""
 _KEPT: Final = 32
 """Collators that are kept."""
 LONGEST: Final = 1 << 18
 """Characters of a string that is compared. ICU lets no other thread run meanwhile: some 10 ms for so many."""
 _LONG_RUN: Final = regex.compile(r"(\P{ccc=0}{30})(?=\P{ccc=0})")
 _JOINER: Final = "\u034f"
+_Settings: TypeAlias = tuple[tuple[str, Any], ...]
 
 
 class Fold:
@@ -47,15 +47,19 @@ class Fold:
     spec: the whole collation, as MongoDB shows it, but for the version. Two folds are equal if it is the same.
     """
 
-    __slots__ = ("_sort_key", "spec")
+    __slots__ = ("_made_of", "_sort_key", "spec")
 
-    def __init__(self, spec: Mapping[str, Any], sort_key: Callable[[str], bytes]) -> None:
+    def __init__(
+        self, spec: Mapping[str, Any], sort_key: Callable[[str], bytes], made_of: tuple[_Settings, str]
+    ) -> None:
         self.spec = spec
         self._sort_key = sort_key
+        self._made_of = made_of
 
     def __call__(self, value: Any) -> Any:
         kind = type(value)
         if kind is str or kind is Symbol:
+            check_time()
             # One character for each byte: the order of the characters is that of the bytes.
             return self._sort_key(_bounded(str(value)))[:-1].decode("latin-1")
         if kind is list:
@@ -69,6 +73,15 @@ class Fold:
 
     def __hash__(self) -> int:
         return hash(tuple(self.spec.items()))
+
+    def __reduce__(self) -> tuple[Callable[..., Fold], tuple[_Settings, str]]:
+        """Let it be written to a temporary file, with the state of an accumulator: ICU's collator cannot."""
+        return _made, self._made_of
+
+
+def key_by(fold: Fold | None) -> Callable[[Any], bytes]:
+    """Return what gives the key that orders a value by a collation."""
+    return encode_key if fold is None else lambda value: encode_key(fold(value))
 
 
 def fold_of(collation: Mapping[str, object]) -> Fold | None:
@@ -140,24 +153,6 @@ def characters_in(value: Any) -> int:
     return sum(map(characters_in, items))
 
 
-def refuse_collated_projection(projection: Mapping[str, object]) -> None:
-    """238 for what compares values in a projection: it does not know the collation yet."""
-    for name, value in projection.items():
-        if name.startswith("$") and name not in ("$slice", "$literal"):
-            raise not_built(f"{name} in a projection with a collation")
-        if isinstance(value, Mapping):
-            refuse_collated_projection(value)
-
-
-def refuse_collated_change(change: object, array_filters: object) -> None:
-    """238 for what compares values in an update: it does not know the collation yet."""
-    if array_filters or type(change) is list:
-        raise not_built("an update by arrayFilters or a pipeline with a collation")
-    for name in change if isinstance(change, Mapping) else ():
-        if name in _COMPARING:
-            raise not_built(f"{name} with a collation")
-
-
 def _check(name: str, value: object) -> None:
     if name in _TEXTS:
         wanted, is_right = "string", isinstance(value, str)
@@ -183,7 +178,7 @@ def _check(name: str, value: object) -> None:
 
 
 @lru_cache(_KEPT)
-def _made(settings: tuple[tuple[str, Any], ...], called: str = "") -> Fold:
+def _made(settings: _Settings, called: str = "") -> Fold:
     """called: how the collation names the locale, if otherwise."""
     import icu  # large, and most members never need it
 
@@ -223,7 +218,7 @@ def _made(settings: tuple[tuple[str, Any], ...], called: str = "") -> Fold:
         "normalization": flags["normalization"],
         "backwards": flags["backwards"],
     }
-    return Fold(spec, collator.getSortKey)
+    return Fold(spec, collator.getSortKey, (settings, called))
 
 
 def _bounded(text: str) -> str:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from replset.bson import Decimal128, Regex, Undefined, encode_key
+from replset.bson import Decimal128, Regex, Undefined
 from replset.bson.types import TYPE_BYTES, TYPE_NAMES, type_byte
 from replset.errors import ErrorCode, ReplError
 from replset.query import regex
 from replset.query.bits import bits_predicate
-from replset.query.collation import Fold
+from replset.query.collation import Fold, key_by
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
 from replset.query.numbers import whole_number
 from replset.query.order import (
@@ -112,7 +112,11 @@ def literal(value: object, name: str = "$eq", fold: Fold | None = None) -> Condi
 
 
 def _equals(operand: object, name: str, fold: Fold | None) -> Predicate:
-    operand = _comparable(operand, name)
+    return equals_by(_comparable(operand, name), fold)
+
+
+def equals_by(operand: object, fold: Fold | None) -> Predicate:
+    """Return the test for equality with `operand`. fold: of the collation."""
     return equals(operand) if fold is None else _folded(equals(fold(operand)), fold)
 
 
@@ -214,7 +218,7 @@ def _not(operand: object, path: str, item_filter: ItemFilter, fold: Fold | None)
 def _in(operand: object, name: str, fold: Fold | None) -> Predicate:
     if type(operand) is not list:
         raise BadValueError(f"{name} needs an array")
-    keys = set()
+    keys, key_of = set(), key_by(fold)
     expressions: list[Predicate] = []
     with_null = False
     for value in operand:
@@ -223,7 +227,7 @@ def _in(operand: object, name: str, fold: Fold | None) -> Predicate:
         if type(value) is Regex:
             expressions.append(regex.regex_predicate(value.pattern, value.options))
         value = _comparable(value, "$in")
-        keys.add(encode_key(value if fold is None else fold(value)))
+        keys.add(key_of(value))
         with_null = with_null or value is None
 
     def is_in(value: object) -> bool:
@@ -231,8 +235,7 @@ def _in(operand: object, name: str, fold: Fold | None) -> Predicate:
             return True
         if value is MISSING:
             return False
-        key = encode_key(value if fold is None else fold(value))
-        return key in keys or any(expression(value) for expression in expressions)
+        return key_of(value) in keys or any(expression(value) for expression in expressions)
 
     return is_in
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from replset.bson import encode, encode_key
-from replset.query.collation import Fold
+from replset.bson import encode
+from replset.query.collation import Fold, key_by
 from replset.query.order import MISSING
 from replset.query.paths import array_index, field_path
 from replset.query.time_limit import check_time
@@ -21,10 +21,10 @@ class Distinct:
     Raises what field_path raises for a bad path.
     """
 
-    __slots__ = ("_fold", "_parts", "_seen", "size", "values")
+    __slots__ = ("_key_of", "_parts", "_seen", "size", "values")
 
     def __init__(self, key: str, fold: Fold | None = None) -> None:
-        self._fold = fold
+        self._key_of = key_by(fold)
         self._parts = field_path(key)
         self._seen: set[bytes] = set()
         self.values: list[object] = []
@@ -33,7 +33,7 @@ class Distinct:
     def add(self, doc: Mapping[str, object]) -> None:
         for value in _values_along(doc, self._parts):
             check_time()
-            key = encode_key(value if self._fold is None else self._fold(value))
+            key = self._key_of(value)
             if key not in self._seen:
                 self._seen.add(key)
                 self.size += len(encode({str(len(self.values)): value})) - len(_EMPTY)

@@ -17,6 +17,7 @@ from replset.query.conditions import (
     Condition,
     ConditionGroup,
     ItemCondition,
+    ItemFilter,
     ValueCondition,
     all_predicates,
     condition_on,
@@ -46,13 +47,14 @@ class Matcher:
 
     id_equality: the value that `_id` must equal, MISSING when the filter names none. id_in: a list of which `_id` must
     equal one value, None when the filter names none. Both only limit the search; `matches` still decides.
-    paths: what the filter reads, as `Expression.paths`. fields: the top-level fields of these, None for all.
+    paths: what the filter reads, as `Expression.paths`. fields: the top-level fields of these, None for all. fold: of
+    the collation.
     """
 
-    __slots__ = ("_fold", "_names", "fields", "filter", "id_equality", "id_in", "paths", "test")
+    __slots__ = ("_names", "fields", "filter", "fold", "id_equality", "id_in", "paths", "test")
 
     def __init__(self, test: Test, query: Document, paths: frozenset[str], fold: Fold | None = None) -> None:
-        self._fold = fold
+        self.fold = fold
         self.test = test
         self.paths = paths
         self.fields = top_fields(paths)
@@ -71,7 +73,7 @@ class Matcher:
         """
         for name, value in self.filter.items():
             wanted = value["$eq"] if isinstance(value, Mapping) and value.keys() == {"$eq"} else value
-            if is_field(name) and type(wanted) is str and self._fold is None:
+            if is_field(name) and type(wanted) is str and self.fold is None:
                 text = wanted.encode()
                 return (len(text) + 1).to_bytes(4, "little") + text + b"\0"
             break
@@ -123,6 +125,11 @@ def compile_filter(
     return Matcher(test, query, frozenset(scope.paths), fold)
 
 
+def item_filter_by(fold: Fold | None) -> ItemFilter:
+    """Return what compiles the filter of an $elemMatch. fold: of its collation."""
+    return compile_item_filter if fold is None else partial(compile_item_filter, fold=fold)
+
+
 def compile_item_filter(query: Document, fold: Fold | None = None) -> Predicate:
     """Return the test of an array's item by a filter over documents. An array counts as a document of its indexes."""
     test = _all_tests(_tests(query, None, fold))
@@ -135,15 +142,17 @@ def compile_item_filter(query: Document, fold: Fold | None = None) -> Predicate:
     return holds
 
 
-def compile_value_filter(operators: Document, path: str = "") -> Predicate:
+def compile_value_filter(operators: Document, path: str = "", fold: Fold | None = None) -> Predicate:
     """Return the test of one value by operators such as `{$gt: 5, $lt: 9}`, without a search in arrays."""
-    return all_predicates([value_predicate(condition) for condition in parse(operators, path, compile_item_filter)])
+    return all_predicates(
+        [value_predicate(condition) for condition in parse(operators, path, item_filter_by(fold), fold)]
+    )
 
 
 def _tests(query: Document, scope: _FilterScope | None, fold: Fold | None) -> list[Test]:
     """Return the tests of a filter. scope: None below the top level of the document."""
     tests: list[Test] = []
-    item_filter = compile_item_filter if fold is None else partial(compile_item_filter, fold=fold)
+    item_filter = item_filter_by(fold)
     for name, value in query.items():
         if is_field(name):
             wanted = condition_on(name, value)
@@ -178,9 +187,7 @@ def _tests(query: Document, scope: _FilterScope | None, fold: Fold | None) -> li
             case "$expr":
                 if scope is None:
                     raise BadValueError("$expr can only be applied to the top-level document")
-                if fold is not None:
-                    raise not_built("$expr with a collation")
-                tests.append(_expression_test(value, scope))
+                tests.append(_expression_test(value, scope, fold))
             case "$sampleRate":
                 tests.append(_sample_test(value))
             case _ if name in NOT_BUILT:
@@ -197,8 +204,8 @@ def _schema_test(schema: Schema) -> Test:
     return lambda doc, found: schema.matches(doc)
 
 
-def _expression_test(value: object, scope: _FilterScope) -> Test:
-    expression, variables = compile_expression(value, scope.names), scope.values
+def _expression_test(value: object, scope: _FilterScope, fold: Fold | None) -> Test:
+    expression, variables = compile_expression(value, scope.names, fold), scope.values
     scope.paths.update(expression.paths)
     return lambda doc, found: is_true(expression.evaluate(doc, variables))
 

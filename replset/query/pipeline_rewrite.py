@@ -89,7 +89,9 @@ def _match(filters: list[dict[str, object]], scope: StageScope) -> MatchStage:
 
 def _fields(condition: dict[str, object], scope: StageScope) -> frozenset[str] | None:
     """Return the fields that a condition is about; None: it may not move."""
-    return None if names_any(condition, RANDOM) else compile_filter(condition, names=scope.names).fields
+    return (
+        None if names_any(condition, RANDOM) else compile_filter(condition, names=scope.names, fold=scope.fold).fields
+    )
 
 
 def _conditions(filter_: Mapping[str, object]) -> list[dict[str, object]]:

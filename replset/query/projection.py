@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from replset.bson import Decimal128
 from replset.errors import ErrorCode, ReplError
+from replset.query.collation import Fold
 from replset.query.conditions import item_finder
 from replset.query.errors import BadValueError, ProjectionError, not_built, show
 from replset.query.expressions import Expression, compile_expression, fault, top_fields
-from replset.query.match import NO_VARIABLES, Matcher, compile_item_filter
+from replset.query.match import NO_VARIABLES, Matcher, item_filter_by
 from replset.query.order import MISSING, is_number, is_true, type_name
 from replset.query.paths import field_path
 from replset.query.sizes import size_of
@@ -81,18 +82,22 @@ _EXCLUDED = _Excluded()
 
 
 def compile_projection(
-    spec: Mapping[str, object] | None, names: Iterable[str] = (), *, is_find: bool = True
+    spec: Mapping[str, object] | None,
+    names: Iterable[str] = (),
+    *,
+    is_find: bool = True,
+    fold: Fold | None = None,
 ) -> Projection | None:
     """Return a function that makes the projected document, None when the projection shows everything.
 
     names: the variables that expressions may use. is_find: with $elemMatch and find's $slice; otherwise $slice is an
-    expression.
+    expression. fold: of the collation by which it compares values.
     Raises 31253 and 31254 when some fields are included and others excluded, 31249 and 31250 when paths collide,
     BadValue and others for operands. `$meta` and the positional `$` are refused by name (238).
     """
     if not spec:
         return None
-    leaves = _leaves(spec, "", frozenset(names), is_find)
+    leaves = _leaves(spec, "", frozenset(names), is_find, fold)
     is_inclusion = _is_inclusion(leaves)
     tree: _Node = _Node()
     for path, leaf in leaves.items():
@@ -132,13 +137,16 @@ def is_computed(spec: Mapping[str, object]) -> bool:
     ) or any(name.startswith("$") for name in spec)
 
 
-def compile_added_fields(spec: Mapping[str, object], names: Iterable[str] = ()) -> tuple[Projection, frozenset[str]]:
+def compile_added_fields(
+    spec: Mapping[str, object], names: Iterable[str] = (), fold: Fold | None = None
+) -> tuple[Projection, frozenset[str]]:
     """Return the function that adds computed fields to a document, and the paths that it reads.
 
+    names, fold: as in compile_projection.
     Raises 40176, 40177, 40180, 40181 and 40183 for the form, and what expressions raise.
     """
     leaves: dict[str, Expression] = {}
-    _add_expressions(leaves, spec, "", frozenset(names))
+    _add_expressions(leaves, spec, "", frozenset(names), fold)
     tree: _Node = _Node()
     for path, leaf in leaves.items():
         try:
@@ -162,7 +170,7 @@ def _added_fault(code: int, message: str) -> ReplError:
 
 
 def _add_expressions(
-    leaves: dict[str, Expression], spec: Mapping[str, object], prefix: str, names: frozenset[str]
+    leaves: dict[str, Expression], spec: Mapping[str, object], prefix: str, names: frozenset[str], fold: Fold | None
 ) -> None:
     for name, value in spec.items():
         path = f"{prefix}{name}"
@@ -174,14 +182,16 @@ def _add_expressions(
                 raise _added_fault(
                     40181, f"an expression specification must contain exactly one field. Found {len(value)} in {path}"
                 )
-            leaves[path] = compile_expression(value, names)
+            leaves[path] = compile_expression(value, names, fold)
         elif not value:
             raise _added_fault(40180, f"an empty object is not a valid value. Found empty object at path {path}")
         else:
-            _add_expressions(leaves, value, f"{path}.", names)
+            _add_expressions(leaves, value, f"{path}.", names, fold)
 
 
-def _leaves(spec: Mapping[str, object], prefix: str, names: frozenset[str], is_find: bool) -> dict[str, _Leaf]:
+def _leaves(
+    spec: Mapping[str, object], prefix: str, names: frozenset[str], is_find: bool, fold: Fold | None
+) -> dict[str, _Leaf]:
     """Return the leaf of each dotted path. Nested documents become dotted paths."""
     leaves: dict[str, _Leaf] = {}
     for name, value in spec.items():
@@ -199,19 +209,19 @@ def _leaves(spec: Mapping[str, object], prefix: str, names: frozenset[str], is_f
                 )
             first = next(iter(value))
             if not first.startswith("$"):
-                leaves.update(_leaves(value, f"{path}.", names, is_find))
+                leaves.update(_leaves(value, f"{path}.", names, is_find, fold))
             elif is_find and first in ("$slice", "$elemMatch"):
-                leaves[path] = _find_operator(path, first, value)
+                leaves[path] = _find_operator(path, first, value, fold)
             else:
-                leaves[path] = compile_expression(value, names)
+                leaves[path] = compile_expression(value, names, fold)
         elif is_number(value) or type(value) is bool:
             leaves[path] = _INCLUDED if is_true(value) else _EXCLUDED
         else:
-            leaves[path] = compile_expression(value, names)
+            leaves[path] = compile_expression(value, names, fold)
     return leaves
 
 
-def _find_operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
+def _find_operator(path: str, name: str, value: Mapping[str, object], fold: Fold | None) -> _Leaf:
     if len(value) > 1:
         raise BadValueError(f"an operator stands alone in a projection: {path}: {show(value)}")
     if name == "$slice":
@@ -223,7 +233,7 @@ def _find_operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
         )
     if "." in path:
         raise ProjectionError("Cannot use $elemMatch projection on a nested field.", code=ErrorCode.ELEM_MATCH_NESTED)
-    return _ElemMatch(item_finder(value[name], path, compile_item_filter))
+    return _ElemMatch(item_finder(value[name], path, item_filter_by(fold), fold))
 
 
 def _slice(operand: object) -> _Slice:
@@ -396,17 +406,21 @@ def _add_elem_matches(result: Document, doc: Document, elem_matches: Mapping[str
 
 
 def compile_find_projection(
-    spec: Mapping[str, object], variables: Mapping[str, Any] = NO_VARIABLES, matcher: Matcher | None = None
+    spec: Mapping[str, object],
+    variables: Mapping[str, Any] = NO_VARIABLES,
+    matcher: Matcher | None = None,
+    fold: Fold | None = None,
 ) -> Projection | None:
     """Return a function that makes the projected document, None when the projection shows everything.
 
-    variables: of its expressions. matcher: of the filter, by which the item for the positional `$` is found.
+    variables: of its expressions. matcher: of the filter, by which the item for the positional `$` is found. fold: as
+    in compile_projection.
     Raises what compile_projection raises, 31276, 31394 and 31395 for the positional `$`.
     """
     path = _positional_path(spec)
     if path is not None:
         spec = {name.removesuffix(".$"): value for name, value in spec.items()}
-    projection = compile_projection(spec, variables)
+    projection = compile_projection(spec, variables, fold=fold)
     if projection is None:
         return None
     project = projection.make

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from replset.bson import MAX_DEPTH, encode_key
 from replset.errors import ErrorCode, ReplError
+from replset.query.collation import Fold
 from replset.query.time_limit import check_time
 
 MAX_BYTES: Final = 100 << 20
@@ -60,11 +61,11 @@ def size_of(value: Any, limit: int | None = None) -> int:
     return size
 
 
-def sized_key(value: Any) -> bytes:
+def sized_key(value: Any, fold: Fold | None = None) -> bytes:
     """Return the key that orders a value that an expression made. 146 for one that is too large."""
     if type(value) is dict or type(value) is list:
         size_of(value)
-    return encode_key(value)
+    return encode_key(value if fold is None else fold(value))
 
 
 def _leaf_size(value: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from replset.bson import encode_key
 from replset.bson.keystring import encode_keys
 from replset.errors import ErrorCode, ReplError
-from replset.query.collation import Fold
+from replset.query.collation import Fold, key_by
 from replset.query.errors import BadValueError, not_built, show
 from replset.query.index_values import ParallelArraysError, Path, value_lists
 from replset.query.order import MISSING, equals, is_number
@@ -198,20 +198,21 @@ def _natural(spec: Mapping[str, Any]) -> int:
     return 1 if equals(1)(direction) else -1
 
 
-def compile_item_sort(spec: object) -> ItemKey:
+def compile_item_sort(spec: object, fold: Fold | None = None) -> ItemKey:
     """Return the key of an array's item: of the whole item by 1 or -1, of its fields by a document.
 
+    fold: of the collation of the order.
     It is that of $push and $sortArray. A number in a path names an item, and no array on a path is searched.
     """
     if is_number(spec):
-        return _directed(encode_key, spec)
+        return _directed(key_by(fold), spec)
     if not isinstance(spec, Mapping):
         raise BadValueError(
             "The $sort is invalid: use 1/-1 to sort the whole element, or {field:1/-1} to sort embedded fields"
         )
     if not spec:
         raise BadValueError("The $sort pattern is empty when it should be a set of fields.")
-    keys = [_directed(_field_key(path), direction) for path, direction in spec.items()]
+    keys = [_directed(_field_key(path, key_by(fold)), direction) for path, direction in spec.items()]
     return lambda item: b"".join([key(item) for key in keys])
 
 
@@ -227,7 +228,7 @@ def _directed(key: ItemKey, direction: object) -> ItemKey:
     return directed
 
 
-def _field_key(path: str) -> ItemKey:
+def _field_key(path: str, key_of: ItemKey) -> ItemKey:
     if "" in path.split("."):
         raise BadValueError(f"The $sort field is a dotted field but has an empty part: {path}")
     parts = path.split(".")
@@ -241,7 +242,7 @@ def _field_key(path: str) -> ItemKey:
                 index = array_index(part)
                 value = value[index] if index is not None and index < len(value) else None
             else:
-                return encode_key(None)
-        return encode_key(value)
+                return key_of(None)
+        return key_of(value)
 
     return key

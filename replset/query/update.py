@@ -11,6 +11,7 @@ from replset.bson import DateTime, Regex, Timestamp, Undefined, encode_key
 from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 from replset.ids import invariant
 from replset.query import update_arrays, update_operators
+from replset.query.collation import Fold
 from replset.query.conditions import are_for_values, condition_on, is_field, is_operators
 from replset.query.diff import targets_of
 from replset.query.errors import (
@@ -48,17 +49,20 @@ OPERATORS: dict[str, Callable[[str, object], UpdateOperation]] = {
     "$unset": update_operators.unset,
     "$inc": update_operators.increment,
     "$mul": update_operators.multiply_by,
-    "$min": update_operators.minimum,
-    "$max": update_operators.maximum,
     "$currentDate": update_operators.current_date,
     "$setOnInsert": update_operators.set_on_insert,
     "$bit": update_operators.bitwise,
+    "$pop": update_arrays.pop,
+}
+COMPARING: dict[str, Callable[[str, object, Fold | None], UpdateOperation]] = {
+    "$min": update_operators.minimum,
+    "$max": update_operators.maximum,
     "$push": update_arrays.push,
     "$addToSet": update_arrays.add_to_set,
     "$pull": update_arrays.pull,
     "$pullAll": update_arrays.pull_all,
-    "$pop": update_arrays.pop,
 }
+"""Those that compare values, by the fold of a collation if there is one."""
 _UPDATE_STAGES: Final = frozenset({"$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith"})
 _EMPTY = Timestamp(0, 0)
 _FILTER_NAME = re.compile(r"[a-z][a-zA-Z0-9]*")
@@ -147,10 +151,11 @@ def compile_update(
     array_filters: Sequence[object] | None = None,
     fills_timestamps: bool = False,
     variables: Mapping[str, Any] = NO_VARIABLES,
+    fold: Fold | None = None,
 ) -> Update:
     """Return the update of a document: operators when its first name begins with a dollar, else a replacement.
 
-    An array is a pipeline. variables: of its expressions.
+    An array is a pipeline. variables: of its expressions. fold: of the collation by which it compares values.
     fills_timestamps: empty timestamps in the top level of a replacement become the present time, as in MongoDB.
     Raises FailedToParse (9) for unknown modifiers, ConflictingUpdateOperators (40), 52 and 56 for names, BadValue and
     TypeMismatch for operands, InvalidOptions (72) for a stage that no update has.
@@ -158,15 +163,15 @@ def compile_update(
     if type(update) is list:
         if array_filters:
             raise FailedToParseError("arrayFilters may not be specified for pipeline-style updates")
-        return Update([], None, {}, pipeline=_compile_stages(update, variables))
+        return Update([], None, {}, pipeline=_compile_stages(update, variables, fold))
     if not isinstance(update, Mapping):
         raise FailedToParseError("Update argument must be either an object or an array")
     if not next(iter(update), "").startswith("$"):
         if array_filters:
             raise FailedToParseError("arrayFilters may not be specified for replacement-style updates")
         return Update([], _check_replacement(update), {}, fills_timestamps)
-    filters = _array_filters(array_filters or ())
-    steps = list(_steps(update))
+    filters = _array_filters(array_filters or (), fold)
+    steps = list(_steps(update, fold))
     used = {part[2:-1] for step in steps for part in step.parts if is_dynamic(part) and part not in ("$", ALL_ITEMS)}
     for name in filters:
         if name not in used:
@@ -182,8 +187,8 @@ def compile_update(
     return Update(steps, None, filters)
 
 
-def _compile_stages(update: list[object], variables: Mapping[str, Any]) -> Chain:
-    stages = compile_pipeline(update, StageScope(compile_pipeline, frozenset(variables)))
+def _compile_stages(update: list[object], variables: Mapping[str, Any], fold: Fold | None) -> Chain:
+    stages = compile_pipeline(update, StageScope(compile_pipeline, frozenset(variables), fold=fold))
     for element in update:
         name, _ = stage_of(element)
         if name not in _UPDATE_STAGES:
@@ -199,10 +204,10 @@ def _apply_pipeline(doc: Document, pipeline: Chain) -> Document:
     return result if "_id" in result or "_id" not in doc else {"_id": doc["_id"], **result}
 
 
-def _steps(update: Mapping[str, object]) -> Iterator[_Step]:
+def _steps(update: Mapping[str, object], fold: Fold | None) -> Iterator[_Step]:
     tree = PathTree()
     for name, fields in update.items():
-        if name != "$rename" and name not in OPERATORS:
+        if name != "$rename" and name not in OPERATORS and name not in COMPARING:
             raise FailedToParseError(
                 f"Unknown modifier: {name}. Expected a valid update modifier or pipeline-style update specified as "
                 "an array"
@@ -217,7 +222,9 @@ def _steps(update: Mapping[str, object]) -> Iterator[_Step]:
                 step = _rename_step(path, operand)
                 tree.add(step.source or ())
             else:
-                step = _Step(update_path(path), OPERATORS[name](path, operand))
+                parts = update_path(path)
+                made = COMPARING[name](path, operand, fold) if name in COMPARING else OPERATORS[name](path, operand)
+                step = _Step(parts, made)
             tree.add(step.parts)
             yield step
 
@@ -290,7 +297,7 @@ def check_id(value: object) -> None:
         raise ReplError(f"The '_id' value cannot be of type {type_name(value)}", code=ErrorCode.INVALID_ID_FIELD)
 
 
-def _array_filters(array_filters: Sequence[object]) -> dict[str, Predicate]:
+def _array_filters(array_filters: Sequence[object], fold: Fold | None) -> dict[str, Predicate]:
     """Return the test of each `$[name]` for the items of an array, by name."""
     filters: dict[str, Predicate] = {}
     for query in array_filters:
@@ -312,7 +319,7 @@ def _array_filters(array_filters: Sequence[object]) -> dict[str, Predicate]:
             )
         if name in filters:
             raise FailedToParseError(f"Found multiple array filters with the same top-level field name {name}")
-        filters[name] = _item_test(compile_filter(query), name)
+        filters[name] = _item_test(compile_filter(query, fold=fold), name)
     return filters
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from replset.bson import Regex, encode_key
-from replset.query.conditions import are_for_values, literal, value_predicate
+from replset.bson import Regex
+from replset.query.collation import Fold, key_by
+from replset.query.conditions import are_for_values, equals_by, literal, value_predicate
 from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, show
 from replset.query.match import compile_item_filter, compile_value_filter
 from replset.query.numbers import whole_number
@@ -18,8 +19,11 @@ from replset.query.update_paths import UpdateContext
 _PUSH_CLAUSES = frozenset({"$each", "$position", "$slice", "$sort"})
 
 
-def push(path: str, operand: object) -> UpdateOperation:
-    """Insert items at $position, then sort the array by $sort, then cut it by $slice, in MongoDB's order."""
+def push(path: str, operand: object, fold: Fold | None) -> UpdateOperation:
+    """Insert items at $position, then sort the array by $sort, then cut it by $slice, in MongoDB's order.
+
+    fold: of the collation, here and below.
+    """
     if not (isinstance(operand, Mapping) and "$each" in operand):
         return _push_at(path, [operand], None, None, None)
     for name in operand:
@@ -28,7 +32,7 @@ def push(path: str, operand: object) -> UpdateOperation:
     items = operand["$each"]
     if type(items) is not list:
         raise BadValueError(f"The argument to $each in $push must be an array but it was of type: {type_name(items)}")
-    sort_key = compile_item_sort(operand["$sort"]) if "$sort" in operand else None
+    sort_key = compile_item_sort(operand["$sort"], fold) if "$sort" in operand else None
     return _push_at(path, items, _push_number(operand, "$position"), sort_key, _push_number(operand, "$slice"))
 
 
@@ -58,7 +62,7 @@ def _push_number(clauses: Mapping[str, object], name: str) -> int | None:
     return number
 
 
-def add_to_set(path: str, operand: object) -> UpdateOperation:
+def add_to_set(path: str, operand: object, fold: Fold | None) -> UpdateOperation:
     items: list[object] = [operand]
     if isinstance(operand, Mapping) and next(iter(operand), "") == "$each":
         each = operand["$each"]
@@ -69,6 +73,7 @@ def add_to_set(path: str, operand: object) -> UpdateOperation:
         if len(operand) > 1:
             raise BadValueError(f"Found unexpected fields after $each in $addToSet: {show(operand)}")
         items = each
+    key_of = key_by(fold)
 
     def change(old: object, context: UpdateContext) -> object:
         if old is not MISSING and type(old) is not list:
@@ -80,9 +85,9 @@ def add_to_set(path: str, operand: object) -> UpdateOperation:
         keys = set()
         for item in result:
             check_time()
-            keys.add(encode_key(item))
+            keys.add(key_of(item))
         for item in items:
-            key = encode_key(item)
+            key = key_of(item)
             if key not in keys:
                 keys.add(key)
                 result.append(item)
@@ -91,21 +96,22 @@ def add_to_set(path: str, operand: object) -> UpdateOperation:
     return UpdateOperation(change)
 
 
-def pull(path: str, operand: object) -> UpdateOperation:
+def pull(path: str, operand: object, fold: Fold | None) -> UpdateOperation:
     """Remove the items that equal a value, match operators, or match a filter over documents."""
     if isinstance(operand, Mapping):
         if are_for_values(operand):
-            return _removal(compile_value_filter(operand, path))
-        holds = compile_item_filter(operand)
+            return _removal(compile_value_filter(operand, path, fold))
+        holds = compile_item_filter(operand, fold)
         return _removal(lambda item: isinstance(item, Mapping) and holds(item))
-    return _removal(value_predicate(literal(operand)) if type(operand) is Regex else equals(operand))
+    return _removal(value_predicate(literal(operand)) if type(operand) is Regex else equals_by(operand, fold))
 
 
-def pull_all(path: str, operand: object) -> UpdateOperation:
+def pull_all(path: str, operand: object, fold: Fold | None) -> UpdateOperation:
     if type(operand) is not list:
         raise BadValueError(f"$pullAll requires an array argument but was given a {type_name(operand)}")
-    keys = {encode_key(item) for item in operand}
-    return _removal(lambda item: encode_key(item) in keys)
+    key_of = key_by(fold)
+    keys = set(map(key_of, operand))
+    return _removal(lambda item: key_of(item) in keys)
 
 
 def _removal(is_pulled: Predicate) -> UpdateOperation:

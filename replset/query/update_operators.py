@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from replset.bson import compare
+from replset.query.collation import Fold, key_by
 from replset.query.errors import BadValueError, TypeMismatchError, show
 from replset.query.numbers import add, is_long, multiply, to_stored_int, zero_like
 from replset.query.order import MISSING, is_number, type_name
@@ -76,12 +76,16 @@ def _calculation(
     return change
 
 
-def minimum(path: str, operand: object) -> UpdateOperation:
-    return UpdateOperation(lambda old, context: operand if old is MISSING or compare(operand, old) < 0 else old)
+def minimum(path: str, operand: object, fold: Fold | None) -> UpdateOperation:
+    """Set the lesser of two values. fold: of the collation."""
+    key_of = key_by(fold)
+    return UpdateOperation(lambda old, context: operand if old is MISSING or key_of(operand) < key_of(old) else old)
 
 
-def maximum(path: str, operand: object) -> UpdateOperation:
-    return UpdateOperation(lambda old, context: operand if old is MISSING or compare(operand, old) > 0 else old)
+def maximum(path: str, operand: object, fold: Fold | None) -> UpdateOperation:
+    """Set the greater of two values. fold: of the collation."""
+    key_of = key_by(fold)
+    return UpdateOperation(lambda old, context: operand if old is MISSING or key_of(operand) > key_of(old) else old)
 
 
 def current_date(path: str, operand: object) -> UpdateOperation:

@@ -38,13 +38,14 @@ from replset.operations.read_concern import open_collection, read_concern_of
 from replset.operations.request import Reply
 from replset.operations.view_definitions import collection_here
 from replset.operations.write_concern import wait_for_write_concern, write_concern_of
+from replset.query.collation import Fold
 from replset.query.pipeline import compile_pipeline, stage_of, unknown_stage
 from replset.query.pipeline_names import COLLECTIONLESS_STAGES
 from replset.query.stages.changes import ChangeStreamStage, check_change_stream
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, LookupStage, UnionWithStage
 from replset.query.stages.output import MergeStage, OutStage
-from replset.query.stages.stage import Run, Stage, StageScope
+from replset.query.stages.stage import Run, Stage
 from replset.query.views import collections_named
 from replset.storage.snapshot import Snapshot
 
@@ -91,16 +92,16 @@ async def explain_aggregate(ctx: CommandContext, verbosity: str) -> Reply:
 async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
     """Check the command and compile its pipeline."""
     body, name, member = ctx.body, ctx.name, ctx.member
-    fields.check_collation(body, name, None if not _collection(ctx) else default_fold(ctx))
+    fold = fields.collation(body, name, default_fold(ctx) if _collection(ctx) else None)
     pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
     _authorize(ctx, pipeline)
     _check_target(ctx, pipeline)
     weight = weight_of(len(body.raw), pipeline, let_of(body))
     variables = await variables_of(ctx)
-    scope = StageScope(compile_pipeline, frozenset(variables))
-    stages = await compiled(member, weight, lambda: compile_pipeline(pipeline, scope))
+    run = run_of(ctx, weight, variables, fold)
+    stages = await compiled(member, weight, lambda: compile_pipeline(pipeline, run.scope))
     check_change_stream(names_of(pipeline))
-    return run_of(ctx, weight, variables), stages
+    return run, stages
 
 
 async def _write(run: PipelineRun, stages: list[Stage], last: OutStage | MergeStage) -> Reply:
@@ -125,9 +126,9 @@ def _collection(ctx: CommandContext) -> str:
     return collection_field(ctx.body, ctx.name) if ctx.body.type_of(ctx.name) == 2 else ""
 
 
-def run_of(ctx: CommandContext, weight: int, variables: Mapping[str, Any]) -> PipelineRun:
-    """Return what opens the cursors of the command."""
-    return PipelineRun(ctx, weight, Run(variables, spill=spill_of(ctx), rng=ctx.member.rng), OPENERS)
+def run_of(ctx: CommandContext, weight: int, variables: Mapping[str, Any], fold: Fold | None) -> PipelineRun:
+    """Return what opens the cursors of the command. fold: of its collation."""
+    return PipelineRun(ctx, weight, Run(variables, spill=spill_of(ctx), rng=ctx.member.rng), OPENERS, fold)
 
 
 def _batch_size(body: RawDocument, name: str) -> int:

@@ -47,6 +47,7 @@ async def explain_pipeline(
             part.limit,
             run.run.variables,
             of_inner=run.inner_weight,
+            fold=run.fold,
         )
         wanted = Explained(found.compiled, found.weight, found.sort, found.hint, part.skip, part.limit, part.projection)
         explained = await explain_query(ctx, wanted, collection, verbosity, command)

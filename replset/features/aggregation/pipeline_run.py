@@ -23,6 +23,7 @@ from replset.operations.kernel import Kernel
 from replset.operations.namespaces import namespace
 from replset.operations.read_concern import read_concern_of
 from replset.operations.view_definitions import resolve
+from replset.query.collation import Fold
 from replset.query.pipeline import compile_pipeline
 from replset.query.pipeline_rewrite import rewrite
 from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortStage
@@ -87,7 +88,8 @@ def split_pipeline(stages: Sequence[Stage]) -> QueryPart:
 class PipelineRun:
     """Opens the cursors of one aggregate command, those of pipelines within pipelines too.
 
-    weight: of the command (evaluation.py). run: what all stages share. at: the point of the first read (None: now).
+    weight: of the command (evaluation.py). run: what all stages share. fold: of the command's collation, which governs
+    whatever the pipelines compare. at: the point of the first read (None: now).
     views: that the pipeline stands within. is_inner: it is a pipeline within a stage. writes: it ends with $out or
     $merge; then it reads as of its beginning, and not what it writes itself. written: the newest entry of that.
     """
@@ -96,6 +98,7 @@ class PipelineRun:
     weight: int
     run: Run
     openers: Mapping[type[Stage], Opener]
+    fold: Fold | None = None
     at: OpTime | None = None
     views: int = 0
     is_inner: bool = False
@@ -119,14 +122,23 @@ class PipelineRun:
             raise too_deep()
         if not views:
             return collection, stages
+        if self.fold is not None:
+            raise ReplError(
+                f"Cannot override the default collation of a view: {namespace(self.ctx.database, collection)}",
+                code=ErrorCode.OPTION_NOT_SUPPORTED_ON_VIEW,
+            )
         self.weight += weight_of(len(encode({"": elements})), elements)
         found = await compiled(self.ctx.member, self.weight, lambda: compile_pipeline(elements))
         return name, await self.rewritten([*found, *stages])
 
     async def rewritten(self, stages: Sequence[Stage]) -> list[Stage]:
         """Return the stages of several pipelines, one behind the other, rewritten as one."""
-        scope = StageScope(compile_pipeline, frozenset(self.run.variables))
-        return await compiled(self.ctx.member, self.weight, lambda: rewrite(stages, scope))
+        return await compiled(self.ctx.member, self.weight, lambda: rewrite(stages, self.scope))
+
+    @property
+    def scope(self) -> StageScope:
+        """What surrounds a stage of the command."""
+        return StageScope(compile_pipeline, frozenset(self.run.variables), fold=self.fold)
 
     async def open(self, collection: str, stages: Sequence[Stage]) -> Cursor:
         """Open the cursor of a pipeline over a collection of the command's database.
@@ -148,6 +160,7 @@ class PipelineRun:
             part.limit,
             self.run.variables,
             of_inner=self.inner_weight,
+            fold=self.fold,
         )
         source = await self._open_source(query, collection)
         cursor = await self.over(source, part.rest)

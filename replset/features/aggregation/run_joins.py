@@ -19,12 +19,11 @@ from replset.operations.cursors import Cursor, DocumentsCursor, Pause
 from replset.operations.evaluation import evaluate, run_in_thread
 from replset.query.expressions import fault
 from replset.query.order import MISSING
-from replset.query.pipeline import compile_pipeline
 from replset.query.sorter import MAX_BYTES
 from replset.query.stages.basic import MatchStage
 from replset.query.stages.facet import ReadingFacetStage
 from replset.query.stages.joins import GraphLookupStage, JoinStage, LookupStage, UnionWithStage, values_on
-from replset.query.stages.stage import Stage, StageScope
+from replset.query.stages.stage import Stage
 from replset.query.stages.unwind import UnwindStage, with_value
 
 T = TypeVar("T")
@@ -297,7 +296,7 @@ class LookupCursor(JoinCursor):
             return self._known[key]
         run = self._within.inner(variables)
         run.weight += len(key)
-        matched = [] if values is None else [_match(stage.filter_of(values))]
+        matched = [] if values is None else [MatchStage(stage.filter_of(values), run.scope)]
         own = stage.stages or []
         begin = 0 if stage.source else 1  # a pipeline without a collection begins with documents of its own
         stages = await self._behind_view(run, [*own[:begin], *matched, *own[begin:]])
@@ -330,7 +329,7 @@ class LookupCursor(JoinCursor):
             return
         run = self._within.inner({})
         run.weight += seen.size
-        stages = await self._behind_view(run, [_match(stage.filter_of(every))])
+        stages = await self._behind_view(run, [MatchStage(stage.filter_of(every), run.scope)])
         found = await self._read(run, pause, stages, KNOWN_BYTES // 4)
         if found is None:
             self._reads_ahead = False
@@ -370,7 +369,7 @@ class GraphLookupCursor(JoinCursor):
             run = self._within.inner({})
             run.weight += asked.size
             following: list[object] = []
-            stages = await self._behind_view(run, [_match(stage.filter_of(values))])
+            stages = await self._behind_view(run, [MatchStage(stage.filter_of(values), run.scope)])
             rows = await self._read(run, pause, stages) or []
             while rows:
                 step = partial(self._step, depth)
@@ -405,10 +404,6 @@ class GraphLookupCursor(JoinCursor):
 def _key(values: list[object] | None, variables: dict[str, Any]) -> bytes:
     """Return the key of a question. A variable without a value is another one than null."""
     return encode({"values": values, "let": {name: v for name, v in variables.items() if v is not MISSING}})
-
-
-def _match(filter_: dict[str, Any]) -> MatchStage:
-    return MatchStage(filter_, StageScope(compile_pipeline))
 
 
 async def open_facet(run: PipelineRun, stage: ReadingFacetStage, source: Cursor | None) -> Cursor:

@@ -273,7 +273,8 @@ async def write_merge(run: PipelineRun, stage: MergeStage, source: Cursor | None
     target = ctx.member.store.collection(output.ns)
     refuse_view(target)
     indexes = () if target is None else target.indexes
-    if stage.on != ("_id",) and not any(_is_unique_by(stage, index) for index in indexes):
+    # An index tells values apart by its own collation, which is the simple one.
+    if stage.on != ("_id",) and (run.fold or not any(_is_unique_by(stage, index) for index in indexes)):
         raise fault(51183, "Cannot find index to verify that join fields will be unique")
     while rows := await _next_rows(ctx, source):
         if stage.when_matched == "fail":

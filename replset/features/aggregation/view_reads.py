@@ -27,7 +27,7 @@ from replset.operations.request import Reply
 from replset.operations.view_definitions import collection_here
 from replset.query.distinct import Distinct
 from replset.query.pipeline import compile_pipeline
-from replset.query.stages.stage import Stage, StageScope
+from replset.query.stages.stage import Stage
 
 _NOT_IN_VIEWS = frozenset({"$elemMatch", "$slice"})
 
@@ -52,9 +52,8 @@ async def _open(ctx: CommandContext, elements: list[object]) -> tuple[Cursor, Op
 async def _compiled(ctx: CommandContext, elements: list[object]) -> tuple[PipelineRun, list[Stage]]:
     weight = weight_of(len(ctx.body.raw), elements)
     variables = await variables_of(ctx)
-    scope = StageScope(compile_pipeline, frozenset(variables))
-    stages = await compiled(ctx.member, weight, lambda: compile_pipeline(elements, scope))
-    return run_of(ctx, weight, variables), stages
+    run = run_of(ctx, weight, variables, fields.collation(ctx.body, ctx.name))
+    return run, await compiled(ctx.member, weight, lambda: compile_pipeline(elements, run.scope))
 
 
 async def explain_on_view(ctx: CommandContext, verbosity: str) -> Reply:
@@ -66,7 +65,6 @@ async def explain_on_view(ctx: CommandContext, verbosity: str) -> Reply:
 async def _find_elements(ctx: CommandContext, query: find.Query | None = None) -> list[object]:
     """Return the stages that a find of a view is."""
     body, name = ctx.body, ctx.name
-    fields.check_collation(body, name)
     query = query or await find.parse_find(ctx)
     filter_, projection, sort = await read_statement(
         ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
@@ -102,7 +100,6 @@ def _not_supported(what: str) -> ReplError:
 async def _count_elements(ctx: CommandContext) -> list[object]:
     """Return the stages that a count of a view is."""
     body, name = ctx.body, ctx.name
-    fields.check_collation(body, name)
     query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", name))
     skip, limit = fields.whole(body, "skip", name, least=0), abs(fields.whole(body, "limit", name))
     parts = {"$match": query, "$skip": skip, "$limit": limit, "$count": "n"}
@@ -122,7 +119,6 @@ async def count_on_view(ctx: CommandContext) -> Reply:
 async def _distinct_elements(ctx: CommandContext) -> list[object]:
     """Return the stages before the values of a distinct are taken."""
     body, name = ctx.body, ctx.name
-    fields.check_collation(body, name)
     key = fields.text(body, "key", name)
     if not key or "\0" in key:
         raise BadValueError("distinct.key must be the path of a field")

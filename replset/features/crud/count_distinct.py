@@ -71,7 +71,6 @@ async def count(ctx: CommandContext) -> Reply:
 
 
 async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
-    fields.check_collation(ctx.body, ctx.name)
     concern = read_concern_of(ctx)
     refuse_linearizable(concern, OPLOG)
     point = await read_point(ctx, concern)

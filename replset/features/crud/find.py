@@ -49,7 +49,7 @@ from replset.operations.read_concern import (
 )
 from replset.operations.request import Reply
 from replset.operations.user_directory import users_of
-from replset.query.collation import Fold, refuse_collated_projection
+from replset.query.collation import Fold
 from replset.query.projection import Projection, compile_find_projection
 from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import Sorter, Spill
@@ -160,8 +160,6 @@ async def make_query(
 
     fold: of the command's collation.
     """
-    if fold is not None:
-        refuse_collated_projection(projection)
     hint = hint_of(ctx.body, ctx.name) if of_inner is None else None
     size = len(ctx.body.raw) if of_inner is None else of_inner
     weight = weight_of(size, filter_, projection, let_of(ctx.body))
@@ -170,7 +168,7 @@ async def make_query(
         found = filter_of(filter_, variables, fold)
         if weight > SMALL_STATEMENT:
             _ = found.bounds
-        shown = compile_find_projection(projection, variables, found.matcher)
+        shown = compile_find_projection(projection, variables, found.matcher, fold)
         return found, shown, compile_sort(sort, fold) if sort else None
 
     found, shown, order = await compiled(ctx.member, weight, compile_)
@@ -368,7 +366,6 @@ async def open_cursor(
     if query.returns_key and (query.tailable or ns in (OPLOG, *MADE_UP)):
         raise NotBuiltError("find.returnKey is not built yet for the oplog and for tailable cursors")
     if ns == OPLOG:
-        fields.check_collation(ctx.body, ctx.name)
         refuse_linearizable(concern, ns)
         if query.sort is not None and not query.sort.natural:
             raise NotBuiltError("sorting the oplog other than by $natural is not built yet")

@@ -23,7 +23,6 @@ from replset.operations.let import let_of, variables_of
 from replset.operations.replies import write_times
 from replset.operations.request import Reply
 from replset.operations.write_concern import also_if_it_fails, wait_for_write_concern, write_concern_of
-from replset.query.collation import refuse_collated_change, refuse_collated_projection
 from replset.query.match import compile_filter
 from replset.query.projection import compile_find_projection
 from replset.query.sort import compile_sort
@@ -49,14 +48,12 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
     if may_grow(change):
         weight = UNBOUNDED
     fold = command_fold(ctx)
-    if fold is not None:
-        refuse_collated_projection(projection)
     is_new = fields.boolean(body, "new", name)
     variables = await variables_of(ctx)
 
     def compile_() -> ReturnedDocument:
         matcher = compile_filter(query, variables, fold=fold) if projection else None
-        shown = compile_find_projection(projection, variables, matcher)
+        shown = compile_find_projection(projection, variables, matcher, fold)
         return ReturnedDocument(compile_sort(sort, fold) if sort else None, shown, is_new)
 
     returned = await compiled(member, weight, compile_)
@@ -68,8 +65,6 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
         )
     else:
         filters = [] if fields.is_absent(body, "arrayFilters") else fields.values(body, "arrayFilters", name)
-        if fold is not None:
-            refuse_collated_change(change, filters)
         upsert = fields.boolean(body, "upsert", name)
         statement = UpdateStatement(query, False, hint, weight, change, upsert, filters, {}, fold=fold)
         batch = UpdateBatch(ctx, [statement], returned, variables=variables)

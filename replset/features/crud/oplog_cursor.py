@@ -49,7 +49,8 @@ class OplogCursor(TailingCursor):
         if backwards and wanted.tailable:
             raise BadValueError("cannot tail the oplog backwards")
         compiles = wanted.weight <= SMALL_STATEMENT or wanted.weight == UNBOUNDED
-        found = OplogFilter() if wanted.matcher is None else oplog_filter(query, compiles=compiles)
+        matcher = wanted.matcher
+        found = OplogFilter() if matcher is None else oplog_filter(query, compiles=compiles, fold=matcher.fold)
         if found.is_whole:
             wanted = replace(wanted, matcher=None)
         self._heads = found.heads

@@ -9,6 +9,7 @@ from typing import Any, Final
 from replset.bson import DateTime, Int64, Timestamp
 from replset.ids import pack_ts
 from replset.optime import timestamp
+from replset.query.collation import Fold
 from replset.query.conditions import is_operators
 from replset.query.match import Matcher, compile_filter
 from replset.storage.oplog import OplogHead
@@ -33,15 +34,18 @@ class OplogFilter:
     is_whole: bool = False
 
 
-def oplog_filter(query: dict[str, Any], *, compiles: bool = True) -> OplogFilter:
-    """Return what a filter says of the columns. query: a valid one. compiles: it is small enough to be compiled."""
+def oplog_filter(query: dict[str, Any], *, compiles: bool = True, fold: Fold | None = None) -> OplogFilter:
+    """Return what a filter says of the columns. query: a valid one. compiles: it is small enough to be compiled.
+
+    fold: of the collation.
+    """
     conditions = list(_conditions(query))
     on_columns = [condition for condition in conditions if _is_on_columns(condition)]
     after, until = 0, LAST_TS
     for condition in on_columns:
         low, high = _ts_range(condition["ts"]) if "ts" in condition else (after, until)
         after, until = max(after, low), min(until, high)
-    heads = compile_filter({"$and": on_columns}) if on_columns and compiles else None
+    heads = compile_filter({"$and": on_columns}, fold=fold) if on_columns and compiles else None
     return OplogFilter(after, until, heads, heads is not None and len(on_columns) == len(conditions))
 
 

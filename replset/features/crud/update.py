@@ -28,7 +28,7 @@ from replset.operations.kernel import Kernel
 from replset.operations.let import variables_of, with_constants
 from replset.operations.request import Reply
 from replset.optime import timestamp
-from replset.query.collation import Fold, refuse_collated_change
+from replset.query.collation import Fold
 from replset.query.expressions import fault
 from replset.query.match import NO_VARIABLES
 from replset.query.update import Update, check_id, compile_update, upsert_base
@@ -59,8 +59,6 @@ def parse_update(document: RawDocument, place: str, default: Fold | None) -> Upd
     fold = fields.collation(document, place, default)
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
-    if fold is not None:
-        refuse_collated_change(change, filters)
     weight = UNBOUNDED if may_grow(change) else weight_of(len(document.raw), query, change, filters)
     upsert, multi = fields.boolean(document, "upsert", place), fields.boolean(document, "multi", place)
     constants = fields.decoded(document, "c", place)
@@ -133,6 +131,7 @@ class UpdateBatch(SearchingBatch):
             array_filters=statement.array_filters,
             fills_timestamps=self.fills_timestamps,
             variables=with_constants(statement.constants, self.variables),
+            fold=statement.fold,
         )
         if statement.multi and self.update.is_replacement:
             raise FailedToParseError("multi update is not supported for replacement-style update")

@@ -16,6 +16,7 @@ from struct import Struct
 from typing import Any, Final, Protocol
 
 from replset.bson import Decimal128, Int64
+from replset.query.collation import Fold
 from replset.query.numbers import DECIMAL128, INT32, to_decimal, to_stored_int
 from replset.query.order import MISSING, is_null, is_number
 from replset.query.sizes import MAX_BYTES, size_of, sized_key, too_large
@@ -30,7 +31,7 @@ _INFINITY_RANK: Final = 0x7FF0 << 48
 
 
 class State(Protocol):
-    """What an accumulator knows of the values that it has taken.
+    """What an accumulator knows of the values that it has taken. One that compares them has the collation's fold.
 
     add, remove: take a value, give back the oldest one (only a state made for a window can).
     memory_bytes: about what the state takes.
@@ -210,10 +211,11 @@ class StandardDeviation(_Small):
 class Extreme(_Keeping):
     """The least or the greatest value, null without one. Null and missing values do not count."""
 
-    __slots__ = ("_is_max", "_key", "_value")
+    __slots__ = ("_fold", "_is_max", "_key", "_value")
 
-    def __init__(self, is_max: bool) -> None:
+    def __init__(self, is_max: bool, fold: Fold | None = None) -> None:
         super().__init__()
+        self._fold = fold
         self._is_max = is_max
         self._key: bytes | None = None
         self._value: Any = None
@@ -221,7 +223,7 @@ class Extreme(_Keeping):
     def add(self, value: Any) -> None:
         if is_null(value):
             return
-        key = sized_key(value)
+        key = sized_key(value, self._fold)
         if self._key is None or (key > self._key if self._is_max else key < self._key):
             self._key, self._value = key, value
             self.memory_bytes = _STATE_BYTES + 3 * len(key)
@@ -297,11 +299,15 @@ class Ranked(_Keeping):
 class RankedValues(Ranked):
     """`Ranked` by the values themselves, without null and missing ones."""
 
-    __slots__ = ()
+    __slots__ = ("_fold",)
+
+    def __init__(self, count: int, is_reversed: bool, ascending: bool, fold: Fold | None = None) -> None:
+        super().__init__(count, is_reversed, ascending)
+        self._fold = fold
 
     def add(self, value: Any) -> None:
         if not is_null(value):
-            super().add((sized_key(value), value))
+            super().add((sized_key(value, self._fold), value))
 
 
 class Push(_Keeping):
@@ -329,16 +335,17 @@ class Push(_Keeping):
 class AddToSet(_Keeping):
     """The values that are not missing, each once."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_fold", "_values")
 
-    def __init__(self) -> None:
+    def __init__(self, fold: Fold | None = None) -> None:
         super().__init__()
+        self._fold = fold
         self._values: dict[bytes, Any] = {}
 
     def add(self, value: Any) -> None:
         if value is MISSING:
             return
-        key = sized_key(value)
+        key = sized_key(value, self._fold)
         if key not in self._values:
             self.memory_bytes += len(key)
             self._count(value)

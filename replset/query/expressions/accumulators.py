@@ -45,6 +45,8 @@ from replset.query.sort import compile_sort
 from replset.query.time_limit import check_time
 
 NO_FIELDS: Final[Document] = {}
+_COMPARING: Final = frozenset({AddToSet, Extreme, RankedValues})
+"""States that compare values. `make` of each takes the fold of a collation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +109,19 @@ def build_accumulator(spec: Any, scope: Scope, field: str) -> Accumulator:
     return ACCUMULATORS[name](name, argument, scope)
 
 
+def _with_fold(make: Callable[..., State], scope: Scope) -> Callable[..., State]:
+    """Return what makes states that compare by the collation, if they compare."""
+    kind = make.func if isinstance(make, partial) else make
+    return make if scope.fold is None or kind not in _COMPARING else partial(make, fold=scope.fold)
+
+
 def _simple(make: Callable[[], State]) -> Build:
     """Return what builds an accumulator with one expression as its argument."""
 
     def build(name: str, argument: Any, scope: Scope) -> Accumulator:
         if type(argument) is list:
             raise fault(40237, f"The {name} accumulator is a unary operator")
-        return Accumulator(scope.compile(argument), make)
+        return Accumulator(scope.compile(argument), _with_fold(make, scope))
 
     return build
 
@@ -130,7 +138,7 @@ def _several(no_document: int, make: Callable[[int], State]) -> Build:
     def build(name: str, argument: Any, scope: Scope) -> Accumulator:
         codes = {"n": 5787906, "input": 5787907}
         given = arguments(name, argument, tuple(codes), no_document=no_document, unknown=5787901, missing=codes)
-        return Accumulator(scope.compile(given["input"]), make, scope.compile(given["n"]))
+        return Accumulator(scope.compile(given["input"]), _with_fold(make, scope), scope.compile(given["n"]))
 
     return build
 
@@ -145,7 +153,7 @@ def _ranked(is_bottom: bool, single: bool) -> Build:
         given = arguments(name, argument, tuple(codes), no_document=5788001, unknown=5788002, missing=codes)
         if not isinstance(given["sortBy"], Mapping):
             raise fault(10065, f"the sortBy of {name} must be an object: {show(given['sortBy'])}")
-        sort_key = compile_sort(given["sortBy"])
+        sort_key = compile_sort(given["sortBy"], scope.fold)
         output = scope.compile(given["output"])
 
         def key_and_value(root: Document, variables: Variables) -> tuple[bytes, Any]:
@@ -244,8 +252,10 @@ def _operator(name: str, make: Callable[[], State]) -> Operator:
     """Return the operator that accumulates its values, or the items of its one value if that is an array."""
 
     def build(argument: Any, scope: Scope) -> Expression:
+        new = _with_fold(make, scope)
+
         def accumulated(*values: Any) -> Any:
-            return _result(make(), values[0] if len(values) == 1 and type(values[0]) is list else values)
+            return _result(new(), values[0] if len(values) == 1 and type(values[0]) is list else values)
 
         return apply(accumulated, scope.compile_all(argument if type(argument) is list else [argument]))
 

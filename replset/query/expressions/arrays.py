@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from replset.errors import ReplError
+from replset.query.collation import Fold
 from replset.query.errors import show
 from replset.query.expressions.compiler import (
     Document,
     Expression,
+    KeyOf,
     Operator,
     Run,
     Scope,
@@ -20,7 +23,7 @@ from replset.query.expressions.compiler import (
     combine,
     constant,
     fault,
-    key_of,
+    keyed,
     need_array,
     plain,
     spend,
@@ -76,30 +79,31 @@ def _in(argument: Any, scope: Scope) -> Expression:
     values = argument if type(argument) is list else [argument]
     check_argument_count("$in", len(values), 2, 2)
     value, array = scope.compile_all(values)
+    key_of = scope.key_of
     if value.is_constant or type(array.value) is not list:
-        return apply(_is_item, [value, array])
+        return apply(partial(_is_item, key_of), [value, array])
     keys = frozenset(map(key_of, array.value))
     return apply(lambda found: key_of(found) in keys, [value])
 
 
-def _is_item(value: Any, array: Any) -> bool:
+def _is_item(key_of: KeyOf, value: Any, array: Any) -> bool:
     key = key_of(value)
-    return any(_keys_equal(item, key) for item in need_array("$in", array, 40081))
+    return any(_keys_equal(key_of, item, key) for item in need_array("$in", array, 40081))
 
 
-def _keys_equal(item: Any, key: bytes) -> bool:
+def _keys_equal(key_of: KeyOf, item: Any, key: bytes) -> bool:
     check_time()
     return key_of(item) == key
 
 
-def _index_of(array: Any, value: Any, start: Any = 0, end: Any = None) -> Any:
+def _index_of(key_of: KeyOf, array: Any, value: Any, start: Any = 0, end: Any = None) -> Any:
     if is_null(array):
         return None
     items = need_array("$indexOfArray", array, 40090)
     first = index_argument("$indexOfArray", "starting", start)
     last = len(items) if end is None else min(len(items), index_argument("$indexOfArray", "ending", end))
     key = key_of(value)
-    return next((place for place in range(first, last) if _keys_equal(items[place], key)), -1)
+    return next((place for place in range(first, last) if _keys_equal(key_of, items[place], key)), -1)
 
 
 def _range(start: Any, end: Any, step: Any = 1) -> list[int]:
@@ -247,7 +251,7 @@ def _reduce(argument: Any, scope: Scope) -> Expression:
 def _sort_array(argument: Any, scope: Scope) -> Expression:
     codes = {"input": 2942502, "sortBy": 2942503}
     given = arguments("$sortArray", argument, tuple(codes), no_document=2942500, unknown=2942501, missing=codes)
-    sort_key = _item_sort_key(given["sortBy"])
+    sort_key = _item_sort_key(given["sortBy"], scope.fold)
 
     def ordered(array: Any) -> list[Any]:
         items = need_array("$sortArray", array, 2942504)
@@ -257,9 +261,9 @@ def _sort_array(argument: Any, scope: Scope) -> Expression:
     return apply(ordered, [scope.compile(given["input"])], null_if_null=True)
 
 
-def _item_sort_key(sort_by: Any) -> Callable[[Any], bytes]:
+def _item_sort_key(sort_by: Any, fold: Fold | None) -> Callable[[Any], bytes]:
     try:
-        return compile_item_sort(sort_by)
+        return compile_item_sort(sort_by, fold)
     except ReplError as error:
         number = 2942505 if isinstance(sort_by, Mapping) else 2942506 if is_number(sort_by) else 2942507
         raise fault(number, f"the sortBy of $sortArray: {error.message}") from None
@@ -308,7 +312,7 @@ def _zip(argument: Any, scope: Scope) -> Expression:
 # --- sets -----------------------------------------------------------------------------------------------------------
 
 
-def _as_set(name: str, code: int, array: Any) -> dict[bytes, Any]:
+def _as_set(key_of: KeyOf, name: str, code: int, array: Any) -> dict[bytes, Any]:
     """Return the items of an array by their keys, without repetition."""
     found: dict[bytes, Any] = {}
     for item in need_array(name, array, code):
@@ -322,40 +326,40 @@ def _sorted(items: Mapping[bytes, Any]) -> list[Any]:
     return sort_by_key(list(items.items()))
 
 
-def _union(*arrays: Any) -> Any:
+def _union(key_of: KeyOf, *arrays: Any) -> Any:
     found: dict[bytes, Any] = {}
     for array in arrays:
         if is_null(array):
             return None
-        found = _as_set("$setUnion", 17043, array) | found
+        found = _as_set(key_of, "$setUnion", 17043, array) | found
     return _sorted(found)
 
 
-def _intersection(*arrays: Any) -> Any:
+def _intersection(key_of: KeyOf, *arrays: Any) -> Any:
     found: dict[bytes, Any] | None = None
     for array in arrays:
         if is_null(array):
             return None
-        items = _as_set("$setIntersection", 17047, array)
+        items = _as_set(key_of, "$setIntersection", 17047, array)
         found = items if found is None else {key: item for key, item in found.items() if key in items}
     return _sorted(found or {})
 
 
-def _difference(a: Any, b: Any) -> list[Any]:
-    kept = _as_set("$setDifference", 17048, a)
-    without = _as_set("$setDifference", 17049, b)
+def _difference(key_of: KeyOf, a: Any, b: Any) -> list[Any]:
+    kept = _as_set(key_of, "$setDifference", 17048, a)
+    without = _as_set(key_of, "$setDifference", 17049, b)
     return [item for key, item in kept.items() if key not in without]
 
 
-def _set_equals(*arrays: Any) -> bool:
+def _set_equals(key_of: KeyOf, *arrays: Any) -> bool:
     if len(arrays) < 2:
         raise fault(17045, f"$setEquals needs at least two arguments had: {len(arrays)}")
-    first, *others = [_as_set("$setEquals", 17044, array).keys() for array in arrays]
+    first, *others = [_as_set(key_of, "$setEquals", 17044, array).keys() for array in arrays]
     return all(first == other for other in others)
 
 
-def _is_subset(a: Any, b: Any) -> bool:
-    return _as_set("$setIsSubset", 17046, a).keys() <= _as_set("$setIsSubset", 17042, b).keys()
+def _is_subset(key_of: KeyOf, a: Any, b: Any) -> bool:
+    return _as_set(key_of, "$setIsSubset", 17046, a).keys() <= _as_set(key_of, "$setIsSubset", 17042, b).keys()
 
 
 OPERATORS: Final = (
@@ -364,7 +368,7 @@ OPERATORS: Final = (
     _end("$last", -1),
     plain("$concatArrays", _concat, 0, None),
     Operator("$in", _in),
-    plain("$indexOfArray", _index_of, 2, 4),
+    keyed("$indexOfArray", _index_of, 2, 4),
     plain("$isArray", lambda value: type(value) is list),
     plain("$range", _range, 2, 3),
     plain("$reverseArray", _reverse, null_if_null=True),
@@ -375,11 +379,11 @@ OPERATORS: Final = (
     Operator("$reduce", _reduce),
     Operator("$sortArray", _sort_array),
     Operator("$zip", _zip),
-    plain("$setUnion", _union, 0, None),
-    plain("$setIntersection", _intersection, 0, None),
-    plain("$setDifference", _difference, 2, null_if_null=True),
-    plain("$setEquals", _set_equals, 0, None),
-    plain("$setIsSubset", _is_subset, 2),
+    keyed("$setUnion", _union, 0, None),
+    keyed("$setIntersection", _intersection, 0, None),
+    keyed("$setDifference", _difference, 2, null_if_null=True),
+    keyed("$setEquals", _set_equals, 0, None),
+    keyed("$setIsSubset", _is_subset, 2),
     plain("$allElementsTrue", lambda array: all(map(is_true, need_array("$allElementsTrue", array, 17040)))),
     plain("$anyElementTrue", lambda array: any(map(is_true, need_array("$anyElementTrue", array, 17041)))),
 )

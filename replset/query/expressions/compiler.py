@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from replset.bson import encode_key
 from replset.bson.values import Undefined
 from replset.errors import ErrorCode, FailedToParseError, ReplError
+from replset.query.collation import Fold
 from replset.query.errors import not_built, show
 from replset.query.order import MISSING, is_null, type_name
 from replset.query.paths import check_field_name, field_path
@@ -26,6 +28,8 @@ Document = Mapping[str, Any]
 Variables = Mapping[str, Any]
 Run = Callable[[Document, Variables], Any]
 """Gives the value of an expression for a document and the variables in scope, or MISSING."""
+KeyOf = Callable[[Any], bytes]
+"""Gives the key that orders a value, or MISSING, among others: by the collation, if there is one."""
 
 WHOLE: Final = ""
 """Stands in `Expression.paths`: the expression may look at every field."""
@@ -147,13 +151,21 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where an expression stands: the variables that it may use, beside the system's, and the operators there are."""
+    """Where an expression stands: the variables that it may use, beside the system's, and the operators there are.
+
+    fold: of the collation by which values are compared.
+    """
 
     names: frozenset[str]
     operators: Mapping[str, Operator]
+    fold: Fold | None = None
+
+    @property
+    def key_of(self) -> KeyOf:
+        return key_of if self.fold is None else partial(key_of, fold=self.fold)
 
     def with_names(self, *names: str) -> Scope:
-        return Scope(self.names.union(names), self.operators)
+        return replace(self, names=self.names.union(names))
 
     def compile(self, value: Any) -> Expression:
         """Return the expression. See `compile_expression`."""
@@ -258,6 +270,17 @@ def plain(
         values = argument if type(argument) is list else [argument]
         check_argument_count(name, len(values), least, limit)
         return apply(function, scope.compile_all(values), null_if_null, is_light)
+
+    return Operator(name, build)
+
+
+def keyed(
+    name: str, function: Callable[..., Any], least: int, most: int | None = -1, null_if_null: bool = False
+) -> Operator:
+    """Return an operator that compares values, else as `plain`. The function gets what makes their keys first."""
+
+    def build(argument: Any, scope: Scope) -> Expression:
+        return plain(name, partial(function, scope.key_of), least, most, null_if_null).build(argument, scope)
 
     return Operator(name, build)
 
@@ -465,9 +488,9 @@ def _values_in(items: list[Any], path: Sequence[str]) -> list[Any]:
 # --- what operators share -----------------------------------------------------------------------------------------
 
 
-def key_of(value: Any) -> bytes:
+def key_of(value: Any, fold: Fold | None = None) -> bytes:
     """Return the key that orders values of expressions: as encode_key, with a missing value before all but MinKey."""
-    return _UNDEFINED_KEY if value is MISSING else sized_key(value)
+    return _UNDEFINED_KEY if value is MISSING else sized_key(value, fold)
 
 
 def need_array(name: str, value: Any, code: int) -> list[Any]:

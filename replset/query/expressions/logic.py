@@ -13,6 +13,7 @@ from replset.query.errors import show
 from replset.query.expressions.compiler import (
     Document,
     Expression,
+    KeyOf,
     Operator,
     Run,
     Scope,
@@ -24,7 +25,7 @@ from replset.query.expressions.compiler import (
     constant,
     fault,
     first_error,
-    key_of,
+    keyed,
     plain,
 )
 from replset.query.order import is_null, is_true
@@ -37,19 +38,22 @@ _VARIABLE_NAME: Final = re.compile(r"[a-z\x80-\U0010ffff][\w\x80-\U0010ffff]*", 
 
 
 def _comparison(name: str, holds: Callable[[Any, Any], bool]) -> Operator:
-    def compare(a: Any, b: Any) -> bool:
-        kind = type(a)
-        if (kind is type(b) and kind in _NATIVE) or (
-            kind in _FAST_NUMBERS and type(b) in _FAST_NUMBERS and a == a and b == b
-        ):
-            return holds(a, b)
-        return holds(key_of(a), key_of(b))
-
     def build(argument: Any, scope: Scope) -> Expression:
+        key_of = scope.key_of
+        native = _NATIVE if scope.fold is None else _NATIVE - {str}
+
+        def compare(a: Any, b: Any) -> bool:
+            kind = type(a)
+            if (kind is type(b) and kind in native) or (
+                kind in _FAST_NUMBERS and type(b) in _FAST_NUMBERS and a == a and b == b
+            ):
+                return holds(a, b)
+            return holds(key_of(a), key_of(b))
+
         values = argument if type(argument) is list else [argument]
         check_argument_count(name, len(values), 2, 2)
         first, second = scope.compile_all(values)
-        if second.is_constant and type(second.value) in (list, dict):
+        if second.is_constant and (type(second.value) in (list, dict) or (scope.fold and type(second.value) is str)):
             key = cache(lambda: key_of(second.value))  # once, not for each document
             return combine(lambda root, variables: holds(key_of(first.run(root, variables)), key()), first, second)
         return apply(compare, (first, second))
@@ -57,7 +61,7 @@ def _comparison(name: str, holds: Callable[[Any, Any], bool]) -> Operator:
     return Operator(name, build)
 
 
-def _compare(a: Any, b: Any) -> int:
+def _compare(key_of: KeyOf, a: Any, b: Any) -> int:
     key_a, key_b = key_of(a), key_of(b)
     return (key_a > key_b) - (key_a < key_b)
 
@@ -183,7 +187,7 @@ OPERATORS: Final = (
     _comparison("$gte", lambda a, b: a >= b),
     _comparison("$lt", lambda a, b: a < b),
     _comparison("$lte", lambda a, b: a <= b),
-    plain("$cmp", _compare, 2),
+    keyed("$cmp", _compare, 2),
     Operator("$and", _all_or_any(ends=False)),
     Operator("$or", _all_or_any(ends=True)),
     plain("$not", lambda value: not is_true(value)),

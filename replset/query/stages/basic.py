@@ -29,7 +29,7 @@ class MatchStage(ChainStage):
         self.filter = dict(spec)
         self.shown = {"$match": self.filter}
         self._variables: dict[str, Any] = {}
-        self._matcher = compile_filter(spec, self._variables, scope.names)
+        self._matcher = compile_filter(spec, self._variables, scope.names, scope.fold)
         self.reads = self._matcher.fields
 
     def start(self, run: Run) -> None:
@@ -126,7 +126,7 @@ class SortStage(SortingStage):
 
     is_simple = True
 
-    def __init__(self, spec: object, _scope: StageScope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise ReplError("the $sort key specification must be an object", code=ErrorCode.SORT_NO_OBJECT)
         if not spec:
@@ -136,7 +136,7 @@ class SortStage(SortingStage):
         self.spec = dict(spec)
         self.shown = {"$sort": self.spec}
         self.limit = 0
-        self._sort = compile_sort(spec)
+        self._sort = compile_sort(spec, scope.fold)
         self.reads = top_fields(spec)
 
     def keeps(self, names: frozenset[str]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from replset.bson import DateTime, encode_key
 from replset.errors import FailedToParseError, TypeMismatchError
+from replset.query.collation import key_by
 from replset.query.errors import check_fields, show
 from replset.query.expressions import fault
 from replset.query.expressions.dates import UNITS, shifted
@@ -26,7 +27,7 @@ MAX_ADDED: Final = 500_000
 class DensifyStage(SortingStage):
     """Sorts the documents by partition and field. Of each partition it adds what is missing."""
 
-    def __init__(self, spec: object, _scope: StageScope) -> None:
+    def __init__(self, spec: object, scope: StageScope) -> None:
         if not isinstance(spec, Mapping):
             raise FailedToParseError(f"The $densify stage specification must be an object, found {type_name(spec)}")
         check_fields(spec, ("field", "partitionByFields", "range"), "$densify")
@@ -37,6 +38,7 @@ class DensifyStage(SortingStage):
         if type(names) is not list or not all(type(name) is str for name in names):
             raise TypeMismatchError("BSON field '$densify.partitionByFields' must be an array of strings")
         self._partition = [field_path(name) for name in names]
+        self._key_of = key_by(scope.fold)
         if self._path in self._partition:
             raise fault(5733202, "the field to densify cannot be one of partitionByFields")
         self._read_range(spec.get("range"), bool(names))
@@ -130,7 +132,7 @@ class DensifyStage(SortingStage):
 
     def _partition_of(self, row: Row) -> bytes:
         values = (inner_value(row.document, path) for path in self._partition)
-        return b"".join(encode_key(None if value is MISSING else value) for value in values)
+        return b"".join(self._key_of(None if value is MISSING else value) for value in values)
 
     def end(self) -> Iterator[Row | None]:
         if self._seen is None and not (self._least is not None and not self._partition):

@@ -10,14 +10,13 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, Final
 
-from replset.bson import DateTime, Decimal128, Int64, ObjectId, encode_key
+from replset.bson import DateTime, Decimal128, Int64, ObjectId
 from replset.errors import ErrorCode, ReplError
+from replset.query.collation import Fold, key_by
 from replset.query.errors import not_built, show
 from replset.query.expressions import (
     Accumulator,
     Expression,
-    compile_accumulator,
-    compile_expression,
     fault,
     top_fields,
 )
@@ -32,6 +31,7 @@ _GROUP_BYTES: Final = 400
 """What Python takes for a group beside its key and its states."""
 _EXACT: Final = frozenset({str, int, Int64, DateTime, ObjectId, type(None)})
 """Types of which two values are equal in Python, and in one dictionary, just when their keys are."""
+_EXACT_COLLATED: Final = _EXACT - {str}
 _PARTS: Final = 16
 _MAX_DEPTH: Final = 8
 _TURN: Final = 64
@@ -54,6 +54,8 @@ class GroupSpec:
     """The top-level fields that matter, None for all."""
     find: Callable[[dict[str, Any], Mapping[str, Any]], object] | None = None
     """Gives by what Python finds a document's group, or MISSING; None for a key that takes time or memory to make."""
+    fold: Fold | None = None
+    """Of the collation by which groups are told apart."""
 
     def document(self, value: object, states: list[State]) -> dict[str, Any]:
         """Return the group as a document."""
@@ -77,6 +79,8 @@ class Groups:
         self._spec = spec
         self._run = run
         self._depth = depth
+        self._exact = _EXACT if spec.fold is None else _EXACT_COLLATED
+        self._key_of = key_by(spec.fold)
         self._groups: dict[bytes, Group] = {}
         self._by_value: dict[object, _Known] = {}
         """Those whose value needs no key to be found; none while a part is on the disk."""
@@ -121,15 +125,15 @@ class Groups:
         value = self._spec.key(document, self._run.variables)
         if value is MISSING:
             value = None
-        if type(value) in _EXACT:
+        if type(value) in self._exact:
             return value, value
-        if type(value) is dict and _EXACT.issuperset(map(type, value.values())):
+        if type(value) is dict and self._exact.issuperset(map(type, value.values())):
             return value, tuple(value.items())
         return value, MISSING
 
     def _found(self, row: Row, value: Any, known: object) -> _Known | None:
         """Return the group of this value, a new one perhaps. None: its part is on the disk, with the document now."""
-        key = encode_key(value)
+        key = self._key_of(value)
         if self._parts and (part := self._parts[self._number_of(key)]) is not None:
             part.add(b"d" + row.raw)
             return None
@@ -153,7 +157,7 @@ class Groups:
         for accumulator, state in zip(self._spec.accumulators, group[1], strict=True):
             if isinstance(state, Sum):
                 state.add(accumulator.argument.value, count)
-        self._add_group(encode_key(group[0]), group)
+        self._add_group(self._key_of(group[0]), group)
 
     def _add_group(self, key: bytes, group: Group) -> None:
         self._groups[key] = group
@@ -289,13 +293,15 @@ def compile_group(spec: object, scope: StageScope) -> Stage:
     if "_id" not in spec:
         raise ReplError("a group specification must include an _id", code=ErrorCode.GROUP_WITHOUT_ID)
     _check_id(spec["_id"])
-    key = compile_expression(spec["_id"], scope.names)
+    key = scope.expression(spec["_id"])
     output = {name: value for name, value in spec.items() if name != "_id"}
     found = _spec_of(_with_null(spec["_id"], key), key.paths, output, scope)
     found = replace(found, find=_finder(spec["_id"], key, scope))
     counts_alike = key.is_constant and all(_counts_alike(one) for one in found.accumulators)
     value = spec["_id"]
-    by = value[1:] if type(value) is str and value.startswith("$") and "." not in value else ""
+    # Of values that a collation holds equal, the group shows one; a regular expression may match another.
+    is_field = type(value) is str and value.startswith("$") and "." not in value and scope.fold is None
+    by = value[1:] if is_field else ""
     return GroupStage(found, counts_alike=counts_alike, by="" if by.startswith("$") else by)
 
 
@@ -321,20 +327,21 @@ def _with_null(value: object, key: Expression) -> Callable[[dict[str, Any], Mapp
 
 def _finder(value: object, key: Expression, scope: StageScope) -> Callable[..., object] | None:
     """Return the `find` of a GroupSpec: it gives what `Groups._value_of` does, or the values of a document's fields."""
+    exact = _EXACT if scope.fold is None else _EXACT_COLLATED
     if not isinstance(value, Mapping) or next(iter(value), "$").startswith("$"):
         run = key.run
 
         def find(document: dict[str, Any], variables: Mapping[str, Any]) -> object:
             found = run(document, variables)
-            return found if type(found) in _EXACT else None if found is MISSING else MISSING
+            return found if type(found) in exact else None if found is MISSING else MISSING
 
         return find if key.needs_no_limit else None
-    parts = [compile_expression(inner, scope.names) for inner in value.values()]
+    parts = [scope.expression(inner) for inner in value.values()]
     runs = [part.run for part in parts]
 
     def find_parts(document: dict[str, Any], variables: Mapping[str, Any]) -> object:
         found = tuple([run(document, variables) for run in runs])
-        return found if _EXACT.issuperset(map(type, found)) else MISSING
+        return found if exact.issuperset(map(type, found)) else MISSING
 
     return find_parts if all([part.needs_no_limit for part in parts]) else None
 
@@ -358,11 +365,11 @@ def _spec_of(
             raise ReplError(
                 f"The field name '{name:.80}' cannot be an operator name", code=ErrorCode.GROUP_FIELD_DOLLAR
             )
-        accumulators.append(compile_accumulator(value, scope.names, name))
+        accumulators.append(scope.accumulator(value, name))
         if isinstance(value, Mapping) and next(iter(value)) not in _FIXED:
             growing.append(place)
     reads = top_fields(paths.union(*[one.argument.paths for one in accumulators]))
-    return GroupSpec(key, tuple(output), tuple(accumulators), tuple(growing), reads)
+    return GroupSpec(key, tuple(output), tuple(accumulators), tuple(growing), reads, fold=scope.fold)
 
 
 def compile_sort_by_count(spec: object, scope: StageScope) -> list[Stage]:
@@ -391,14 +398,15 @@ def compile_bucket(spec: object, scope: StageScope) -> list[Stage]:
     if "groupBy" not in spec or "boundaries" not in spec:
         raise fault(40198, "$bucket requires 'groupBy' and 'boundaries' to be specified.")
     group_by = _group_by(spec["groupBy"], 40202, "$bucket", scope)
+    key_of = key_by(scope.fold)
     values, keys = _boundaries(spec["boundaries"], scope)
     default: object = MISSING
     if "default" in spec:
-        expression = compile_expression(spec["default"], scope.names)
+        expression = scope.expression(spec["default"])
         if not expression.is_constant:
             raise fault(40195, "The $bucket 'default' field must be a constant expression")
         default = expression.value
-        if keys[0] <= encode_key(default) < keys[-1]:
+        if keys[0] <= key_of(default) < keys[-1]:
             raise fault(
                 40199,
                 "The $bucket 'default' field must be less than the lowest boundary or greater than or equal to the"
@@ -410,7 +418,7 @@ def compile_bucket(spec: object, scope: StageScope) -> list[Stage]:
 
     def key(document: dict[str, Any], variables: Mapping[str, Any]) -> object:
         value = group_by.evaluate(document, variables)
-        place = bisect_right(keys, encode_key(None if value is MISSING else value)) - 1
+        place = bisect_right(keys, key_of(None if value is MISSING else value)) - 1
         if 0 <= place < len(keys) - 1 and value is not MISSING:
             return values[place]
         if default is MISSING:
@@ -426,7 +434,7 @@ def _group_by(value: object, code: int, name: str, scope: StageScope) -> Express
         raise fault(
             code, f"The {name} 'groupBy' field must be defined as a $-prefixed path or an expression: {show(value)}"
         )
-    return compile_expression(value, scope.names)
+    return scope.expression(value)
 
 
 def _boundaries(value: object, scope: StageScope) -> tuple[list[Any], list[bytes]]:
@@ -434,13 +442,13 @@ def _boundaries(value: object, scope: StageScope) -> tuple[list[Any], list[bytes
         raise fault(40200, f"The $bucket 'boundaries' field must be an array, but found type: {type_name(value)}.")
     values: list[Any] = []
     for one in value:
-        expression = compile_expression(one, scope.names)
+        expression = scope.expression(one)
         if not expression.is_constant:
             raise fault(40191, "The $bucket 'boundaries' field must be an array of constant values.")
         values.append(expression.value)
     if len(values) < 2:
         raise fault(40192, "The $bucket 'boundaries' field must have at least 2 values.")
-    keys = [encode_key(one) for one in values]
+    keys = list(map(key_by(scope.fold), values))
     for place in range(1, len(keys)):
         if keys[place][0] != keys[0][0] and not (is_number(values[place]) and is_number(values[0])):
             raise fault(40193, "All values in the 'boundaries' option to $bucket must have the same type.")
@@ -463,6 +471,7 @@ class BucketAutoStage(SortingStage):
         if "groupBy" not in spec or "buckets" not in spec:
             raise fault(40246, "$bucketAuto requires 'groupBy' and 'buckets' to be specified.")
         self._group_by = _group_by(spec["groupBy"], 40239, "$bucketAuto", scope)
+        self._key_of = key_by(scope.fold)
         buckets: Any = spec["buckets"]
         if not is_number(buckets):
             raise fault(40241, f"The $bucketAuto 'buckets' field must be a numeric value, but found: {show(buckets)}")
@@ -491,7 +500,7 @@ class BucketAutoStage(SortingStage):
         return None if value is MISSING else value
 
     def take(self, row: Row) -> Iterable[Row]:
-        self._sorter.add(encode_key(self._value(row)), row.raw)
+        self._sorter.add(self._key_of(self._value(row)), row.raw)
         self._count += 1
         return ()
 
@@ -504,7 +513,7 @@ class BucketAutoStage(SortingStage):
         for raw in self._sorter.rows():
             row = Row(raw)
             value = self._value(row)
-            is_same = bool(states) and encode_key(value) == encode_key(greatest)
+            is_same = bool(states) and self._key_of(value) == self._key_of(greatest)
             if states and number < self._buckets and taken >= size and not is_same:
                 yield Row(document=self._spec.document({"min": least, "max": value}, states))
                 states = []

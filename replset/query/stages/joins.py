@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from replset.bson import Regex, Undefined, decode, encode_key
+from replset.bson import Regex, Undefined, decode
 from replset.errors import FailedToParseError
+from replset.query.collation import key_by
 from replset.query.errors import check_fields
-from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.expressions import Expression, fault
 from replset.query.expressions.logic import variable_name
 from replset.query.match import compile_filter
 from replset.query.order import MISSING, is_number
@@ -74,6 +75,7 @@ class LookupStage(JoinStage):
         if self.foreign:
             field_path(self.foreign)
         self.let = _let(spec.get("let", {}), scope)
+        self._fold = scope.fold
         self.stages: list[Stage] | None = None
         self.is_constant = True
         if "pipeline" in spec:
@@ -99,16 +101,17 @@ class LookupStage(JoinStage):
         The values of a document only say which questions it may belong to. Then the filter decides, as in a read.
         """
         documents = [decode(raw) for raw in found]
+        key_of = key_by(self._fold)
         by_value: dict[bytes, list[int]] = {}
         for number, document in enumerate(documents):
             check_time()
-            for key in {_key_of(value) for value, _ in values_at(document, split_path(self.foreign))}:
+            for key in {key_of(_or_null(value)) for value, _ in values_at(document, split_path(self.foreign))}:
                 by_value.setdefault(key, []).append(number)
         belongs = {}
         for question, values in questions.items():
             check_time()
-            matches = compile_filter(self.filter_of(values)).matches
-            likely = sorted({number for value in values for number in by_value.get(_key_of(value), ())})
+            matches = compile_filter(self.filter_of(values), fold=self._fold).matches
+            likely = sorted({number for value in values for number in by_value.get(key_of(_or_null(value)), ())})
             belongs[question] = [found[number] for number in likely if matches(documents[number])]
         return belongs
 
@@ -158,7 +161,7 @@ class GraphLookupStage(JoinStage):
             )
         self.source = spec["from"]
         self.name = field_path(spec["as"])
-        self.start_with = compile_expression(spec["startWith"], scope.names)
+        self.start_with = scope.expression(spec["startWith"])
         self.connect_from = field_path(spec["connectFromField"])
         self.connect_to: str = spec["connectToField"]
         field_path(self.connect_to)
@@ -167,7 +170,7 @@ class GraphLookupStage(JoinStage):
         self.restrict = spec.get("restrictSearchWithMatch", {})
         if not isinstance(self.restrict, Mapping):
             raise fault(40185, "restrictSearchWithMatch must be an object")
-        compile_filter(self.restrict)
+        compile_filter(self.restrict, fold=scope.fold)
 
     def first_values(self, document: Document) -> list[object]:
         """Return the values that the search begins with."""
@@ -198,7 +201,7 @@ def _source(spec: Mapping[str, Any], stage: str, name: str) -> str:
 def _let(spec: object, scope: StageScope) -> dict[str, Expression]:
     if not isinstance(spec, Mapping):
         raise FailedToParseError("$lookup argument 'let' must be an object")
-    return {variable_name(name, "$lookup"): compile_expression(value, scope.names) for name, value in spec.items()}
+    return {variable_name(name, "$lookup"): scope.expression(value) for name, value in spec.items()}
 
 
 def _max_depth(value: Any) -> int:
@@ -236,9 +239,9 @@ def values_on(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
         yield from values_on(value[path[0]], path[1:])
 
 
-def _key_of(value: object) -> bytes:
-    """Return a key that equal values share; what is missing, and undefined, equals null."""
-    return encode_key(None if value is MISSING or isinstance(value, Undefined) else value)
+def _or_null(value: object) -> object:
+    """Return null for what equals it: what is missing, and undefined."""
+    return None if value is MISSING or isinstance(value, Undefined) else value
 
 
 def equals_any(path: str, values: list[object]) -> Document:

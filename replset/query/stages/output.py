@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from replset.bson import decode, encode
@@ -17,7 +18,7 @@ from replset.errors import (
     TypeMismatchError,
 )
 from replset.query.errors import check_fields, not_built
-from replset.query.expressions import Expression, compile_expression, fault
+from replset.query.expressions import Expression, fault
 from replset.query.order import MISSING
 from replset.query.paths import field_path
 from replset.query.stages.stage import Chain, ReadingStage, Run, Stage, StageScope
@@ -79,7 +80,7 @@ class MergeStage(ReadingStage):
             raise TypeMismatchError("BSON field '$merge.let' must be an object")
         if spec.get("new", "$$ROOT") != "$$ROOT":
             raise fault(51273, "'let' may not define a value for the reserved 'new' variable other than '$$ROOT'")
-        return {name: compile_expression(value, scope.names) for name, value in spec.items()}
+        return {name: scope.expression(value) for name, value in spec.items()}
 
     def key_of(self, document: Document) -> list[object]:
         """Return the values of the fields `on`. 51132 and 51185 for one that is missing or an array."""
@@ -155,6 +156,8 @@ def _when_matched(spec: Mapping[str, Any], scope: StageScope) -> tuple[Matched, 
             if name not in _IN_UPDATES:
                 raise InvalidOptionsError(f"{name:.80} is not allowed to be used within an update")
     let = spec.get("let")
+    # It is an update of the target, which MongoDB sends without the collation of the aggregation.
+    scope = replace(scope, fold=None)
     return "pipeline", scope.pipeline(mode, "$merge", {"new", *(let if isinstance(let, Mapping) else ())})
 
 

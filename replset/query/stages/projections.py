@@ -50,7 +50,7 @@ class ProjectStage(FieldsStage):
             raise ReplError("projection specification must have at least one field", code=ErrorCode.PROJECT_EMPTY)
         self.spec = dict(spec)
         self.is_plain = not is_computed(spec)
-        projection = compile_projection(spec, scope.names, is_find=False)
+        projection = compile_projection(spec, scope.names, is_find=False, fold=scope.fold)
         hidden = [name for name, value in spec.items() if _is_flag(value) and not is_true(value)]
         if len(hidden) == len(spec):
             super().__init__(projection, (name.partition(".")[0] for name in hidden))
@@ -73,7 +73,7 @@ class AddFieldsStage(FieldsStage):
         if not isinstance(spec, Mapping):
             raise fault(40272, f"$addFields specification stage must be an object, got {type_name(spec)}")
         self.shown = {"$addFields": dict(spec)}
-        projection, paths = compile_added_fields(spec, scope.names)
+        projection, paths = compile_added_fields(spec, scope.names, scope.fold)
         super().__init__(projection, (name.partition(".")[0] for name in spec))
         self.reads = top_fields({*paths, *spec})
 
@@ -101,7 +101,7 @@ class ReplaceRootStage(ChainStage):
     is_simple = is_growing = makes_anew = True
 
     def __init__(self, expression: object, what: str, scope: StageScope) -> None:
-        self._expression = compile_expression(expression, scope.names)
+        self._expression = scope.expression(expression)
         self.reads = top_fields(self._expression.paths)
         self._what = what
 
@@ -145,7 +145,7 @@ class RedactStage(ChainStage):
 
     def __init__(self, spec: object, scope: StageScope) -> None:
         names = scope.names | self._DECISIONS.keys() | {"CURRENT"}
-        self._expression: Final[Expression] = compile_expression(spec, names)
+        self._expression: Final[Expression] = compile_expression(spec, names, scope.fold)
 
     def start(self, run: Run) -> None:
         self._variables = {**run.variables, **self._DECISIONS}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from replset.bson import Decimal128
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, TypeMismatchError
 from replset.query.errors import check_fields, not_built
-from replset.query.expressions import compile_expression, fault
+from replset.query.expressions import fault
 from replset.query.order import is_number, type_name
 from replset.query.stages.basic import whole
 from replset.query.stages.stage import SourceStage, StageScope
@@ -105,7 +105,7 @@ class DocumentsStage(SourceStage):
     """Makes documents of an expression, without a collection."""
 
     def __init__(self, spec: object, scope: StageScope) -> None:
-        self._expression = compile_expression(spec, scope.names)
+        self._expression = scope.expression(spec)
 
     def documents(self, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the documents. 5858203 if the value is no array of documents."""

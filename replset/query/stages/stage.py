@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,6 +17,8 @@ from replset.bson.alike import FieldsReader
 from replset.bson.decoding import names_by_bytes
 from replset.errors import ErrorCode, ReplError
 from replset.ids import invariant
+from replset.query.collation import Fold
+from replset.query.expressions import Accumulator, Expression, compile_accumulator, compile_expression
 from replset.query.regex import is_time_slice_over
 from replset.query.row import Row
 from replset.query.sorter import Spill
@@ -46,13 +48,21 @@ class StageScope:
     """What surrounds a stage when it is compiled.
 
     names: the user's variables. compile: of pipeline.py, for a pipeline within the stage's argument. inside: the stage
-    whose pipeline this is, empty at the top. depth: how many there are around it.
+    whose pipeline this is, empty at the top. depth: how many there are around it. fold: of the pipeline's collation.
     """
 
     compile: Callable[[object, StageScope], list[Stage]]
     names: frozenset[str] = frozenset()
     inside: str = ""
     depth: int = 0
+    fold: Fold | None = None
+
+    def expression(self, value: Any) -> Expression:
+        return compile_expression(value, self.names, self.fold)
+
+    def accumulator(self, spec: Any, field: str) -> Accumulator:
+        """Return the accumulator of the field with this name."""
+        return compile_accumulator(spec, self.names, field, self.fold)
 
     def pipeline(self, elements: object, inside: str, names: Iterable[str] = ()) -> list[Stage]:
         """Compile the pipeline in the argument of the stage `inside`, which adds variables."""
@@ -61,7 +71,8 @@ class StageScope:
                 f"Maximum number of nested sub-pipelines exceeded. Limit is {MAX_DEPTH}",
                 code=ErrorCode.MAX_SUB_PIPELINE_DEPTH_EXCEEDED,
             )
-        return self.compile(elements, StageScope(self.compile, self.names.union(names), inside, self.depth + 1))
+        inner = replace(self, names=self.names.union(names), inside=inside, depth=self.depth + 1)
+        return self.compile(elements, inner)
 
 
 class Stage:

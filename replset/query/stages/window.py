@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from replset.bson import encode_key
 from replset.bson.alike import FieldsReader
 from replset.errors import ErrorCode, FailedToParseError, ReplError, TypeMismatchError
+from replset.query.collation import key_by
 from replset.query.errors import check_fields, show
-from replset.query.expressions import Expression, compile_expression, fault, top_fields
+from replset.query.expressions import Expression, fault, top_fields
 from replset.query.order import MISSING, type_name
 from replset.query.paths import field_path
 from replset.query.row import Row
@@ -37,7 +37,10 @@ class WindowStage(SortingStage):
         order: Order,
         output: Mapping[tuple[str, ...], Compute],
         reads: frozenset[str] | None,
+        key_of: Callable[[Any], bytes],
     ) -> None:
+        """key_of: gives the key of a partition."""
+        self._key_of = key_of
         self.partition_by = partition_by
         self.sort = sort
         self.order = order
@@ -61,7 +64,7 @@ class WindowStage(SortingStage):
         value = self._partition_value(document, self.run.variables)
         if type(value) is list:
             raise TypeMismatchError("An expression used to partition cannot evaluate to value of type array")
-        return encode_key(None if value is MISSING else value)
+        return self._key_of(None if value is MISSING else value)
 
     def end(self) -> Iterator[Row | None]:
         reader = FieldsReader(self._fields)
@@ -116,17 +119,17 @@ def compile_window(spec: object, scope: StageScope) -> Stage:
     sort_by = spec.get("sortBy") or {}
     if not isinstance(sort_by, Mapping):
         raise TypeMismatchError("BSON field '$setWindowFields.sortBy' must be an object")
-    sort = compile_sort(sort_by) if sort_by else None
+    sort = compile_sort(sort_by, scope.fold) if sort_by else None
     order: Order = () if sort is None else sort.fields
     output = {}
     for name, value in spec["output"].items():
         if not isinstance(value, Mapping):
             raise FailedToParseError(f"The field '{name:.80}' must be an object")
         output[field_path(name)] = compile_function(value, order, scope)
-    partition_by = compile_expression(spec.get("partitionBy"), scope.names)
+    partition_by = scope.expression(spec.get("partitionBy"))
     paths = partition_by.paths.union(spec["output"], sort_by)
     reads = top_fields(paths.union(*[paths_read(value, scope) for value in spec["output"].values()]))
-    return WindowStage(partition_by, sort, order, output, reads)
+    return WindowStage(partition_by, sort, order, output, reads, key_by(scope.fold))
 
 
 def compile_fill(spec: object, scope: StageScope) -> list[Stage]:

@@ -11,7 +11,7 @@ from replset.bson import DateTime, Decimal128, Int64, encode_key
 from replset.bson.alike import FieldsReader
 from replset.errors import FailedToParseError
 from replset.query.errors import show
-from replset.query.expressions import Expression, compile_accumulator, compile_expression, fault
+from replset.query.expressions import Expression, fault
 from replset.query.expressions.accumulator_states import as_double
 from replset.query.expressions.accumulators import ACCUMULATORS
 from replset.query.expressions.dates import UNITS, shifted
@@ -110,7 +110,7 @@ def compile_function(spec: Mapping[str, Any], order: Order, scope: StageScope) -
         return _WITH_WINDOW[name](name, argument, order, scope, bounds)
     if name not in ACCUMULATORS or name == "$mergeObjects":
         raise FailedToParseError(f"Unrecognized window function, {name:.80}")
-    accumulator = compile_accumulator({name: argument}, scope.names, name)
+    accumulator = scope.accumulator({name: argument}, name)
 
     def compute(partition: Partition) -> Iterator[Any]:
         state = accumulator.new_window(partition.variables)
@@ -124,10 +124,10 @@ def paths_read(spec: Mapping[str, Any], scope: StageScope) -> frozenset[str]:
     name = next(name for name in spec if name != "window")
     argument = spec[name]
     if name in ACCUMULATORS:
-        return compile_accumulator({name: argument}, scope.names, name).argument.paths
+        return scope.accumulator({name: argument}, name).argument.paths
     is_expression = not isinstance(argument, Mapping) or next(iter(argument), "").startswith("$")
     parts = [argument] if is_expression else list(argument.values())
-    return compile_expression(parts, scope.names).paths
+    return scope.expression(parts).paths
 
 
 def _slide(partition: Partition, bounds: Bounds, argument: Expression, state: Any) -> Iterator[Any]:
@@ -280,8 +280,8 @@ def _shift(name: str, argument: Any, order: Order, scope: StageScope) -> Compute
     by = argument["by"]
     if not is_number(by) or type(by) is Decimal128 or by % 1:
         raise FailedToParseError(f"'{name}:by' field must be an integer, but found by: {show(by)}")
-    output = compile_expression(argument["output"], scope.names)
-    default = compile_expression(argument.get("default"), scope.names)
+    output = scope.expression(argument["output"])
+    default = scope.expression(argument.get("default"))
     if not default.is_constant:
         raise FailedToParseError(f"'{name}:default' expression must yield a constant value.")
 
@@ -298,7 +298,7 @@ def _moving_average(name: str, argument: Any, order: Order, scope: StageScope) -
         raise FailedToParseError(f"{name} requires an explicit 'sortBy'")
     if not isinstance(argument, Mapping) or "input" not in argument or len(argument) != 2:
         raise FailedToParseError(f"{name} needs 'input' and either 'N' or 'alpha': {show(argument)}")
-    source = compile_expression(argument["input"], scope.names)
+    source = scope.expression(argument["input"])
     alpha: float
     if "N" in argument:
         count = argument["N"]
@@ -332,7 +332,7 @@ def _moving_average(name: str, argument: Any, order: Order, scope: StageScope) -
 
 
 def _last_known(_name: str, argument: Any, _order: Order, scope: StageScope) -> Compute:
-    source = compile_expression(argument, scope.names)
+    source = scope.expression(argument)
 
     def compute(partition: Partition) -> Iterator[Any]:
         known: Any = None
@@ -347,7 +347,7 @@ def _last_known(_name: str, argument: Any, _order: Order, scope: StageScope) -> 
 def _linear_fill(name: str, argument: Any, order: Order, scope: StageScope) -> Compute:
     if len(order) != 1:
         raise fault(6050001, f"{name} must be specified with a top level sortBy expression with exactly one element")
-    source = compile_expression(argument, scope.names)
+    source = scope.expression(argument)
 
     def compute(partition: Partition) -> Iterator[Any]:
         before: tuple[Any, Any] | None = None  # position and value of the last known one
@@ -410,7 +410,7 @@ def _steps(name: str, argument: Any, order: Order, scope: StageScope) -> tuple[E
     unit = argument.get("unit")
     if unit is not None and unit not in _MS:
         raise fault(5490710, f"{name}'s unit must be 'week' or smaller: {show(unit)}")
-    return compile_expression(argument["input"], scope.names), 0 if unit is None else _MS[unit]
+    return scope.expression(argument["input"]), 0 if unit is None else _MS[unit]
 
 
 def _point(partition: Partition, source: Expression, unit_ms: int, number: int, name: str) -> tuple[float, Any]:
@@ -500,7 +500,7 @@ def _pair(pair: Any) -> tuple[float, float] | None:
 def _covariance(name: str, argument: Any, _order: Order, scope: StageScope, bounds: Bounds) -> Compute:
     if type(argument) is not list or len(argument) != 2:
         raise FailedToParseError(f"{name} needs an array of two expressions: {show(argument)}")
-    source = compile_expression(argument, scope.names)
+    source = scope.expression(argument)
     return lambda partition: _slide(partition, bounds, source, _Covariance(name == "$covarianceSamp"))
 
 

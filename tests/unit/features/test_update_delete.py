@@ -193,7 +193,6 @@ def test_positional_and_array_filters(client: Client) -> None:
         ({"update": "c", "updates": [{"q": 1, "u": {}}]}, 14),
         ({"update": "c", "updates": [{"q": {}, "u": {}, "x": 1}]}, 40415),
         ({"update": "c", "updates": [{"q": {}, "u": {}, "multi": "yes"}]}, 14),
-        ({"update": "c", "updates": [{"q": {}, "u": {"$pull": {"a": 1}}, "collation": {"locale": "de"}}]}, 238),
         ({"update": "c", "updates": [{"q": {}, "u": {}}], "let": {"a": "$b"}}, 4890500),
         ({"update": "c", "updates": [{"q": {}, "u": {}, "c": {"a": 1}}]}, 51198),
         ({"update": "system.x", "updates": [{"q": {}, "u": {}}]}, 73),
