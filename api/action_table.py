@@ -13,7 +13,8 @@ _K = FieldKind
 _COMMON = {"database": _K.TEXT, "collection": _K.TEXT, "dataSource": _K.TEXT, "maxTimeMS": _K.NUMBER}
 _READ = _COMMON | {"readConcern": _K.DOCUMENT, "readPreference": _K.READ_PREFERENCE}
 _WRITE = _COMMON | {"writeConcern": _K.DOCUMENT}
-_FILTER = {"filter": _K.DOCUMENT}
+_COLLATION = {"collation": _K.DOCUMENT}
+_FILTER = {"filter": _K.DOCUMENT, **_COLLATION}
 _FIND = _FILTER | {"projection": _K.DOCUMENT, "sort": _K.DOCUMENT, "skip": _K.NUMBER}
 _UPDATE = _FILTER | {"update": _K.UPDATE, "upsert": _K.BOOL, "arrayFilters": _K.ARRAY}
 _REPLACE = _FILTER | {"replacement": _K.DOCUMENT, "upsert": _K.BOOL}
@@ -47,7 +48,7 @@ _ONE_COMMAND: dict[str, ActionType] = {
         ActionType(
             "aggregate",
             "What a pipeline makes of the documents.",
-            _READ | {"pipeline": _K.ARRAY},
+            _READ | _COLLATION | {"pipeline": _K.ARRAY},
             _required("pipeline"),
             actions.aggregate,
             actions.found,

@@ -174,7 +174,7 @@ def insert_many(body: Fields, new_id: NewId) -> ActionCommand:
 
 def _command(name: str, body: Fields, *copied: str, **fixed: object) -> ActionCommand:
     command: dict[str, Any] = {name: body["collection"]}
-    for field in copied:
+    for field in (*copied, "collation"):
         if field in body:
             command[field] = body[field]
     return ActionCommand(body["database"], {**command, **fixed}, [])
@@ -239,7 +239,7 @@ def find_one_and_delete(body: Fields, _new_id: NewId) -> ActionCommand:
 
 def _statement(body: Fields, change: object, many: bool) -> ActionCommand:
     statement = {"q": body["filter"], "u": change, "multi": many}
-    for name in ("upsert", "arrayFilters"):
+    for name in ("upsert", "arrayFilters", "collation"):
         if name in body:
             statement[name] = body[name]
     return ActionCommand(body["database"], {"update": body["collection"], "updates": [statement]}, [])
@@ -247,8 +247,10 @@ def _statement(body: Fields, change: object, many: bool) -> ActionCommand:
 
 def delete(limit: int) -> Callable[[Fields, NewId], ActionCommand]:
     def build(body: Fields, _new_id: NewId) -> ActionCommand:
-        deletes = [{"q": body["filter"], "limit": limit}]
-        return ActionCommand(body["database"], {"delete": body["collection"], "deletes": deletes}, [])
+        statement = {"q": body["filter"], "limit": limit}
+        if "collation" in body:
+            statement["collation"] = body["collation"]
+        return ActionCommand(body["database"], {"delete": body["collection"], "deletes": [statement]}, [])
 
     return build
 

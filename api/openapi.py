@@ -48,6 +48,7 @@ _FIELDS: dict[str, Schema] = {
     "returnNewDocument": {"type": "boolean", "description": "true: return the document as the write leaves it"},
     "pipeline": {"type": "array", "items": _DOCUMENT, "example": [{"$match": {"qty": {"$gt": 2}}}, {"$count": "n"}]},
     "key": {"type": "string", "minLength": 1, "example": "item"},
+    "collation": {**_DOCUMENT, "example": {"locale": "en", "strength": 2}},
     "writeConcern": {**_DOCUMENT, "example": {"w": "majority", "wtimeout": 5000}},
     "readConcern": {**_DOCUMENT, "example": {"level": "majority"}},
     "readPreference": {**_KINDS[FieldKind.READ_PREFERENCE], "example": {"mode": "secondaryPreferred"}},

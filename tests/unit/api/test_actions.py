@@ -46,8 +46,8 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "find-one": (
         "findOne",
-        {"filter": {"a": 1}},
-        {"find": "orders", "filter": {"a": 1}, "limit": 1, "singleBatch": True},
+        {"filter": {"a": 1}, "collation": {"locale": "en"}},
+        {"find": "orders", "filter": {"a": 1}, "collation": {"locale": "en"}, "limit": 1, "singleBatch": True},
     ),
     "reads-say-how": (
         "find",
@@ -69,16 +69,21 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a-data-source-is-ignored": ("find", {"dataSource": "x"}, {"find": "orders", "batchSize": 100_000}),
     "count": (
         "countDocuments",
-        {"filter": {"a": 1}, "limit": 5, "skip": 1},
-        {"count": "orders", "limit": 5, "skip": 1, "query": {"a": 1}},
+        {"filter": {"a": 1}, "limit": 5, "skip": 1, "collation": {"locale": "en"}},
+        {"count": "orders", "limit": 5, "skip": 1, "collation": {"locale": "en"}, "query": {"a": 1}},
     ),
     "count-everything": ("countDocuments", {}, {"count": "orders", "query": {}}),
     "aggregate": (
         "aggregate",
-        {"pipeline": [{"$match": {"a": 1}}, {"$count": "n"}], "readConcern": {"level": "majority"}},
+        {
+            "pipeline": [{"$match": {"a": 1}}, {"$count": "n"}],
+            "readConcern": {"level": "majority"},
+            "collation": {"locale": "en"},
+        },
         {
             "aggregate": "orders",
             "pipeline": [{"$match": {"a": 1}}, {"$count": "n"}],
+            "collation": {"locale": "en"},
             "cursor": {"batchSize": 100_000},
             "readConcern": {"level": "majority"},
         },
@@ -113,8 +118,11 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "replace-one": (
         "replaceOne",
-        {"filter": {"a": 1}, "replacement": {"b": 1}},
-        {"update": "orders", "updates": [{"q": {"a": 1}, "u": {"b": 1}, "multi": False}]},
+        {"filter": {"a": 1}, "replacement": {"b": 1}, "collation": {"locale": "en"}},
+        {
+            "update": "orders",
+            "updates": [{"q": {"a": 1}, "u": {"b": 1}, "multi": False, "collation": {"locale": "en"}}],
+        },
     ),
     "find-one-and-update": (
         "findOneAndUpdate",
@@ -147,11 +155,21 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "find-one-and-delete": (
         "findOneAndDelete",
-        {"filter": {"a": 1}, "sort": {"b": 1}},
-        {"findAndModify": "orders", "query": {"a": 1}, "remove": True, "sort": {"b": 1}},
+        {"filter": {"a": 1}, "sort": {"b": 1}, "collation": {"locale": "en"}},
+        {
+            "findAndModify": "orders",
+            "query": {"a": 1},
+            "remove": True,
+            "sort": {"b": 1},
+            "collation": {"locale": "en"},
+        },
     ),
     "delete-one": ("deleteOne", {"filter": {"a": 1}}, {"delete": "orders", "deletes": [{"q": {"a": 1}, "limit": 1}]}),
-    "delete-many": ("deleteMany", {"filter": {}}, {"delete": "orders", "deletes": [{"q": {}, "limit": 0}]}),
+    "delete-many": (
+        "deleteMany",
+        {"filter": {}, "collation": {"locale": "en"}},
+        {"delete": "orders", "deletes": [{"q": {}, "limit": 0, "collation": {"locale": "en"}}]},
+    ),
 }
 
 
