@@ -34,10 +34,6 @@ CAUSES: tuple[Cause, ...] = (
         ("collection-management/modifyCollection-errorResponse: *",),
     ),
     Cause(
-        "aggregate with a collation is not built yet; refused with 238.",
-        ("crud/aggregate-collation: *", "crud/count-collation: Count documents *"),
-    ),
-    Cause(
         "Clustered collections are not built yet; refused with 238.", ("collection-management/clustered-indexes: *",)
     ),
     Cause("Time series are not built yet; refused with 238.", ("collection-management/timeseries-collection: *",)),
