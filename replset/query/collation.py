@@ -18,6 +18,7 @@ from replset.query.errors import TypeMismatchError
 from replset.query.numbers import whole_number
 from replset.query.order import is_number
 from replset.query.order import type_name as name_of_type
+from replset.query.sizes import MAX_BYTES, size_of, too_large
 from replset.query.time_limit import check_time
 
 _FLAGS: Final = {
@@ -35,7 +36,12 @@ _TEXTS: Final = ("locale", "caseFirst", "alternate", "maxVariable")
 _KEPT: Final = 32
 """Collators that are kept."""
 LONGEST: Final = 1 << 18
-"""Characters of a string that is compared. ICU lets no other thread run meanwhile: some 10 ms for so many."""
+"""Characters of a string that is compared. ICU lets no other thread run meanwhile: some 10 ms for so many.
+
+Some 60 ms for those that stand for several letters each. U+FDFA stands for 18, and counts as so many.
+"""
+_WIDEST: Final = "\ufdfa"
+_OF_WIDEST: Final = 18
 _LONG_RUN: Final = regex.compile(r"(\P{ccc=0}{30})(?=\P{ccc=0})")
 _JOINER: Final = "\u034f"
 _Settings: TypeAlias = tuple[tuple[str, Any], ...]
@@ -57,15 +63,30 @@ class Fold:
         self._made_of = made_of
 
     def __call__(self, value: Any) -> Any:
+        """Return the value folded. 2 for a string that is too long, 146 for sort keys that take too much memory."""
         kind = type(value)
         if kind is str or kind is Symbol:
-            check_time()
-            # One character for each byte: the order of the characters is that of the bytes.
-            return self._sort_key(_bounded(str(value)))[:-1].decode("latin-1")
+            return self._key_of(value)
+        return self._folded(value, [MAX_BYTES]) if kind is list or isinstance(value, Mapping) else value
+
+    def _key_of(self, text: object) -> str:
+        check_time()
+        # One character for each byte: the order of the characters is that of the bytes.
+        return self._sort_key(_bounded(str(text)))[:-1].decode("latin-1")
+
+    def _folded(self, value: Any, left: list[int]) -> Any:
+        """left: the bytes that the sort keys may still take."""
+        kind = type(value)
+        if kind is str or kind is Symbol:
+            key = self._key_of(value)
+            left[0] -= size_of(key)
+            if left[0] < 0:
+                raise too_large("a value that is compared by a collation", MAX_BYTES)
+            return key
         if kind is list:
-            return [self(item) for item in value]
+            return [self._folded(item, left) for item in value]
         if isinstance(value, Mapping):
-            return {name: self(item) for name, item in value.items()}
+            return {name: self._folded(item, left) for name, item in value.items()}
         return value
 
     def __eq__(self, other: object) -> bool:
@@ -227,6 +248,9 @@ def _bounded(text: str) -> str:
     ICU puts the marks of a run in order in quadratic time. A client's string of 200,000 marks would hold the member for
     12 s, and the others would elect another primary. The cut is that of Unicode's Stream-Safe Text Format (UAX #15).
     """
-    if len(text) > LONGEST:
-        raise BadValueError(f"a collation compares strings of at most {LONGEST} characters, not of {len(text)}")
+    length = len(text)
+    if length <= LONGEST and not text.isascii():
+        length += (_OF_WIDEST - 1) * text.count(_WIDEST)
+    if length > LONGEST:
+        raise BadValueError(f"a collation compares strings of at most {LONGEST} characters, not of {length}")
     return text if text.isascii() else _LONG_RUN.sub(rf"\1{_JOINER}", text)

@@ -6,11 +6,11 @@ no memory until it is encoded, compared or shown. So all that looks at every par
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from replset.bson import MAX_DEPTH, encode_key
 from replset.errors import ErrorCode, ReplError
-from replset.query.collation import Fold
 from replset.query.time_limit import check_time
 
 MAX_BYTES: Final = 100 << 20
@@ -61,8 +61,11 @@ def size_of(value: Any, limit: int | None = None) -> int:
     return size
 
 
-def sized_key(value: Any, fold: Fold | None = None) -> bytes:
-    """Return the key that orders a value that an expression made. 146 for one that is too large."""
+def sized_key(value: Any, fold: Callable[[Any], Any] | None = None) -> bytes:
+    """Return the key that orders a value that an expression made. 146 for one that is too large.
+
+    fold: of a collation.
+    """
     if type(value) is dict or type(value) is list:
         size_of(value)
     return encode_key(value if fold is None else fold(value))

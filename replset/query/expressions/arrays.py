@@ -255,8 +255,14 @@ def _sort_array(argument: Any, scope: Scope) -> Expression:
 
     def ordered(array: Any) -> list[Any]:
         items = need_array("$sortArray", array, 2942504)
-        spend(size_of(items))
-        return sort_by_key([(sort_key(item), item) for item in items]) if items else items
+        size_of(items)
+        spend_items(len(items))
+        pairs = []
+        for item in items:
+            key = sort_key(item)
+            spend(len(key))
+            pairs.append((key, item))
+        return sort_by_key(pairs)
 
     return apply(ordered, [scope.compile(given["input"])], null_if_null=True)
 
@@ -316,8 +322,9 @@ def _as_set(key_of: KeyOf, name: str, code: int, array: Any) -> dict[bytes, Any]
     """Return the items of an array by their keys, without repetition."""
     found: dict[bytes, Any] = {}
     for item in need_array(name, array, code):
-        check_time()
-        found.setdefault(key_of(item), item)
+        key = key_of(item)
+        spend(0 if key in found else len(key))
+        found.setdefault(key, item)
     return found
 
 

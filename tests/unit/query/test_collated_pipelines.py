@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replset.bson import DateTime, Timestamp, decode, encode
 from replset.errors import ReplError
 from replset.query.collation import LONGEST, Fold, fold_of
-from replset.query.expressions import compile_expression
+from replset.query.expressions import compile_expression, compiler
 from replset.query.match import compile_filter
 from replset.query.pipeline import compile_pipeline
 from replset.query.projection import compile_find_projection
@@ -272,6 +272,18 @@ def test_what_an_expression_makes_is_bounded() -> None:
     with pytest.raises(ReplError, match="at most 262144 characters") as raised:
         compared.evaluate({"a": "a" * (LONGEST // 16)}, {})
     assert raised.value.code == 2
+
+
+@pytest.mark.parametrize("expression", [{"$setUnion": ["$l"]}, {"$sortArray": {"input": "$l", "sortBy": 1}}], ids=str)
+def test_the_sort_keys_of_an_array_are_counted(expression: Doc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A character may have a sort key of 17 bytes."""
+    compared = compile_expression(expression, fold=fold(LOOSE))
+    items = [f"{number}" + "\u3315" * 100 for number in range(10)]
+    assert len(compared.evaluate({"l": items}, {})) == 10
+    monkeypatch.setattr(compiler, "MAX_BYTES", 5000)
+    with pytest.raises(ReplError) as raised:
+        compared.evaluate({"l": items}, {})
+    assert raised.value.code == 146
 
 
 # --- agreement with find ----------------------------------------------------------------------------------------

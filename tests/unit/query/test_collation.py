@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.errors import ReplError
+from replset.query import collation
 from replset.query.collation import fold_of, stored_fold
 from replset.query.distinct import Distinct
 from replset.query.match import compile_filter
@@ -149,9 +150,23 @@ def test_a_string_that_is_too_long_is_refused() -> None:
     fold = fold_of(LOOSE)
     assert fold is not None
     assert fold("a" * LONGEST) == fold("A" * LONGEST)
-    with pytest.raises(ReplError, match="at most 262144 characters") as raised:
-        fold({"a": ["a" * (LONGEST + 1)]})
-    assert raised.value.code == 2
+    # ICU takes as long for U+FDFA as for 18 letters.
+    for text in ("a" * (LONGEST + 1), "\ufdfa" * (LONGEST // 18 + 1)):
+        with pytest.raises(ReplError, match="at most 262144 characters") as raised:
+            fold({"a": [text]})
+        assert raised.value.code == 2
+    assert fold("\ufdfa" * (LONGEST // 18)) != fold("\ufdfb")
+
+
+def test_the_sort_keys_of_one_value_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that an expression makes may hold one string a thousand times, but each time its key is made anew."""
+    fold = fold_of(LOOSE)
+    assert fold is not None
+    monkeypatch.setattr(collation, "MAX_BYTES", 5000)
+    assert fold(["a" * 100] * 10)
+    with pytest.raises(ReplError) as raised:
+        fold([{"b": "a" * 100}] * 100)
+    assert raised.value.code == 146
 
 
 @pytest.mark.parametrize("more", [{}, {"strength": 1}, {"strength": 2, "caseLevel": True}, {"numericOrdering": True}])
