@@ -229,6 +229,9 @@ def test_a_string_that_is_too_long(client: Client, member: RunningMember) -> Non
     client.ok({"delete": "c", "deletes": [{"q": {}, "limit": 0}]})
     create(client, {**A, "collation": LOOSE})
     assert insert(client, {"_id": 1, "a": LONG})["writeErrors"][0]["code"] == 201
+    wide = ["\ufdfa" * 14_563] * 2  # ICU takes as long for each character as for 18 letters
+    assert insert(client, {"_id": 1, "a": wide})["writeErrors"][0]["code"] == 201
+    assert insert(client, {"_id": 0, "a": wide[:1]})["n"] == 1
     assert insert(client, {"_id": 1, "a": "x" * 262_144})["n"] == 1
     change = {"q": {"_id": 1}, "u": {"$set": {"a": LONG}}}
     assert client.run({"update": "c", "updates": [change]})["writeErrors"][0]["code"] == 201

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import icu
@@ -47,6 +48,14 @@ def test_what_is_refused(collation: dict[str, Any], code: int) -> None:
 
 def test_the_simple_one_folds_nothing() -> None:
     assert fold_of({"locale": "simple"}) is None
+
+
+def test_a_fold_is_written_as_its_settings() -> None:
+    """A $group writes the states of its accumulators to the disk, and each may have one."""
+    fold = fold_of(LOOSE)
+    assert fold is not None
+    again = pickle.loads(pickle.dumps(fold))
+    assert (again, again("A")) == (fold, fold("A"))
 
 
 @pytest.mark.parametrize(
