@@ -17,6 +17,8 @@ from replset.query.collation import Fold
 
 def default_fold(ctx: CommandContext) -> Fold | None:
     """Return the fold of the collation that the command's collection or view has; None for the simple one."""
+    if ctx.body.get_string(ctx.name) is None:  # `aggregate: 1`
+        return None
     coll = collection_here(ctx, collection_of(ctx))
     return None if coll is None else coll.fold
 

@@ -204,9 +204,3 @@ def collation(body: RawDocument, place: str, default: Fold | None = None) -> Fol
     from replset.query.collation import fold_of  # the command line does without the query language
 
     return fold_of(given.decode())
-
-
-def check_collation(body: RawDocument, place: str, default: Fold | None = None) -> None:
-    """Refuse (238) a collation other than the simple one, where no other is built. default: of the collection."""
-    if collation(body, place, default) is not None:
-        raise NotBuiltError(f"BSON field '{place}.collation' with another locale than 'simple' is not built yet")

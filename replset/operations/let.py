@@ -8,6 +8,7 @@ from typing import Any
 
 from replset.bson import DateTime, RawDocument
 from replset.operations import fields
+from replset.operations.collations import command_fold
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
 from replset.operations.kernel import Kernel
@@ -47,7 +48,7 @@ async def variables_of(ctx: CommandContext) -> dict[str, Any]:
     if fields.is_absent(body, "let"):
         return system
     let = await read_statement(member, body, lambda: fields.decoded(body, "let", ctx.name))
-    fold = fields.collation(body, ctx.name)
+    fold = command_fold(ctx)
     return await compiled(member, weight_of(len(body.raw), let), partial(let_values, let, system, fold))
 
 

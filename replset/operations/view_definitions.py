@@ -21,6 +21,7 @@ from replset.operations.read_concern import open_collection, read_concern_of
 from replset.query.pipeline import compile_pipeline
 from replset.query.views import MAX_DEPTH, check_dependencies, collections_named, refuse_stages, too_deep
 from replset.storage.catalog import Collection
+from replset.storage.indexes import fold_in
 
 MAX_DEFINITION: Final = 256 << 10
 """Bytes of a view's definition: it is read whenever somebody reads the view."""
@@ -74,8 +75,8 @@ def view_options(body: RawDocument, place: str) -> dict[str, object] | None:
 
 
 def check_definition(by_ns: Mapping[str, Collection], ns: str, options: RawDocument) -> None:
-    """Raise 5 or 165 if the view `ns`, with these options, would read itself or lie on too many others, and 195 if the
-    database has too many views.
+    """Raise 5 or 165 if the view `ns`, with these options, would read itself or lie on too many others, 167 if it reads
+    a view with another collation, or is read by one, and 195 if the database has too many views.
     """
     database, _, name = ns.partition(".")
     views = [coll for coll in by_ns.values() if coll.view_on is not None and coll.database == database]
@@ -87,6 +88,14 @@ def check_definition(by_ns: Mapping[str, Collection], ns: str, options: RawDocum
     sources = {coll.name: _sources(coll.options.raw) for coll in views}
     sources[name] = _sources(options.raw)
     check_dependencies(sources, name)
+    folds = {coll.name: coll.fold for coll in views} | {name: fold_in(options)}
+    for one in sources:
+        for other in sources[one] & folds.keys() if one == name else {name} & sources[one]:
+            if folds[one] != folds[other]:
+                raise ReplError(
+                    f"View {database}.{one} has conflicting collation with view {database}.{other}",
+                    code=ErrorCode.OPTION_NOT_SUPPORTED_ON_VIEW,
+                )
 
 
 @lru_cache(maxsize=4096)

@@ -92,8 +92,10 @@ async def explain_aggregate(ctx: CommandContext, verbosity: str) -> Reply:
 async def _compiled(ctx: CommandContext) -> tuple[PipelineRun, list[Stage]]:
     """Check the command and compile its pipeline."""
     body, name, member = ctx.body, ctx.name, ctx.member
-    fold = fields.collation(body, name, default_fold(ctx) if _collection(ctx) else None)
     pipeline = await read_statement(member, body, lambda: fields.values(body, "pipeline", name))
+    # Events are no documents of the collection: its collation is not for them.
+    of_collection = None if "$changeStream" in names_of(pipeline)[:1] else default_fold(ctx)
+    fold = fields.collation(body, name, of_collection)
     _authorize(ctx, pipeline)
     _check_target(ctx, pipeline)
     weight = weight_of(len(body.raw), pipeline, let_of(body))

@@ -22,7 +22,7 @@ from replset.operations.evaluation import TimeSlice, compiled, is_small, run_in_
 from replset.operations.kernel import Kernel
 from replset.operations.namespaces import namespace
 from replset.operations.read_concern import read_concern_of
-from replset.operations.view_definitions import resolve
+from replset.operations.view_definitions import collection_here, resolve
 from replset.query.collation import Fold
 from replset.query.pipeline import compile_pipeline
 from replset.query.pipeline_rewrite import rewrite
@@ -122,13 +122,15 @@ class PipelineRun:
             raise too_deep()
         if not views:
             return collection, stages
-        if self.fold is not None:
+        view = collection_here(self.ctx, collection)
+        if view is not None and view.fold != self.fold:
             raise ReplError(
                 f"Cannot override the default collation of a view: {namespace(self.ctx.database, collection)}",
                 code=ErrorCode.OPTION_NOT_SUPPORTED_ON_VIEW,
             )
         self.weight += weight_of(len(encode({"": elements})), elements)
-        found = await compiled(self.ctx.member, self.weight, lambda: compile_pipeline(elements))
+        scope = StageScope(compile_pipeline, fold=self.fold)
+        found = await compiled(self.ctx.member, self.weight, lambda: compile_pipeline(elements, scope))
         return name, await self.rewritten([*found, *stages])
 
     async def rewritten(self, stages: Sequence[Stage]) -> list[Stage]:

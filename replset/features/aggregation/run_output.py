@@ -32,6 +32,7 @@ from replset.operations.evaluation import UNBOUNDED, evaluate, read_statement, w
 from replset.operations.namespaces import writable_namespace
 from replset.operations.request import Reply
 from replset.operations.view_definitions import refuse_view
+from replset.query.collation import Fold
 from replset.query.errors import ImmutableFieldError
 from replset.query.expressions import fault
 from replset.query.match import Matcher
@@ -41,6 +42,7 @@ from replset.replication.index_ops import do_create_index
 from replset.replication.ttl import TEMPORARY
 from replset.replication.write_ops import WriteGroup, do_create, do_drop, do_set_options
 from replset.storage.catalog import Collection
+from replset.storage.indexes import Index
 
 FORWARD_MS: Final = 600_000
 """How long the primary may take with a command that a secondary sends on."""
@@ -252,7 +254,7 @@ class MergeBatch(UpdateBatch):
         statement = self.statements[self.index]
         assert isinstance(statement, MergeStatement)
         self.update = MergedUpdate(self._stage, statement)
-        return Search(filter_of(statement.query))
+        return Search(filter_of(statement.query, fold=statement.fold))
 
     def proceed(self, group: WriteGroup, search: Search) -> None:
         super().proceed(group, search)
@@ -273,26 +275,29 @@ async def write_merge(run: PipelineRun, stage: MergeStage, source: Cursor | None
     target = ctx.member.store.collection(output.ns)
     refuse_view(target)
     indexes = () if target is None else target.indexes
-    # An index tells values apart by its own collation, which is the simple one.
-    if stage.on != ("_id",) and (run.fold or not any(_is_unique_by(stage, index) for index in indexes)):
+    # An index tells values apart by its own collation. Of the simple one, that on _id is the table of the documents.
+    is_by_id = stage.on == ("_id",) and (target is None or target.fold is None)
+    if not is_by_id and not any(_is_unique_by(stage, index, run.fold) for index in indexes):
         raise fault(51183, "Cannot find index to verify that join fields will be unique")
+    fold = None if is_by_id else run.fold
     while rows := await _next_rows(ctx, source):
         if stage.when_matched == "fail":
             await output.insert(rows, output.ns)
             continue
         while rows:
-            statements, looked_at = await evaluate(ctx.member, run.weight, rows, partial(_statement, run, stage))
+            statements, looked_at = await evaluate(ctx.member, run.weight, rows, partial(_statement, run, stage, fold))
             await output.write(MergeBatch(ctx, stage, statements, output.ns))
             rows = rows[looked_at:]
     return DocumentsCursor(source.ns, [])
 
 
-def _is_unique_by(stage: MergeStage, index: Any) -> bool:
+def _is_unique_by(stage: MergeStage, index: Index, fold: Fold | None) -> bool:
     fields = sorted(path for path, _ in index.fields)
-    return index.ready and index.unique and index.partial_filter is None and fields == sorted(stage.on)
+    is_whole = index.ready and index.unique and index.partial_filter is None
+    return is_whole and index.fold == fold and fields == sorted(stage.on)
 
 
-def _statement(run: PipelineRun, stage: MergeStage, raw: bytes) -> MergeStatement:
+def _statement(run: PipelineRun, stage: MergeStage, fold: Fold | None, raw: bytes) -> MergeStatement:
     new = decode(raw)
     if "_id" not in new and "_id" in stage.on:
         new = {"_id": run.ctx.member.new_id(), **new}
@@ -301,7 +306,7 @@ def _statement(run: PipelineRun, stage: MergeStage, raw: bytes) -> MergeStatemen
     # Each stage can double what the one before made, so the size of the command says nothing about the cost.
     weight = UNBOUNDED if len(stage.stages) > 1 else weight_of(len(raw), query) + run.weight
     upsert = stage.when_not_matched == "insert"
-    return MergeStatement(query, False, None, weight, {}, upsert, [], {}, new, variables)
+    return MergeStatement(query, False, None, weight, {}, upsert, [], {}, new, variables, fold=fold)
 
 
 async def _next_rows(ctx: CommandContext, source: Cursor) -> list[bytes]:

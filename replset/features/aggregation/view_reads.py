@@ -16,6 +16,7 @@ from replset.features.crud.get_more import first_batch
 from replset.features.crud.scan import SLICE_DECODED, pause
 from replset.ids import OpTime
 from replset.operations import fields
+from replset.operations.collations import command_fold
 from replset.operations.command import Command, CommandContext, Handler
 from replset.operations.cursors import FIRST_BATCH, Cursor
 from replset.operations.evaluation import compiled, evaluate, read_statement, weight_of
@@ -52,7 +53,7 @@ async def _open(ctx: CommandContext, elements: list[object]) -> tuple[Cursor, Op
 async def _compiled(ctx: CommandContext, elements: list[object]) -> tuple[PipelineRun, list[Stage]]:
     weight = weight_of(len(ctx.body.raw), elements)
     variables = await variables_of(ctx)
-    run = run_of(ctx, weight, variables, fields.collation(ctx.body, ctx.name))
+    run = run_of(ctx, weight, variables, command_fold(ctx))
     return run, await compiled(ctx.member, weight, lambda: compile_pipeline(elements, run.scope))
 
 
@@ -129,7 +130,7 @@ async def distinct_on_view(ctx: CommandContext) -> Reply:
     """The different values of a field in the documents of a view that match; 17217 over 16 MiB."""
     cursor, at = await _open(ctx, await _distinct_elements(ctx))
     key = fields.text(ctx.body, "key", ctx.name)
-    values = Distinct(key)
+    values = Distinct(key, command_fold(ctx))
     async for rows in _slices(ctx, cursor):
         while rows:
             _, looked_at = await evaluate(ctx.member, len(key), rows, lambda raw: values.add(decode(raw)))

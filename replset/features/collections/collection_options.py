@@ -30,7 +30,6 @@ def options_of(body: RawDocument, place: str) -> RawDocument:
         raise BadValueError("The field 'key' for an _id index must be {_id: 1}")
     view = view_options(body, place)
     if view is not None:
-        fields.check_collation(body, place)
         return RawDocument(encode(changed_options(view, collation)))
     capped = _capped_options(body, place) if fields.boolean(body, "capped", place) else {}
     more = validation_options(body, place) | images_option(body, place) | collation

@@ -340,6 +340,99 @@ def test_a_validator_has_its_collation(client: Client) -> None:
     assert insert(client, {"_id": 2, "a": "maybe"})["writeErrors"][0]["code"] == 121
 
 
+def pipe(client: Client, *stages: dict[str, Any], of: str = "c", **more: Any) -> list[Any]:
+    reply = client.ok({"aggregate": of, "pipeline": list(stages), "cursor": {}, **more})
+    return list(reply["cursor"]["firstBatch"])
+
+
+def test_an_aggregation_has_the_collation_of_its_collection(people: Client) -> None:
+    create(people, A)
+    group = {"$group": {"_id": "$a", "n": {"$sum": 1}}}
+    assert pipe(people, {"$match": {"a": "X"}}, group) == [{"_id": "x", "n": 2}]
+    assert len(pipe(people, group, collation={"locale": "simple"})) == 3
+    assert pipe(people, {"$match": {"$expr": {"$eq": ["$_id", "$$name"]}}}, let={"name": "ANN"})[0]["_id"] == "Ann"
+    plan = people.ok({"explain": {"aggregate": "c", "pipeline": [{"$match": {"a": "X"}}], "cursor": {}}})
+    assert "'indexName': 'a'" in str(plan)
+    assert pipe(people, {"$match": {"_id": "ANN"}}, {"$out": "d"}) == []
+    assert people.ok({"count": "d", "query": {"_id": "ANN"}})["n"] == 0  # a new one has none
+    people.ok({"drop": "d"})
+    people.ok({"create": "d", "collation": LOOSE})
+    pipe(people, {"$out": "d"})
+    assert insert(people, {"_id": "ANN"})["writeErrors"]
+    assert people.run({"insert": "d"}, documents=[{"_id": "ANN"}])["writeErrors"]
+
+
+def test_a_merge_needs_an_index_of_its_collation(people: Client) -> None:
+    merge = {"$merge": {"into": "d", "on": "a"}}
+    people.ok({"createIndexes": "d", "indexes": [{**A, "unique": True}]})
+    command = {"aggregate": "c", "pipeline": [{"$match": {"_id": 3}}, {"$set": {"a": "Y"}}, merge], "cursor": {}}
+    assert people.code(command) == 51183
+    people.ok({"createIndexes": "d", "indexes": [{**A, "name": "loose", "unique": True, "collation": LOOSE}]})
+    people.ok({"insert": "d"}, documents=[{"_id": 3, "a": "y", "z": 1}])
+    people.ok(command)
+    assert people.ok({"find": "d"})["cursor"]["firstBatch"] == [{"_id": 3, "a": "Y", "z": 1}]
+    people.ok({"create": "e", "collation": LOOSE})
+    people.ok({"insert": "e"}, documents=[{"_id": "ann", "z": 1}])
+    into = {"aggregate": "c", "pipeline": [{"$merge": "e"}], "cursor": {}}
+    assert people.code(into) == 66  # found by the collation, and its _id would change
+    people.ok({"update": "e", "updates": [{"q": {}, "u": {"_id": "ann", "z": 2}}]})
+    people.ok({"delete": "e", "deletes": [{"q": {"_id": "ANN"}, "limit": 1}]})
+    people.ok(into)
+    people.ok(into)
+    assert people.ok({"count": "e"})["n"] == 3
+
+
+@pytest.fixture
+def views(people: Client) -> Client:
+    people.ok({"create": "v", "viewOn": "c", "pipeline": [{"$match": {"a": "X"}}], "collation": LOOSE})
+    people.ok({"create": "plain", "viewOn": "c", "pipeline": [{"$match": {"a": "X"}}]})
+    return people
+
+
+def test_a_view_has_a_collation_of_its_own(views: Client) -> None:
+    rows = {row["name"]: row for row in views.ok({"listCollections": 1})["cursor"]["firstBatch"]}
+    assert (rows["v"]["options"]["collation"], "collation" in rows["plain"]["options"]) == (SHOWN, False)
+    for name, n in (("v", 2), ("plain", 1)):
+        assert len(views.ok({"find": name})["cursor"]["firstBatch"]) == n
+        assert views.ok({"count": name})["n"] == n
+        assert len(pipe(views, {"$match": {}}, of=name)) == n
+        assert len(views.ok({"distinct": name, "key": "a"})["values"]) == 1
+    assert len(views.ok({"find": "v", "filter": {"_id": "ANN"}, "collation": LOOSE})["cursor"]["firstBatch"]) == 1
+    views.ok({"collMod": "v", "viewOn": "c", "pipeline": [{"$match": {"a": "Y"}}]})
+    assert views.ok({"count": "v"})["n"] == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"find": "v", "collation": {"locale": "fr"}},
+        {"find": "v", "collation": {"locale": "simple"}},
+        {"count": "plain", "collation": LOOSE},
+        {"distinct": "plain", "key": "a", "collation": LOOSE},
+        {"aggregate": "plain", "pipeline": [], "cursor": {}, "collation": LOOSE},
+        {"aggregate": "c", "pipeline": [{"$unionWith": "plain"}], "cursor": {}},
+        {"create": "w", "viewOn": "v"},
+        {"create": "w", "viewOn": "v", "collation": {"locale": "fr"}},
+        {"create": "w", "viewOn": "c", "pipeline": [{"$unionWith": "plain"}], "collation": LOOSE},
+        {"collMod": "v", "viewOn": "plain", "pipeline": []},
+    ],
+)
+def test_what_differs_from_a_view_is_refused(views: Client, command: dict[str, Any]) -> None:
+    assert views.code(command) == 167
+    assert len(pipe(views, {"$unionWith": "v"})) == 5
+    views.ok({"create": "w", "viewOn": "v", "collation": LOOSE})
+
+
+def test_a_change_stream_does_not_take_it(people: Client) -> None:
+    stream = {"$changeStream": {"startAtOperationTime": people.ok({"ping": 1})["operationTime"]}}
+    match = {"$match": {"fullDocument.a": "Q"}}
+    command = {"aggregate": "c", "pipeline": [stream, match], "cursor": {}}
+    cursor = people.ok(command)["cursor"]
+    insert(people, {"_id": 7, "a": "q"}, {"_id": 8, "a": "Q"})
+    rows = [*cursor["firstBatch"], *people.ok({"getMore": cursor["id"], "collection": "c"})["cursor"]["nextBatch"]]
+    assert [row["documentKey"]["_id"] for row in rows] == [8]
+
+
 # --- in a set
 
 
