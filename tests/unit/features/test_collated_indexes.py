@@ -452,6 +452,12 @@ def test_a_secondary_has_the_same_indexes() -> None:
             assert replies[0].get("cursor") == replies[1].get("cursor")
             assert replies[0].get("md5") == replies[1].get("md5")
         assert rig.client("b").ok({"find": "c", "filter": {"a": "B"}, **anywhere})["cursor"]["firstBatch"]
+        rig.cluster.kill("b", wipe=True)
+        insert(client, {"_id": "q", "a": "D"})
+        rig.cluster.restart("b")
+        rig.until(lambda: rig.cluster.machines["b"].running is not None and rig.newest("b") == rig.newest())
+        assert is_sound(rig.member("b"))
+        assert rig.client("b").ok({"find": "c", "filter": {"_id": "Q"}, **anywhere})["cursor"]["firstBatch"]
 
 
 def test_a_set_whose_members_may_be_of_1_0_has_none(client: Client, member: RunningMember) -> None:
