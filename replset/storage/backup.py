@@ -15,6 +15,7 @@ import apsw
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
+from replset.config.feature_version import LATEST
 from replset.errors import BadValueError, CorruptDataError, OutOfDiskSpaceError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.manifest import encode_manifest, parse_manifest
@@ -202,4 +203,5 @@ def _first_config(file: MemberFile, new_set: NewSet, newest: OpTime) -> ReplSetC
     """
     own = Member(MemberId(0), new_set.host, incarnation=file.incarnation)
     set_id = ObjectId(os.urandom(12))
-    return ReplSetConfig(new_set.name, 1, max(1, newest.term), (own,), Settings(replica_set_id=set_id))
+    settings = Settings(replica_set_id=set_id)
+    return ReplSetConfig(new_set.name, 1, max(1, newest.term), (own,), settings, feature_version=LATEST)

@@ -35,7 +35,7 @@ class Fact(NamedTuple):
 
 def fault_at_rest(cluster: SimCluster) -> str | None:
     """What happens though nobody writes and nothing fails, or what a member says that is not so; None: all is well."""
-    before = _facts(cluster)
+    before, wrong = _facts(cluster), None
     if not before:
         return "nobody leads"
     for _ in range(RESTS):
@@ -45,9 +45,11 @@ def fault_at_rest(cluster: SimCluster) -> str | None:
             if fact[:3] != before[host][:3]:
                 return f"{host} was {before[host]}, is {fact}, and nothing happened"
         if facts == before:  # else an entry was written, or a closer source taken, of which not everybody has heard
-            return next(filter(None, (_fault_of_member(cluster, name, facts) for name in cluster.alive())), None)
+            wrong = next(filter(None, (_fault_of_member(cluster, name, facts) for name in cluster.alive())), None)
+            if wrong is None:
+                return None  # else a connection to a machine that lost power may have to break first
         before = facts
-    return None
+    return wrong
 
 
 def _fault_of_member(cluster: SimCluster, name: str, facts: dict[HostPort, Fact]) -> str | None:

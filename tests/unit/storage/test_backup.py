@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from replset.config.feature_version import LATEST
 from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, OutOfDiskSpaceError, StorageError
 from replset.ids import HostPort
 from replset.member.disk.member_files import open_files
@@ -87,6 +88,7 @@ def test_a_restored_member_has_the_data_and_another_incarnation(
         (member,) = file.config.members
         assert (file.config.set_name, member.host) == (new_set.name, new_set.host)
         assert (member.incarnation, file.config.term) == (file.incarnation, 4)
+        assert file.config.feature_version == LATEST, "the documents may need it"
         restore_backup(RealDisk(), str(folder), str(tmp_path / "again"), new_set, ignore)
         again = MemberFile.open(RealDisk(), tmp_path / "again")
         again.close()
