@@ -168,7 +168,7 @@ def test_the_page_is_true(parted: Parted, spark: SparkSession, monkeypatch: pyte
 def test_members_are_read_by_their_addresses_alone(
     parted: Parted, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a mongod are: `elections`, `lag` and `tail` over the wire find what the dbpaths have."""
+    """As those of a mongod are: `elections`, `lag`, `replay` and `tail` over the wire find what the dbpaths have."""
     monkeypatch.setattr(CommandRun, "close", lambda run: None)
     shell = InProcess(parted, str(roll_back(parted).common_point))
     by_address = " ".join(f"mongodb://{member.host}" for member in parted.rest)
@@ -182,6 +182,13 @@ def test_members_are_read_by_their_addresses_alone(
     assert terms[0] == terms[1] != []
     behind = {row["member"] for row in told("lag", by_address)["series"] if row["source"] == "walls"}
     assert len(behind) == 2
+    one = parted.rest[0]
+    replayed = [
+        shell.run(f"oplog-spark replay --ns shop.orders --base empty {member}").splitlines()
+        for member in (f"mongodb://{one.host}", f"replset-data/{one.name}")
+    ]
+    assert replayed[0] == replayed[1]
+    assert len(replayed[0]) >= 6
     printed = shell.run(f"oplog-spark tail {by_address}")
     assert printed.count("shop.stock") >= 4
 
