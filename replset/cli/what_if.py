@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ import typer
 from replset.bson import DateTime
 from replset.cli import calls
 from replset.cli.host_option import AnyHost
+from replset.cli.members import read_document
 from replset.config import Member, ReplSetConfig, parse_host
 from replset.errors import BadValueError, NodeNotFoundError, ReplError
 from replset.features.what_if.forecast import Deed, Forecast, Kind, foresee, weights_of
@@ -53,15 +55,42 @@ def cut(
     _answer("cut", one.split(","), other.split(",") if other else [], host, plays, json=json)
 
 
+@app.command("lose-disk")
+def lose_disk(member: MemberOfSet, host: AnyHost = None, plays: Plays = 100, json: Json = False) -> None:
+    """The member's process dies and comes back on an empty disk."""
+    _answer("lose-disk", [member], [], host, plays, json=json)
+
+
+@app.command()
+def reconfig(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="the configuration as JSON; - for standard input")],
+    host: AnyHost = None,
+    plays: Plays = 100,
+    json: Json = False,
+) -> None:
+    """The set gets this configuration (replset reconfig). Members that it adds run, and are empty."""
+    config = ReplSetConfig.parse(read_document(file), keep=True)
+    _answer("reconfig", [], [], host, plays, json=json, config=config)
+
+
 @app.command()
 def remove(member: MemberOfSet, host: AnyHost = None, plays: Plays = 100, json: Json = False) -> None:
     """The member is taken out of the configuration (replset remove)."""
     _answer("remove", [member], [], host, plays, json=json)
 
 
-def _answer(kind: Kind, hosts: list[str], others: list[str], host: str | None, plays: int, *, json: bool) -> None:
+def _answer(
+    kind: Kind,
+    hosts: list[str],
+    others: list[str],
+    host: str | None,
+    plays: int,
+    *,
+    json: bool,
+    config: ReplSetConfig | None = None,
+) -> None:
     known, weights, waiting = look(host)
-    deed = deed_of(known, kind, hosts, others)
+    deed = replace(deed_of(known, kind, hosts, others), config=config)
     found = foresee(known, deed, weights, plays)
     if json:
         echo_json({**found.document(), "uncommittedWrites": waiting})
@@ -81,13 +110,17 @@ def deed_of(known: SetNow, kind: Kind, hosts: list[str], others: list[str]) -> D
         other = other or [each for each in members if each not in one]
         if not other or set(one) & set(other):
             raise BadValueError("a cut is between two sides that share no member")
-    elif not next(member.alive for member in known.members if member.host == one[0]) and kind != "remove":
+    elif kind not in ("remove", "reconfig") and not _is_alive(known, one[0]):
         raise BadValueError(f"{one[0]} is not reachable already")
-    if kind == "remove" and known.primary is None:
-        raise BadValueError("there is no primary, and only a primary removes a member")
+    if kind in ("remove", "reconfig") and known.primary is None:
+        raise BadValueError("there is no primary, and only a primary changes the configuration")
     if kind == "remove" and known.primary == one[0]:
         raise BadValueError(f"{one[0]} is primary and cannot be removed: it would have to step down first")
     return Deed(kind, tuple(one), tuple(other))
+
+
+def _is_alive(known: SetNow, host: HostPort) -> bool:
+    return next(member.alive for member in known.members if member.host == host)
 
 
 def look(host: str | None) -> tuple[SetNow, dict[OpTime, int], int]:
@@ -165,12 +198,16 @@ def _member(
 def story(deed: Deed, known: SetNow, found: Forecast, waiting: int) -> Iterator[str]:
     """The forecast as lines."""
     what = f"{', '.join(deed.hosts)} from {', '.join(deed.others)}" if deed.others else ", ".join(deed.hosts)
+    if deed.config is not None:
+        what = f"to {', '.join(member.host for member in deed.config.members)}"
     yield f"what if: {deed.kind} {what} ({found.plays} plays; nothing is changed; the primary is {known.primary})"
     for leader, count in found.leaders.most_common():
         who = "NO PRIMARY" if leader is None else f"primary: {leader}{' as now' if leader == known.primary else ''}"
         yield f"{who}, in {count} of {found.plays}"
     for first, count in found.first.most_common():
         yield f"  before that {first} leads for a while, in {count} of {found.plays}"
+    for reason, count in found.refused.most_common():
+        yield f"the primary refuses it, in {count} of {found.plays}: {reason}"
     times = found.document()["withoutPrimaryMillis"]
     if isinstance(times, dict):
         yield f"without a primary: {times['median'] / 1000:.2f} s (median), {times['worst'] / 1000:.2f} s (worst)"

@@ -8,13 +8,22 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Literal
 
+from replset.config import ReplSetConfig
 from replset.core.effects import ElectionEvent
-from replset.core.messages import Done, ReconfigRequest, ReplyBody, ShutdownStarted, StepDownRequest, StepUpRequest
+from replset.core.messages import (
+    Done,
+    ReconfigRequest,
+    Refused,
+    ReplyBody,
+    ShutdownStarted,
+    StepDownRequest,
+    StepUpRequest,
+)
 from replset.core.remarks import Remark, find_remarks
 from replset.features.what_if.player import Machine, Play, SetNow
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 
-Kind = Literal["kill", "stop", "cut", "remove"]
+Kind = Literal["kill", "stop", "cut", "lose-disk", "remove", "reconfig"]
 SETTLE_HEARTBEATS = 3
 HORIZON_TIMEOUTS = 4
 HAND_OVER_MS = 1_000
@@ -23,18 +32,22 @@ TOLD = (ElectionEvent.WON, ElectionEvent.VOTE_NOT_GRANTED, ElectionEvent.DRY_RUN
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What is done. For a cut, `hosts` are on one side and `others` on the other one; else `hosts` is one member."""
+    """What is done. hosts: one member, or those on one side of a cut, with `others` on the other one. A reconfig has
+    none, and a config.
+    """
 
     kind: Kind
-    hosts: tuple[HostPort, ...]
+    hosts: tuple[HostPort, ...] = ()
     others: tuple[HostPort, ...] = ()
+    config: ReplSetConfig | None = None
 
 
 @dataclass(slots=True)
 class Forecast:
     """What the plays gave. leaders: who takes writes in the end, None for nobody, by number of plays. first: who took
     writes first, where that is another one. without_primary_ms: how long nobody else took writes, of each play in which
-    somebody did. lost: writes that the last leader lacks, of each play that has one.
+    somebody did. refused: why the primary takes no such configuration. lost: writes that the last leader lacks, of each
+    play that has one.
     """
 
     plays: int = 0
@@ -44,6 +57,7 @@ class Forecast:
     majority_writes: int = 0
     lost: list[int] = field(default_factory=list)
     votes: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
     remarks: Counter[Remark] = field(default_factory=Counter)
 
     @property
@@ -60,6 +74,7 @@ class Forecast:
             "firstPrimaries": dict(self.first.most_common()),
             "withoutPrimaryMillis": {"median": median_low(times), "worst": times[-1]} if times else None,
             "majorityWritesGoOn": self.majority_writes,
+            "refused": dict(self.refused),
             "rolledBackWrites": {"median": median_low(self.lost), "most": max(self.lost)} if self.lost else None,
             "votes": [{"text": text, "plays": count} for text, count in self.votes.most_common()],
             "remarks": [{"why": each.why, "next": each.next_step} for each, _ in self.remarks.most_common(3)],
@@ -87,7 +102,7 @@ def _play_once(play: Play, deed: Deed, weights: Mapping[OpTime, int], found: For
     marks = {host: len(machine.journal) for host, machine in play.machines.items()}
     for machine in play.machines.values():
         machine.follows = machine.known.follows
-    _do(play, deed)
+    _do(play, deed, found)
     # A primary that is cut off, dead or stopping takes no writes of the others any more.
     gone = deed.hosts if deed.kind != "cut" else _without_majority(play, deed)
     if before is None or before.host in gone:
@@ -145,17 +160,18 @@ def _without_majority(play: Play, deed: Deed) -> tuple[HostPort, ...]:
     return tuple(host for mine, far in (sides, sides[::-1]) for host in mine if len((voters & alive) - far) < needed)
 
 
-def _do(play: Play, deed: Deed) -> None:
-    host = deed.hosts[0]
+def _do(play: Play, deed: Deed, found: Forecast) -> None:
     match deed.kind:
         case "kill":
-            play.kill(host)
+            play.kill(deed.hosts[0])
         case "stop":
-            _stop(play, host)
+            _stop(play, deed.hosts[0])
+        case "lose-disk":
+            play.lose_disk(deed.hosts[0])
         case "cut":
             play.cut |= {frozenset((one, other)) for one in deed.hosts for other in deed.others}
-        case "remove":
-            _remove(play, host)
+        case "remove" | "reconfig":
+            _reconfigure(play, deed, found)
 
 
 def _stop(play: Play, host: HostPort) -> None:
@@ -174,14 +190,23 @@ def _stop(play: Play, host: HostPort) -> None:
     play.ask(host, StepDownRequest(60_000, HAND_OVER_MS, force=False), end)
 
 
-def _remove(play: Play, host: HostPort) -> None:
-    """The primary makes the configuration without this member."""
+def _reconfigure(play: Play, deed: Deed, found: Forecast) -> None:
+    """The primary makes the new configuration, or the present one without a member."""
     leader = play.leader
     if leader is None or leader.state.config is None:
         return
     config = leader.state.config
-    rest = tuple(replace(each, incarnation=None) for each in config.members if each.host != host)
-    play.ask(leader.host, ReconfigRequest(replace(config, version=config.version + 1, term=-1, members=rest), False, 0))
+    new = config if deed.config is None else deed.config
+    members = tuple(replace(each, incarnation=None) for each in new.members if each.host not in deed.hosts)
+    for each in members:
+        play.add(each.host)
+
+    def note(body: ReplyBody) -> None:
+        if isinstance(body, Refused):
+            found.refused[body.reason] += 1
+
+    new = replace(new, version=config.version + 1, term=-1, members=members)
+    play.ask(leader.host, ReconfigRequest(new, False, 0), note)
 
 
 def weights_of(behind: Mapping[OpTime, int]) -> dict[OpTime, int]:

@@ -49,12 +49,15 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 POLL_MS = 100
 FETCH_TIMEOUT_MS = 5_000
+RESTART_MS = 1_000
 START = Millis(10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberNow:
-    """What is known of one member now. counted: its data may vote. follows: it applies what its source has."""
+    """What is known of one member now. counted: its data may vote. follows: it applies what its source has. empty: its
+    disk has nothing, not even the configuration.
+    """
 
     host: HostPort
     alive: bool
@@ -65,6 +68,7 @@ class MemberNow:
     maintenance: bool = False
     follows: bool = True
     ping_ms: int = 1
+    empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +107,10 @@ class Machine:
             http_address="",
             incarnation=self.host if known.counted else f"{self.host} anew",
             rng=random.Random(play.rng.random()),
-            config=play.set.config,
-            last_vote=LastVote(play.set.term, None),
+            config=None if known.empty else play.set.config,
+            last_vote=LastVote(0 if known.empty else play.set.term, None),
             position=self.position(),
-            initial_sync_pending=known.syncing,
+            initial_sync_pending=known.syncing or known.empty,
             rollback_id=lambda: 1,
             wall_ms=lambda: play.set.wall_ms + play.now - START,
             default_write_concern_set=lambda: True,
@@ -114,6 +118,8 @@ class Machine:
             oplog_only=own is not None and own.witness,
         )
         self.state.quarantine = known.quarantine
+        if known.empty:
+            arbiter = False
         self.state.commit_point = play.set.commit_point if arbiter else min(play.set.commit_point, known.newest)
         self.state.commit_term = play.set.term
         self.node = Node(self.state)
@@ -348,6 +354,17 @@ class Play:
         for machine in self.machines.values():
             if machine.alive and self.passes(machine.host, host):
                 self.at(self.delay(machine, dead), partial(machine.feed, ConnectionLost(host)))
+
+    def lose_disk(self, host: HostPort) -> None:
+        """End the process, and start it again on an empty disk."""
+        self.kill(host)
+        known = MemberNow(host, True, counted=False, empty=True, ping_ms=self.machines[host].known.ping_ms)
+        self.at(RESTART_MS, lambda: self.machines.update({host: Machine(self, known)}))
+
+    def add(self, host: HostPort) -> None:
+        """A member that is to be added runs, and has nothing."""
+        if host not in self.machines:
+            self.machines[host] = Machine(self, MemberNow(host, True, counted=False, empty=True))
 
     def has_lasted(self) -> None:
         """Let the primary count as one that has been there for long, as the real one has."""
