@@ -71,8 +71,10 @@ def test_a_set_is_upgraded_uses_what_is_new_and_goes_back() -> None:
         assert shown(scenario) == {"1.1"}
         primary = cluster.primary() or ""
         assert cluster.command(primary, INDEX, "test", timeout_s=30)["ok"] == 1
+        before = cluster.command(primary, {"replSetGetConfig": 1})["config"]
         refused = change(scenario, "1.0")
         assert (refused["code"], "index a_1 of test.c" in refused["errmsg"]) == (ErrorCode.CANNOT_DOWNGRADE, True)
+        assert cluster.command(primary, {"replSetGetConfig": 1})["config"] == before
 
         assert cluster.command(primary, {"dropIndexes": "c", "index": "a_1"}, "test")["ok"] == 1
         assert change(scenario, "1.0")["ok"] == 1
@@ -80,6 +82,11 @@ def test_a_set_is_upgraded_uses_what_is_new_and_goes_back() -> None:
         for name in ("a", "b", "c"):
             move(scenario, name, back=True)
         scenario.heal_all_and_judge()
+
+
+def test_a_set_that_begins_with_a_member_of_the_last_release_stays_at_that() -> None:
+    with scenario_run(members=2, of_last_release=("b",)) as scenario:
+        assert shown(scenario) == {"1.0"}
 
 
 def test_only_its_command_changes_the_version() -> None:

@@ -96,6 +96,15 @@ def test_what_a_cut_off_primary_took_is_not_confirmed_by_the_next_one() -> None:
         assert confirm(leader, early, wait="members:1", timeoutMS=200)["confirmed"] == 0
 
 
+def test_a_member_that_follows_no_history_confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is about to roll back is still in its oplog."""
+    with a_set(1) as rig:
+        optimes = write(rig.client(), 1)
+        assert confirm(rig.client(), optimes)["confirmed"] == 1
+        monkeypatch.setattr(Node, "follows_set", property(lambda _node: False))
+        assert confirm(rig.client(), optimes, timeoutMS=0)["confirmed"] == 0
+
+
 def test_of_many_only_some_are_described(three: Rig) -> None:
     optimes = [f"9:4000000000:{number}" for number in range(1, 31)]
     reply = confirm(three.client(), optimes, timeoutMS=0)
