@@ -184,7 +184,7 @@ function showConsumers(rows) {
   byId("consumers").hidden = rows.length === 0;
   const lagOf = (row) => (row.isLost ? "the history that it needs is gone" : `${seconds(row.lagSecs)} behind`);
   keyed(byId("consumer-list"), rows, (row) => row.name, () => el("li"), (node, row) =>
-    setText(node, `${row.name} (${row.mode}, ${row.ns || "all databases"}): ${lagOf(row)}${row.holder ? `, read by ${row.holder}` : ""}`));
+    setText(node, `${row.name} (${row.mode}, ${row.ns || "all databases"}): ${lagOf(row)}${row.held ? `, ${row.held} held` : ""}${row.parked ? `, ${row.parked} parked` : ""}${row.holder ? `, read by ${row.holder}` : ""}`));
 }
 
 function showSlow(rows) {

@@ -1,4 +1,4 @@
-"""`replset consumers`: lists, creates, resets, removes and reads the set's named consumers."""
+"""`replset consumers`: lists, creates, resets, removes and reads the set's named consumers, and their parked events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.errors import BadValueError, ErrorCode, ReplError, Trait
-from replset.features.consumers.operations import Create, Mode
+from replset.features.consumers.operations import Create, Mode, Unpark
 from replset.operations.declared import help_of
 from replset.terminal import console, duration, echo
 
@@ -42,14 +42,15 @@ def list_consumers(
         echo("there are no consumers; `replset consumers create NAME` makes one")
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("consumer", "follows", "mode", "behind", "history", "reader"):
+    kept = [kind for kind in ("held", "parked") if any(row.get(kind) for row in reply["consumers"])]
+    for column in ("consumer", "follows", "mode", "behind", "history", "reader", *kept):
         table.add_column(column, no_wrap=True)
     for row in reply["consumers"]:
         left_s = row.get("fallsOffInSecs")
-        kept = "LOST" if row.get("isLost") else "-" if left_s is None else f"goes in {duration(left_s * 1000)}"
+        history = "LOST" if row.get("isLost") else "-" if left_s is None else f"goes in {duration(left_s * 1000)}"
         reader = row["holder"] or (f"{row['outstanding']} events given" if row.get("outstanding") else "-")
-        values = (row["name"], row["ns"] or "all databases", row["mode"], f"{row['lagSecs']} s", kept, reader)
-        table.add_row(*map(str, values))
+        values = (row["name"], row["ns"] or "all databases", row["mode"], f"{row['lagSecs']} s", history, reader)
+        table.add_row(*map(str, values), *(str(row.get(kind, "-")) for kind in kept))
     console().print(table)
 
 
@@ -61,9 +62,13 @@ def create(
     filter_: Annotated[str, typer.Option("--filter", help="which events, as Extended JSON")] = "{}",
     mode: Annotated[str, typer.Option(help=help_of(Create, "mode"))] = Mode.EXCLUSIVE.value,
     start_at: Place = "now",
+    deliver_after: Annotated[str | None, typer.Option(help=help_of(Create, "deliver_after"))] = None,
+    max_refusals: Annotated[int | None, typer.Option(help=help_of(Create, "max_refusals"))] = None,
 ) -> None:
     """Create a consumer. From then on the set keeps its oplog for it."""
     wanted = {"ns": ns, "filter": from_ejson(filter_), "mode": mode, "startAt": place_of(start_at)}
+    newer = {"deliverAfter": deliver_after, "maxRefusals": max_refusals}
+    wanted |= {name: value for name, value in newer.items() if value is not None}
     reply = calls.on_primary(host, {"replSetConsumerCreate": name, **wanted})
     echo(f"consumer {name} ({reply['mode']}) begins at {reply['optime']}")
 
@@ -113,6 +118,51 @@ def read(
             if found.get("active") is False:
                 raise BadValueError(f"{found['holder']} reads consumer {name}")
             return
+
+
+@app.command()
+def parked(
+    host: Host,
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="each with its event and all reasons")] = False,
+) -> None:
+    """Show the events that were refused too often."""
+    begin: dict[str, object] = {}
+    while True:
+        found = calls.on_primary(host, {"replSetConsumerParked": name, **begin})
+        for row, event in zip(found["parked"], found["events"], strict=True):
+            if as_json:
+                echo(to_ejson({**row, "event": event}))
+                continue
+            last = row["reasons"][-1] if row["reasons"] else {"reason": "", "reader": ""}
+            by = f", {last['reader']}" if last["reader"] else ""
+            when = row["at"].to_datetime().isoformat(timespec="seconds")
+            echo(f"{row['id']}  {when}  {row['refusals']} refusals{by}: {last['reason'] or 'no reason given'}")
+        if "next" not in found:
+            return
+        begin = {"after": found["next"]}
+
+
+Id = Annotated[str | None, typer.Argument(help=help_of(Unpark, "id"))]
+All = Annotated[bool, typer.Option("--all", help=help_of(Unpark, "all"))]
+
+
+@app.command()
+def unpark(host: Host, name: Name, id_: Id = None, all_: All = False) -> None:
+    """Give parked events to the readers again; their refusals are counted anew."""
+    reply = calls.on_primary(host, {"replSetConsumerUnpark": name, **_which(id_, all_)})
+    echo(f"consumer {name}: {reply['n']} given to its readers again")
+
+
+@app.command()
+def forget(host: Host, name: Name, id_: Id = None, all_: All = False) -> None:
+    """Remove parked events."""
+    reply = calls.on_primary(host, {"replSetConsumerForget": name, **_which(id_, all_)})
+    echo(f"consumer {name}: {reply['n']} forgotten")
+
+
+def _which(id_: str | None, all_: bool) -> dict[str, object]:
+    return ({"id": id_} if id_ is not None else {}) | ({"all": True} if all_ else {})
 
 
 def _acknowledge(host: str, name: str, found: dict[str, Any]) -> None:

@@ -207,6 +207,7 @@ def _consumers(known: Mapping[str, Any]) -> Iterator[Text]:
         text = f"consumer {row['name']} ({row['mode']}, {row['ns'] or 'all databases'}): {row['lagSecs']} s behind"
         if row["holder"]:
             text += f", read by {row['holder']}"
+        text += "".join(f", {row[kind]} {kind}" for kind in ("held", "parked") if row.get(kind))
         left_s = row.get("fallsOffInSecs")
         if row.get("isLost"):
             yield Text(f"{text}; THE HISTORY THAT IT NEEDS IS GONE", "bold red")

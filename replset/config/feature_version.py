@@ -36,7 +36,7 @@ class FeatureVersion(NamedTuple):
 
 
 KNOWN: Final = (FeatureVersion(1, 0), FeatureVersion(1, 1))
-"""Those that this release can run a set with. 1.1: collations of collections and of indexes."""
+"""Those that this release can run a set with. 1.1: collations of collections and indexes, kept events of consumers."""
 OLDEST, LATEST = KNOWN[0], KNOWN[-1]
 
 

@@ -13,6 +13,7 @@ from replset.core.remarks import Remark
 from replset.ids import OpTime
 from replset.operations.command import Command
 from replset.operations.kernel import Kernel
+from replset.storage.txn import Txn
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class FeaturePart:
     def needed_in_copies(self) -> OpTime | None:
         """As `needed`, also of a copy that another member gets."""
         return None
+
+    def newer_content(self, txn: Txn) -> str:
+        """What it has that release 1.0 cannot read; empty for nothing. Asked within a group."""
+        return ""
 
     def status(self) -> Mapping[str, object]:
         """Rows of replSetGetStatus."""

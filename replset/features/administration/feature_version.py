@@ -11,9 +11,10 @@ from replset.config.feature_version import FIELD, KNOWN, FeatureVersion
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.features.administration.operations import SetFeatureVersion
 from replset.features.administration.replset_admin import change_config, primary_config
+from replset.member.feature import Features
 from replset.operations.command import Command, CommandContext, declared
 from replset.operations.request import Reply
-from replset.storage.catalog import Catalog
+from replset.storage.txn import Txn
 
 
 async def set_feature_version(ctx: CommandContext, given: SetFeatureVersion) -> Reply:
@@ -62,9 +63,9 @@ async def _lower(ctx: CommandContext, config: ReplSetConfig, wanted: FeatureVers
     """Lower it first, so that nothing more of the newer release is made, and look again: what was begun before is done
     then. If there is something, the version goes back up.
     """
-    refuse_newer_content(await ctx.member.write(lambda group: newer_content(group.txn.catalog)), wanted)
+    refuse_newer_content(await ctx.member.write(lambda group: newer_content(ctx, group.txn)), wanted)
     reply = await change_config(ctx, config, {**config.document(), FIELD: str(wanted)})
-    left = await ctx.member.write(lambda group: newer_content(group.txn.catalog))
+    left = await ctx.member.write(lambda group: newer_content(ctx, group.txn))
     if left:
         lowered = primary_config(ctx)
         await change_config(ctx, lowered, {**lowered.document(), FIELD: str(config.feature_version)})
@@ -72,15 +73,15 @@ async def _lower(ctx: CommandContext, config: ReplSetConfig, wanted: FeatureVers
     return reply
 
 
-def newer_content(catalog: Catalog) -> str:
-    """Name what release 1.0 cannot read: a collation; empty where there is none."""
-    for coll in catalog.by_ns.values():
+def newer_content(ctx: CommandContext, txn: Txn) -> str:
+    """Name what release 1.0 cannot read: a collation, or what a feature has; empty where there is none."""
+    for coll in txn.catalog.by_ns.values():
         if "collation" in coll.options:
             return f"collection {coll.ns} has a collation"
         for index in coll.indexes:
             if "collation" in index.spec:
                 return f"index {index.name} of {coll.ns} has a collation"
-    return ""
+    return next(filter(None, (part.newer_content(txn) for part in ctx.member[Features])), "")
 
 
 def refuse_newer_content(found: str, wanted: FeatureVersion) -> None:

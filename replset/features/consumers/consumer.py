@@ -38,6 +38,8 @@ class Consumer:
     names the one that it read in. It begins with the time of its making (`first_generation`).
     ack_timeout_ms: a reader that is silent for so long is taken for gone. delay_ms: of an exclusive or failover one
     whose events were given back: so long nothing is given, counted by the primary from when it first looks.
+    deliver_after, max_refusals: of a shared one, the path of the date from which on an event is given, and after how
+    many refusals it is parked; "" and 0: never.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Consumer:
     generation: int = 1
     ack_timeout_ms: int = 30_000
     delay_ms: int = 0
+    deliver_after: str = ""
+    max_refusals: int = 0
 
     @property
     def at(self) -> OpTime:
@@ -61,7 +65,13 @@ class Consumer:
     def ns(self) -> str:
         return f"{self.database}.{self.collection}" if self.collection else self.database
 
+    @property
+    def keeps_events(self) -> bool:
+        """Whether events of it may be held or parked. Release 1.0 knows of none."""
+        return bool(self.deliver_after or self.max_refusals)
+
     def document(self) -> dict[str, object]:
+        newer = {"deliverAfter": self.deliver_after, "maxRefusals": self.max_refusals}
         return {
             "_id": self.name,
             "ns": self.ns,
@@ -74,6 +84,7 @@ class Consumer:
             "optime": str(self.at),
             "acked": list(self.acked),
             "delayMS": self.delay_ms,
+            **{name: value for name, value in newer.items() if value},
         }
 
     @classmethod
@@ -93,12 +104,16 @@ class Consumer:
             generation=_whole(document["generation"]),
             ack_timeout_ms=_whole(document["ackTimeoutMS"]),
             delay_ms=_whole(document.get("delayMS")),
+            deliver_after=str(document.get("deliverAfter", "")),
+            max_refusals=_whole(document.get("maxRefusals")),
         )
 
     def has_same_options(self, other: Consumer) -> bool:
         """Whether a second request to create it asks for the same."""
-        mine = self.ns, self.filter, self.mode, self.ack_timeout_ms
-        return mine == (other.ns, other.filter, other.mode, other.ack_timeout_ms)
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("ns", "filter", "mode", "ack_timeout_ms", "deliver_after", "max_refusals")
+        )
 
     # --- changes
 

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from replset.auth.roles import Action
-from replset.bson import DateTime, Timestamp, decode, encode
+from replset.bson import DateTime, RawDocument, Timestamp, decode, encode
+from replset.config.feature_version import FIELD, LATEST
 from replset.errors import (
     BadValueError,
     ChangeStreamHistoryLostError,
+    ErrorCode,
     InvalidNamespaceError,
     NamespaceExistsError,
     OverloadedError,
+    ReplError,
 )
+from replset.features.consumers import kept_events
 from replset.features.consumers.consumer import (
     CONSUMERS_NS,
     MOST_CONSUMERS,
@@ -27,13 +31,35 @@ from replset.features.consumers.consumer import (
 from replset.features.consumers.consumer_directory import (
     REMOVED_KEY,
     ConsumerDirectory,
+    change,
     document_of,
     lag_document,
     not_found,
     removed_in,
 )
-from replset.features.consumers.consumer_reads import read, save, save_by, state_of
-from replset.features.consumers.operations import Ack, Create, Mode, Nack, Read, Remove, Seek, token_of
+from replset.features.consumers.consumer_reads import (
+    acknowledging,
+    find_for,
+    park,
+    read,
+    save,
+    save_by,
+    save_counted,
+    state_of,
+)
+from replset.features.consumers.operations import (
+    Ack,
+    Create,
+    Forget,
+    Mode,
+    Nack,
+    Parked,
+    Read,
+    Remove,
+    Seek,
+    Unpark,
+    token_of,
+)
 from replset.features.crud.filters import filter_of
 from replset.ids import Millis, pack_ts
 from replset.operations import fields
@@ -45,10 +71,12 @@ from replset.operations.namespaces import check_database, namespace
 from replset.operations.request import Reply
 from replset.query.change_events import HIDDEN_DATABASES
 from replset.query.change_tokens import Token, behind, in_front_of
-from replset.replication.write_ops import WriteGroup, do_create
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup, do_create
 from replset.storage.sqlite import first_row
 
 LARGEST_FILTER = 16 << 10
+Rows = list[tuple[bytes, bytes]]
+"""Key and bytes of documents."""
 
 
 # --- create, list, remove, seek --------------------------------------------------------------------------------------
@@ -62,9 +90,21 @@ async def create(ctx: CommandContext, given: Create) -> Reply:
     wanted = {} if query is None else query.decode()
     await read_statement(ctx.member, ctx.body, lambda: filter_of(wanted))
     made = Consumer(name, database, collection, wanted, given.mode, "", ack_timeout_ms=given.ack_timeout_ms)
+    made = replace(made, deliver_after=given.deliver_after, max_refusals=given.max_refusals)
+    if made.keeps_events and made.mode is not Mode.SHARED:
+        raise BadValueError(
+            "deliverAfter and maxRefusals are for a shared consumer: in the other modes events keep their order"
+        )
     place = _place(ctx, "startAt", given.start_at)
 
     def operation(group: WriteGroup) -> None:
+        config = ctx.member.node.config
+        if made.keeps_events and config is not None and config.feature_version < LATEST:
+            raise ReplError(
+                f"deliverAfter and maxRefusals are refused while the set's {FIELD} is {config.feature_version}"
+                " (docs/upgrade.md)",
+                code=ErrorCode.INVALID_OPTIONS,
+            )
         coll = group.txn.catalog.by_ns.get(CONSUMERS_NS) or do_create(group, CONSUMERS_NS)
         before = document_of(name).read_in(group.txn)
         if before is not None:
@@ -100,22 +140,31 @@ async def list_consumers(ctx: CommandContext) -> Reply:
 
 
 async def remove(ctx: CommandContext, given: Remove) -> Reply:
-    consumer = _find(ctx, given.name, Action.MANAGE_CONSUMERS)
+    consumer = find_for(ctx, given.name, Action.MANAGE_CONSUMERS)
 
-    def operation(group: WriteGroup) -> None:
+    def operation(group: WriteGroup) -> bool:
+        """Remove what is kept of it, and it once there is nothing left."""
+        for ns in (kept_events.HELD_NS, kept_events.PARKED_NS):
+            rows, _ = kept_events.page(group.txn.connection, group.txn.catalog.by_ns.get(ns), consumer.name)
+            if rows:
+                for key, _ in rows:
+                    ReplicatedDocument(ns, key).remove(group)
+                return False
         before = document_of(consumer.name).remove(group)
         if before is None:
             raise not_found(consumer.name)
         removed = removed_document(removed_in(group.txn), Consumer.parse(decode(before)))
         document_of(REMOVED_ID).put(group, encode(removed))
+        return True
 
-    await save_by(ctx, operation)
+    while not await save_by(ctx, operation):
+        pass
     ctx.member[ConsumerDirectory].state.forget(consumer.name)
     return {}
 
 
 async def seek(ctx: CommandContext, given: Seek) -> Reply:
-    consumer = _find(ctx, given.name, Action.MANAGE_CONSUMERS)
+    consumer = find_for(ctx, given.name, Action.MANAGE_CONSUMERS)
     place = _place(ctx, "to", given.to)
     moved = await save(ctx, consumer.name, lambda now: now.moved_to(str(place())))
     return _shown(ctx, moved)
@@ -161,7 +210,7 @@ def _place(ctx: CommandContext, name: str, value: object) -> Callable[[], Token]
 
 
 async def acknowledge(ctx: CommandContext, given: Ack) -> Reply:
-    consumer = _find(ctx, given.name, Action.CHANGE_STREAM)
+    consumer = find_for(ctx, given.name, Action.CHANGE_STREAM)
     generation, state = given.generation, state_of(ctx.member)
     if consumer.mode is not Mode.SHARED:
         token = _past(ctx, given.token or token_of(None), "token")
@@ -177,29 +226,26 @@ async def acknowledge(ctx: CommandContext, given: Ack) -> Reply:
     tokens = [_past(ctx, token, "tokens") for token in _tokens(ctx, given)]
     window = state.window(consumer)
 
-    def acknowledged(now: Consumer) -> Consumer:
-        with_these = now.acknowledged(generation, tokens)
-        if window.generation != generation:
-            return with_these
-        return with_these.acknowledged_through(generation, window.acknowledge(tokens))
+    def operation(group: WriteGroup) -> Consumer:
+        changed = change(group, consumer.name, acknowledging(window, generation, tokens))
+        if changed.keeps_events:
+            kept_events.remove_held(group, consumer.name, tokens)
+        return changed
 
-    try:
-        consumer = await save(ctx, consumer.name, acknowledged)
-    except BaseException:
-        state.windows.pop(consumer.name, None)  # it may count what no document holds
-        raise
-    return {"position": consumer.position, "outstanding": window.outstanding}
+    changed = await save_counted(ctx, consumer, state, operation)
+    return {"position": changed.position, "outstanding": window.outstanding}
 
 
 async def give_back(ctx: CommandContext, given: Nack) -> Reply:
-    consumer = _find(ctx, given.name, Action.CHANGE_STREAM)
+    consumer = find_for(ctx, given.name, Action.CHANGE_STREAM)
     generation, delay_ms, state, now = given.generation, given.delay_ms, state_of(ctx.member), ctx.member.clock.now()
     consumer.check_generation(generation)
     until = Millis(now + delay_ms)
     if consumer.mode is Mode.SHARED:
         window = state.window(consumer)
         if not given.leave:
-            return {"n": window.give_back([str(token) for token in _tokens(ctx, given)], until)}
+            count = window.give_back([str(token) for token in _tokens(ctx, given)], until, (now, given.reason))
+            return {"n": count, "parked": await park(ctx, consumer, state)} if consumer.max_refusals else {"n": count}
         if given.reader is None:
             raise fields.missing(ctx.name, "reader")
         return {"n": window.give_back(window.held_by(given.reader), until)}
@@ -230,17 +276,10 @@ def _tokens(ctx: CommandContext, given: Ack | Nack) -> list[Token]:
 
 
 async def read_events(ctx: CommandContext, given: Read) -> Reply:
-    return await read(ctx, given, _find(ctx, given.name, Action.CHANGE_STREAM))
+    return await read(ctx, given, find_for(ctx, given.name, Action.CHANGE_STREAM))
 
 
 # --- what all ask ----------------------------------------------------------------------------------------------------
-
-
-def _find(ctx: CommandContext, name: str, action: Action) -> Consumer:
-    """The consumer of this name; 13: the sender may not do this with what it follows."""
-    consumer = ctx.member[ConsumerDirectory].find(name)
-    authorize(ctx.member, ctx.sender, action, consumer.database, ctx.name)
-    return consumer
 
 
 def _namespace(ns: str) -> tuple[str, str]:
@@ -261,6 +300,78 @@ def _shown(ctx: CommandContext, consumer: Consumer) -> dict[str, object]:
     return document | {"ackedAhead": len(consumer.acked)} | lag_document(ctx.member, consumer)
 
 
+# --- parked events ---------------------------------------------------------------------------------------------------
+
+
+async def parked(ctx: CommandContext, given: Parked) -> Reply:
+    """A page of the parked events; `next` is where another one begins."""
+    consumer, store = find_for(ctx, given.name, Action.CHANGE_STREAM), ctx.member.store
+    coll, after = store.collection(kept_events.PARKED_NS), str(given.after or "")
+    rows, is_more = store.query(lambda connection: kept_events.page(connection, coll, consumer.name, after))
+    shown, events = list[dict[str, object]](), list[RawDocument]()
+    for key, raw in rows:
+        row, event = RawDocument(raw), kept_events.event_in(raw)
+        about = {name: row.get(name) for name in ("at", "refusals", "reasons")}
+        shown.append({"id": kept_events.token_in(key), **about} | ({"tooLarge": True} if event is None else {}))
+        events.append(RawDocument(event or encode({"_id": {"_data": kept_events.token_in(key)}})))
+    return {"consumer": consumer.name, "parked": shown, "events": events} | (
+        {"next": shown[-1]["id"]} if is_more else {}
+    )
+
+
+async def unpark(ctx: CommandContext, given: Unpark) -> Reply:
+    """Hold them until now, so that they are given to readers again; one that was too large to be kept stays."""
+
+    def put_back(group: WriteGroup, name: str, rows: Rows) -> Rows:
+        kept = [(key, raw) for key, raw in rows if kept_events.event_in(raw) is not None]
+        if given.id is not None and not kept:
+            raise BadValueError(f"event {given.id} was too large to be kept: a seek in front of it gives it again")
+        held = group.txn.catalog.by_ns.get(kept_events.HELD_NS)
+        if kept_events.count_in(group.txn.connection, held, name) + len(kept) > kept_events.MOST_KEPT:
+            raise OverloadedError(
+                f"consumer {name} would have over {kept_events.MOST_KEPT} held events: try again later"
+            )
+        for key, raw in kept:
+            kept_events.put_held(group, name, kept_events.token_in(key), 0, kept_events.event_in(raw) or b"")
+        return kept
+
+    return await _remove_parked(ctx, given, put_back)
+
+
+async def forget(ctx: CommandContext, given: Forget) -> Reply:
+    return await _remove_parked(ctx, given, lambda _group, _name, rows: rows)
+
+
+async def _remove_parked(
+    ctx: CommandContext, given: Unpark | Forget, choose: Callable[[WriteGroup, str, Rows], Rows]
+) -> Reply:
+    """Remove those of the parked events that `choose` returns, a page of them in each write; return how many."""
+    consumer = find_for(ctx, given.name, Action.MANAGE_CONSUMERS)
+    if given.all is (given.id is not None):
+        raise BadValueError("either `id` names a parked event, or `all` is true")
+    count, after, is_more = 0, "", True
+
+    def operation(group: WriteGroup) -> tuple[int, str, bool]:
+        if given.id is None:
+            coll = group.txn.catalog.by_ns.get(kept_events.PARKED_NS)
+            rows, more = kept_events.page(group.txn.connection, coll, consumer.name, after)
+        else:
+            document = kept_events.parked_document(consumer.name, str(given.id))
+            raw = document.read_in(group.txn)
+            if raw is None:
+                raise ReplError(f"consumer {consumer.name} has no parked event {given.id}", code=ErrorCode.NO_SUCH_KEY)
+            rows, more = [(document.key, raw)], False
+        chosen = choose(group, consumer.name, rows)
+        for key, _ in chosen:
+            ReplicatedDocument(kept_events.PARKED_NS, key).remove(group)
+        return len(chosen), kept_events.token_in(rows[-1][0]) if rows else "", more
+
+    while is_more:
+        removed, after, is_more = await save_by(ctx, operation)
+        count += removed
+    return {"n": count}
+
+
 COMMANDS: tuple[Command, ...] = (
     declared(Create, create),
     Command("replSetConsumers", list_consumers, admin_only=True, needs=Action.LOGIN),
@@ -269,4 +380,7 @@ COMMANDS: tuple[Command, ...] = (
     declared(Read, read_events),
     declared(Ack, acknowledge),
     declared(Nack, give_back),
+    declared(Parked, parked),
+    declared(Unpark, unpark),
+    declared(Forget, forget),
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from replset.bson import Int64, decode, encode_key
 from replset.errors import ConsumerNotFoundError, ReplError
+from replset.features.consumers import kept_events
 from replset.features.consumers.consumer import CONSUMERS_NS, MOST_OUTSTANDING, REMOVED_ID, Consumer, Leases
 from replset.features.consumers.shared_window import SharedWindow
 from replset.ids import OPTIME_NULL, Millis, OpTime
@@ -53,7 +54,9 @@ class PrimaryState:
         """The window of the consumer's generation, made anew where there is none."""
         window = self.windows.get(consumer.name)
         if window is None or window.generation != consumer.generation:
-            window = SharedWindow(consumer.position, consumer.acked, consumer.generation, MOST_OUTSTANDING)
+            window = SharedWindow(
+                consumer.position, consumer.acked, consumer.generation, MOST_OUTSTANDING, consumer.max_refusals
+            )
             self.windows[consumer.name] = window
         return window
 
@@ -134,6 +137,20 @@ class ConsumerDirectory(FeaturePart):
         is_lost = {str(row["name"]): float(bool(row.get("isLost"))) for row in rows}
         yield Figure("replset_consumer_lag_seconds", "behind what is committed", lag_s, "consumer")
         yield Figure("replset_consumer_lost", "1: the history that it needs is gone", is_lost, "consumer")
+        for kind, what in (
+            ("held", "events that wait for their time"),
+            ("parked", "events that were refused too often"),
+        ):
+            values = {str(row["name"]): float(str(row[kind])) for row in rows if kind in row}
+            yield Figure(f"replset_consumer_{kind}", what, values, "consumer")
+
+    def newer_content(self, txn: Txn) -> str:
+        coll = txn.catalog.by_ns.get(CONSUMERS_NS)
+        sql = "" if coll is None else f"SELECT {DOC} FROM {coll.table} WHERE key != ?"
+        for (raw,) in rows_of(txn.connection, sql, (REMOVED_KEY,)) if sql else ():
+            if (consumer := Consumer.parse(decode(raw))).keeps_events:
+                return f"consumer {consumer.name} has deliverAfter or maxRefusals"
+        return ""
 
     def needed_in_copies(self) -> OpTime | None:
         return self.needed()
@@ -185,6 +202,9 @@ def lag_document(member: Kernel, consumer: Consumer) -> dict[str, object]:
         document["fallsOffInSecs"] = Int64(left_s)
     if member.node.writable and (window := member[ConsumerDirectory].state.windows.get(consumer.name)) is not None:
         document["outstanding"] = window.outstanding
+    if consumer.keeps_events:
+        for kind, ns in (("held", kept_events.HELD_NS), ("parked", kept_events.PARKED_NS)):
+            document[kind] = kept_events.count(member.store, ns, consumer.name)
     return document
 
 

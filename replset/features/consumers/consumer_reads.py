@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from replset.bson import Int64, RawDocument, encode
+from replset.auth.roles import Action
+from replset.bson import DateTime, Int64, RawDocument, encode
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
 from replset.features.change_streams.event_reader import EventOptions, EventReader, ToldEvent
+from replset.features.consumers import kept_events
 from replset.features.consumers.consumer import Claim, Consumer
 from replset.features.consumers.consumer_directory import ConsumerDirectory, PrimaryState, change
 from replset.features.consumers.operations import Mode, Read
+from replset.features.consumers.shared_window import PendingEvent, Refusal, SharedWindow
 from replset.features.crud.filters import Filter, filter_of
 from replset.ids import Millis, OpTime
 from replset.operations import fields
+from replset.operations.authorization import authorize
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import compiled, evaluate, weight_of
 from replset.operations.kernel import Kernel
@@ -29,18 +33,23 @@ from replset.operations.request import Reply
 from replset.operations.write_concern import wait_for_write_concern
 from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token
-from replset.replication.write_ops import WriteGroup
+from replset.replication.write_ops import ReplicatedDocument, WriteGroup
 
 MOST_BYTES = 1 << 20
 """How many bytes of events a reply has. The last one may go beyond; of a shared consumer only one that comes alone."""
 LEAST_LOOK_MS = 1_000
 """How long a read looks for events that its filter wants, also one that does not wait."""
+FULL_MS = 100
+"""A read that has no room for another event looks this often whether it has."""
 GATHER_MS = 30
 """Once it has an event, it goes on for so long to find more."""
+MOST_LOOKED_AT = 100
+"""Events that one look finds where some may have to be held."""
 LOOK_MS = 5_000
 """A read that waits looks this often whether it still may."""
 SAVE_MS = 10_000
 """How often a position is saved that moved because nothing in between was for the consumer."""
+T = TypeVar("T")
 CONCERN = WriteConcern(MAJORITY, wtimeout_ms=30_000, provenance="internalWriteDefault")
 
 
@@ -86,18 +95,25 @@ async def save(ctx: CommandContext, name: str, new: Callable[[Consumer], Consume
     return ctx.member[ConsumerDirectory].find(name)
 
 
-async def save_by(ctx: CommandContext, operation: Callable[[WriteGroup], object]) -> None:
-    """Do as `save` with a whole operation."""
+async def save_by(ctx: CommandContext, operation: Callable[[WriteGroup], T]) -> T:
+    """Do as `save` with a whole operation; return what it returned."""
 
-    def run(group: WriteGroup) -> OpTime:
-        operation(group)
-        return group.txn.last
+    def run(group: WriteGroup) -> tuple[T, OpTime]:
+        return operation(group), group.txn.last
 
-    optime = await ctx.member.write(run)
+    found, optime = await ctx.member.write(run)
     failure = await wait_for_write_concern(ctx, optime, CONCERN)
     if failure is not None:
         text = f"the change of the consumer is not on a majority: {failure['errmsg']}"
         raise ReplError(text, code=int(str(failure["code"])))
+    return found
+
+
+def find_for(ctx: CommandContext, name: str, action: Action) -> Consumer:
+    """The consumer of this name; 13: the sender may not do this with what it follows."""
+    consumer = ctx.member[ConsumerDirectory].find(name)
+    authorize(ctx.member, ctx.sender, action, consumer.database, ctx.name)
+    return consumer
 
 
 # --- events --------------------------------------------------------------------------------------------------------
@@ -268,13 +284,19 @@ async def _read_shared(
         async with state.locks[consumer.name]:
             same(ctx, consumer)
             window = state.window(consumer)
-            given = await _give(member, asked, until, consumer, source, state)
+            given = await _give(ctx, asked, until, consumer, source, state)
         now = member.clock.now()
         if given or now >= until:
             break
         due = window.next_due(now)
         wake = min(until, until if due is None else due, Millis(now + LOOK_MS))
-        await source.wait(window.through, max(1, wake - now))
+        wall_ms = member.clock.wall_ms()
+        if (held_until := kept_events.next_time(member.store, consumer.name, wall_ms)) is not None:
+            wake = min(wake, Millis(now + held_until - wall_ms))
+        if _room(member, consumer, window) > 0:
+            await source.wait(window.through, max(1, wake - now))
+        else:
+            await asyncio.sleep(min(max(1, wake - now), FULL_MS) / 1000)
         same(ctx, consumer)
     if not given and state.windows.get(consumer.name) is window:
         consumer = await _pass(ctx, state, consumer, window.acknowledge(()))
@@ -289,26 +311,40 @@ async def _read_shared(
 
 
 async def _give(
-    member: Kernel, asked: Read, until: Millis, consumer: Consumer, source: EventSource, state: PrimaryState
+    ctx: CommandContext, asked: Read, until: Millis, consumer: Consumer, source: EventSource, state: PrimaryState
 ) -> list[tuple[FoundEvent, int]]:
     """Events for this reader, each with how often it was given to anybody; the caller has the lock.
 
     What the reply has no room for is given back at once.
     """
-    window, now = state.window(consumer), member.clock.now()
+    member, window = ctx.member, state.window(consumer)
+    await park(ctx, consumer, state, source)
+    now, wall_ms = member.clock.now(), member.clock.wall_ms()
+    window.add_kept(kept_events.due(member.store, consumer.name, wall_ms, window.kept_room))
     taken = window.take(asked.reader, asked.most, now, consumer.ack_timeout_ms)
     new: dict[str, FoundEvent] = {}
-    if len(taken) < asked.most and window.room > 0:
-        most = min(window.room, asked.most - len(taken))
+    # Where events may have to be kept, which waits for a majority, nothing is taken before that.
+    while len(taken) < asked.most and not (taken and consumer.deliver_after):
+        most = min(_room(member, consumer, window), asked.most - len(taken))
+        if consumer.deliver_after:
+            most = min(_room(member, consumer, window), MOST_LOOKED_AT)
+        if most <= 0:
+            break
         events, through = await source.after(window.through, most, until)
         window.add(((event.token, event.key) for event in events), through)
+        later = [(event, at_ms) for event in events if (at_ms := _time_of(consumer, event)) > member.clock.wall_ms()]
+        if later:
+            await _keep_until(ctx, consumer, state, window, later)
         new = {event.token: event for event in events}
-        taken += window.take(asked.reader, asked.most - len(taken), now, consumer.ack_timeout_ms)
+        taken += window.take(asked.reader, asked.most - len(taken), member.clock.now(), consumer.ack_timeout_ms)
+        if taken or not later or member.clock.now() >= max(until, now + LEAST_LOOK_MS):
+            break
     given: list[tuple[FoundEvent, int]] = []
     size = 0
     for number, pending in enumerate(taken):
-        event = new.get(pending.token) or await source.event(pending.token, until)
+        event = new.get(pending.token) or await _event_of(member, source, pending, until)
         if event is None:
+            window.drop_kept(pending.token)
             continue
         size += len(event.document)
         if given and size > MOST_BYTES:
@@ -316,3 +352,144 @@ async def _give(
             break
         given.append((event, pending.attempts))
     return given
+
+
+async def _event_of(member: Kernel, source: EventSource, pending: PendingEvent, until: Millis) -> FoundEvent | None:
+    if not pending.kept:
+        return await source.event(pending.token, until)
+    raw = kept_events.event_in(ReplicatedDocument(kept_events.HELD_NS, pending.kept).read(member.store))
+    return None if raw is None else FoundEvent(pending.token, b"", raw)
+
+
+# --- kept events -----------------------------------------------------------------------------------------------------
+
+
+def _room(member: Kernel, consumer: Consumer, window: SharedWindow) -> int:
+    """How many new events may be looked at; each may have to be held."""
+    room = window.room
+    if consumer.deliver_after and room > 0:
+        held = kept_events.count(member.store, kept_events.HELD_NS, consumer.name)
+        return min(room, kept_events.MOST_KEPT - held)
+    return room
+
+
+def _time_of(consumer: Consumer, event: FoundEvent) -> int:
+    """From when on the event is given to readers, by the wall clock; 0: at once.
+
+    Only an event that has the whole document says it: an insert or a replacement.
+    """
+    if not consumer.deliver_after:
+        return 0
+    found: bytes | None = event.document
+    *path, last = ("fullDocument", *consumer.deliver_after.split("."))
+    for name in path:
+        found = None if found is None else RawDocument(found).get_raw(name)
+    date = None if found is None else RawDocument(found).get(last)
+    return date.ms if isinstance(date, DateTime) else 0
+
+
+async def _keep_until(
+    ctx: CommandContext,
+    consumer: Consumer,
+    state: PrimaryState,
+    window: SharedWindow,
+    later: list[tuple[FoundEvent, int]],
+) -> None:
+    """Keep these events until their times, and acknowledge them, in one write. One that is too large is parked."""
+    now = ctx.member.clock.now()
+
+    def put(group: WriteGroup) -> list[str]:
+        for event, at_ms in later:
+            if len(event.document) <= kept_events.LARGEST_KEPT:
+                kept_events.put_held(group, consumer.name, event.token, at_ms, event.document)
+            else:
+                why = Refusal(now, "", "the event is too large to be held until its time")
+                pending = PendingEvent(event.token, "", b"", refusals=[why])
+                kept_events.put_parked(group, consumer.name, pending, event.document, now)
+        return [event.token for event, _ in later]
+
+    await _keep(ctx, consumer, state, window, put)
+
+
+async def park(ctx: CommandContext, consumer: Consumer, state: PrimaryState, source: EventSource | None = None) -> int:
+    """Park events that were refused too often, and acknowledge them, in one write; return how many.
+
+    Where too many are parked they are given to readers again, and their refusals count anew.
+    """
+    member, window, now = ctx.member, state.window(consumer), ctx.member.clock.now()
+    refused = window.refused_too_often(now)[: kept_events.AT_ONCE]
+    if not refused:
+        return 0
+    if kept_events.count(member.store, kept_events.PARKED_NS, consumer.name) >= kept_events.MOST_KEPT:
+        for pending in refused:
+            pending.refused = 0
+        return 0
+    source = source or await EventSource.of(member, consumer)
+    found: list[tuple[PendingEvent, bytes]] = []
+    size = 0
+    for pending in refused:
+        event = await _event_of(member, source, pending, Millis(now))
+        if event is None:
+            window.drop_kept(pending.token)
+            continue
+        found.append((pending, event.document))
+        size += len(event.document)
+        if size > MOST_BYTES:
+            break
+
+    def put(group: WriteGroup) -> list[str]:
+        # It may have been acknowledged meanwhile: by a reader that was slow, or that it came to again.
+        mine = [
+            (pending, raw)
+            for pending, raw in found
+            if window.has(pending) and (not pending.kept or kept_events.is_held(group, pending.kept))
+        ]
+        for pending, raw in mine:
+            kept_events.put_parked(group, consumer.name, pending, raw, now)
+        tokens = [pending.token for pending, _ in mine]
+        kept_events.remove_held(group, consumer.name, tokens)
+        return tokens
+
+    return await _keep(ctx, consumer, state, window, put)
+
+
+async def _keep(
+    ctx: CommandContext,
+    consumer: Consumer,
+    state: PrimaryState,
+    window: SharedWindow,
+    put: Callable[[WriteGroup], list[str]],
+) -> int:
+    """Acknowledge the events whose documents `put` makes, in the same write; return how many."""
+
+    def operation(group: WriteGroup) -> int:
+        if state.windows.get(consumer.name) is not window:
+            return 0  # it may count what no document holds
+        tokens = put(group)
+        change(group, consumer.name, acknowledging(window, consumer.generation, tokens))
+        return len(tokens)
+
+    return await save_counted(ctx, consumer, state, operation)
+
+
+async def save_counted(
+    ctx: CommandContext, consumer: Consumer, state: PrimaryState, operation: Callable[[WriteGroup], T]
+) -> T:
+    """Do as `save_by` with an operation that acknowledges in the window; that is made anew where it fails."""
+    try:
+        return await save_by(ctx, operation)
+    except BaseException:
+        state.windows.pop(consumer.name, None)  # it may count what no document holds
+        raise
+
+
+def acknowledging(window: SharedWindow, generation: int, tokens: Sequence[str]) -> Callable[[Consumer], Consumer]:
+    """The change of a shared consumer's document by which these events are acknowledged."""
+
+    def acknowledged(now: Consumer) -> Consumer:
+        with_these = now.acknowledged(generation, tokens)
+        if window.generation != generation:
+            return with_these
+        return with_these.acknowledged_through(generation, window.acknowledge(tokens))
+
+    return acknowledged

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from replset.query.change_tokens import Token
 
 LONGEST_NAME: Final = 128
+LONGEST_REASON: Final = 1_024
 DAY_MS: Final = 24 * 3_600_000
 
 
@@ -64,8 +65,23 @@ def token_of(value: object) -> Token:
     return Token.parse(value.get("_data") if isinstance(value, dict) else value)
 
 
+def _path(body: RawDocument, field: str, command: str) -> str:
+    path = text(body, field, command)
+    if len(path) > 256 or "" in path.split("."):
+        raise BadValueError(f"{field} is the name of a field, or a path with dots, of 256 characters at most")
+    return path
+
+
+def _reason(body: RawDocument, field: str, command: str) -> str:
+    reason = text(body, field, command)
+    if len(reason) > LONGEST_REASON:
+        raise BadValueError(f"{field} has at most {LONGEST_REASON} characters, not {len(reason)}")
+    return reason
+
+
 NAMESPACE = Kind(text, {**TEXT.schema, "example": "shop.orders"})
 NAME, READER = Kind(_name, TEXT.schema), Kind(_reader, TEXT.schema)
+PATH, REASON = Kind(_path, TEXT.schema), Kind(_reason, TEXT.schema)
 TOKEN: Final = Kind(lambda body, field, _: token_of(body.get(field)), TEXT.schema)
 MODE: Final = one_of(Mode, *(mode.value for mode in Mode))
 THE_NAME, OF_EVENTS, WHO = "the consumer's name", "of the answer that had the events", "who reads"
@@ -83,6 +99,12 @@ class Create:
     start_at: object = value(ANY, default="now", name="startAt", help=A_PLACE)
     ack_timeout_ms: int = value(
         whole_between(100, DAY_MS), default=30_000, name="ackTimeoutMS", help="then a silent reader counts as gone"
+    )
+    deliver_after: str = value(
+        PATH, default="", name="deliverAfter", help="the field whose date says from when on an event is given"
+    )
+    max_refusals: int = value(
+        whole_between(1, 100), default=0, name="maxRefusals", help="after so many an event is parked"
     )
 
 
@@ -117,6 +139,7 @@ class Nack:
     tokens: list[object] | None = value(TEXTS, default=None, help="of a shared consumer: which")
     delay_ms: int = value(whole_between(0, DAY_MS), default=0, name="delayMS", help="when they come again")
     leave: bool = value(BOOLEAN, default=False, help="the reader goes")
+    reason: str = value(REASON, default="", help="why; kept with an event that is parked")
     reader: str | None = value(READER, default=None, help=WHO)
 
 
@@ -133,3 +156,29 @@ class Remove:
     """Remove a consumer."""
 
     name: str = own(NAME, help=THE_NAME)
+
+
+@operation("replSetConsumerParked", needs=Action.LOGIN, on_primary=True, http="GET /v1/consumers/{name}/parked")
+class Parked:
+    """The events that were refused too often, with the reasons."""
+
+    name: str = own(NAME, help=THE_NAME)
+    after: Token | None = value(TOKEN, default=None, help="those behind this one")
+
+
+@operation("replSetConsumerUnpark", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/unpark")
+class Unpark:
+    """Give parked events to the readers again."""
+
+    name: str = own(NAME, help=THE_NAME)
+    id: Token | None = value(TOKEN, default=None, help="of one parked event")
+    all: bool = value(BOOLEAN, default=False, help="all that are parked")
+
+
+@operation("replSetConsumerForget", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/forget")
+class Forget:
+    """Remove parked events."""
+
+    name: str = own(NAME, help=THE_NAME)
+    id: Token | None = value(TOKEN, default=None, help="of one parked event")
+    all: bool = value(BOOLEAN, default=False, help="all that are parked")

@@ -25,7 +25,10 @@ OURS = {
     "replSetConsumers",
     "replSetDocumentHistory",
     "replSetUndo",
-    *(f"replSetConsumer{name}" for name in ("Create", "Read", "Ack", "Nack", "Seek", "Remove")),
+    *(
+        f"replSetConsumer{name}"
+        for name in ("Create", "Read", "Ack", "Nack", "Seek", "Remove", "Parked", "Unpark", "Forget")
+    ),
     "replSetCheckDocuments",
     "replSetRepairDocuments",
     "replSetBackup",
