@@ -229,7 +229,7 @@ async def acknowledge(ctx: CommandContext, given: Ack) -> Reply:
     def operation(group: WriteGroup) -> Consumer:
         changed = change(group, consumer.name, acknowledging(window, generation, tokens))
         if changed.keeps_events:
-            kept_events.remove_held(group, consumer.name, tokens)
+            kept_events.remove_kept(group, consumer.name, tokens)
         return changed
 
     changed = await save_counted(ctx, consumer, state, operation)

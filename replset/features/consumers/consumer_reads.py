@@ -444,10 +444,10 @@ async def park(ctx: CommandContext, consumer: Consumer, state: PrimaryState, sou
             for pending, raw in found
             if window.has(pending) and (not pending.kept or kept_events.is_held(group, pending.kept))
         ]
+        tokens = [pending.token for pending, _ in mine]
+        kept_events.remove_kept(group, consumer.name, tokens)
         for pending, raw in mine:
             kept_events.put_parked(group, consumer.name, pending, raw, now)
-        tokens = [pending.token for pending, _ in mine]
-        kept_events.remove_held(group, consumer.name, tokens)
         return tokens
 
     return await _keep(ctx, consumer, state, window, put)

@@ -78,10 +78,11 @@ def is_held(group: WriteGroup, key: bytes) -> bool:
     return ReplicatedDocument(HELD_NS, key).read_in(group.txn) is not None
 
 
-def remove_held(group: WriteGroup, name: str, tokens: Iterable[str]) -> None:
-    """Remove what is held of these events."""
+def remove_kept(group: WriteGroup, name: str, tokens: Iterable[str]) -> None:
+    """Remove what is held and parked of these events."""
     coll = group.txn.catalog.by_ns.get(HELD_NS)
-    for token in tokens if coll is not None else ():
+    for token in tokens:
+        parked_document(name, token).remove(group)
         for key, _ in page(group.txn.connection, coll, f"{name}/{token}")[0]:
             ReplicatedDocument(HELD_NS, key).remove(group)
 

@@ -2,7 +2,8 @@
 
 One consumer is read in order by readers of which one holds it, one is shared. Invariant 18: every committed change of
 what is followed is given to a reader at least once, none again after its acknowledgement was answered, nothing that is
-not in the final history, in order; and the oplog is kept for them.
+not in the final history, in order; and the oplog is kept for them. A third one, of newer runs, has `deliverAfter` and
+`maxRefusals`: each of its events is given or parked, none before its time; its order is not promised.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ import struct
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from replset.bson import Int64
+from replset.bson import DateTime, Int64
 from replset.ids import HostPort, pack_ts
 from tests.simulation.kit.clients import Clients, ClientSite
+from tests.simulation.kit.clock import EPOCH_MS, SimClock
 from tests.simulation.kit.entries import Entry
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import COLLECTION, DATABASE
 
-ORDERED, SHARED = "ordered", "shared"
+ORDERED, SHARED, LATER = "ordered", "shared", "later"
 FOLLOWED = {ORDERED: f"{DATABASE}.{COLLECTION}", SHARED: f"{DATABASE}.accounts"}
+MAILS = "mails"
+AHEAD_MS = (-1_000, 300, 2_000, 8_000)
+"""In how many milliseconds a mail is to be delivered, by a clock that is right."""
 HISTORY_LOST, MOVED = 286, 9_900_013
 DRAIN_TRIES = 400
 DELAYED_MS = 1_000
@@ -38,12 +44,16 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMix:
-    """readers: of each consumer. is_kept: the oplog is large enough that no consumer may ever lose history."""
+    """readers: of each consumer. is_kept: the oplog is large enough that no consumer may ever lose history.
+
+    max_refusals: of the consumer LATER; 0: there is none.
+    """
 
     readers: int = 2
     ack_timeout_ms: int = 2_000
     is_kept: bool = True
     pause_ms: tuple[int, int] = (30, 400)
+    max_refusals: int = 0
 
 
 @dataclass(slots=True)
@@ -79,6 +89,9 @@ class ConsumerHistory:
     given: list[Given] = field(default_factory=list)
     acknowledged: list[Acknowledged] = field(default_factory=list)
     sought: list[tuple[int, Place]] = field(default_factory=list)
+    kept: set[Place] = field(default_factory=set)
+    """What is held or parked at the end."""
+    wrong: str = ""
 
 
 def place_of(token: str) -> Place:
@@ -94,11 +107,17 @@ class ConsumerReaders(Clients):
         super().__init__(site, mix.pause_ms)
         self._mix = mix
         self._moments = itertools.count(1)
-        self.histories = {name: ConsumerHistory() for name in FOLLOWED}
+        self._followed = FOLLOWED | ({LATER: f"{DATABASE}.{MAILS}"} if mix.max_refusals else {})
+        self.histories = {name: ConsumerHistory() for name in self._followed}
+        self.clocks: Callable[[], dict[HostPort, SimClock]] = dict
+        self.parked = self.waited = 0
 
     def start(self) -> None:
-        for name in FOLLOWED:
+        for name in self._followed:
             self._launch(partial(self._create_and_read, name))
+        if self._mix.max_refusals:
+            self._launch(self._write_mails)
+            self._launch(self._unpark_some)
 
     async def _create_and_read(self, name: str, rng: random.Random) -> None:
         if not await self._create(name, rng):
@@ -130,8 +149,14 @@ class ConsumerReaders(Clients):
 
     async def _create(self, name: str, rng: random.Random) -> bool:
         client = self._new_client()
-        more = {"ns": FOLLOWED[name], "startAt": "oldest", "ackTimeoutMS": self._mix.ack_timeout_ms}
-        more["mode"] = SHARED if name == SHARED else "failover"
+        more: dict[str, object] = {
+            "ns": self._followed[name],
+            "startAt": "oldest",
+            "ackTimeoutMS": self._mix.ack_timeout_ms,
+        }
+        more["mode"] = "failover" if name == ORDERED else "shared"
+        if name == LATER:
+            more |= {"deliverAfter": "sendAt", "maxRefusals": self._mix.max_refusals}
         while not self._stopped:
             reply = await self._ask(client, rng, {"replSetConsumerCreate": name, **more})
             if reply is not None and reply["ok"] == 1:
@@ -139,6 +164,38 @@ class ConsumerReaders(Clients):
                 return True
             await self._pause(rng)
         return False
+
+    async def _write_mails(self, rng: random.Random) -> None:
+        """Insert mails to be delivered later, and change some of them before and after that."""
+        client = self._new_client()
+        for number in itertools.count():
+            if self._stopped:
+                break
+            await self._pause(rng)
+            about = {"writeConcern": rng.choice(({"w": 1}, {"w": "majority", "wtimeout": 2_000}))}
+            if number and rng.random() < 0.2:
+                changed = {"q": {"_id": rng.randrange(number)}, "u": {"$set": {"changed": number}}}
+                command: dict[str, object] = {"update": MAILS, "updates": [changed]}
+            else:
+                at = DateTime(EPOCH_MS + self._loop.now_ms + rng.choice(AHEAD_MS))
+                command = {"insert": MAILS, "documents": [{"_id": number, "sendAt": at}]}
+            try:
+                await client.call(self._target(rng, 0.9), DATABASE, command | about)
+            except NoAnswerError:
+                self.primary = None
+        client.close()
+
+    async def _unpark_some(self, rng: random.Random) -> None:
+        client = self._new_client()
+        while not self._stopped:
+            await asyncio.sleep(rng.uniform(0.5, 3))
+            found = await self._ask(client, rng, {"replSetConsumerParked": LATER})
+            rows = found["parked"] if found is not None else []
+            self.parked = max(self.parked, len(rows))
+            if rows:
+                which: dict[str, object] = {"all": True} if rng.random() < 0.3 else {"id": rng.choice(rows)["id"]}
+                await self._ask(client, rng, {"replSetConsumerUnpark": LATER, **which})
+        client.close()
 
     # --- reading
 
@@ -159,7 +216,7 @@ class ConsumerReaders(Clients):
             choice = rng.random()
             if choice < 0.1:
                 reader, last = f"{kind}-{next(lives)}", (0, "")
-            elif choice < 0.2:
+            elif choice < (0.4 if name == LATER else 0.2):
                 last = (0, "")
                 await self._give_back(name, client, rng, found, reader)
             elif choice < 0.9:
@@ -184,10 +241,21 @@ class ConsumerReaders(Clients):
         begin = place_of(reply.get("position") or "82" + "0" * 46)
         if token and reply.get("generation") == generation:
             begin = max(begin, place_of(token))
+        if name == LATER:
+            self._check_times(history, reply["events"])
         events = [(place_of(event["_id"]["_data"]), repr(event["documentKey"]["_id"])) for event in reply["events"]]
         if events:
             history.given.append(Given(reader, int(reply["generation"]), asked, next(self._moments), begin, events))
         return reply
+
+    def _check_times(self, history: ConsumerHistory, events: list[dict[str, Any]]) -> None:
+        """No member's wall clock may have been behind the time of an event that was given."""
+        latest = max(clock.furthest_wall_ms() for clock in self.clocks().values())
+        for event in events:
+            at = event.get("fullDocument", {}).get("sendAt", DateTime(0)).ms
+            self.waited += at > event["wallTime"].ms
+            if at > latest:
+                history.wrong = f"given before its time, {at} while no clock is beyond {latest}: {event}"
 
     async def _seek(self, name: str, client: SimClient, rng: random.Random, lost: dict[str, Any]) -> None:
         if self._mix.is_kept:
@@ -218,23 +286,24 @@ class ConsumerReaders(Clients):
     ) -> None:
         command: dict[str, object] = {"replSetConsumerNack": name, "generation": found["generation"]}
         command["delayMS"] = rng.choice((0, 200, DELAYED_MS))
-        if rng.random() < 0.5:
+        if rng.random() < (0.2 if name == LATER else 0.5):
             command |= {"leave": True, "reader": reader}
         else:
             command["tokens"] = [event["_id"]["_data"] for event in found["events"]]
+            command |= {"reason": "not now"} if name == LATER else {}
         await self._ask(client, rng, command)
 
     async def drain(self, primary: Callable[[], HostPort | None]) -> None:
         """Read and acknowledge all that is left, on a set that is well."""
         client, rng = self._new_client(), random.Random(1)
-        for name in FOLLOWED:
-            quiet_since = self._loop.now_ms
+        for name in self._followed:
+            quiet_since, quiet_ms = self._loop.now_ms, 2 * DELAYED_MS + (max(AHEAD_MS) if name == LATER else 0)
             for _ in range(DRAIN_TRIES):
                 self.primary = primary()
                 found = await self._read(name, client, rng, "last")
                 if found is None or found["events"] or found.get("active") is False or found.get("outstanding"):
                     quiet_since = self._loop.now_ms
-                elif self._loop.now_ms - quiet_since > 2 * DELAYED_MS:
+                elif self._loop.now_ms - quiet_since > quiet_ms:
                     break
                 if found is not None and found["events"]:
                     await self._acknowledge(name, client, rng, found, all_of_it=True)
@@ -242,15 +311,38 @@ class ConsumerReaders(Clients):
                     await asyncio.sleep(0.1)
             else:
                 raise SimulationError(f"invariant 18 broken: consumer {name} never ends")
+        if LATER in self.histories:
+            await self._note_kept(client, rng, primary)
         client.close()
+
+    async def _note_kept(self, client: SimClient, rng: random.Random, primary: Callable[[], HostPort | None]) -> None:
+        """Note what is parked, and what is held since the primary's wall clock is behind."""
+        history = self.histories[LATER]
+        for name in ("heldEvents", "parkedEvents"):
+            reply = None
+            while reply is None or reply["ok"] != 1:
+                self.primary = host = primary()
+                if host is None:
+                    await asyncio.sleep(0.1)
+                    continue
+                with suppress(NoAnswerError):
+                    reply = await client.call(host, "config", {"find": name, "batchSize": 10_000})
+            wall_ms = self.clocks()[host].wall_ms() if host is not None else 0
+            for document in reply["cursor"]["firstBatch"]:
+                _, token, *at = document["_id"].split("/")
+                if at and int(at[0]) <= wall_ms - DELAYED_MS:
+                    history.wrong = f"not given though its time is over since {wall_ms - int(at[0])} ms: {document}"
+                history.kept.add(place_of(token))
+            self.parked += len(reply["cursor"]["firstBatch"]) if name == "parkedEvents" else 0
 
     # --- judging
 
     def violation(self, entries: list[Entry]) -> str:
         """What is wrong, "" for nothing. entries: the final history."""
         for name, history in self.histories.items():
-            expected = changes_of(entries, FOLLOWED[name])
-            wrong = _wrong_answer(name, history, expected) or _skipped(history, expected) or _repeated(history)
+            expected = changes_of(entries, self._followed[name])
+            wrong = history.wrong or _wrong_answer(name, history, expected)
+            wrong = wrong or _skipped(history, expected) or _repeated(history)
             if wrong:
                 return f"consumer {name}: {wrong}"
         return ""
@@ -284,6 +376,7 @@ def _wrong_answer(name: str, history: ConsumerHistory, expected: dict[Place, str
             first = bisect_right(order, given.after)
             if order[first : first + len(places)] != places:
                 return f"behind {given.after} come {order[first : first + len(places)]}: {given}"
+        if name != SHARED:
             continue
         sent = {one for ack in history.acknowledged if ack.asked < given.answered for one in ack.places}
         for number, (place, key) in enumerate(given.events):
@@ -294,7 +387,7 @@ def _wrong_answer(name: str, history: ConsumerHistory, expected: dict[Place, str
 
 
 def _skipped(history: ConsumerHistory, expected: dict[Place, str]) -> str:
-    given = {place for answer in history.given for place, _ in answer.events}
+    given = {place for answer in history.given for place, _ in answer.events} | history.kept
     begin = max([history.begin, *(place for _, place in history.sought)])
     missing = [place for place in expected if place > begin and place not in given]
     return f"never given to anybody: {missing}" if missing else ""

@@ -179,6 +179,9 @@ def with_more_clients(seed: int, plan: Plan, always: str) -> Plan:
     has_archive = ARCHIVE in drawn
     if CONSUMERS in drawn:
         plan = replace(plan, consumers=ConsumerMix(is_kept=is_kept or has_archive, ack_timeout_ms=ack_timeout_ms))
+        if plan.consumers is not None and seed >= RECORDED:
+            max_refusals = random.Random(f"{seed} refusals").choice((1, 2, 4))
+            plan = replace(plan, consumers=replace(plan.consumers, max_refusals=max_refusals))
     if STREAMS in drawn:
         plan = replace(plan, streams=StreamMix())
     if plan.consumers or plan.streams:
@@ -454,6 +457,8 @@ class Run:
         self.retries = clients(RetryingClients, "retries", plan.retries)
         self.transfers = clients(Transfers, "transfers", plan.transfers)
         self.consumers = clients(ConsumerReaders, "consumers", plan.consumers)
+        if self.consumers is not None:
+            self.consumers.clocks = lambda: {machine.host: machine.clock for machine in cluster.members()}
         self.streams = clients(StreamReaders, "streams", plan.streams)
         operations = self.operations.history if self.operations else None
         self.checkers = Checkers(cluster, self.workload.history, operations, self.transfers)
@@ -670,6 +675,8 @@ class Run:
                 counts[f"{name} consumer, events"] = sum(len(given.events) for given in followed.given)
                 counts[f"{name} consumer, acknowledgements"] = sum(ack.answered > 0 for ack in followed.acknowledged)
                 counts[f"{name} consumer, lost history"] = len(followed.sought)
+            counts["events that were parked"] = self.consumers.parked
+            counts["events whose time had to come"] = self.consumers.waited
         if self.cluster.archive is not None:
             counts["segments"] = sum(name.endswith(".json") for name in self.cluster.archive.files.content) - 1
         if self.operations is not None:

@@ -205,7 +205,7 @@ def test_an_event_that_is_refused_too_often_is_parked(client: Client, member: Ru
     assert [(one["reader"], one["reason"]) for one in row["reasons"]] == [("a", "no such street"), ("b", "still none")]
     assert found["events"][0] == again["events"][0]
     ack(client, again, tokens=tokens(again))
-    assert status(client)["parked"] == 1, "a late acknowledgement leaves it"
+    assert status(client)["parked"] == 0, "its reader was slow, and has done it"
 
 
 def test_silence_is_a_refusal_and_leaving_is_none(client: Client) -> None:
