@@ -13,6 +13,7 @@ ONE_MEMBER = "replset cluster up --members 1 --base-port 27017"
 OTHERS = {
     **{"rolling-restart.md": "", "logins.md": "", "http.md": ONE_MEMBER},
     **{"psa.md": "", "witness.md": "", "backup.md": "", "history.md": "", "confirms.md": "", "undo.md": ""},
+    "consumers.md": "",
 }
 """Each with what is run before. `test_restore.py` runs "after-a-failover.md"."""
 

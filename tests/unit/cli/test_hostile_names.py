@@ -54,6 +54,10 @@ REPLIES: dict[str, dict[str, Any]] = {
     "replSetGetElections": {"elections": [ELECTION], "unreachable": {"x": NASTY}},
     "usersInfo": {"users": [{"user": NASTY, "db": NASTY, "roles": [{"role": NASTY, "db": NASTY}]}]},
     "replSetConsumers": {"consumers": [CONSUMER]},
+    "replSetConsumerParked": {
+        "parked": [{"id": NASTY, "at": DateTime(0), "refusals": 1, "reasons": [{"reader": NASTY, "reason": NASTY}]}],
+        "events": [{"x": NASTY}],
+    },
     "replSetConsumerCreate": {"mode": NASTY, "optime": NASTY},
     "replSetCheckDocuments": {
         **{"documents": 1, "bytes": 1, "differing": [DIFFERING]},
@@ -82,7 +86,9 @@ class FakeHttp:
 
 COMMANDS = (
     "status, status --json, why, why --json, conf, user list, user drop *, consumers list, consumers list --json,"
-    " consumers create *, consumers remove *, check, check --json, repair shop.orders, repair shop.orders --json,"
+    " consumers create *, consumers remove *,"
+    " consumers parked *, consumers parked * --json, consumers unpark * --all,"
+    " check, check --json, repair shop.orders, repair shop.orders --json,"
     " oplog info, oplog info --json, oplog tail --after 1:1:1, oplog tail --after 1:1:1 --json, follow --status,"
     " sync-from m1:1, step-up m1:1, step-down, *, add *"
 )
