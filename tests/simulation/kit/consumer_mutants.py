@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replset.features.consumers import consumer_commands, consumer_reads
+from replset.features.consumers import consumer_commands, consumer_reads, kept_events
 from replset.features.consumers.consumer import Claim, Consumer, Leases
 from replset.features.consumers.consumer_directory import CommittedFloor, ConsumerDirectory
 from replset.features.consumers.shared_window import SharedWindow
@@ -104,6 +104,18 @@ def floor_of_uncommitted_positions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CommittedFloor, "advance", advance)
 
 
+def held_events_given_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A held event is given whatever its time."""
+    real = kept_events.due
+    patch.setattr(kept_events, "due", lambda store, name, _, most: real(store, name, 1 << 62, most))
+
+
+def held_events_never_removed(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement leaves the document of a held event."""
+    patch.setattr(kept_events, "remove_kept", lambda *_: None)
+
+
+KEPT = "tests/unit/features/test_kept_events.py"
 TESTS = "tests/unit/features/test_consumers.py"
 WINDOWS = "tests/unit/features/consumers/test_consumer.py"
 CONSUMER_MUTANTS = (
@@ -118,5 +130,7 @@ CONSUMER_MUTANTS = (
     Mutant(reading_acknowledges, test=f"{TESTS}::test_events_come_again_until_they_are_acknowledged"),
     Mutant(earlier_generation_acknowledges, test=f"{TESTS}::test_a_seek_ends_what_was_read_before"),
     Mutant(lease_ends_with_the_term, test=f"{TESTS}::test_a_failover_consumer_goes_to_the_next_reader"),
+    Mutant(held_events_given_at_once, test=f"{KEPT}::test_an_event_is_given_once_its_time_is_over"),
+    Mutant(held_events_never_removed, test=f"{KEPT}::test_parked_events_are_put_back_or_forgotten"),
     Mutant(floor_of_uncommitted_positions, test=f"{TESTS}::test_the_floor_follows_what_is_committed"),
 )

@@ -54,6 +54,7 @@ REPLIES: dict[str, dict[str, Any]] = {
     "replSetGetElections": {"elections": [ELECTION], "unreachable": {"x": NASTY}},
     "usersInfo": {"users": [{"user": NASTY, "db": NASTY, "roles": [{"role": NASTY, "db": NASTY}]}]},
     "replSetConsumers": {"consumers": [CONSUMER]},
+    "replSetConsumerUnpark": {"n": 1},
     "replSetConsumerParked": {
         "parked": [{"id": NASTY, "at": DateTime(0), "refusals": 1, "reasons": [{"reader": NASTY, "reason": NASTY}]}],
         "events": [{"x": NASTY}],
