@@ -399,14 +399,16 @@ async def _keep_until(
     now = ctx.member.clock.now()
 
     def put(group: WriteGroup) -> list[str]:
-        for event, at_ms in later:
+        # Another primary may have given one, by a clock that was ahead, and it was acknowledged there or meanwhile.
+        mine = [(event, at_ms) for event, at_ms in later if window.is_pending(event.token)]
+        for event, at_ms in mine:
             if len(event.document) <= kept_events.LARGEST_KEPT:
                 kept_events.put_held(group, consumer.name, event.token, at_ms, event.document)
             else:
                 why = Refusal(now, "", "the event is too large to be held until its time")
                 pending = PendingEvent(event.token, "", b"", refusals=[why])
                 kept_events.put_parked(group, consumer.name, pending, event.document, now)
-        return [event.token for event, _ in later]
+        return [event.token for event, _ in mine]
 
     await _keep(ctx, consumer, state, window, put)
 

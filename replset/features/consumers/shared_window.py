@@ -171,6 +171,10 @@ class SharedWindow:
         """Whether nobody has it, and it is not acknowledged."""
         return not event.reader and event is (self._kept if event.kept else self._pending).get(event.token)
 
+    def is_pending(self, token: str) -> bool:
+        """Whether this event of the history is not acknowledged."""
+        return token in self._pending
+
     def drop_kept(self, token: str) -> None:
         """Forget a kept event whose document is gone."""
         self._kept.pop(token, None)

@@ -184,6 +184,23 @@ def test_an_event_that_is_too_large_to_be_held_is_parked(
     assert admin(client, "Forget", all=True)["n"] == 1
 
 
+def test_what_is_acknowledged_is_not_held_by_a_primary_whose_clock_is_behind(
+    client: Client, member: RunningMember
+) -> None:
+    create(client, **LATER)
+    insert(client, 1)
+    insert_for(client, member, a=-1, b=-1)
+    found = read(client)
+    ack(client, found, tokens=tokens(found)[1:2])
+    client.rig.do(client.rig.lead_again())
+    member.clock.set_wall_ahead(-60_000)
+    first = read(client)
+    assert (ids(first), status(client)["held"]) == ([1], 1)
+    ack(client, first, tokens=tokens(first))
+    client.rig.wait(61)
+    assert ids(read(client)) == ["b"]
+
+
 # --- maxRefusals --------------------------------------------------------------------------------------------------
 
 
