@@ -27,6 +27,7 @@ class Settings:
     not in sync. min_in_sync: with fewer members in sync, a write that waits for other members is refused.
     flow_control_target_lag_secs: 0 switches flow control off. follower_bytes_per_second: what a member sends at most to
     each one that copies its data or is far behind; 0: no limit. manual_failover: no member stands by itself.
+    auto_repair: a secondary takes over the majority's version of a document that its disk changed.
     """
 
     chaining_allowed: bool = True
@@ -43,6 +44,7 @@ class Settings:
     flow_control_target_lag_secs: int = 10
     follower_bytes_per_second: int = 0
     manual_failover: bool = False
+    auto_repair: bool = True
     durability_levels: Mapping[str, DurabilityRule] = field(default_factory=lambda: MappingProxyType({}))
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -77,13 +79,15 @@ class Settings:
             document["fastFailover"] = False
         if self.manual_failover:
             document["failover"] = "manual"
+        if not self.auto_repair:
+            document["autoRepair"] = False
         return {**document, **self.others}
 
 
 _SETTINGS_FIELDS = {
     *Settings().document(),
     *("replicaSetId", "fastFailover", "inSyncLagSecs", "minInSync", "flowControlTargetLagSecs", "durabilityLevels"),
-    *("followerBytesPerSecond", "failover"),
+    *("followerBytesPerSecond", "failover", "autoRepair"),
 }
 
 
@@ -115,6 +119,7 @@ def parse_settings(value: object, keep: bool = False) -> Settings:
         flow_control_target_lag_secs=read_integer(value, "flowControlTargetLagSecs", 10, at),
         follower_bytes_per_second=read_integer(value, "followerBytesPerSecond", 0, at),
         manual_failover=_read_failover(value.get("failover", "automatic")) == "manual",
+        auto_repair=read_boolean(value, "autoRepair", True, at),
         durability_levels=MappingProxyType(parse_rules(value.get("durabilityLevels"), keep)),
         others=MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )

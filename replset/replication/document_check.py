@@ -34,6 +34,11 @@ class Difference:
         """The document's `_id`, of the first member that can read it."""
         return next((row.id for row in self.rows.values() if row is not None and row.id is not None), None)
 
+    def hash_of(self, host: HostPort) -> int | None:
+        """Of the document that this member has; None: it has none, or did not answer."""
+        row = self.rows.get(host)
+        return None if row is None else row.hash
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedRange:

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 from uuid import UUID
 
 from replset.bson import InvalidBSONError, decode, encode_key
@@ -35,6 +36,11 @@ class Correction:
     before: bytes | None
     after: bytes | None
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether the document gets bytes that are one, or goes."""
+        return self.after is None or _is_sound(self.difference.key, self.after)
+
 
 @dataclass(frozen=True, slots=True)
 class RepairedRange:
@@ -47,6 +53,16 @@ class RepairedRange:
     undecided: Sequence[Difference]
     skipped: Sequence[Difference]
     records: Sequence[str]
+
+
+class Restraint(Protocol):
+    """What holds for a repair that no person asked for."""
+
+    async def choose(self, ns: str, wanted: Sequence[Difference]) -> Sequence[Difference]:
+        """Of these documents a majority has another version: which are corrected? The others are undecided."""
+
+    def allows(self) -> bool:
+        """Whether the repair may still be done; asked in the turn in which the documents are replaced."""
 
 
 def _is_sound(key: bytes, doc: bytes) -> bool:
@@ -86,37 +102,48 @@ class DocumentRepair:
         others: Sequence[HostPort],
         trusted: HostPort | None,
         reached: OpTime | None = None,
+        restraint: Restraint | None = None,
     ) -> RepairedRange:
         """Do the next range from the key `low` on. others: all other data-bearing members. trusted: whose version is
-        taken where there is no majority. reached: see `DocumentCheck.compare`.
+        taken where there is no majority. reached: see `DocumentCheck.compare`. restraint: None where a person asks.
 
         ReplError: this member cannot be read, or what was there cannot be kept; then nothing is changed.
         """
         compared = await self._check.compare(ns, low, others, reached)
         mine = self._context.identity.member
-        corrections: list[Correction] = []
+        wanted: dict[bytes, tuple[Difference, int | None]] = {}
         undecided: list[Difference] = []
         for difference in compared.differing:
             decided, version = majority_version(difference, len(others) + 1)
             if not decided and trusted is not None and trusted in difference.rows:
                 row = difference.rows[trusted]
                 decided, version = True, None if row is None else row.hash
+            own = difference.rows[mine]
             if not decided:
                 undecided.append(difference)
-                continue
-            own = difference.rows[mine]
-            if version != (None if own is None else own.hash):
-                corrections.append(await self._correction(compared, difference, version))
+            elif version != (None if own is None else own.hash):
+                wanted[difference.key] = difference, version
+        if restraint is not None and wanted:
+            chosen = {one.key for one in await restraint.choose(ns, [one for one, _ in wanted.values()])}
+            undecided += [one for key, (one, _) in wanted.items() if key not in chosen]
+            wanted = {key: wanted[key] for key in wanted if key in chosen}
+        corrections = [await self._correction(compared, *one) for one in wanted.values()]
+        if restraint is not None:  # a member that copied damaged bytes from another one has the same
+            sound = await self._context.workers.run(lambda: [one for one in corrections if one.is_sound])
+            undecided += [one.difference for one in corrections if one not in sound]
+            corrections = sound
         if not corrections:
             return RepairedRange(compared, [], undecided, [], [])
+        who = f"{'replset' if restraint is None else 'auto'} repair {ns}"
         async with self._one_writer:
-            records = await self._keep_all(ns, compared, corrections)
-        done = await self._context.write_queue.write(lambda: self._apply(ns, compared.request.at, corrections))
+            records = await self._keep_all(who, compared, corrections)
+        done = await self._context.write_queue.write(
+            lambda: [] if restraint and not restraint.allows() else self._apply(ns, compared.request.at, corrections)
+        )
         await self._context.workers.run(self._context.store.wal.sync)
         skipped = [one.difference for one in corrections if one.difference not in done]
-        log.warning(
-            "%d documents of %s were replaced by the majority's; what was there: %s", len(done), ns, ", ".join(records)
-        )
+        kept = ", ".join(records) or "nothing"
+        log.warning("%s: %d documents were replaced by the majority's; what was there: %s", who, len(done), kept)
         return RepairedRange(compared, done, undecided, skipped, records)
 
     async def _correction(self, compared: ComparedRange, difference: Difference, version: int | None) -> Correction:
@@ -132,7 +159,7 @@ class DocumentRepair:
             raise RemoteProtocolError(f"{source} gave another document than the one that it has by its hash")
         return Correction(difference, before, row.doc)
 
-    async def _keep_all(self, ns: str, compared: ComparedRange, corrections: Sequence[Correction]) -> list[str]:
+    async def _keep_all(self, who: str, compared: ComparedRange, corrections: Sequence[Correction]) -> list[str]:
         """Keep what is here; what is no document of its key any more by itself, as no tool can put that back."""
         kept: dict[bool, list[bytes]] = {True: [], False: []}
 
@@ -142,10 +169,10 @@ class DocumentRepair:
                     kept[_is_sound(one.difference.key, one.before)].append(one.before)
 
         await self._context.workers.run(divide)  # it decodes each document, for seconds if they are large
-        at = compared.request.at
-        return [await self._keep(ns, at, documents, is_sound) for is_sound, documents in kept.items() if documents]
+        ns, at = compared.request.ns, compared.request.at
+        return [await self._keep(who, ns, at, documents, is_sound) for is_sound, documents in kept.items() if documents]
 
-    async def _keep(self, ns: str, at: OpTime, documents: Sequence[bytes], is_sound: bool) -> str:
+    async def _keep(self, who: str, ns: str, at: OpTime, documents: Sequence[bytes], is_sound: bool) -> str:
         """Write documents into a rollback file, synced, with a manifest; return its id."""
         context, wall_ms = self._context, self._context.clock.wall_ms()
         what = "documents" if is_sound else "damaged bytes in the place of documents"
@@ -157,7 +184,7 @@ class DocumentRepair:
         manifest = Manifest(
             id="",
             state=RollbackState.EXPORTED,
-            reason=f"replset repair {ns}: {what} of this member, not as the majority has them",
+            reason=f"{who}: {what} of this member, not as the majority has them",
             set_name=context.identity.set_name,
             member=context.identity.member,
             when=when,

@@ -14,6 +14,7 @@ OTHERS = {
     **{"rolling-restart.md": "", "logins.md": "", "http.md": ONE_MEMBER},
     **{"psa.md": "", "witness.md": "", "backup.md": "", "history.md": "", "confirms.md": "", "undo.md": ""},
     "consumers.md": "",
+    "scrub.md": "",
 }
 """Each with what is run before. `test_restore.py` runs "after-a-failover.md"."""
 

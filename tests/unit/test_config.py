@@ -55,6 +55,7 @@ REFUSED = [
     pytest.param({"_id": "rs0", "members": {}}, 14, "members", id="C1-members-type"),
     pytest.param(document(settings=[]), 14, "settings", id="C2-type"),
     pytest.param(document(settings={"heartbeatIntervalMillis": 0}), 2, "heartbeatIntervalMillis", id="C2-interval"),
+    pytest.param(document(settings={"autoRepair": "no"}), 14, "autoRepair", id="C2-auto-repair"),
     pytest.param(document(settings={"heartbeatTimeoutSecs": 0}), 2, "heartbeatTimeoutSecs", id="C2-timeout"),
     pytest.param(document(settings={"electionTimeoutMillis": 0}), 2, "electionTimeoutMillis", id="C2-election"),
     pytest.param(document(settings={"catchUpTimeoutMillis": -2}), 2, "catchUpTimeoutMillis", id="C2-catch-up"),

@@ -12,7 +12,8 @@ from dataclasses import replace
 from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument
 from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError, ReplError
-from replset.ids import HostPort, OpTime
+from replset.features.scrub.auto_repair import other_members, reached
+from replset.ids import HostPort
 from replset.member.peers.member_commands import refuse_foreign_member
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, declared
@@ -68,7 +69,7 @@ class RepairDocuments:
 
 
 async def check_documents(ctx: CommandContext, given: CheckDocuments) -> Reply:
-    check, others = ctx.member[DocumentCheck], _others(ctx)
+    check, others = ctx.member[DocumentCheck], other_members(ctx.member.node, ctx.member.host)
     wanted, after = given.ns, given.after
     ns, low = ("", b"") if after is None else (fields.text(after, "ns", "after"), _key(after, "key", ctx.name))
     names = [name for name in sorted(check.namespaces()) if name >= ns and _is_wanted(name, wanted)]
@@ -85,7 +86,7 @@ async def check_documents(ctx: CommandContext, given: CheckDocuments) -> Reply:
                 return _checked(documents, size, found, failed, {"ns": name, "key": Binary(next_key)})
             ctx.check_deadline()
             _check_readable(ctx)
-            one = await check.compare(name, next_key, others, _reached(ctx))
+            one = await check.compare(name, next_key, others, reached(ctx.member.node, others))
             ctx.member[ScrubStatus].on_compared(one)
             documents, size = documents + one.documents, size + one.size
             found += one.differing
@@ -95,7 +96,7 @@ async def check_documents(ctx: CommandContext, given: CheckDocuments) -> Reply:
 
 
 async def repair_documents(ctx: CommandContext, given: RepairDocuments) -> Reply:
-    others, ns, trusted = _others(ctx), given.ns, given.trusted
+    others, ns, trusted = other_members(ctx.member.node, ctx.member.host), given.ns, given.trusted
     if ns not in ctx.member[DocumentCheck].namespaces():
         raise NamespaceNotFoundError(f"{ctx.member.host} has no collection '{ns:.300}' whose documents are compared")
     if trusted and trusted not in others:
@@ -112,7 +113,7 @@ async def repair_documents(ctx: CommandContext, given: RepairDocuments) -> Reply
         _check_readable(ctx)
         try:
             done = await ctx.member[DocumentRepair].repair(
-                ns, low, others, HostPort(trusted) if trusted else None, _reached(ctx)
+                ns, low, others, HostPort(trusted) if trusted else None, reached(ctx.member.node, others)
             )
         except ReplError:
             if not corrected:
@@ -134,18 +135,6 @@ async def repair_documents(ctx: CommandContext, given: RepairDocuments) -> Reply
         "records": records,
     }
     return reply if low is None else {**reply, "next": Binary(low)}
-
-
-def _others(ctx: CommandContext) -> list[HostPort]:
-    """The other members with documents."""
-    config = ctx.member.node.config
-    return [] if config is None else [one.host for one in config.data_bearing if one.host != ctx.member.host]
-
-
-def _reached(ctx: CommandContext) -> OpTime | None:
-    """How far the member is that is farthest behind of those that can be compared; None: there is none."""
-    peers = [ctx.member.node.peer_at(host) for host in _others(ctx)]
-    return min((peer.position.last_applied for peer in peers if peer and peer.state.is_readable), default=None)
 
 
 def _check_readable(ctx: CommandContext) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replset.core.member_state import MemberState
+from replset.features.scrub.auto_repair import AutoRepair
 from replset.features.scrub.document_checks import COMMANDS
 from replset.features.scrub.scrubber import Scrubber
 from replset.ids import HostPort
@@ -14,6 +15,8 @@ from replset.replication.context import MemberContext
 from replset.replication.document_check import DocumentCheck
 from replset.replication.document_repair import DocumentRepair
 from replset.replication.ports import SetMemberClient
+from replset.replication.rollback_list import RollbackList
+from replset.storage.member_file import MemberFile
 
 
 def _part(member: Kernel) -> FeaturePart:
@@ -22,8 +25,10 @@ def _part(member: Kernel) -> FeaturePart:
         return member.node.primary_host if member.node.state is MemberState.SECONDARY else None
 
     context, check = member[MemberContext], DocumentCheck(member[MemberContext], member[SetMemberClient])
-    scrubber = Scrubber(context, check, source, member[MemberOptions].scrub_mb_per_sec)
-    member.add(check, DocumentRepair(context, check, member[TransactionTable].held.is_held), scrubber.found)
+    repair = DocumentRepair(context, check, member[TransactionTable].held.is_held)
+    auto = AutoRepair(context, member.node, repair, member[MemberFile], member[RollbackList])
+    scrubber = Scrubber(context, check, source, member[MemberOptions].scrub_mb_per_sec, auto)
+    member.add(check, repair, scrubber.found)
     return scrubber
 
 

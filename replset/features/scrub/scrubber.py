@@ -10,6 +10,7 @@ from typing import Any, Final
 from replset.bson import DateTime, Int64
 from replset.core.remarks import Remark
 from replset.errors import ReplError
+from replset.features.scrub.auto_repair import AutoRepair
 from replset.ids import HostPort
 from replset.member.feature import FeaturePart, Figure
 from replset.replication.context import MemberContext
@@ -30,7 +31,7 @@ EACH_DOCUMENT_BYTES: Final = 100
 
 
 class Scrubber(FeaturePart):
-    """Runs as a task of its own. It reads as any client does, in threads, and writes nothing."""
+    """Runs as a task of its own. It reads as any client does, in threads, and writes only what `auto` puts right."""
 
     def __init__(
         self,
@@ -38,39 +39,47 @@ class Scrubber(FeaturePart):
         check: DocumentCheck,
         source: Callable[[], HostPort | None],
         mb_per_sec: float,
+        auto: AutoRepair,
     ) -> None:
         """source: the member to compare with; None: not now."""
         self._context = context
         self._check = check
         self._source = source
         self._bytes_per_sec = mb_per_sec * (1 << 20)
+        self._auto = auto
         self.found = ScrubStatus()
 
     def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
         return (self.run(),)
 
     def status(self) -> Mapping[str, object]:
-        scrub = self.found
-        if not (scrub.passes or scrub.differing):
+        scrub, auto = self.found, self._auto
+        if not (scrub.passes or scrub.differing or auto.repaired):
             return {}
         document: dict[str, object] = {
             "passes": Int64(scrub.passes),
             "lastPassEnded": DateTime(scrub.ended_wall_ms),
             "documents": Int64(scrub.documents),
             "differing": len(scrub.differing),
+            "repaired": Int64(auto.repaired),
         }
+        if auto.stopped:
+            document["autoRepairStopped"] = auto.stopped
         return {"documentCheck": document}
 
     def remarks(self) -> Iterable[Remark]:
         if summary := self.found.summary:
+            stopped = f"; it repairs no more by itself: {self._auto.stopped}" if self._auto.stopped else ""
             yield Remark(
-                f"documents of {self._context.identity.member} are not as the primary has them: {summary}",
+                f"documents of {self._context.identity.member} are not as the primary has them: {summary}{stopped}",
                 "replset check names them; then replset repair DB.COLLECTION",
             )
 
     def figures(self) -> Iterable[Figure]:
         text = "documents of this member that are not as the primary has them"
         yield Figure("replset_documents_differing", text, {"": float(len(self.found.differing))})
+        text = "documents of this member that it repaired by itself since its start"
+        yield Figure("replset_documents_repaired", text, {"": float(self._auto.repaired)})
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -88,21 +97,22 @@ class Scrubber(FeaturePart):
         """
         status, seen = self.found, set[tuple[str, bytes]]()
         status.documents = 0
-        for ns in self._check.namespaces():
-            await self._compare(ns, seen)
+        is_whole = all([await self._compare(ns, seen) for ns in self._check.namespaces()])
         status.passes += 1
         status.ended_wall_ms = self._context.clock.wall_ms()
         status.differing = found = {place: one for place, one in status.differing.items() if place in seen}
         if found:
             named = ", ".join(f"{one.ns} {one.id!r:.100}" for one in list(found.values())[:NAMED_MAX])
             log.error("documents differ from the primary's (%s): %s; see replset check", status.summary, named)
+        elif is_whole:
+            await self._auto.on_all_alike()
 
-    async def _compare(self, ns: str, seen: set[tuple[str, bytes]]) -> None:
-        """Compare one collection. One that cannot be compared is left to the next pass: it is gone, or the member is
-        delayed by more than the primary can look back.
+    async def _compare(self, ns: str, seen: set[tuple[str, bytes]]) -> bool:
+        """Compare one collection. False: it cannot be compared, and is left to the next pass. It is gone, or the member
+        is delayed by more than the primary can look back.
         """
         low: bytes | None = b""
-        tries = 0
+        tries = waits = 0
         while low is not None and tries < TRIES:
             source = self._source()
             try:
@@ -116,6 +126,12 @@ class Scrubber(FeaturePart):
             if one is None:
                 await asyncio.sleep(RETRY_S)
                 continue
+            if one.differing and source is not None:
+                one = await self._auto.put_right(one, source)
+                if one.failed and waits < TRIES:  # it may answer soon, and decide which version is right
+                    waits += 1
+                    await asyncio.sleep(RETRY_S)
+                    continue
             for difference in one.differing[: KEPT_MAX - len(seen)]:
                 seen.add((ns, difference.key))
                 self.found.differing[ns, difference.key] = difference
@@ -124,3 +140,4 @@ class Scrubber(FeaturePart):
             low, tries = one.next, 0
             cost = one.size + one.documents * EACH_DOCUMENT_BYTES
             await asyncio.sleep(max(SHORTEST_PAUSE_S, cost / self._bytes_per_sec))
+        return low is None

@@ -200,7 +200,9 @@ class FakeMember:
         follower = SetFollower(context, cast(Any, self.node), cast(Any, None))
         follower.progress = FollowProgress("site1", error="gone", newest_wall_ms=1_700_000_000_000 - 7_000)
         me = cast(Any, self)
-        scrubber = Scrubber(context, cast(Any, None), lambda: None, 0)
+        scrubber = Scrubber(
+            context, cast(Any, None), lambda: None, 0, cast(Any, SimpleNamespace(repaired=0, stopped=""))
+        )
         self.features = Features([OneConsumer(me), follower, ArchivePart(me, None, 1), scrubber])
         self.server = SimpleNamespace(
             connection_count=7, slots=SimpleNamespace(most=4096), traffic=Traffic(100, 200, 9)

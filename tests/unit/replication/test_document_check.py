@@ -19,63 +19,14 @@ from replset.features.scrub import scrubber
 from replset.features.scrub.scrubber import Scrubber
 from replset.ids import HostPort
 from replset.replication import document_repair
-from replset.replication.document_check import DocumentCheck, ScrubStatus, find_differences
+from replset.replication.document_check import ScrubStatus, find_differences
 from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.replication.document_repair import DocumentRepair, RepairedRange, majority_version
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from replset.storage import range_digests
 from replset.storage.txn import next_key
-from tests.unit.replication.kit import WALL_MS, Member, Network, trim, undo_to
-
-NS = "db.c"
-A, B, C = (HostPort(f"{name}:1") for name in "abc")
-
-
-class Three:
-    """Three members with the same entries; all is committed."""
-
-    def __init__(self, folder: Path, documents: int = 20) -> None:
-        self.network = Network()
-        self.members = {host: Member(host, folder, self.network) for host in (A, B, C)}
-        self.a, self.b, self.c = self.members.values()
-        self.a.create(NS)
-        self.a.insert(NS, *({"_id": number, "n": number} for number in range(documents)))
-        self.replicate()
-
-    def replicate(self) -> None:
-        newest = self.a.store.last_applied
-        for member in self.members.values():
-            rows = self.a.store.oplog_after(member.store.last_applied, limit=100_000, max_bytes=1 << 30)
-            for row in rows:
-                member.apply(row.entry)
-            member.store.set_commit_point(newest)
-
-    def close(self) -> None:
-        for member in self.members.values():
-            member.store.close()
-
-    def check(self, member: Member) -> DocumentCheck:
-        return DocumentCheck(member.context, self.network)
-
-    def differing(self, member: Member) -> list[object]:
-        """The `_id`s that differ, over all ranges."""
-        found: list[object] = []
-        low: bytes | None = b""
-        others = [host for host in self.members if host != member.host]
-        while low is not None:
-            one = asyncio.run(self.check(member).compare(NS, low, others))
-            assert not one.failed, one.failed
-            found += [difference.id for difference in one.differing]
-            assert one.next is None or one.next > low
-            low = one.next
-        return found
-
-    def repair(
-        self, member: Member, trusted: HostPort | None = None, is_held: Callable[[Any], bool] = lambda _: False
-    ) -> RepairedRange:
-        work = DocumentRepair(member.context, self.check(member), is_held)
-        others = [host for host in self.members if host != member.host]
-        return asyncio.run(work.repair(NS, b"", others, trusted))
+from tests.unit.replication.kit import WALL_MS, Member, trim, undo_to
+from tests.unit.replication.three import NS, A, B, C, Three, auto_repair, document, rot
 
 
 @pytest.fixture
@@ -83,23 +34,6 @@ def three(tmp_path: Path) -> Any:
     members = Three(tmp_path)
     yield members
     members.close()
-
-
-def rot(member: Member, _id: int, document: dict[str, object] | bytes | None) -> None:
-    """Change the file behind the member's back; None: the document is gone."""
-    coll = member.store.collection(NS)
-    connection, key = member.store._connection, encode_key(_id)
-    connection.execute(f"DELETE FROM {coll.table} WHERE key = ?", (key,))
-    if document is not None:
-        doc = document if isinstance(document, bytes) else encode(document)
-        connection.execute(coll.sql_insert, (key, doc))
-
-
-def document(member: Member, _id: int) -> dict[str, Any] | None:
-    coll = member.store.collection(NS)
-    with member.store.read() as snapshot:
-        found = snapshot.get(coll, encode_key(_id))
-    return None if found is None else decode(found)
 
 
 def test_members_with_the_same_documents_do_not_differ(three: Three) -> None:
@@ -397,7 +331,9 @@ def test_nothing_changes_when_what_was_there_cannot_be_kept(three: Three, monkey
 def test_nothing_is_kept_of_a_collection_that_was_dropped_meanwhile(three: Three) -> None:
     work = DocumentRepair(three.a.context, three.check(three.a), lambda _: False)
     with pytest.raises(NamespaceNotFoundError):
-        asyncio.run(work._keep("db.gone", three.a.store.last_applied, [encode({"_id": 1})], True))
+        asyncio.run(
+            work._keep("replset repair db.gone", "db.gone", three.a.store.last_applied, [encode({"_id": 1})], True)
+        )
 
 
 def test_large_documents_are_not_decoded_on_the_event_loop(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +389,7 @@ def test_two_repairs_at_once_keep_a_record_each(three: Three, monkeypatch: pytes
 
 
 async def scrubbed(three: Three, member: Member, until: Callable[[ScrubStatus], bool]) -> ScrubStatus:
-    work = Scrubber(member.context, three.check(member), lambda: A, 1000.0)
+    work = Scrubber(member.context, three.check(member), lambda: A, 1000.0, auto_repair(three, member, wanted=False))
     task = asyncio.create_task(work.run())
     async with asyncio.timeout(20):
         while not until(work.found):  # noqa: ASYNC110 - a status has no event
@@ -492,7 +428,7 @@ async def test_what_is_put_right_during_a_pass_is_not_reported_at_its_end(
     three.a.create("db.later")
     three.replicate()
     rot(three.b, 3, {"_id": 3, "n": 999})
-    work = Scrubber(three.b.context, three.check(three.b), lambda: A, 1000.0)
+    work = Scrubber(three.b.context, three.check(three.b), lambda: A, 1000.0, auto_repair(three, three.b, wanted=False))
 
     def put_right(command: dict[str, object]) -> None:
         if command.get("replSetDocuments") == "db.later":
