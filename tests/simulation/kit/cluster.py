@@ -158,6 +158,8 @@ class SimCluster:
         self._next_many = MANY_STEPS
         self.damaged_entry: DamagedEntry | None = None
         self.damaged: set[str] = set()  # members whose database lost pages: no judge reads it until it is a copy
+        self.auto_repair: bool | None = None  # see Plan
+        self.rotted: set[str] = set()  # who was rotten
         self.rotten = ""  # the member whose disk changed documents, until that is put right
         self.on_wipe: list[Callable[[str], None]] = []
         self.on_wal_loss: list[Callable[[str], None]] = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import apsw
 
 from replset.bson import encode, encode_key
 from replset.errors import ReplError
+from replset.replication.rollback_manifest import FOLDER
 from tests.simulation.kit.disk_faults import DiskFaults
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_base import REPAIRED_WITHIN_S
@@ -20,6 +22,18 @@ NEAR_S = 1
 MAJORITY = {"writeConcern": {"w": "majority"}}
 KINDS = ("bytes", "type", "type and bytes", "no document")
 """Which part of a row changes: its document, what the row says of it, or both."""
+
+
+def kept_bytes(machine: Machine) -> dict[str, bytes]:
+    """The files of the machine's rollback folder."""
+    disk, folder = machine.disk, os.path.join(machine.disk.folder, FOLDER)
+    names = disk.list_folder(folder) if disk.exists(folder) else []
+    return {name: disk.read_file(os.path.join(folder, name)) for name in names}
+
+
+def self_repairs(machine: Machine) -> list[str]:
+    """The manifests of documents that the machine's member replaced by itself."""
+    return [name for name, data in kept_bytes(machine).items() if name.endswith(".json") and b'"auto repair ' in data]
 
 
 class DocumentFaults(DiskFaults):
@@ -54,6 +68,8 @@ class DocumentFaults(DiskFaults):
         changed = self._rng.sample(range(COUNT), 3)
         kinds = [rng.choice(KINDS) for _ in changed[:-1]]
         cluster.rotten = machine.name
+        cluster.rotted.add(machine.name)
+        self._kept: dict[int, bytes] = {}
         while not (cluster.all_counted() and self._are_near(bearers) and self._change(machine, changed, kinds)):
             await self._pause_until(ends, f"a member of {machine.name}'s set does not have the documents")
         cluster.trace.add(machine.name, f"has other documents {changed}: {', '.join(kinds)}, and a deleted one")
@@ -64,13 +80,41 @@ class DocumentFaults(DiskFaults):
             index = {"createIndexes": "gone", "indexes": [{"key": {"v": 1}, "name": "v_1"}]}
             await self._ask_primary(index)
         if rng.random() < 0.5 and cluster.primary() != machine.name:
+            self._kept.pop(changed[0], None)
             update = {"q": {"_id": changed[0]}, "u": {"$set": {"v": "right again"}}}
             await self._ask_primary({"update": "kept", "updates": [update]})
         if self._rng.random() < 0.5 and len(bearers) > 2:
             self._later(self._rng.uniform(0.0, 0.5), lambda: self._kill(machine.name, power_loss=True))
+        if cluster.auto_repair:
+            await self._repairs_itself(machine, ends)
         for ns in (SCRUBBED, EMPTIED):
             await self._repair_documents(machine, ns, trusted if others else {}, bool(others), ends)
         cluster.rotten = ""
+
+    async def _repairs_itself(self, machine: Machine, ends: float) -> None:
+        """A secondary whose documents a majority has otherwise puts them right, and keeps what was there. Not one that
+        leads, or has to be copied anew, or without which there are not enough votes.
+        """
+        cluster, kept = self._cluster, self._kept
+        while True:
+            member = machine.running
+            config = None if member is None else member.node.config
+            voters = [each.host for each in config.voters if each.bears_data] if config else []
+            others = len(voters) - (cluster.host(machine.name) in voters)
+            if config and (others <= len(voters) // 2 or len(config.data_bearing) < 3):
+                return
+            if cluster.primary() == machine.name or (member is not None and member.node.quarantine):
+                return
+            found = await self._ask_primary({"replSetCheckDocuments": 1, "ns": "scrub"}, "admin") or {"ok": 0.0}
+            are_alike = found["ok"] == 1.0 and not found["notCompared"] and not found["differing"]
+            if are_alike and all(self._is_whole(machine, ns) for ns in (SCRUBBED, EMPTIED)):
+                break
+            await self._pause_until(ends, f"{machine.name} does not put its documents right by itself: {found}")
+        data = b"".join(kept_bytes(machine).values())
+        lost = [number for number, doc in kept.items() if doc not in data]
+        if lost:
+            raise SimulationError(f"{machine.name} kept nothing of {lost} when it put them right")
+        cluster.trace.add(machine.name, "has put its documents right by itself")
 
     def _are_near(self, bearers: list[Machine]) -> bool:
         """Whether no member is so far behind that it may soon copy documents, and perhaps the damaged ones."""
@@ -101,6 +145,8 @@ class DocumentFaults(DiskFaults):
         found = await self._ask_primary({"replSetCheckDocuments": 1, "ns": "scrub"}, "admin") or {"ok": 0.0}
         if found["ok"] == 1.0 and "next" not in found and not found["notCompared"]:
             named = sorted((row["ns"], row["_id"]) for row in found["differing"])
+            if self._cluster.auto_repair:  # some may be right again already
+                changed = [one for one in changed if one in named]
             if named != changed and len(self._bearers()) > 1:
                 raise SimulationError(f"{changed} differ, and a comparison names {named}")
 
@@ -156,8 +202,11 @@ class DocumentFaults(DiskFaults):
                 value = "CAST(? AS TEXT)" if kind.startswith("type") else "?"
                 sql = f"UPDATE {coll.table} SET doc = {value} WHERE key = ?"
                 connection.execute(sql, (doc, encode_key(number)))
+                self._kept[number] = doc
             connection.execute(coll.sql_delete, (encode_key(ids[-1]),)).fetchall()
             connection.execute(emptied.sql_insert, (encode_key(1), encode({"_id": 1, "v": "right 1"})))
+            if self._cluster.auto_repair:
+                member.store.wal.sync()
         except (ReplError, apsw.Error):
             return False
         return True

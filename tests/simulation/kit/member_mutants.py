@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from replset.core.in_sync import in_sync_have
 from replset.core.quorum import IN_SYNC, WriteConcern
 from replset.errors import StorageError
 from replset.features.crud.write_batch import Batch
+from replset.features.scrub.auto_repair import AutoRepair
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.member.disk import member_files
 from replset.member.peers.message_documents import progress_document
@@ -31,6 +33,7 @@ from replset.replication import (
 )
 from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.document_check import Difference
+from replset.replication.document_repair import DocumentRepair
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
 from replset.storage import copies, oplog, retention, store, undo
@@ -69,6 +72,24 @@ def every_member_is_the_majority(patch: pytest.MonkeyPatch) -> None:
         return real(difference, members)[0], None if row is None else row.hash
 
     patch.setattr(document_repair, "majority_version", majority_version)
+
+
+def repaired_without_a_bound(patch: pytest.MonkeyPatch) -> None:
+    """A member takes over by itself as many documents as differ, and also where another member differs too."""
+
+    async def choose(_: AutoRepair, _ns: str, wanted: Sequence[Difference]) -> Sequence[Difference]:
+        return wanted
+
+    patch.setattr(AutoRepair, "choose", choose)
+
+
+def nothing_kept_of_what_was_there(patch: pytest.MonkeyPatch) -> None:
+    """Documents are replaced by the majority's, and no file has what was there."""
+
+    async def keep_all(*_: object) -> list[str]:
+        return []
+
+    patch.setattr(DocumentRepair, "_keep_all", keep_all)
 
 
 def two_means_one(patch: pytest.MonkeyPatch) -> None:
@@ -377,6 +398,7 @@ RETENTION = "tests/unit/storage/test_retention.py"
 THREADS = "tests/simulation/test_threads.py"
 SYNC = "tests/unit/replication/test_initial_sync.py"
 FETCHER = "tests/unit/replication/test_fetcher.py"
+AUTO = "tests/unit/replication/test_auto_repair.py"
 DIFFERENCES = "tests/unit/replication/test_difference_copy.py"
 
 MEMBER_MUTANTS = (
@@ -421,6 +443,11 @@ MEMBER_MUTANTS = (
     Mutant(
         every_member_is_the_majority,
         test="tests/unit/replication/test_document_check.py::test_a_row_that_lost_its_bytes_is_put_right",
+    ),
+    Mutant(repaired_without_a_bound, test=f"{AUTO}::test_more_than_the_bound_in_an_hour_stops_it_until_all_are_alike"),
+    Mutant(
+        nothing_kept_of_what_was_there,
+        test=f"{AUTO}::test_a_process_that_ends_behind_the_file_leaves_the_old_version",
     ),
     Mutant(alike_without_a_look, (0, 1), "", STALE_RUNS),
     Mutant(what_came_is_believed, test=f"{DIFFERENCES}::test_wrong_documents_are_noticed_and_everything_is_copied"),

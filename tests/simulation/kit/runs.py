@@ -17,6 +17,7 @@ from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.clients import ClientSite
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.consumers import ConsumerMix, ConsumerReaders
+from tests.simulation.kit.document_faults import self_repairs
 from tests.simulation.kit.entries import kind_of_entry
 from tests.simulation.kit.environment import SESSION_TIMEOUT_MS, Environment
 from tests.simulation.kit.errors import SimulationError
@@ -28,7 +29,7 @@ from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.rest_checks import fault_at_rest, refusal_fault
 from tests.simulation.kit.rest_work import RestWork, has_slow_disks
 from tests.simulation.kit.retries import RetryingClients, RetryMix
-from tests.simulation.kit.small_sizes import small_sizes
+from tests.simulation.kit.small_sizes import scrub_times, small_sizes
 from tests.simulation.kit.streams import StreamMix, StreamReaders
 from tests.simulation.kit.time_checks import TRIMMED_WITHIN_S, violation_of_time
 from tests.simulation.kit.transfers import TransferMix, Transfers
@@ -75,6 +76,8 @@ class Plan:
 
     options: of members in the configuration. settings: of the configuration. spare: one more machine, for the fault
     that adds a member.
+    auto_repair: whether members put right by themselves what a disk changed; they look all the time. None: they look as
+    rarely as they do, and do not. Seeds that are recorded were drawn before they did.
     journal_default: where it is False, what a majority acknowledged need not be on disks, and nobody loses power.
 
     option: of `./dev sim`, for a run that is drawn in another way than most.
@@ -97,6 +100,7 @@ class Plan:
     spare: bool = False
     spare_arbiter: bool = False
     journal_default: bool = True
+    auto_repair: bool | None = None
     faults_s: float = FAULTS_S
     option: str = ""
 
@@ -233,7 +237,16 @@ def draw_set(seed: int) -> Plan:
         spare=shape.random() < 0.3,
         journal_default=shape.random() >= 0.12,
     )
-    return with_witnesses(seed, plan)
+    return with_witnesses(seed, with_auto_repair(seed, plan))
+
+
+def with_auto_repair(seed: int, plan: Plan) -> Plan:
+    """The plan with repairs that nobody asks for, or without, as the setting says."""
+    if seed < RECORDED:
+        return plan
+    wanted = random.Random(f"{seed} auto repair").random() < 0.6
+    settings = plan.settings if wanted else {**plan.settings, "autoRepair": False}
+    return replace(plan, auto_repair=wanted, settings=settings)
 
 
 def with_witnesses(seed: int, plan: Plan) -> Plan:
@@ -281,7 +294,7 @@ def rollback_plan(seed: int) -> Plan:
         faults_s=25.0,
         option=ROLLBACKS,
     )
-    return with_witnesses(seed, plan)
+    return with_witnesses(seed, with_auto_repair(seed, plan))
 
 
 def changes_plan(seed: int) -> Plan:
@@ -299,7 +312,7 @@ def changes_plan(seed: int) -> Plan:
     environment = replace(draw_environment(seed), worker_ms=rng.choice((2.0, 10.0, 40.0)))
     if any("secondaryDelaySecs" in row for row in options.values()):
         environment = replace(environment, skew_ms=200)
-    return Plan(
+    plan = Plan(
         members,
         arbiters,
         witnesses,
@@ -313,6 +326,7 @@ def changes_plan(seed: int) -> Plan:
         spare_arbiter=arbiters < 1 and rng.random() < 0.6,
         option=CHANGES,
     )
+    return with_auto_repair(seed, plan)
 
 
 def concerns_plan(seed: int) -> Plan:
@@ -320,6 +334,7 @@ def concerns_plan(seed: int) -> Plan:
     rng = random.Random(f"{seed} concerns")
     plan = draw_set(seed)
     settings = {
+        **plan.settings,
         "inSyncLagSecs": rng.choice((1, 3)),
         "minInSync": rng.choice((1, 2)) if plan.members > 2 else 1,
         "flowControlTargetLagSecs": rng.choice((0, 1, 1)),
@@ -406,6 +421,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
     with (
         without_collector(),
         nullcontext() if plan.environment.mixed else small_sizes(seed, timed=seed >= RECORDED),
+        nullcontext() if plan.environment.mixed else scrub_times(plan.auto_repair),
         SimCluster(
             plan.members,
             plan.arbiters,
@@ -443,6 +459,7 @@ class Run:
     def __init__(self, cluster: SimCluster, plan: Plan) -> None:
         self.cluster = cluster
         self.plan = plan
+        cluster.auto_repair = None if plan.environment.mixed else plan.auto_repair
         hosts = [machine.host for machine in cluster.members() if machine.bears_data]
 
         def site(name: str) -> ClientSite:
@@ -484,6 +501,7 @@ class Run:
         self._drain_consumers()
         self.checkers.at_the_end()
         self._judge_rest()
+        self._judge_repairs()
         self._judge_consumers()
         self._judge_archive()
         self._judge_registers()
@@ -559,6 +577,13 @@ class Run:
         wrong = fault_at_rest(self.cluster) or refusal_fault(self.cluster)
         if wrong:
             self.checkers.fail("24", wrong)
+
+    def _judge_repairs(self) -> None:
+        """No member repaired what no disk changed, and none at all where the setting forbids it."""
+        cluster = self.cluster
+        for machine in cluster.members():
+            if self_repairs(machine) and not (cluster.auto_repair and machine.name in cluster.rotted):
+                raise SimulationError(f"{machine.name} repaired documents by itself: {self_repairs(machine)}")
 
     def _judge_consumers(self) -> None:
         """Invariants 18 and 19."""

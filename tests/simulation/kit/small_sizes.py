@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from replset.features.scrub import scrubber
+from replset.features.scrub.auto_repair import AutoRepair
 from replset.replication import applier, common_point, difference_copy, rollback_files
 from replset.storage import copies, differences, index_build, natural_order, oplog, retention, snapshot, sqlite, store
 
@@ -61,3 +63,22 @@ def small_sizes(seed: int, *, timed: bool) -> Iterator[None]:
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+
+
+SCRUB_TIMES = {"START_AFTER_S": 1.0, "PAUSE_S": 2.0, "RETRY_S": 1.0}
+
+
+@contextmanager
+def scrub_times(auto_repair: bool | None) -> Iterator[None]:
+    """Documents are compared in the background all the time. None: as rarely as ever, and nothing is repaired."""
+    before = {name: getattr(scrubber, name) for name in SCRUB_TIMES}
+    allows = AutoRepair.allows
+    if auto_repair is None:
+        AutoRepair.allows = lambda _: False  # type: ignore[method-assign]
+    else:
+        vars(scrubber).update(SCRUB_TIMES)
+    try:
+        yield
+    finally:
+        vars(scrubber).update(before)
+        AutoRepair.allows = allows  # type: ignore[method-assign]
