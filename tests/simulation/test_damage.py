@@ -103,8 +103,7 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
 def test_documents_that_a_disk_changed_are_put_right_by_the_majority(seed: int) -> None:
     """Behind other faults; with two copies the operator says whose is right. In the last, an update does not fit."""
     plan = draw_plan(seed)
-    faults, settings = replace(plan.faults, damage_document=20), {}
-    outcome = run_seed(seed, replace(plan, faults=faults, settings=settings, auto_repair=None))
+    outcome = run_seed(seed, replace(plan, faults=replace(plan.faults, damage_document=20)))
     assert outcome.error is None, outcome.report()
     assert "has other documents" in "\n".join(outcome.trace)
 
