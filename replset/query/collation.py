@@ -7,10 +7,8 @@ byte by byte afterwards is compared as the collation wants it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, TypeAlias
-
-import regex
 
 from replset.bson import Symbol, encode_key
 from replset.errors import BadValueError, ErrorCode, FailedToParseError
@@ -42,7 +40,7 @@ Some 60 ms for those that stand for several letters each. U+FDFA stands for 18, 
 """
 _WIDEST: Final = "\ufdfa"
 _OF_WIDEST: Final = 18
-_LONG_RUN: Final = regex.compile(r"(\P{ccc=0}{30})(?=\P{ccc=0})")
+_LONG_RUN: Final = r"(\P{ccc=0}{30})(?=\P{ccc=0})"
 _JOINER: Final = "\u034f"
 _Settings: TypeAlias = tuple[tuple[str, Any], ...]
 
@@ -251,4 +249,11 @@ def _bounded(text: str) -> str:
     length = characters_in(text)
     if length > LONGEST:
         raise BadValueError(f"a collation compares strings of at most {LONGEST} characters, not of {length}")
-    return text if text.isascii() else _LONG_RUN.sub(rf"\1{_JOINER}", text)
+    return text if text.isascii() else _long_runs().sub(rf"\1{_JOINER}", text)
+
+
+@cache
+def _long_runs() -> Any:
+    import regex  # Spark's workers, which replay updates, lack it
+
+    return regex.compile(_LONG_RUN)

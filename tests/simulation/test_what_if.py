@@ -71,9 +71,8 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [*list(SITUATIONS)[:3], *(pytest.param(name, marks=pytest.mark.in_turns) for name in list(SITUATIONS)[3:])]
-)
+@pytest.mark.in_turns
+@pytest.mark.parametrize("name", SITUATIONS)
 def test_the_deed_does_what_was_foreseen(name: str) -> None:
     quiet_logs()
     given = SITUATIONS[name]

@@ -158,7 +158,7 @@ class Remove:
     name: str = own(NAME, help=THE_NAME)
 
 
-@operation("replSetConsumerParked", needs=Action.LOGIN, on_primary=True, http="GET /v1/consumers/{name}/parked")
+@operation("replSetConsumerParked", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/parked")
 class Parked:
     """The events that were refused too often, with the reasons."""
 
