@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -28,11 +29,11 @@ async def answer(
     status: int = 200,
     *,
     forwards: bool = False,
-    confirmed: bool | None = None,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> Response:
     """Answer with the reply to a command: this member's, or the primary's if the member `forwards` it.
 
-    confirmed: a field of the answer beside those of the reply.
+    more: fields of the answer in front of those of the reply.
     """
     http, headers = HttpRequest(request.scope), dict[str, str]()
     if forwards:
@@ -46,8 +47,7 @@ async def answer(
         if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":
             error.status = 404
         raise
-    shown = _document_of(reply) if confirmed is None else {"confirmed": confirmed, **_document_of(reply)}
-    document = HttpAnswer(shown, status, headers, times_of(reply), is_heavy="events" in reply)
+    document = HttpAnswer({**more, **_document_of(reply)}, status, headers, times_of(reply), is_heavy="events" in reply)
     return await to_response(member, http, document)
 
 

@@ -11,6 +11,7 @@ from api.errors import failure
 from api.exchange import HttpRequest, read_options
 from api.openapi import answers, body
 from api.routes.declared import READ_ERRORS, WRITE_ERRORS, answer, serve_declared
+from api.routes.writes import add_write_state
 from replset.errors import ErrorCode
 from replset.features.administration.operations import MEMBER
 from replset.member.member import RunningMember
@@ -35,15 +36,7 @@ def router(member: RunningMember) -> APIRouter:
     async def config(request: Request, commitmentStatus: bool = False) -> Response:
         return await answer(member, request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
 
-    @routes.get(
-        "/writes/{optime}",
-        summary="What became of a write: committed, pending, notInSet or unknown.",
-        description="`optime` is the one that the write's answer named, TERM:SECONDS:INC. `rollbacks` says which have"
-        " it; the other members are asked where this one cannot tell.",
-        responses=answers(200, *READ_ERRORS),
-    )
-    async def write_state(optime: str, request: Request) -> Response:
-        return await answer(member, request, {"replSetGetWriteState": optime, "all": True})
+    add_write_state(routes, member, "/writes/{optime}")
 
     @routes.get(
         "/elections",

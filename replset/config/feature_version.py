@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from replset.errors import BadValueError, TypeMismatchError
+from replset.errors import BadValueError, ReplError, TypeMismatchError
 
 FIELD: Final = "featureCompatibilityVersion"
 _TEXT: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
@@ -49,6 +49,15 @@ def read_feature_version(document: Mapping[str, object]) -> FeatureVersion:
         return FeatureVersion.parse(value)
     except ValueError as error:
         raise BadValueError(f"{FIELD}: {error}") from None
+
+
+def refuse_below(since: FeatureVersion, version: FeatureVersion, what: str, error: type[ReplError]) -> None:
+    """Refuse what release `since` brought in a set that is at an older version: a member may read it as something else.
+
+    what: is refused, in the plural or with an article.
+    """
+    if version < since:
+        raise error(f"{what} cannot be made while the set's {FIELD} is {version} (docs/upgrade.md)")
 
 
 def newer_features(version: FeatureVersion) -> str:

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from replset.bson import ObjectId
 from replset.config import ReplSetConfig
+from replset.config.feature_version import LATEST, FeatureVersion
 from replset.core.damage import DamageMonitor
 from replset.core.durability_levels import concern_of_level
 from replset.core.effects import AppendNoop, Effect
@@ -433,6 +434,12 @@ class Node:
     def flow_control_target_ms(self) -> int:
         """The lag of the majority from which on writers are slowed; 0: never."""
         return self._state.settings.flow_control_target_lag_secs * 1000
+
+    @property
+    def feature_version(self) -> FeatureVersion:
+        """The set's; LATEST before there is a set."""
+        config = self._state.config
+        return LATEST if config is None else config.feature_version
 
     def follower_bytes_per_second(self) -> int:
         """settings.followerBytesPerSecond; 0: no limit."""

@@ -451,7 +451,7 @@ class Reconfigs:
             "a configuration is followed by a newer one",
         )
         node.emit(Persist(config))
-        node.config = config
+        node.config, node.newer_features = config, None
         node.term = max(node.term, config.term)
         self._committed_at_install = node.commit_point
         self._elections.end_round("the configuration changed")

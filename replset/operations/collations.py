@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from replset.bson import RawDocument
-from replset.config.feature_version import FIELD, FeatureVersion
+from replset.config.feature_version import FeatureVersion, refuse_below
 from replset.errors import ReplError
 from replset.operations import fields
 from replset.operations.command import CommandContext
@@ -28,14 +26,10 @@ def command_fold(ctx: CommandContext) -> Fold | None:
     return fields.collation(ctx.body, ctx.name, default_fold(ctx))
 
 
-_SINCE: Final = FeatureVersion(1, 1)
-
-
 def refuse_newer(member: Kernel, options: RawDocument, error: type[ReplError]) -> None:
     """Raise the error for a collection or an index with a collation in a set whose members may be of release 1.0.
 
     These would apply the entry without the collation, and find other documents from then on.
     """
-    config = member.node.config
-    if "collation" in options and config is not None and config.feature_version < _SINCE:
-        raise error(f"a collation is refused while the set's {FIELD} is {config.feature_version} (docs/upgrade.md)")
+    if "collation" in options:
+        refuse_below(FeatureVersion(1, 1), member.node.feature_version, "what has a collation", error)

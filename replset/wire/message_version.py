@@ -21,7 +21,7 @@ def other_messages(document: RawDocument, who: str) -> str:
     version 1 without saying so.
     """
     found = document.get("messageVersions")
-    if not isinstance(found, list) or len(found) != 2 or not all(type(one) is int for one in found):
+    if not isinstance(found, list) or len(found) != 2 or not all(isinstance(one, int) for one in found):
         return ""
     least, most = found
     if least <= MOST and most >= LEAST:

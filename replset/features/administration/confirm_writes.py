@@ -14,7 +14,7 @@ from replset.core.quorum import WriteConcern
 from replset.errors import NotWritablePrimaryError, ReplError
 from replset.features.administration.operations import ConfirmWrites
 from replset.features.administration.write_state import describe_write, has_entry
-from replset.ids import Millis, OpTime
+from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.message_fields import check_ok
 from replset.operations.command import Command, CommandContext, declared
 from replset.operations.kernel import Kernel
@@ -37,14 +37,16 @@ async def confirm_writes(ctx: CommandContext, given: ConfirmWrites) -> Reply:
         return await _ask_primary(member, given, left_ms)
     optimes = sorted(set(given.optimes))
     if most:
-        await _until_on_members(member, optimes[-1], most, end)
+        failure = await wait_until_met(member, max(optimes[-1], _begin_of_term(member)), WriteConcern(most), end)
+        if failure is not None and failure.code in (79, 100):
+            raise ReplError(failure.message, code=failure.code)
     else:
         await _until_committed(member, optimes[-1], end)
-    left = []
+    left, begin = [], _begin_of_term(member)
     for number, optime in enumerate(optimes):
         if number % A_TURN == A_TURN - 1:
             await asyncio.sleep(0)
-        if not _is_safe(member, optime, most):
+        if not _is_safe(member, optime, most, begin):
             left.append(optime)
     described = [await describe_write(ctx, optime) for optime in left[:EXPLAINED]]
     others: list[dict[str, object]] = [{"optime": str(optime)} for optime in left[EXPLAINED:]]
@@ -69,27 +71,21 @@ async def _until_committed(member: Kernel, newest: OpTime, end: Millis) -> None:
             return
 
 
-async def _until_on_members(member: Kernel, newest: OpTime, most: int, end: Millis) -> None:
-    failure = await wait_until_met(member, _of_this_term(member, newest), WriteConcern(most), end)
-    if failure is not None and failure.code in (79, 100):
-        raise ReplError(failure.message, code=failure.code)
-
-
-def _is_safe(member: Kernel, optime: OpTime, most: int) -> bool:
+def _is_safe(member: Kernel, optime: OpTime, most: int, begin: OpTime) -> bool:
+    """begin: of the newest term. A member has an older entry for sure once it has that: one that is in an older term's
+    history, and will roll it back, may be at a later optime without the entry.
+    """
     if not member.node.follows_set or not has_entry(member.store, optime):
         return False  # what it rolls back now is still in its oplog
     if most:
-        return member.node.is_satisfied(WriteConcern(most), _of_this_term(member, optime))
+        return member.node.is_satisfied(WriteConcern(most), max(optime, begin))
     return optime <= min(member.node.commit_point, member.store.last_applied)
 
 
-def _of_this_term(member: Kernel, optime: OpTime) -> OpTime:
-    """Return what a member must have to have this entry: the first entry of the term, for an older one.
-
-    A member that is in an older term's history, and will roll it back, may be at a later optime without the entry.
-    """
+def _begin_of_term(member: Kernel) -> OpTime:
+    """Return the first entry of the newest term in this member's oplog."""
     spans = member.store.terms()
-    return max(optime, spans[-1].first) if spans else optime
+    return spans[-1].first if spans else OPTIME_NULL
 
 
 COMMANDS: tuple[Command, ...] = (declared(ConfirmWrites, confirm_writes),)

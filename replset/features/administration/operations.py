@@ -109,11 +109,11 @@ class SetFeatureVersion:
 def _optimes(body: RawDocument, name: str, command: str) -> list[OpTime]:
     given = values(body, name, command)
     if not 0 < len(given) <= MOST_CONFIRMED:
-        raise BadValueError(f"{command}.{name} takes from 1 to {MOST_CONFIRMED} optimes, not {len(given)}")
+        raise BadValueError(f"{name} takes from 1 to {MOST_CONFIRMED} optimes, not {len(given)}")
     try:
         return [OpTime.parse(one if isinstance(one, str) else f"{one!r:.80}") for one in given]
     except ValueError as error:
-        raise BadValueError(f"{command}.{name}: {error}") from None
+        raise BadValueError(f"{name}: {error}") from None
 
 
 def _members(body: RawDocument, name: str, command: str) -> int:
@@ -122,7 +122,7 @@ def _members(body: RawDocument, name: str, command: str) -> int:
     if given == MAJORITY:
         return 0
     if kind != "members" or not number.isdecimal() or not 1 <= int(number[:9]) <= MAX_MEMBERS:
-        raise BadValueError(f"{command}.{name} must be majority or members:N with N from 1 to 50, not {given!r:.40}")
+        raise BadValueError(f"{name} must be majority or members:N with N from 1 to 50, not {given!r:.40}")
     return int(number[:9])
 
 

@@ -10,7 +10,6 @@ from replset.auth.roles import Action
 from replset.auth.scram import MECHANISM
 from replset.auth.users import AUTH_SCHEMA
 from replset.bson import RawDocument
-from replset.config.feature_version import LATEST
 from replset.errors import IllegalOperationError, InvalidOptionsError, NotBuiltError, TypeMismatchError
 from replset.operations import fields
 from replset.operations.command import GENERIC_FIELDS, Command, CommandContext
@@ -55,11 +54,6 @@ def _set_lifetime(ctx: CommandContext, name: str) -> None:
     ctx.member[TransactionTable].lifetime_s = fields.whole(ctx.body, name, ctx.name, least=1, most=(1 << 31) - 1)
 
 
-def _feature_version(ctx: CommandContext) -> object:
-    config = ctx.member.node.config
-    return {"version": str(LATEST if config is None else config.feature_version)}
-
-
 def _fixed(value: object) -> Parameter:
     return Parameter(lambda _ctx: value)
 
@@ -69,7 +63,7 @@ PARAMETERS: dict[str, Parameter] = {
     "authSchemaVersion": _fixed(AUTH_SCHEMA),
     "authenticationMechanisms": _fixed([MECHANISM]),
     "enableTestCommands": Parameter(lambda ctx: ctx.member.test_commands),
-    "featureCompatibilityVersion": Parameter(_feature_version),
+    "featureCompatibilityVersion": Parameter(lambda ctx: {"version": str(ctx.member.node.feature_version)}),
     "logComponentVerbosity": Parameter(lambda ctx: {"verbosity": _log_level(ctx)}, _set_component_verbosity),
     "logLevel": Parameter(_log_level, _set_log_level),
     "quiet": _fixed(False),

@@ -85,11 +85,11 @@ async def get_write_state(ctx: CommandContext) -> Reply:
     return await describe_write(ctx, optime)
 
 
-async def describe_write(ctx: CommandContext, optime: OpTime, *, asks_others: bool = True) -> dict[str, object]:
+async def describe_write(ctx: CommandContext, optime: OpTime) -> dict[str, object]:
     """Return what became of a write; the other members are asked where this one cannot tell."""
     own = await _own_view(ctx.member, optime)
     views, unreachable = [own], dict[str, str]()
-    if asks_others and own.state_of(optime) is not WriteState.COMMITTED:
+    if own.state_of(optime) is not WriteState.COMMITTED:
         config = ctx.member.node.config
         others = [] if config is None else [m.host for m in config.oplog_holders if m.host != ctx.member.host]
         answers = await asyncio.gather(*(_ask_member(ctx, host, optime) for host in others))

@@ -38,7 +38,6 @@ async def create(ctx: CommandContext) -> Reply:
     """Create an empty collection; one that is there with the same options is no error but in a transaction."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
     options = await read_statement(ctx.member, ctx.body, lambda: options_of(ctx.body, ctx.name))
-    refuse_newer(ctx.member, options, InvalidOptionsError)
     if "viewOn" in options and ctx.transaction is not None:
         raise ReplError(
             "Cannot create a view in a multi-document transaction",
@@ -46,6 +45,7 @@ async def create(ctx: CommandContext) -> Reply:
         )
 
     def operation(group: WriteGroup) -> None:
+        refuse_newer(ctx.member, options, InvalidOptionsError)
         if ctx.transaction is not None and ns in group.txn.catalog.by_ns:
             raise NamespaceExistsError(f"namespace {ns} already exists; a transaction makes only new collections")
         create_in(group, ns, options)

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from replset.auth.roles import Action
 from replset.bson import DateTime, RawDocument, Timestamp, decode, encode
-from replset.config.feature_version import FIELD, LATEST
+from replset.config.feature_version import FeatureVersion, refuse_below
 from replset.errors import (
     BadValueError,
     ChangeStreamHistoryLostError,
     ErrorCode,
     InvalidNamespaceError,
+    InvalidOptionsError,
     NamespaceExistsError,
     OverloadedError,
     ReplError,
@@ -98,13 +99,9 @@ async def create(ctx: CommandContext, given: Create) -> Reply:
     place = _place(ctx, "startAt", given.start_at)
 
     def operation(group: WriteGroup) -> None:
-        config = ctx.member.node.config
-        if made.keeps_events and config is not None and config.feature_version < LATEST:
-            raise ReplError(
-                f"deliverAfter and maxRefusals are refused while the set's {FIELD} is {config.feature_version}"
-                " (docs/upgrade.md)",
-                code=ErrorCode.INVALID_OPTIONS,
-            )
+        if made.keeps_events:
+            what = "a consumer with deliverAfter or maxRefusals"
+            refuse_below(FeatureVersion(1, 1), ctx.member.node.feature_version, what, InvalidOptionsError)
         coll = group.txn.catalog.by_ns.get(CONSUMERS_NS) or do_create(group, CONSUMERS_NS)
         before = document_of(name).read_in(group.txn)
         if before is not None:

@@ -407,9 +407,8 @@ async def _made_up(ctx: CommandContext, ns: str, query: Query) -> list[bytes]:
         documents = await member.workers.run(lambda: users_of(member.store))
     elif ns == AUTH_VERSION:
         documents = [encode({"_id": "authSchema", "currentVersion": AUTH_SCHEMA})]
-        if config is not None:
-            version = str(config.feature_version)
-            documents.append(encode({"_id": "featureCompatibilityVersion", "version": version}))
+        version = str(member.node.feature_version)
+        documents.append(encode({"_id": "featureCompatibilityVersion", "version": version}))
     else:
         documents = [] if config is None else [encode(config.document())]
 

@@ -28,6 +28,7 @@ from replset.features.recovery.policy import Policy, RestoreAction
 from replset.features.undo.operations import Undo
 from replset.features.undo.plan import Place, Row, Span, find_places, judge, read_slice
 from replset.ids import OpTime, pack_ts
+from replset.operations.collations import refuse_newer
 from replset.operations.command import Command, CommandContext, declared
 from replset.operations.declared import declaration_of
 from replset.operations.evaluation import read_statement, run_in_thread
@@ -78,6 +79,9 @@ async def undo(ctx: CommandContext, given: Undo) -> Reply:
                 " can be undone (see --snapshot-history-secs); nothing is written"
             )
         places = await read_in_thread(ctx, partial(find_places, span=span))
+        for again in (place.before for place in places if place.behind is None and place.now is None):
+            for options in () if again is None else (again.options, *(index.spec for index in again.more_indexes)):
+                refuse_newer(member, options, IllegalOperationError)
         if given.apply:
             refuse_few_in_sync(member, MAJORITY)
             record = await _write(ctx, partial(_begin, ctx, span))

@@ -99,7 +99,7 @@ def _play_once(play: Play, deed: Deed, weights: Mapping[OpTime, int], found: For
     play.run(SETTLE_HEARTBEATS * heartbeat + play.rng.randint(0, heartbeat))
     play.has_lasted()
     before, began = play.leader, play.now
-    marks = {host: len(machine.journal) for host, machine in play.machines.items()}
+    marks = {machine: len(machine.journal) for machine in play.machines.values()}
     for machine in play.machines.values():
         machine.follows = machine.known.follows
     _do(play, deed, found)
@@ -129,7 +129,7 @@ def _play_once(play: Play, deed: Deed, weights: Mapping[OpTime, int], found: For
     told = {
         f"{record.event} ({host}): {record.detail}"
         for host, machine in play.machines.items()
-        for record in machine.journal[marks[host] :]
+        for record in machine.journal[marks.get(machine, 0) :]
         if record.event in TOLD
     }
     found.votes.update(told)

@@ -90,7 +90,7 @@ class Machine:
     def __init__(self, play: Play, known: MemberNow) -> None:
         now, own = play.now, play.set.config.member_at(known.host)
         self.play, self.host, self.known, self.alive = play, known.host, known, known.alive
-        arbiter = own is not None and own.arbiter_only
+        arbiter = own is not None and own.arbiter_only and not known.empty
         self.log = [] if arbiter else [point for point in play.points if point <= known.newest]
         # Who is behind now is as far behind when it happens.
         self.follows = known.follows and known.newest >= play.points[-1]
@@ -118,8 +118,6 @@ class Machine:
             oplog_only=own is not None and own.witness,
         )
         self.state.quarantine = known.quarantine
-        if known.empty:
-            arbiter = False
         self.state.commit_point = play.set.commit_point if arbiter else min(play.set.commit_point, known.newest)
         self.state.commit_term = play.set.term
         self.node = Node(self.state)

@@ -356,6 +356,10 @@ def test_a_member_takes_no_configuration_that_it_could_not_run_and_says_so() -> 
     assert node.config == before
     (remark,) = [remark for remark in node.status(NOW).remarks if "featureCompatibilityVersion is 1.2" in remark.why]
     assert "knows 1.0 to 1.1" in remark.why
+    lowered = replace(newer, version=newer.version + 1, feature_version=LATEST)
+    node.receive_heartbeat(1, config=lowered, config_version=lowered.version)
+    assert node.config == lowered
+    assert not [one for one in node.status(NOW).remarks if "featureCompatibilityVersion" in one.why]
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,22 @@ def test_a_dropped_collection_is_made_again_with_all_it_had(client: Client) -> N
     assert (counts(redone)[ITEMS], documents(client)) == ((3, 0, 0), [])
 
 
+def test_a_dropped_collection_that_an_older_release_cannot_read_is_not_made_again(client: Client) -> None:
+    """The version was lowered behind the drop; a member may run the older release now."""
+    client.ok({"create": "items", "collation": {"locale": "sv"}})
+    insert(client, *BEFORE)
+    past = Past(client)
+    client.ok({"drop": "items"})
+    past.ends()
+    client.ok({"setFeatureCompatibilityVersion": "1.0", "confirm": True}, "admin")
+    for apply in (False, True):
+        assert client.code(past.command(apply=apply), "admin") == 20
+    assert documents(client) == []
+    client.ok({"setFeatureCompatibilityVersion": "1.1", "confirm": True}, "admin")
+    past.undo()
+    assert documents(client) == BEFORE
+
+
 def test_a_collection_that_was_dropped_and_made_anew_gets_its_documents_back(client: Client) -> None:
     insert(client, *BEFORE)
     past = Past(client)
