@@ -15,10 +15,10 @@ from api.limits import UnfinishedAnswerError
 from api.openapi import answers, body
 from replset.bson import to_ejson
 from replset.errors import ReplError
+from replset.features.backup.backup_folder import MANIFEST_FILE, BackupManifest
 from replset.member.member import RunningMember
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.storage import DATABASE_FILE
-from replset.storage.backup import MANIFEST_FILE, BackupManifest
 
 TAR = "application/x-tar"
 CHUNK_BYTES = 1 << 20

@@ -25,7 +25,7 @@ from replset.terminal import echo
 
 if TYPE_CHECKING:  # the storage, which takes longer to import than most subcommands to run
     from replset.features.archive.point_in_time import Restored
-    from replset.storage.backup import BackupManifest, NewSet
+    from replset.features.backup.backup_folder import BackupManifest, NewSet
 
 COPY_WITHIN_S = 3600.0
 """How long a member may take to make the copy, before the first byte comes."""
@@ -69,7 +69,7 @@ def receive_backup(source: IO[bytes] | http.client.HTTPResponse, folder: Path, w
 
     After an error the folder is empty.
     """
-    from replset.storage.backup import MANIFEST_FILE, SPARE_BYTES, BackupManifest
+    from replset.features.backup.backup_folder import MANIFEST_FILE, SPARE_BYTES, BackupManifest
 
     folder.mkdir(parents=True, exist_ok=True)
     database, part = folder / DATABASE_FILE, folder / f"{MANIFEST_FILE}.part"
@@ -136,7 +136,7 @@ def restore(
 ) -> None:
     """Make a member's data folder of a backup. It takes part in its set again, or begins a set of its own."""
     from replset.features.archive.point_in_time import PointInTime, bring_to
-    from replset.storage.backup import read_manifest, restore_backup
+    from replset.features.backup.backup_folder import read_manifest, restore_backup
 
     if at is not None and new_set is None:
         raise BadValueError("--at is for --new-set: in its own set a member would fetch all that came later")
@@ -195,7 +195,7 @@ def archive_of(manifest: BackupManifest, address: str) -> Archive:
 
 def make_new_set(name: str, host: str) -> NewSet:
     """Check name and address as a configuration does."""
-    from replset.storage.backup import NewSet
+    from replset.features.backup.backup_folder import NewSet
 
     config = ReplSetConfig.parse({"_id": name, "version": 1, "members": [{"_id": 0, "host": host}]})
     return NewSet(config.set_name, config.members[0].host)

@@ -13,6 +13,7 @@ from replset.features.administration import (
     write_state,
 )
 from replset.features.aggregation import aggregate, view_reads
+from replset.features.aggregation.temporary import TemporaryCollections
 from replset.features.archive.archiver import SEGMENT_BYTES
 from replset.features.archive.feature import archive_feature
 from replset.features.archive.jobs import ArchivePort
@@ -26,6 +27,7 @@ from replset.features.diagnostics import current_op, diagnostics, explain, hello
 from replset.features.follower.feature import FOLLOWER
 from replset.features.history import document_history
 from replset.features.indexes import indexes
+from replset.features.indexes.ttl import TtlMonitor
 from replset.features.recovery import rollbacks
 from replset.features.role_hook.feature import ROLE_HOOK
 from replset.features.scrub.feature import SCRUB
@@ -64,10 +66,10 @@ def all_features(
             ),
         ),
         Feature("collections", (*collections.COMMANDS, *collection_changes.COMMANDS, *statistics.COMMANDS)),
-        Feature("indexes", indexes.COMMANDS),
+        Feature("indexes", indexes.COMMANDS, TtlMonitor),
         Feature("change_streams", part=lambda _member: ChangeStreams()),
         # Behind crud: its find, count and distinct take the place of those, and read views too.
-        Feature("aggregation", (*aggregate.COMMANDS, *view_reads.COMMANDS)),
+        Feature("aggregation", (*aggregate.COMMANDS, *view_reads.COMMANDS), TemporaryCollections),
         transactions_feature(session_timeout_ms),
         Feature("consumers", consumer_commands.COMMANDS, ConsumerDirectory),
         FOLLOWER,

@@ -76,7 +76,6 @@ from replset.replication.initial_sync import InitialSync
 from replset.replication.ports import SetMemberClient
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
-from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
 from replset.storage.store import Store
 
@@ -283,7 +282,7 @@ class RunningMember(Kernel):
         )
 
     def _make_writing(self, steps: StepSizes) -> None:
-        """What writes to the store and keeps it small: clients' writes, indexes, TTL, housekeeping."""
+        """What writes to the store and keeps it small: clients' writes, indexes, housekeeping."""
         self.history: History = History(self)
         self.transactions = TransactionTable(self)
         self.flow_control = FlowControl(self.clock, self.node.majority_lag)
@@ -301,11 +300,10 @@ class RunningMember(Kernel):
         self.index_builder = IndexBuilder(
             self.context,
             busy=self._housekeeper.busy,
-            leads_in=self._leads_in,
+            leads_in=self.own_work_term,
             write=self._writer.write,
             options=steps.index_build,
         )
-        self.ttl = TtlMonitor(self.context, leads_in=self._leads_in, write=self._writer.write)
         self.add(self.history, self.transactions, self.flow_control, self._writer, self.index_builder)
 
     def _make_server(
@@ -429,7 +427,6 @@ class RunningMember(Kernel):
             self._positions.run(),
             self._housekeeper.run(),
             self.index_builder.run(),
-            self.ttl.run(),
             self._refresh(),
             self._watch_majority(),
             self._mark.run(),
@@ -540,8 +537,7 @@ class RunningMember(Kernel):
         """The oldest entry that another member or a feature needs."""
         return oldest([self.node.oldest_needed(), *(part.needed() for part in self._features)])
 
-    def _leads_in(self) -> int | None:
-        """The term in which this set's own work (expiring documents, ending index builds) is this member's, or None."""
+    def own_work_term(self) -> int | None:
         return self._writer.term if all(part.does_own_work() for part in self._features) else None
 
     def _on_undone(self) -> None:

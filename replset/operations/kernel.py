@@ -104,6 +104,10 @@ class Kernel(ABC):
         """
 
     @abstractmethod
+    def own_work_term(self) -> int | None:
+        """The term in which this set's own work (expiring documents, ending index builds) is this member's, or None."""
+
+    @abstractmethod
     async def ask_core(self, body: RequestBody) -> ReplyBody:
         """Put a request to the core, return its answer. ShutdownInProgressError."""
 

@@ -15,10 +15,10 @@ from replset.cli.backup import receive_backup
 from replset.client import HttpClient, WireClient
 from replset.features.archive.archive import Archive
 from replset.features.archive.segments import Position
+from replset.features.backup.backup_folder import NewSet, restore_backup
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.local_set import LocalMember, wait_until
 from replset.long_work import LongWork
-from replset.storage.backup import NewSet, restore_backup
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.integration.conftest import next_ports, start_set

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from replset.core.member_state import MemberState
+from replset.features.backup.backup_folder import BackupManifest, restore_backup
 from replset.ids import OpTime
 from replset.member.member import RunningMember
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.storage import DATABASE_FILE
-from replset.storage.backup import BackupManifest, restore_backup
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.scenarios import Scenario, scenario_run
 

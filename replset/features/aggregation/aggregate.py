@@ -25,6 +25,7 @@ from replset.features.crud.count_distinct import count_in_worker
 from replset.features.crud.explained import VERBOSITY
 from replset.features.crud.find import MADE_UP, spill_of
 from replset.features.crud.get_more import first_batch
+from replset.features.crud.let import let_of, variables_of
 from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.collations import default_fold
@@ -32,7 +33,6 @@ from replset.operations.command import Command, CommandContext, Where
 from replset.operations.cursors import FIRST_BATCH, DocumentsCursor
 from replset.operations.evaluation import compiled, read_statement, weight_of
 from replset.operations.known_fields import unknown_command
-from replset.operations.let import let_of, variables_of
 from replset.operations.namespaces import OPLOG, collection_field, namespace
 from replset.operations.read_concern import open_collection, read_concern_of
 from replset.operations.request import Reply

@@ -2,7 +2,7 @@
 
 $out writes into a temporary collection and renames it at the end, so readers see the old documents or all of the new
 ones. The temporary collection is dropped if anything fails. One whose primary died with it is dropped by a later one
-(replication/ttl.py).
+(features/aggregation/temporary.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from replset.auth.roles import Action
 from replset.bson import DateTime, RawDocument, Timestamp, decode
 from replset.errors import ErrorCode, NotWritablePrimaryError, ReplError
 from replset.features.aggregation.pipeline_run import PipelineRun
+from replset.features.aggregation.temporary import TEMPORARY
 from replset.features.collections.collection_changes import rename
 from replset.features.crud.filters import filter_of
 from replset.features.crud.insert import InsertBatch, prepare_all
@@ -39,7 +40,6 @@ from replset.query.match import Matcher
 from replset.query.stages.output import MergeStage, OutStage
 from replset.query.update import Update, keep_id
 from replset.replication.index_ops import do_create_index
-from replset.replication.ttl import TEMPORARY
 from replset.replication.write_ops import WriteGroup, do_create, do_drop, do_set_options
 from replset.storage.catalog import Collection
 from replset.storage.indexes import Index

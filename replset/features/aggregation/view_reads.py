@@ -13,6 +13,7 @@ from replset.features.aggregation.explain_pipeline import explain_pipeline
 from replset.features.aggregation.pipeline_run import PipelineRun
 from replset.features.crud import count_distinct, find
 from replset.features.crud.get_more import first_batch
+from replset.features.crud.let import variables_of
 from replset.features.crud.scan import SLICE_DECODED, pause
 from replset.ids import OpTime
 from replset.operations import fields
@@ -20,7 +21,6 @@ from replset.operations.collations import command_fold
 from replset.operations.command import Command, CommandContext, Handler
 from replset.operations.cursors import FIRST_BATCH, Cursor
 from replset.operations.evaluation import compiled, evaluate, read_statement, weight_of
-from replset.operations.let import variables_of
 from replset.operations.namespaces import collection_of
 from replset.operations.read_concern import confirm_linearizable
 from replset.operations.replies import LargeReply

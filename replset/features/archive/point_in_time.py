@@ -12,6 +12,7 @@ from functools import partial
 from replset.errors import BadValueError, CorruptDataError
 from replset.features.archive.archive import Archive
 from replset.features.archive.segments import Position
+from replset.features.backup.backup_folder import SPARE_BYTES
 from replset.ids import Millis, OpTime, pack_ts
 from replset.oplog_row import OplogRow
 from replset.replication.applier import (
@@ -22,7 +23,6 @@ from replset.replication.applier import (
     evaluate_large,
 )
 from replset.storage import oplog
-from replset.storage.backup import SPARE_BYTES
 from replset.storage.disk import Disk
 from replset.storage.index_build import fill_slice
 from replset.storage.retention import remove_old_data

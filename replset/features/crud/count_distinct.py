@@ -11,6 +11,7 @@ from replset.bson import MAX_BSON_SIZE, decode
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError, SnapshotCutError
 from replset.features.crud.filters import Filter, filter_of
 from replset.features.crud.hint import hint_of
+from replset.features.crud.let import variables_of
 from replset.features.crud.oplog_cursor import OplogCursor
 from replset.features.crud.plan import ByIndex, choose_plan
 from replset.features.crud.scan import Scan, pause
@@ -20,7 +21,6 @@ from replset.operations import fields
 from replset.operations.collations import command_fold
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import SMALL_STATEMENT, compiled, read_statement, weight_of
-from replset.operations.let import variables_of
 from replset.operations.namespaces import OPLOG, collection_field, namespace
 from replset.operations.read_concern import (
     confirm_linearizable,

@@ -11,6 +11,7 @@ from replset.errors import FailedToParseError
 from replset.features.crud.filters import filter_of
 from replset.features.crud.find_by_id import only_key
 from replset.features.crud.hint import hint_of
+from replset.features.crud.let import variables_of
 from replset.features.crud.retryable import refuse_retryable
 from replset.features.crud.search_batch import Match, Search, SearchingBatch, SearchStatement
 from replset.features.crud.write_batch import parse_in_slices, read_statements, run_batch
@@ -19,7 +20,6 @@ from replset.operations.collations import default_fold
 from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
 from replset.operations.evaluation import weight_of
 from replset.operations.kernel import Kernel
-from replset.operations.let import variables_of
 from replset.operations.request import Reply
 from replset.query.collation import Fold
 from replset.replication.write_ops import WriteGroup, do_delete

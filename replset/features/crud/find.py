@@ -17,6 +17,7 @@ from replset.features.crud.filters import Filter, filter_of
 from replset.features.crud.find_by_id import begin_find, find_by_id, has_simple_fields
 from replset.features.crud.get_more import first_batch
 from replset.features.crud.hint import Hint, bad_hint, hint_of, limits_of
+from replset.features.crud.let import let_of, variables_of
 from replset.features.crud.oplog_cursor import OplogCursor
 from replset.features.crud.plan import choose_plan, natural_direction
 from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED, Scan
@@ -37,7 +38,6 @@ from replset.operations.evaluation import (
     weight_of,
 )
 from replset.operations.kernel import Kernel
-from replset.operations.let import let_of, variables_of
 from replset.operations.namespaces import OPLOG, collection_of, namespace
 from replset.operations.read_concern import (
     ReadConcern,

@@ -12,6 +12,7 @@ from replset.errors import FailedToParseError
 from replset.features.crud.delete import DeleteBatch
 from replset.features.crud.hint import hint_of
 from replset.features.crud.insert import KEEP_TIMESTAMPS
+from replset.features.crud.let import let_of, variables_of
 from replset.features.crud.search_batch import ReturnedDocument, SearchStatement
 from replset.features.crud.update import UpdateBatch, UpdateStatement, may_grow
 from replset.features.crud.write_batch import run_groups
@@ -19,7 +20,6 @@ from replset.operations import fields
 from replset.operations.collations import command_fold
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import UNBOUNDED, compiled, read_statement, weight_of
-from replset.operations.let import let_of, variables_of
 from replset.operations.replies import write_times
 from replset.operations.request import Reply
 from replset.operations.write_concern import also_if_it_fails, wait_for_write_concern, write_concern_of

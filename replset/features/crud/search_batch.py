@@ -25,6 +25,7 @@ from replset.errors import (
 from replset.features.crud.candidates import Candidate, KeySource, Source, source_of, view_of
 from replset.features.crud.filters import Filter
 from replset.features.crud.hint import Hint
+from replset.features.crud.let import let_weight
 from replset.features.crud.plan import AnyOf, ByIndex, Natural, choose_plan, index_names
 from replset.features.crud.retryable import Executed
 from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED
@@ -32,7 +33,6 @@ from replset.features.crud.write_batch import GROUP_MS, GROUP_STATEMENTS, Batch
 from replset.ids import OpTime
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import SMALL_STATEMENT, TimeSlice, is_small
-from replset.operations.let import let_weight
 from replset.query.collation import Fold
 from replset.query.match import NO_VARIABLES
 from replset.query.projection import Projection

@@ -16,6 +16,7 @@ from replset.features.crud.filters import filter_of
 from replset.features.crud.find_by_id import only_key
 from replset.features.crud.hint import hint_of
 from replset.features.crud.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key
+from replset.features.crud.let import variables_of, with_constants
 from replset.features.crud.retryable import Executed, refuse_retryable
 from replset.features.crud.search_batch import Match, ReturnedDocument, Search, SearchingBatch, SearchStatement
 from replset.features.crud.validators import Validator
@@ -25,7 +26,6 @@ from replset.operations.collations import default_fold
 from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
 from replset.operations.evaluation import UNBOUNDED, is_small, weight_of
 from replset.operations.kernel import Kernel
-from replset.operations.let import variables_of, with_constants
 from replset.operations.request import Reply
 from replset.optime import timestamp
 from replset.query.collation import Fold

@@ -9,9 +9,9 @@ from typing import Any
 
 from replset.bson import RawDocument, decode
 from replset.errors import DocumentValidationError
+from replset.features.crud.let import system_variables
 from replset.operations.evaluation import UNBOUNDED, weight_of
 from replset.operations.kernel import Kernel
-from replset.operations.let import system_variables
 from replset.query.collation import Fold
 from replset.query.conditions import is_operators
 from replset.query.errors import show

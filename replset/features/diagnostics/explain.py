@@ -19,6 +19,7 @@ from replset.features.crud.explained import VERBOSITY, Explained, explain_query
 from replset.features.crud.filters import filter_of
 from replset.features.crud.find import parse_find
 from replset.features.crud.hint import hint_of
+from replset.features.crud.let import variables_of
 from replset.features.crud.search_batch import SearchStatement
 from replset.features.crud.update import parse_update
 from replset.features.crud.write_batch import read_statements
@@ -26,7 +27,6 @@ from replset.operations import fields
 from replset.operations.collations import command_fold, default_fold
 from replset.operations.command import GENERIC_FIELDS, Command, CommandContext, Where
 from replset.operations.evaluation import compiled, read_statement, weight_of
-from replset.operations.let import variables_of
 from replset.operations.namespaces import OPLOG, collection_field, namespace
 from replset.operations.request import Reply
 from replset.operations.view_definitions import collection_here

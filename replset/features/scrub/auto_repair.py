@@ -11,10 +11,10 @@ from typing import Final
 from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.errors import ReplError
+from replset.features.scrub.document_check import ComparedRange, Difference
+from replset.features.scrub.document_repair import DocumentRepair
 from replset.ids import HostPort, OpTime
 from replset.replication.context import MemberContext
-from replset.replication.document_check import ComparedRange, Difference
-from replset.replication.document_repair import DocumentRepair
 from replset.replication.rollback_list import RollbackList
 from replset.storage.member_file import MemberFile
 

@@ -13,15 +13,15 @@ from replset.auth.roles import Action
 from replset.bson import Binary, Int64, RawDocument
 from replset.errors import BadValueError, NamespaceNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.features.scrub.auto_repair import other_members, reached
+from replset.features.scrub.document_check import Difference, DocumentCheck, ScrubStatus
+from replset.features.scrub.document_ranges import RangeRequest
+from replset.features.scrub.document_repair import DocumentRepair
 from replset.ids import HostPort
 from replset.member.peers.member_commands import refuse_foreign_member
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, declared
 from replset.operations.declared import DOCUMENT, TEXT, Kind, operation, own, value
 from replset.operations.request import Reply
-from replset.replication.document_check import Difference, DocumentCheck, ScrubStatus
-from replset.replication.document_ranges import RangeRequest
-from replset.replication.document_repair import DocumentRepair
 from replset.replication.rollback_list import RollbackList
 
 WORK_MS = 500

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from replset.core.member_state import MemberState
 from replset.features.scrub.auto_repair import AutoRepair
+from replset.features.scrub.document_check import DocumentCheck
 from replset.features.scrub.document_checks import COMMANDS
+from replset.features.scrub.document_repair import DocumentRepair
 from replset.features.scrub.scrubber import Scrubber
 from replset.ids import HostPort
 from replset.member.feature import Feature, FeaturePart
@@ -12,8 +14,6 @@ from replset.member.options import MemberOptions
 from replset.operations.kernel import Kernel
 from replset.operations.transactions import TransactionTable
 from replset.replication.context import MemberContext
-from replset.replication.document_check import DocumentCheck
-from replset.replication.document_repair import DocumentRepair
 from replset.replication.ports import SetMemberClient
 from replset.replication.rollback_list import RollbackList
 from replset.storage.member_file import MemberFile

@@ -11,10 +11,10 @@ from replset.bson import DateTime, Int64
 from replset.core.remarks import Remark
 from replset.errors import ReplError
 from replset.features.scrub.auto_repair import AutoRepair
+from replset.features.scrub.document_check import DocumentCheck, ScrubStatus
 from replset.ids import HostPort
 from replset.member.feature import FeaturePart, Figure
 from replset.replication.context import MemberContext
-from replset.replication.document_check import DocumentCheck, ScrubStatus
 
 log = logging.getLogger("replset.scrub")
 

@@ -10,7 +10,7 @@ import apsw
 
 from replset.bson import encode, encode_key
 from replset.errors import ReplError
-from replset.replication.document_check import ScrubStatus
+from replset.features.scrub.document_check import ScrubStatus
 from replset.replication.rollback_manifest import FOLDER
 from tests.simulation.kit.disk_faults import DiskFaults
 from tests.simulation.kit.errors import SimulationError

@@ -18,22 +18,21 @@ from replset.core.in_sync import in_sync_have
 from replset.core.quorum import IN_SYNC, WriteConcern
 from replset.errors import StorageError
 from replset.features.crud.write_batch import Batch
+from replset.features.scrub import document_check, document_repair
 from replset.features.scrub.auto_repair import AutoRepair
+from replset.features.scrub.document_check import Difference
+from replset.features.scrub.document_repair import DocumentRepair
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.member.disk import member_files
 from replset.member.peers.message_documents import progress_document
 from replset.member.positions import Positions
 from replset.replication import (
     difference_copy,
-    document_check,
-    document_repair,
     fetcher,
     initial_sync,
     rollback,
 )
 from replset.replication.difference_copy import DifferenceCopy
-from replset.replication.document_check import Difference
-from replset.replication.document_repair import DocumentRepair
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
 from replset.storage import copies, oplog, retention, store, undo

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from replset.config import Member
 from replset.core.takeover import FIRST_PAUSE, PRIORITY, TAKEOVERS
+from replset.features.backup.backup_folder import MANIFEST_FILE, BackupManifest, restore_backup
 from replset.member.member import RunningMember
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.partial_copy import RECORD_NAME
 from replset.storage import DATABASE_FILE
-from replset.storage.backup import MANIFEST_FILE, BackupManifest, restore_backup
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.faults import Faults

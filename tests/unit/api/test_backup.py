@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from replset.errors import CursorNotFoundError
-from replset.storage.backup import BackupManifest
+from replset.features.backup.backup_folder import BackupManifest
 from tests.unit.api.kit import Api, refused
 
 DATA = b"pages" * 1_000_001

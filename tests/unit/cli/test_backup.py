@@ -13,8 +13,8 @@ import pytest
 from replset.cli.backup import receive_backup
 from replset.cli.main import main
 from replset.errors import CorruptDataError, HostUnreachableError, OutOfDiskSpaceError, ReplError
+from replset.features.backup.backup_folder import BackupManifest
 from replset.long_work import LongWork
-from replset.storage.backup import BackupManifest
 from replset.storage.disk import RealDisk
 
 DATA = bytes(range(256)) * 64

@@ -6,11 +6,11 @@ import pytest
 
 from replset.bson import Binary, Int64
 from replset.errors import SnapshotTooOldError
+from replset.features.scrub.document_check import ComparedRange, Difference
+from replset.features.scrub.document_ranges import RangeRequest
+from replset.features.scrub.document_repair import DocumentRepair, RepairedRange
 from replset.ids import OpTime
 from replset.member.member import RunningMember
-from replset.replication.document_check import ComparedRange, Difference
-from replset.replication.document_ranges import RangeRequest
-from replset.replication.document_repair import DocumentRepair, RepairedRange
 from tests.rig import Client
 
 

@@ -26,6 +26,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.features.scrub.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime, pack_ts
 from replset.member.peers.message_documents import (
     MemberRequest,
@@ -37,7 +38,6 @@ from replset.member.peers.message_documents import (
 )
 from replset.operations.replies import encode_times
 from replset.replication.difference_protocol import CompareReply, CompareRequest
-from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.replication.protocol import (
     FetchReply,
     FetchRequest,

@@ -18,6 +18,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
+from replset.features.scrub.document_ranges import RangeRequest, read_own
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.peers.flows import Flows
 from replset.member.peers.oplog_fetch import OplogFetches, oplog_probe
@@ -28,7 +29,6 @@ from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.context import Identity, MemberContext
-from replset.replication.document_ranges import RangeRequest, read_own
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.initial_sync import (
     InitialSync,

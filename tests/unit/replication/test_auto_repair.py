@@ -15,9 +15,9 @@ from replset.errors import OutOfDiskSpaceError
 from replset.features.scrub import auto_repair as rules
 from replset.features.scrub import scrubber
 from replset.features.scrub.auto_repair import GOES_ON, REPAIRED, STOPPED, AutoRepair, is_clear
+from replset.features.scrub.document_check import Difference
+from replset.features.scrub.document_ranges import RangeRow
 from replset.features.scrub.scrubber import Scrubber
-from replset.replication.document_check import Difference
-from replset.replication.document_ranges import RangeRow
 from replset.replication.rollback_manifest import list_manifests
 from tests.unit.replication.kit import Member
 from tests.unit.replication.three import NS, A, B, C, Three, auto_repair, document, rot

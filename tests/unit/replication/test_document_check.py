@@ -15,13 +15,12 @@ from replset.bson import RawDocument, decode, encode, encode_key
 from replset.errors import NamespaceNotFoundError, OutOfDiskSpaceError, ReplError
 from replset.features.recovery.lost_writes import LostKind, LostWrites
 from replset.features.recovery.verify import verify_rollback
-from replset.features.scrub import scrubber
+from replset.features.scrub import document_repair, scrubber
+from replset.features.scrub.document_check import ScrubStatus, find_differences
+from replset.features.scrub.document_ranges import Give, RangeReply, RangeRequest, RangeRow
+from replset.features.scrub.document_repair import DocumentRepair, RepairedRange, majority_version
 from replset.features.scrub.scrubber import Scrubber
 from replset.ids import HostPort
-from replset.replication import document_repair
-from replset.replication.document_check import ScrubStatus, find_differences
-from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow
-from replset.replication.document_repair import DocumentRepair, RepairedRange, majority_version
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from replset.storage import range_digests
 from replset.storage.txn import next_key

@@ -12,9 +12,9 @@ from replset.bson import decode, encode, encode_key
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.features.scrub.auto_repair import AutoRepair
+from replset.features.scrub.document_check import DocumentCheck
+from replset.features.scrub.document_repair import DocumentRepair, RepairedRange
 from replset.ids import HostPort
-from replset.replication.document_check import DocumentCheck
-from replset.replication.document_repair import DocumentRepair, RepairedRange
 from replset.replication.rollback_list import RollbackList
 from replset.storage.member_file import MemberFile
 from tests.unit.replication.kit import Member, Network

@@ -14,11 +14,11 @@ import pytest
 
 from replset.config.feature_version import LATEST
 from replset.errors import BadValueError, CorruptDataError, DbPathLockedError, OutOfDiskSpaceError, StorageError
+from replset.features.backup.backup_folder import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.ids import HostPort
 from replset.member.disk.member_files import open_files
 from replset.member.options import MemberOptions
 from replset.storage import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
-from replset.storage.backup import MANIFEST_FILE, BackupManifest, NewSet, read_manifest, restore_backup
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, StoreOptions, lock_dbpath

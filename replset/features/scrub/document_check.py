@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from replset.errors import ErrorCode, ReplError
+from replset.features.scrub.document_ranges import Give, RangeReply, RangeRequest, RangeRow, read_own
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.context import MemberContext
-from replset.replication.document_ranges import Give, RangeReply, RangeRequest, RangeRow, read_own
 from replset.replication.ports import MemberClient
 from replset.storage.catalog import SESSIONS
 
