@@ -76,7 +76,9 @@ class MemberCollector(Collector):
         yield _gauge(
             "replset_uptime_seconds", "since this process started", (member.clock.now() - member.started_at) / 1000
         )
-        yield _gauge("replset_overloaded", "1 while the event loop is late again and again", member.load.is_high)
+        yield _gauge(
+            "replset_overloaded", "1 while the event loop or the disk is late again and again", member.load.is_high
+        )
         yield _gauge("replset_event_loop_delay_seconds", "how late the event loop is, on average", member.load.late_s)
         yield _counter("replset_event_loop_stalls", "times that the event loop was over 50 ms late", member.load.stalls)
         yield _counter("replset_log_lines", "lines of the log", member[RecentLog].total)

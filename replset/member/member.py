@@ -242,6 +242,7 @@ class RunningMember(Kernel):
             self.context,
             ports.sync_thread,
             on_moved=self._on_moved,
+            on_synced=self.load.on_synced,
             on_stalled=self._on_disk_stalled,
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
         )

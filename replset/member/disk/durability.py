@@ -61,10 +61,11 @@ class Durability:
         thread: SyncThread,
         *,
         on_moved: Callable[[], None],
+        on_synced: Callable[[float], None],
         on_stalled: Callable[[bool], None],
         stall_after_ms: Callable[[], Millis],
     ) -> None:
-        """on_moved: called after each finished sync.
+        """on_moved: called after each finished sync. on_synced: with how many seconds each one took.
 
         on_stalled: called with True when a sync has run for `stall_after_ms`, and with False when it has finished.
         A caller that replaces the store does so while it is `paused`.
@@ -72,6 +73,7 @@ class Durability:
         self._context = context
         self._thread = thread
         self._on_moved = on_moved
+        self._on_synced = on_synced
         self._on_stalled = on_stalled
         self._stall_after_ms = stall_after_ms
         self._sync: Sync | None = None  # under way
@@ -131,7 +133,9 @@ class Durability:
 
     def _finish(self, error: BaseException | None) -> None:
         sync, self._sync = self._sync, None
-        self.sync_times.observe((self._context.clock.now() - self._sync_began) / 1000)
+        took_s = (self._context.clock.now() - self._sync_began) / 1000
+        self.sync_times.observe(took_s)
+        self._on_synced(took_s)
         self._is_idle.set()
         if error is not None:
             self._pauses += 1

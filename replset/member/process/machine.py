@@ -195,25 +195,39 @@ MOST_S: Final = 0.1
 WEIGHT: Final = 0.3
 STALL_S: Final = 0.05
 """A beat that is later than this is counted as a stall."""
+HIGH_SYNC_S: Final = 0.1
+LOW_SYNC_S: Final = 0.03
+MOST_SYNC_S: Final = 0.3
+"""How much of one slow sync counts."""
 
 
 class Load:
-    """Averages how late the beats of the event loop are, each of about 20 ms. A request waits so long several times.
+    """Averages how late the beats of the event loop are, each of about 20 ms, and how long the disk takes for a sync. A
+    request waits for the loop several times, a write with a majority for the disk.
 
-    late_s: that average. stalls: beats that were over 50 ms late. is_high: the average passed 30 ms, and has not fallen
-    below 10 ms since.
+    late_s, sync_s: these averages. stalls: beats that were over 50 ms late. is_high: one of the averages passed what is
+    high for it, and has not fallen below what is low since.
     """
 
     def __init__(self) -> None:
-        self.late_s = 0.0
+        self.late_s = self.sync_s = 0.0
         self.stalls = 0
-        self.is_high = False
+        self._is_loop_late = self._is_disk_slow = False
+
+    @property
+    def is_high(self) -> bool:
+        return self._is_loop_late or self._is_disk_slow
 
     def on_beat(self, late_s: float) -> None:
         """Note that a beat came `late_s` after it was due."""
         self.late_s += WEIGHT * (min(late_s, MOST_S) - self.late_s)
         self.stalls += late_s > STALL_S
-        self.is_high = self.late_s > (LOW_S if self.is_high else HIGH_S)
+        self._is_loop_late = self.late_s > (LOW_S if self._is_loop_late else HIGH_S)
+
+    def on_synced(self, took_s: float) -> None:
+        """Note how long a sync took. Also an idle set writes, and so syncs, every ten seconds."""
+        self.sync_s += WEIGHT * (min(took_s, MOST_SYNC_S) - self.sync_s)
+        self._is_disk_slow = self.sync_s > (LOW_SYNC_S if self._is_disk_slow else HIGH_SYNC_S)
 
 
 class BackgroundTasks:

@@ -61,12 +61,14 @@ class Rig:
         self.workers = HandWorkers()
         self.moves: list[OpTime] = []
         self.stalls: list[bool] = []
+        self.took_s: list[float] = []
         self.broken: list[BaseException] = []
         self.context = context_of(self.store, self.clock, on_broken=self.broken.append)
         self.durability = Durability(
             self.context,
             self.workers,
             on_moved=lambda: self.moves.append(self.durability.last_durable),
+            on_synced=self.took_s.append,
             on_stalled=self.stalls.append,
             stall_after_ms=lambda: Millis(5000),
         )
