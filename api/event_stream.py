@@ -31,7 +31,10 @@ WAIT_MS: Final = 5_000
 
 
 class EventStream(Response):
-    """Sends one part after the other. is_over: the part that is ready is the last one. as_lines: as NDJSON."""
+    """Sends one part after the other. is_over: the part that is ready is the last one. as_lines: as NDJSON.
+
+    more_headers: of the answer; they are there before the first part is sent.
+    """
 
     content_type = EVENT_STREAM
 
@@ -42,6 +45,7 @@ class EventStream(Response):
         if self.as_lines:
             self.content_type = NDJSON
         self.is_over = False
+        self.more_headers: dict[str, str] = {}
         self._part = b""
         self._open: WeakSet[EventStream] = WeakSet()
 
@@ -78,9 +82,10 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + STREAM_S
+        more = [(name.encode(), value.encode()) for name, value in self.more_headers.items()]
         disconnected = asyncio.ensure_future(wait_for_disconnect(receive))
         reading: asyncio.Future[None] = loop.create_future()
-        headers = [(b"content-type", self.content_type.encode()), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", self.content_type.encode()), (b"cache-control", b"no-store"), *more]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while not disconnected.done():

@@ -19,7 +19,7 @@ from api.event_stream import RESPONSE_OR_LINES, EventStream, change_events
 from api.exchange import HttpRequest, read_options
 from api.lines import BATCH_BYTES, encoded, encoded_line, lines_of
 from api.openapi import answers, body
-from api.read_from import add_read_from
+from api.read_from import add_read_from, advised_elsewhere
 from replset.bson import Int64, Timestamp
 from replset.errors import ErrorCode
 from replset.ids import OpTime
@@ -157,10 +157,12 @@ class WatchStream(EventStream):
         if self._cursor:
             more = {"getMore": self._cursor, "collection": self._collection, "maxTimeMS": wait_ms}
             return await self._shown(await self._run(more), "nextBatch")
+        preference = self._command["$readPreference"]
         try:
+            self.more_headers = advised_elsewhere(self._member, preference)
             return await self._shown(await self._run(self._command), "firstBatch")
         except HttpError as error:
-            add_read_from(self._member, error, self._command["$readPreference"])
+            add_read_from(self._member, error, preference)
             raise
 
     async def _run(self, command: Mapping[str, Any]) -> Reply:
