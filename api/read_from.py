@@ -7,11 +7,14 @@ read preference allows others: the client then reads the next time there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from api.commands import Reply
 from api.errors import HttpError
 from replset.bson import RawDocument, encode
 from replset.errors import ErrorCode, ReplError
+from replset.ids import HostPort
 from replset.member.member import RunningMember
 from replset.operations.read_preference import ReadPreference, other_readers, parse_read_preference
 
@@ -46,8 +49,17 @@ def advised_elsewhere(member: RunningMember, given: object) -> dict[str, str]:
 
 def read_from(member: RunningMember, preference: ReadPreference) -> dict[str, str]:
     """Return the header, {} where no other member can answer."""
-    addresses = [member.node.http_address_of(host) for host in other_readers(member, preference)]
-    known = [address for address in addresses if address]
+    return _header(member, other_readers(member, preference))
+
+
+def read_from_in(member: RunningMember, reply: Reply) -> dict[str, str]:
+    """Return the header of a reply that names a member to read from, as that of a consumer's primary does."""
+    host = reply.get("readFrom")
+    return _header(member, [HostPort(host)]) if isinstance(host, str) else {}
+
+
+def _header(member: RunningMember, hosts: Sequence[HostPort]) -> dict[str, str]:
+    known = [address for host in hosts if (address := member.node.http_address_of(host))]
     return {READ_FROM: ", ".join(known)} if known else {}
 
 

@@ -14,6 +14,7 @@ from api.commands import Reply, check_reply, decode_reply, run_command, run_writ
 from api.errors import HttpError
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
+from api.read_from import read_from_in
 from replset.errors import ErrorCode
 from replset.member.member import RunningMember
 from replset.operations.declared import Declaration, declarations
@@ -47,6 +48,7 @@ async def answer(
         if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":
             error.status = 404
         raise
+    headers |= read_from_in(member, reply)
     document = HttpAnswer({**more, **_document_of(reply)}, status, headers, times_of(reply), is_heavy="events" in reply)
     return await to_response(member, http, document)
 

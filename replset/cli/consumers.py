@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -94,14 +95,27 @@ def read(
     reader: Annotated[str | None, typer.Option(help="who reads; by default this machine and process")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="wait for more, also through failovers")] = False,
     ack: Annotated[bool, typer.Option(help="acknowledge what was printed")] = True,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="HOST:PORT where to read; the primary is asked first")
+    ] = None,
 ) -> None:
-    """Print the events behind the position, one JSON document a line. What is printed is acknowledged."""
+    """Print the events behind the position, one JSON document a line. What is printed is acknowledged.
+
+    A primary that is overloaded names a secondary. What that one has is read there.
+    """
     reader = reader or f"{socket.gethostname()}-{os.getpid()}"
     begin: dict[str, object] = {}
+    source: str | None = None
     while True:
-        command: dict[str, object] = {"replSetConsumerRead": name, "reader": reader, "waitMS": WAIT_MS if follow else 0}
+        command = {"reader": reader, "waitMS": WAIT_MS if follow else 0, **begin}
         try:
-            found = calls.on_primary(host, command | begin)
+            found = _read_at(source, name, command) if source and begin and ack else None
+            if found is not None and not found["events"]:
+                source, found = None, None  # the primary knows whether there is more, and that the reader lives
+                command["waitMS"] = 0
+            if found is None:
+                found = calls.on_primary(host, {"replSetConsumerRead": name, **command})
+                source = from_ or found.get("readFrom")
             begin = {"after": found["next"], "generation": found["generation"]} if "next" in found else {}
             for event in found["events"]:
                 echo(to_ejson(event))
@@ -159,6 +173,13 @@ def forget(host: Host, name: Name, id_: Id = None, all_: All = False) -> None:
     """Remove parked events."""
     reply = calls.on_primary(host, {"replSetConsumerForget": name, **_which(id_, all_)})
     echo(f"consumer {name}: {reply['n']} forgotten")
+
+
+def _read_at(member: str, name: str, command: dict[str, object]) -> dict[str, Any] | None:
+    """What a member gives to the holder of a consumer; None: it refuses, or is gone."""
+    with suppress(ReplError):
+        return calls.ask(member, {"replSetConsumerReadHere": name, **command})
+    return None
 
 
 def _which(id_: str | None, all_: bool) -> dict[str, object]:

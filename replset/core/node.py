@@ -415,6 +415,10 @@ class Node:
         return lag_ms(self._state, self._state.host)
 
     @property
+    def is_overloaded(self) -> bool:
+        return self._state.is_overloaded()
+
+    @property
     def newest_ts(self) -> int:
         """The newest timestamp of which this member knows that some member has or had an entry with it."""
         return self._state.newest_ts

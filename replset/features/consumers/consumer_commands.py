@@ -56,11 +56,13 @@ from replset.features.consumers.operations import (
     Nack,
     Parked,
     Read,
+    ReadHere,
     Remove,
     Seek,
     Unpark,
     token_of,
 )
+from replset.features.consumers.read_here import read_here
 from replset.features.crud.filters import filter_of
 from replset.ids import Millis, pack_ts
 from replset.operations import fields
@@ -375,6 +377,7 @@ COMMANDS: tuple[Command, ...] = (
     declared(Remove, remove),
     declared(Seek, seek),
     declared(Read, read_events),
+    declared(ReadHere, read_here),
     declared(Ack, acknowledge),
     declared(Nack, give_back),
     declared(Parked, parked),

@@ -1,8 +1,8 @@
 """replSetConsumerRead: gives a reader of a named consumer the events behind its position, or waits for some.
 
-Only the primary reads, and only committed entries. An exclusive or failover consumer keeps nothing for its reader: a
-read begins behind the position, or behind a later token that the reader names. A shared one gives each event to one
-reader (features/consumers/shared_window.py).
+Only the primary answers it, with committed entries; read_here.py is for other members. An exclusive or failover
+consumer keeps nothing for its reader: a read begins behind the position, or behind a later token that the reader names.
+A shared one gives each event to one reader (features/consumers/shared_window.py).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from replset.operations.authorization import authorize
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import compiled, evaluate, weight_of
 from replset.operations.kernel import Kernel
+from replset.operations.read_preference import ReadPreference, other_readers
 from replset.operations.request import Reply
 from replset.operations.write_concern import wait_for_write_concern
 from replset.query.change_events import Watched
@@ -219,7 +220,17 @@ async def _read_in_order(
         "position": consumer.position,
         "events": [RawDocument(event.document) for event in events],
         "next": after,
+        **_read_from(member, consumer),
     }
+
+
+def _read_from(member: Kernel, consumer: Consumer) -> dict[str, str]:
+    """The secondary at which the holder may read on (read_here.py), while this member has more to do than it can."""
+    if not member.node.is_overloaded:
+        return {}
+    most_s = max(1, consumer.ack_timeout_ms // 1000)
+    found = other_readers(member, ReadPreference("secondary", max_staleness_s=most_s))
+    return {"readFrom": found[0]} if found else {}
 
 
 async def _hold(ctx: CommandContext, asked: Read, until: Millis) -> Consumer | str:

@@ -120,6 +120,18 @@ class Read:
     wait_ms: int = value(whole_between(0, 30_000), default=0, name="waitMS", help="how long it waits for one")
 
 
+@operation("replSetConsumerReadHere", needs=Action.LOGIN, http="POST /v1/consumers/{name}/readHere")
+class ReadHere:
+    """Events that the holder of a consumer reads at any member; it claims and acknowledges at the primary."""
+
+    name: str = own(NAME, help=THE_NAME)
+    reader: str = value(READER, help=WHO)
+    generation: int = value(WHOLE, help="of the answer of the primary")
+    after: Token = value(TOKEN, help="`next` of the answer before")
+    most: int = value(whole_between(1, 1_000), default=100, name="maxEvents", help="how many it gives")
+    wait_ms: int = value(whole_between(0, 30_000), default=0, name="waitMS", help="how long it waits for one")
+
+
 @operation("replSetConsumerAck", needs=Action.LOGIN, on_primary=True, http="POST /v1/consumers/{name}/ack")
 class Ack:
     """Acknowledge all events up to `token`, of a shared consumer those of `tokens`."""

@@ -90,6 +90,41 @@ def test_an_overloaded_member_answers_and_says_where_to_go(api: Api, preference:
     assert (response.status_code, response.headers.get(HEADER)) == (200, expected)
 
 
+def test_a_change_stream_begins_with_where_to_go(api: Api) -> None:
+    batch = {"id": 0, "ns": "shop.c", "firstBatch": [], "postBatchResumeToken": {"_data": "82"}}
+    api.dispatcher.answers["aggregate"] = {"ok": 1.0, "cursor": batch}
+    assert HEADER not in api.get("/v1/watch?database=shop").headers
+    busy(api.member.load)
+    assert api.get("/v1/watch?database=shop").headers[HEADER] == ANY
+    assert HEADER not in api.post("/v1/watch", {"readPreference": {"mode": "primary"}}).headers
+
+
+def test_an_export_begins_with_where_to_go(api: Api) -> None:
+    api.dispatcher.answers["find"] = {"ok": 1.0, "cursor": {"id": 0, "ns": "shop.orders", "firstBatch": []}}
+    busy(api.member.load)
+    lines = {"accept": "application/x-ndjson"}
+    body = {"database": "shop", "collection": "orders", "filter": {}, "readPreference": "nearest"}
+    assert api.request("POST", "/v1/action/find", json=body, headers=lines).headers[HEADER] == ANY
+
+
+def test_a_consumers_primary_names_a_secondary(api: Api) -> None:
+    """The reply has its host; the member that forwards the read knows the HTTP address."""
+    api.member.peer.answer = {"ok": 1.0, "generation": 5, "events": [], "readFrom": str(THIRD)}
+    answer = api.post("/v1/consumers/mailer/read", {"reader": "a"})
+    assert (answer.json()["readFrom"], answer.headers[HEADER]) == (THIRD, "127.0.0.1:28019")
+    api.member.peer.answer = {"ok": 1.0}
+    assert HEADER not in api.post("/v1/consumers/mailer/ack", {"generation": 5}).headers
+
+
+def test_a_secondary_answers_the_holder_of_a_consumer_itself(api: Api) -> None:
+    api.dispatcher.answers["replSetConsumerReadHere"] = {"ok": 1.0, "generation": 5, "events": []}
+    body = {"reader": "a", "generation": 5, "after": "82" + "0" * 46}
+    answer = api.post("/v1/consumers/mailer/readHere", body)
+    assert (answer.status_code, "x-replset-forwarded-to" in answer.headers) == (200, False)
+    api.dispatcher.answers["replSetConsumerReadHere"] = {"ok": 0.0, "code": 133, "errmsg": "read at the primary"}
+    assert api.post("/v1/consumers/mailer/readHere", body).status_code == 503
+
+
 def test_nobody_else_can_answer(api: Api) -> None:
     api.member.node.status_value = None
     api.dispatcher.answers["find"] = {"ok": 0.0, "code": 13435, "errmsg": "no"}

@@ -27,7 +27,7 @@ OURS = {
     "replSetUndo",
     *(
         f"replSetConsumer{name}"
-        for name in ("Create", "Read", "Ack", "Nack", "Seek", "Remove", "Parked", "Unpark", "Forget")
+        for name in ("Create", "Read", "ReadHere", "Ack", "Nack", "Seek", "Remove", "Parked", "Unpark", "Forget")
     ),
     "replSetCheckDocuments",
     "replSetRepairDocuments",

@@ -700,6 +700,9 @@ def test_consumers_take_rights_on_what_they_follow(secured: Client) -> None:
     generation = may_read.ok(read, "admin")["generation"]
     token = may_read.ok(listed, "admin")["consumers"][0]["position"]
     may_read.ok({"replSetConsumerAck": "a", "generation": generation, "token": token}, "admin")
+    here = {"replSetConsumerReadHere": "a", "reader": "r", "generation": generation, "after": token}
+    may_read.ok(here, "admin")
+    assert elsewhere.code(here, "admin") == 13
     for refused in ({"replSetConsumerSeek": "a", "to": "now"}, {"replSetConsumerRemove": "a"}):
         assert may_read.code(refused, "admin") == 13
     assert elsewhere.code(read, "admin") == may_write.code({**read, "replSetConsumerRead": "all"}, "admin") == 13
