@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replset.features.consumers import consumer_commands, consumer_reads, kept_events
+from replset.features.consumers import consumer_commands, consumer_reads, kept_events, read_here
 from replset.features.consumers.consumer import Claim, Consumer, Leases
 from replset.features.consumers.consumer_directory import CommittedFloor, ConsumerDirectory
 from replset.features.consumers.shared_window import SharedWindow
@@ -95,6 +95,11 @@ def lease_ends_with_the_term(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "claim", claim)
 
 
+def held_by_anybody(patch: pytest.MonkeyPatch) -> None:
+    """A member gives events to whoever says that it holds the consumer."""
+    patch.setattr(read_here, "_held_copy", lambda ctx, asked: read_here._committed(ctx.member, asked.name))
+
+
 def floor_of_uncommitted_positions(patch: pytest.MonkeyPatch) -> None:
     """What a position passed is trimmed before the position is committed."""
 
@@ -130,6 +135,7 @@ CONSUMER_MUTANTS = (
     Mutant(reading_acknowledges, test=f"{TESTS}::test_events_come_again_until_they_are_acknowledged"),
     Mutant(earlier_generation_acknowledges, test=f"{TESTS}::test_a_seek_ends_what_was_read_before"),
     Mutant(lease_ends_with_the_term, test=f"{TESTS}::test_a_failover_consumer_goes_to_the_next_reader"),
+    Mutant(held_by_anybody, test="tests/unit/features/test_read_here.py::test_refusals"),
     Mutant(held_events_given_at_once, test=f"{KEPT}::test_an_event_is_given_once_its_time_is_over"),
     Mutant(held_events_never_removed, test=f"{KEPT}::test_parked_events_are_put_back_or_forgotten"),
     Mutant(floor_of_uncommitted_positions, test=f"{TESTS}::test_the_floor_follows_what_is_committed"),

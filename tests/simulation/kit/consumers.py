@@ -4,6 +4,9 @@ One consumer is read in order by readers of which one holds it, one is shared. I
 what is followed is given to a reader at least once, none again after its acknowledgement was answered, nothing that is
 not in the final history, in order; and the oplog is kept for them. A third one, of newer runs, has `deliverAfter` and
 `maxRefusals`: each of its events is given or parked, none before its time; its order is not promised.
+
+In some runs the holder of the first one also reads on at any member. There a reader whose place another one has taken
+may be given once more what that one acknowledged; it can acknowledge nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ Place = tuple[int, int, int]
 class ConsumerMix:
     """readers: of each consumer. is_kept: the oplog is large enough that no consumer may ever lose history.
 
-    max_refusals: of the consumer LATER; 0: there is none.
+    max_refusals: of the consumer LATER; 0: there is none. elsewhere: how often the holder of ORDERED reads on at any
+    member.
     """
 
     readers: int = 2
@@ -54,11 +58,15 @@ class ConsumerMix:
     is_kept: bool = True
     pause_ms: tuple[int, int] = (30, 400)
     max_refusals: int = 0
+    elsewhere: float = 0.0
 
 
 @dataclass(slots=True)
 class Given:
-    """One answer with events. asked, answered: numbers of moments. after: the place behind which the reader asked."""
+    """One answer with events. asked, answered: numbers of moments. after: the place behind which the reader asked.
+
+    elsewhere: it need not be the primary's.
+    """
 
     reader: str
     generation: int
@@ -66,6 +74,7 @@ class Given:
     answered: int
     after: Place
     events: list[tuple[Place, str]]
+    elsewhere: bool = False
 
 
 @dataclass(slots=True)
@@ -75,6 +84,7 @@ class Acknowledged:
     places: set[Place]
     through: Place | None
     asked: int
+    generation: int
     answered: int = 0
 
     def covers(self, place: Place) -> bool:
@@ -110,7 +120,7 @@ class ConsumerReaders(Clients):
         self._followed = FOLLOWED | ({LATER: f"{DATABASE}.{MAILS}"} if mix.max_refusals else {})
         self.histories = {name: ConsumerHistory() for name in self._followed}
         self.clocks: Callable[[], dict[HostPort, SimClock]] = dict
-        self.parked = self.waited = 0
+        self.parked = self.waited = self.elsewhere = 0
 
     def start(self) -> None:
         for name in self._followed:
@@ -206,7 +216,10 @@ class ConsumerReaders(Clients):
         while not self._stopped:
             await self._pause(rng)
             after = last if name == ORDERED and rng.random() < 0.6 else (0, "")
-            found = await self._read(name, client, rng, reader, after)
+            if after[1] and self._mix.elsewhere and rng.random() < self._mix.elsewhere:
+                found = await self._read_elsewhere(client, rng, reader, after)
+            else:
+                found = await self._read(name, client, rng, reader, after)
             if found is None or not found["events"]:
                 last = (0, "")
                 continue
@@ -248,6 +261,30 @@ class ConsumerReaders(Clients):
             history.given.append(Given(reader, int(reply["generation"]), asked, next(self._moments), begin, events))
         return reply
 
+    async def _read_elsewhere(
+        self, client: SimClient, rng: random.Random, reader: str, after: tuple[int, str]
+    ) -> dict[str, Any] | None:
+        """Read on at any member, which may know little, or be far behind."""
+        history, asked, (generation, token) = self.histories[ORDERED], next(self._moments), after
+        command: dict[str, object] = {"replSetConsumerReadHere": ORDERED, "reader": reader, "after": token}
+        command |= {"generation": Int64(generation), "maxEvents": rng.choice((1, 3, 20))}
+        command |= {"waitMS": rng.choice((0, 300, 1_500))}
+        try:
+            reply = await client.call(rng.choice(self._hosts), "admin", command)
+        except NoAnswerError:
+            return None
+        if reply["ok"] != 1:
+            if reply["code"] == HISTORY_LOST and self._mix.is_kept:
+                raise SimulationError(f"invariant 18 broken: the oplog was not kept: {reply['errmsg']}")
+            return None
+        begin = max(place_of(reply["position"]), place_of(token))
+        events = [(place_of(event["_id"]["_data"]), repr(event["documentKey"]["_id"])) for event in reply["events"]]
+        if events:
+            self.elsewhere += len(events)
+            moment = next(self._moments)
+            history.given.append(Given(reader, int(reply["generation"]), asked, moment, begin, events, elsewhere=True))
+        return reply
+
     def _check_times(self, history: ConsumerHistory, events: list[dict[str, Any]]) -> None:
         """No member's wall clock may have been behind the time of an event that was given."""
         latest = max(clock.furthest_wall_ms() for clock in self.clocks().values())
@@ -270,11 +307,13 @@ class ConsumerReaders(Clients):
         command: dict[str, object] = {"replSetConsumerAck": name, "generation": found["generation"]}
         if name == ORDERED:
             token = found["next"] if all_of_it or rng.random() < 0.6 else rng.choice(tokens)
-            command["token"], acknowledged = token, Acknowledged(set(), place_of(token), next(self._moments))
+            command["token"] = token
+            acknowledged = Acknowledged(set(), place_of(token), next(self._moments), int(found["generation"]))
         else:
             chosen = [token for token in tokens if all_of_it or rng.random() < 0.8]
             command["tokens"] = chosen
-            acknowledged = Acknowledged(set(map(place_of, chosen)), None, next(self._moments))
+            places = set(map(place_of, chosen))
+            acknowledged = Acknowledged(places, None, next(self._moments), int(found["generation"]))
         self.histories[name].acknowledged.append(acknowledged)
         reply = await self._ask(client, rng, command)
         if reply is not None and reply["ok"] == 1:
@@ -399,6 +438,8 @@ def _repeated(history: ConsumerHistory) -> str:
             for ack in history.acknowledged:
                 if 0 < ack.answered < given.asked and ack.covers(place):
                     if any(ack.asked < when and at <= place for when, at in history.sought):
+                        continue
+                    if given.elsewhere and ack.generation > given.generation:
                         continue
                     return f"{place} was acknowledged, {ack}, and came again: {given}"
     return ""

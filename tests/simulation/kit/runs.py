@@ -188,6 +188,9 @@ def with_more_clients(seed: int, plan: Plan, always: str) -> Plan:
         if plan.consumers is not None and seed >= RECORDED:
             max_refusals = random.Random(f"{seed} refusals").choice((1, 2, 4))
             plan = replace(plan, consumers=replace(plan.consumers, max_refusals=max_refusals))
+        if plan.consumers is not None and seed >= RECORDED and seed not in NAMED:
+            elsewhere = random.Random(f"{seed} elsewhere").choice((0.0, 0.3, 0.7))
+            plan = replace(plan, consumers=replace(plan.consumers, elsewhere=elsewhere))
     if STREAMS in drawn:
         plan = replace(plan, streams=StreamMix())
     if plan.consumers or plan.streams:
@@ -703,6 +706,7 @@ class Run:
                 counts[f"{name} consumer, acknowledgements"] = sum(ack.answered > 0 for ack in followed.acknowledged)
                 counts[f"{name} consumer, lost history"] = len(followed.sought)
             counts["events that were parked"] = self.consumers.parked
+            counts["consumer events from any member"] = self.consumers.elsewhere
             counts["events whose time had to come"] = self.consumers.waited
         if self.cluster.archive is not None:
             counts["segments"] = sum(name.endswith(".json") for name in self.cluster.archive.files.content) - 1
