@@ -116,18 +116,39 @@ def test_hidden_and_stale_members_refuse_and_name_others(local: ForkedSet) -> No
 
 
 def test_reads_move_away_from_an_overloaded_member(local: ForkedSet) -> None:
-    """Its loop is late: its process is stopped for a tenth of a second again and again."""
+    """Its loop is late: its process is stopped for a tenth of a second again and again. Another one serves the holder
+    of a consumer, and a change stream, meanwhile.
+    """
     reconfigure(local, {"electionTimeoutMillis": 10_000})
     busy, other = local.wait_for_primary(), a_secondary(local)
+    feed = "/v1/consumers/feed"
+    made = {"name": "feed", "ns": "shop.feed", "mode": "failover", "startAt": "oldest"}
+    assert ask(busy, "POST", "/v1/consumers", made).status_code == 201
+    run(busy, {"insert": "feed", "documents": [{"_id": 1}, {"_id": 2}, {"_id": 3}], "writeConcern": {"w": 3}}, "shop")
+    place: dict[str, object] = {"reader": "a", "waitMS": 5_000}
 
     def names_another_one() -> bool:
         os.kill(busy.pid, signal.SIGSTOP)
         time.sleep(0.12)
         os.kill(busy.pid, signal.SIGCONT)
         hint = act(busy, "findOne", readPreference="nearest").headers.get(READ_FROM, "")
+        answer = ask(busy, "POST", f"{feed}/read", {"reader": "a", "maxEvents": 1})
+        if "readFrom" not in answer.json() or READ_FROM not in answer.headers:
+            return False
+        place.update(generation=answer.json()["generation"], after=answer.json()["next"])
         return other.http.removeprefix("http://") in hint and row_of(busy, by=other).get("overloaded") is True
 
     wait_until(names_another_one, 60, "the busy member to name another one, which knows why", every_s=0.01)
+    os.kill(busy.pid, signal.SIGSTOP)
+    try:
+        found = ask(other, "POST", f"{feed}/readHere", place).json()
+        assert keys(found["events"]) == [2, 3]
+        body = {"database": "shop", "collection": "feed", "resumeAfter": place["after"]}
+        assert keys(events(other, "/v1/watch", 2, body)) == [2, 3]
+    finally:
+        os.kill(busy.pid, signal.SIGCONT)
+    assert ask(other, "POST", f"{feed}/ack", {"generation": found["generation"], "token": found["next"]}).is_success
+    assert ask(other, "DELETE", feed).is_success
     assert READ_FROM not in act(busy, "findOne", readPreference="primary").headers
     wait_until(lambda: "overloaded" not in row_of(busy, by=other), 60, "the load to be over")
 

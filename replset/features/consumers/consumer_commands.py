@@ -39,6 +39,7 @@ from replset.features.consumers.consumer_directory import (
     removed_in,
 )
 from replset.features.consumers.consumer_reads import (
+    CONCERN,
     acknowledging,
     find_for,
     park,
@@ -210,10 +211,10 @@ def _place(ctx: CommandContext, name: str, value: object) -> Callable[[], Token]
 
 async def acknowledge(ctx: CommandContext, given: Ack) -> Reply:
     consumer = find_for(ctx, given.name, Action.CHANGE_STREAM)
-    generation, state = given.generation, state_of(ctx.member)
+    generation = given.generation
     if consumer.mode is not Mode.SHARED:
-        token = _past(ctx, given.token or token_of(None), "token")
-        now = ctx.member.clock.now()
+        token = await _past(ctx, given.token or token_of(None), "token")
+        state, now = state_of(ctx.member), ctx.member.clock.now()
         delay_ms = consumer.delay_ms if state.delayed_until(consumer, now) > now else 0
 
         def acknowledged_through(now: Consumer) -> Consumer:
@@ -222,7 +223,8 @@ async def acknowledge(ctx: CommandContext, given: Ack) -> Reply:
         consumer = await save(ctx, consumer.name, acknowledged_through)
         state.leases.renew(consumer, ctx.member.clock.now())
         return {"position": consumer.position}
-    tokens = [_past(ctx, token, "tokens") for token in _tokens(ctx, given)]
+    tokens = [await _past(ctx, token, "tokens") for token in _tokens(ctx, given)]
+    state = state_of(ctx.member)
     window = state.window(consumer)
 
     def operation(group: WriteGroup) -> Consumer:
@@ -256,9 +258,17 @@ async def give_back(ctx: CommandContext, given: Nack) -> Reply:
     return {}
 
 
-def _past(ctx: CommandContext, token: Token, name: str) -> str:
-    """The text of a token that events can have had. What is not committed yet was shown to nobody."""
-    committed = ctx.member[History].committed
+async def _past(ctx: CommandContext, token: Token, name: str) -> str:
+    """The text of a token that events can have had. What is not committed yet was shown to nobody.
+
+    Where the reader was given them another member may have known a later commit point than a new primary does, until
+    that one has committed an entry of its own term.
+    """
+    member, until = ctx.member, Millis(ctx.member.clock.now() + CONCERN.wtimeout_ms)
+    while (committed := member[History].committed).ts < token.ts and committed.term < member.node.term:
+        state_of(member)
+        if not await member.wait_for_change(max(0, until - member.clock.now())):
+            break
     if token.ts > committed.ts:
         raise BadValueError(f"{name}: {token} is later than the newest committed entry, {committed}: it was never read")
     return str(token)

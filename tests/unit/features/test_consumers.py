@@ -165,6 +165,24 @@ def test_events_that_are_not_committed_are_not_shown(client: Client, rig: Rig) -
     assert ids(read(client)) == [1]
 
 
+def test_a_new_primary_waits_until_it_knows_that_what_was_read_is_committed(client: Client, rig: Rig) -> None:
+    """Another member may know of a later commit point than the one that was elected."""
+    create(client)
+    insert(client, 1)
+    found = read(client)
+    rig.stop_disk()
+    client.ok({"insert": "orders", "documents": [{"_id": 2}], "writeConcern": {"w": 1}}, "shop")
+    token = str(behind(rig.newest()))
+    acknowledging = {"replSetConsumerAck": "c", "generation": found["generation"], "token": token}
+    assert client.code(acknowledging, "admin") == ErrorCode.BAD_VALUE, "it was never shown"
+    rig.do(rig.lead_again())
+    waiting = client.begin(acknowledging, "admin")
+    rig.wait(1)
+    assert not waiting.done()
+    rig.start_disk()
+    assert client.decoded(waiting)["position"] == token
+
+
 def test_operations_of_a_transaction_come_in_order_and_one_by_one(client: Client) -> None:
     create(client)
     session: dict[str, Any] = {"lsid": {"id": _uuid()}, "txnNumber": Int64(1), "autocommit": False}
