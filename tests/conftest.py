@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,19 +109,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield  # -m takes away what is not selected
     day = config.getoption("day")
     if day is not None:
-        config.hook.pytest_deselected(items=[item for item in items if not is_of_the_day(item, day)])
-        items[:] = [item for item in items if is_of_the_day(item, day)]
+        chosen = set(of_the_day(items, day))
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:
         items[:] = dealt(items, workers)
 
 
-def is_of_the_day(item: pytest.Item, day: int) -> bool:
-    """Whether `./dev test` runs it at the commit of this number. Five commits in a row run all tests `in_turns`."""
-    if item.get_closest_marker("night"):
-        return False
-    mark = item.get_closest_marker("in_turns")
-    return mark is None or zlib.crc32(mark.kwargs.get("together", item.nodeid).encode()) % TURNS == day % TURNS
+def of_the_day(items: list[pytest.Item], day: int) -> Iterator[pytest.Item]:
+    """Yield those that `./dev test` runs at the commit of this number. Five commits in a row run all tests `in_turns`.
+
+    A table's rows take turns, so that each commit runs a fifth of them, and one of five at least.
+    """
+    rows: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("in_turns")
+        if item.get_closest_marker("night"):
+            continue
+        if mark is not None:
+            together = mark.kwargs.get("together", "")
+            table = together or item.nodeid.partition("[")[0]
+            turn = zlib.crc32(table.encode()) + rows[table]
+            rows[table] += not together
+            if turn % TURNS != day % TURNS:
+                continue
+        yield item
 
 
 def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:

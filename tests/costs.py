@@ -2,9 +2,9 @@
 
 `--within S` begins no test any more after S seconds, and says so.
 
-Costs are seconds of processor, of the process that runs the test and of its children that have ended, and seconds of
-the wall. They are shown by folder at the end of a run, and written to `.venv/.costs-NAME.json`, where NAME is that of
-`--costs`. Nothing is asserted about them.
+Costs are seconds of processor, of the process that runs the test and of its children that have ended (those that its
+fork server began, too), and seconds of the wall. They are shown by folder at the end of a run, and written to
+`.venv/.costs-NAME.json`, where NAME is that of `--costs`. Nothing is asserted about them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -96,4 +97,15 @@ class Costs:
 
 def _now() -> tuple[float, float]:
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system, time.monotonic()
+    own = times.user + times.system + times.children_user + times.children_system
+    return own + _of_fork_server(), time.monotonic()
+
+
+def _of_fork_server() -> float:
+    """Its processor time and that of its children that have ended; 0 where there is none."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 from typing import Annotated
@@ -22,6 +24,8 @@ def run_tests(
     """Start a set, run a command with its URI in MONGODB_URI, end the set. The exit status is the command's."""
     from replset.testing import ReplicaSet
 
+    if shutil.which(command[0]) is None and not os.path.exists(command[0]):
+        raise LocalSetError(f"{command[0]}: {os.strerror(errno.ENOENT)}")
     with ReplicaSet(members, arbiters=arbiters) as running:
         try:
             child = subprocess.Popen(command, env={**os.environ, URI_VARIABLE: running.uri})

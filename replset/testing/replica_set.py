@@ -205,6 +205,8 @@ class ReplicaSet:
     def step_down(self) -> LocalMember:
         """Let the primary hand over. Returns the new one; the old one may be elected again at once."""
         old = self.primary
+        if not self.secondaries:  # the primary would wait for one
+            raise LocalSetError(f"{old.name} did not step down: no other member can lead")
         reply = old.command({"replSetStepDown": 60}, timeout_s=PATIENCE_S)
         if reply.get("ok") != 1.0:
             raise LocalSetError(f"{old.name} did not step down: {reply.get('errmsg')}")

@@ -36,17 +36,25 @@ class ForkedSet(LocalSet):
 
     descriptors: ClassVar[int | None] = None
 
+    def __init__(self, folder: Path, name: str = "rs0") -> None:
+        super().__init__(folder, name)
+        self._processes: dict[int, ForkServerProcess] = {}
+
     def begin(self, member: LocalMember) -> ForkServerProcess:
         """Start the process of `member`, and wait for nothing."""
         process = _FORKS.Process(target=_run, args=(self.options(member), str(member.log), self.descriptors))
         process.start()
         assert process.pid is not None
+        self._processes[process.pid] = process
         self.note_started(member, process.pid)
         self.save()
         return process
 
-    def start(self, member: LocalMember) -> None:
-        process = self.begin(member)
+    def launch(self, member: LocalMember) -> None:
+        self.begin(member)
+
+    def wait_until_answers(self, member: LocalMember) -> None:
+        process = self._processes[member.pid]
 
         def answers() -> bool:
             if not process.is_alive():
@@ -54,6 +62,12 @@ class ForkedSet(LocalSet):
             return member.answering_pid() == process.pid
 
         wait_until(answers, 60, f"{member.name} to answer on {member.host}", every_s=0.02)
+
+    def reap(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.join()
+        self._processes.clear()
 
 
 @contextlib.contextmanager

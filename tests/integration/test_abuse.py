@@ -26,6 +26,8 @@ from tests.integration.conftest import MakeSet, next_ports, start_set
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import insert, run, status
 
+pytestmark = pytest.mark.in_turns
+
 MOST_MB = 450
 """Less than what any of these made a member hold; about twice what one holds after ordinary load."""
 MOST_AHEAD = 64 << 20

@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from replset.bson import Timestamp, decode
 from replset.cli.backup import receive_backup
 from replset.client import HttpClient, WireClient
@@ -121,6 +123,7 @@ def padded(member: LocalMember, *numbers: int) -> None:
     run(member, {"insert": "padded", "documents": documents, "writeConcern": {"w": "majority"}})
 
 
+@pytest.mark.in_turns
 def test_the_archive_survives_its_writers_and_gives_back_a_moment(tmp_path: Path) -> None:
     address, backup = tmp_path / "archive", tmp_path / "backup"
     flags = ["--archive", str(address), "--archive-secs", "0.5", "--oplog-size-mb", "0.1", "--oplog-lagging-mb", "50"]

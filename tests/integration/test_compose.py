@@ -362,6 +362,7 @@ def test_the_members_make_their_set_by_themselves_and_starting_again_changes_not
     assert now["settings"]["replicaSetId"] == config["settings"]["replicaSetId"]
 
 
+@pytest.mark.in_turns
 def test_they_do_so_with_tls_where_everybody_must_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is logged in yet: neither the members nor the health checks need a user."""
     ca = Authority(tmp_path)
@@ -449,6 +450,7 @@ def test_haproxy_leads_to_the_primary_and_follows_it(made: LocalServices) -> Non
     assert made.stop("haproxy") in (0, 143)
 
 
+@pytest.mark.in_turns
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus here (apt install prometheus)")
 def test_prometheus_reads_all_members_and_no_alert_fires(made: LocalServices) -> None:
     folder = made.folder / "monitoring"

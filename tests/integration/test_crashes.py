@@ -1,7 +1,7 @@
 """kill -9 of real processes in the middle of a shutdown, a rollback and an initial sync, each more than once.
 
 When a process dies is chosen by what it left in its folder, not by what it says; what it was doing at that moment is up
-to the machine, what holds afterwards is not.
+to the machine, what holds afterwards is not. `tests/simulation/test_crash_points.py` has each step of the disk.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+import pytest
 
 from replset.features.recovery.lost_writes import lost_entries
 from replset.local_set import LocalMember, LocalSet, wait_until
@@ -32,6 +34,8 @@ from tests.integration.talk import (
     same_everywhere,
     state,
 )
+
+pytestmark = pytest.mark.in_turns
 
 DOOMED = 20_000
 

@@ -72,6 +72,7 @@ def write_as_mongod(story: Story, dbpath: Path) -> tuple[Manifest, Path]:
     return manifest, file
 
 
+@pytest.mark.in_turns
 def test_the_page_is_true(local: ForkedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = lose_as_member(local)
     insert(story.new, *range(1000, 1200))  # so that the oplog takes more than one reply

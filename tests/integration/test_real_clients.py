@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pymongo
+import pytest
 
 from replset.local_set import LocalSet, wait_until
 from tests.integration.clients.workload import (
@@ -28,7 +29,8 @@ from tests.integration.clients.workload import (
     start_driver,
     start_mongosh,
 )
-from tests.integration.conftest import MakeSet
+from tests.integration.conftest import start_set
+from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted, others_of
 
 HANGS_FOR_S = 5.0
@@ -106,35 +108,41 @@ def finished(client: SyncClient | NodeClient, local: LocalSet) -> Tally:
         return hangs.tally
 
 
-def test_no_write_is_lost_or_applied_twice(make_set: MakeSet, tmp_path: Path) -> None:
-    local = make_set(members=4, arbiters=1)
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedSet]:
+    """Four members and an arbiter."""
+    with running_set(tmp_path_factory.mktemp("five") / "set") as made:
+        start_set(made, members=4, arbiters=1)
+        yield made
+
+
+def test_what_users_of_node_and_mongosh_do(five: ForkedSet, tmp_path: Path) -> None:
+    assert failures_of_driver(uri_of(five)) == []
+    assert failures_of_mongosh(uri_of(five), tmp_path) == []
+
+
+def test_no_write_is_lost_or_applied_twice(five: ForkedSet, tmp_path: Path) -> None:
     stop = tmp_path / "stop"
-    thread = SyncClient(pymongo_uri(local), "pymongo", stop)
+    thread = SyncClient(pymongo_uri(five), "pymongo", stop)
     thread.start()
     clients: list[SyncClient | NodeClient] = [
         thread,
-        start_driver(node_uri(local), "node", stop, tmp_path),
-        start_mongosh(node_uri(local), "mongosh", stop, tmp_path),
+        start_driver(node_uri(five), "node", stop, tmp_path),
+        start_mongosh(node_uri(five), "mongosh", stop, tmp_path),
     ]
     try:
-        with pymongo.MongoClient(uri_of(local), w="majority") as watcher:
+        with pymongo.MongoClient(uri_of(five), w="majority") as watcher:
             data = watcher[DATABASE]
             wait_until(lambda: data.documents.find_one({"_id": "mongosh-0"}), 60, "the slowest client to begin")
             for fault in FAULTS:
                 print(f"{time.monotonic():.1f} the primary {fault.__name__}")  # errors of clients have the time too
-                fault(local)
-                all_counted(local)
+                fault(five)
+                all_counted(five)
                 time.sleep(CALM_S)
     finally:
         stop.touch()
-        tallies = [finished(client, local) for client in clients]
+        tallies = [finished(client, five) for client in clients]
     assert all(tally.rounds > 5 for tally in tallies), [(tally.name, tally.rounds) for tally in tallies]
-    all_counted(local)
-    with pymongo.MongoClient(uri_of(local), readConcernLevel="majority") as reader:
+    all_counted(five)
+    with pymongo.MongoClient(uri_of(five), readConcernLevel="majority") as reader:
         check(tallies, reader[DATABASE])
-
-
-def test_what_users_of_node_and_mongosh_do(make_set: MakeSet, tmp_path: Path) -> None:
-    local = make_set(members=4, arbiters=1)
-    assert failures_of_driver(uri_of(local)) == []
-    assert failures_of_mongosh(uri_of(local), tmp_path) == []

@@ -176,7 +176,7 @@ def test_over_http_each_step_needs_its_role_and_the_member_writes_as_a_member(se
     assert (orders[3], 5 in orders) == ({"_id": 3, "n": 3, "lost": True}, False)
 
 
-MANY = 1_500
+MANY = 600
 
 
 def test_a_restore_that_is_killed_is_run_again(local: ForkedSet) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,8 +19,10 @@ import pytest
 from replset.bson import decode
 from replset.local_set import LocalSetError, free_ports, wait_until
 from replset.own_process import command_of
+from replset.pytest_plugin import _number
 from replset.testing import AsyncReplicaSet, ReplicaSet, replica_set
 from tests.integration.clients.install import installed, node
+from tests.integration.forked import ForkedSet
 
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 EXAMPLES: dict[str, str] = dict(re.findall(r"`(\S+)`:\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
@@ -52,6 +55,7 @@ def pytest_in(project: Path, *arguments: str) -> str:
     return run(project, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
 
 
+@pytest.mark.in_turns
 def test_the_suite_of_the_page_passes(project: Path) -> None:
     (project / "test_names.py").write_text(
         "import api, spark, tests\ndef test_it():\n    assert api.mine and spark.mine\n"
@@ -59,17 +63,17 @@ def test_the_suite_of_the_page_passes(project: Path) -> None:
     assert "5 passed" in pytest_in(project, "test_orders.py", "test_names.py")
 
 
-@pytest.mark.in_turns("examples")
+@pytest.mark.in_turns(together="examples")
 def test_the_outbox_and_the_retries_of_the_page_pass(project: Path) -> None:
     assert "2 passed" in pytest_in(project, "test_outbox.py", "test_retries.py")
 
 
-@pytest.mark.in_turns("examples")
+@pytest.mark.in_turns(together="examples")
 def test_the_example_with_beanie_runs(project: Path) -> None:
     assert run(project, sys.executable, "orders_beanie.py") == "two orders\n"
 
 
-@pytest.mark.in_turns("examples")
+@pytest.mark.in_turns(together="examples")
 def test_the_example_with_mongoose_runs(project: Path) -> None:
     (project / "node_modules").symlink_to(installed() / "node_modules")
     said = run(project, *REPLSET, "test", "--members", "3", "--", str(node()), "--test", "orders.test.mjs")
@@ -81,11 +85,18 @@ def test_every_example_is_run() -> None:
     assert set(EXAMPLES) == names
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sets of this process start faster. Those of the page's examples and of the commands start as a user's do."""
+    monkeypatch.setattr(replica_set, "LocalSet", ForkedSet)
+
+
 def states(running: ReplicaSet) -> dict[str, str]:
     reply: Any = running.command({"replSetGetStatus": 1})
     return {row["name"]: row["stateStr"] for row in reply["members"]}
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_a_test_asks_for_happens() -> None:
     with ReplicaSet(2, arbiters=1) as running:
         first = running.primary
@@ -122,6 +133,7 @@ def test_what_a_test_asks_for_happens() -> None:
             running.wait_until(lambda: False, "nothing", 0.2)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_set_of_one_can_lose_nothing_to_another() -> None:
     with ReplicaSet() as running:
         with pytest.raises(LocalSetError, match="three members, or two and an arbiter"):
@@ -135,6 +147,7 @@ def test_a_set_of_one_can_lose_nothing_to_another() -> None:
         _ = running.uri
 
 
+@pytest.mark.usefixtures("forked")
 def test_asyncio_has_the_same() -> None:
     async def work() -> None:
         async with AsyncReplicaSet() as running:
@@ -154,6 +167,7 @@ def test_asyncio_has_the_same() -> None:
     assert not missing
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_port_that_somebody_takes_meanwhile_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = [[taken.getsockname()[1]]]
@@ -168,6 +182,7 @@ def test_a_port_that_somebody_takes_meanwhile_is_left(monkeypatch: pytest.Monkey
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_folder_of_ones_own_stays_and_has_to_be_empty(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     with ReplicaSet(folder=folder) as running:
@@ -212,6 +227,7 @@ def test_the_guard_leaves_other_processes_alone(tmp_path: Path) -> None:
         other.kill()
 
 
+@pytest.mark.usefixtures("forked")
 def test_all_ends_though_the_guard_does_not() -> None:
     running = ReplicaSet()
     running.start()
@@ -244,10 +260,16 @@ def test_the_fixtures_take_the_numbers_of_the_ini_file(project: Path) -> None:
         "    assert not [name for name in names if name.startswith('test_')]\n"
     )
     assert "3 passed" in pytest_in(project, "test_number.py")
-    (project / "pytest.ini").write_text("[pytest]\nreplica_set_members = many\n")
-    with pytest.raises(AssertionError, match="replica_set_members is no number: 'many'"):
-        pytest_in(project, "test_number.py")
-    assert "1 passed" in pytest_in(project, "test_number.py", "-k", "members", "--replica-set-members", "2")
+
+
+def test_an_option_overrides_the_number_of_the_ini_file() -> None:
+    def number(option: int | None, ini: str) -> int:
+        config: Any = SimpleNamespace(getoption={"--members": option}.get, getini={"members": ini}.get)
+        return _number(config, "--members", "members")
+
+    assert [number(None, "3"), number(2, "many"), number(0, "3")] == [3, 2, 0]
+    with pytest.raises(pytest.UsageError, match="members is no number: 'many'"):
+        number(None, "many")
 
 
 def test_a_command_gets_the_uri_and_gives_its_status() -> None:

@@ -172,7 +172,7 @@ def everything(client: Client) -> Document:
 
 
 def test_a_whole_set_goes_out_and_in_again(make_set: MakeSet) -> None:
-    source, target = make_set(), make_set()
+    source, target = make_set(members=1), make_set()
     with connect(source) as there, connect(target) as here:
         fill(there)
         there.admin.command("setDefaultRWConcern", defaultWriteConcern={"w": 1})

@@ -1,4 +1,7 @@
-"""A set goes from the last release to this tree and back, one member at a time, while a client writes."""
+"""A set goes from the last release to this tree and back, one member at a time, while a client writes.
+
+`tests/simulation/test_releases.py` does so with each commit.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ def move(local: LocalSet, program: Sequence[str]) -> None:
         all_counted(local)
 
 
+@pytest.mark.in_turns
 def test_a_set_goes_to_this_version_and_back_while_a_client_writes(release: Sequence[str], tmp_path: Path) -> None:
     local = LocalSet(tmp_path / "set")
     local.program = release

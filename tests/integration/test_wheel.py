@@ -66,6 +66,7 @@ def digests(paths: tuple[Path, Path]) -> list[str]:
     return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
 
+@pytest.mark.in_turns
 def test_a_second_build_and_one_of_the_sdist_have_the_same_bytes(built: tuple[Path, Path], tmp_path: Path) -> None:
     assert digests(build(tmp_path / "again")) == digests(built)
     shutil.unpack_archive(built[0], tmp_path / "sdist", filter="data")

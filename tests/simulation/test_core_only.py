@@ -13,12 +13,11 @@ from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.machine import members_of
 from tests.simulation.core_kit.runs import CoreRun, run_core, run_core_changes
 
-QUICK = range(4)
-SLOW = range(4, 30)
-OF_CHANGES = range(1, 12)
+SEEDS, OF_CHANGES = range(30), range(12)
 
 
-@pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in SLOW)])
+@pytest.mark.in_turns
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_core_holds(seed: int) -> None:
     """One primary a term, one entry an optime, no majority write lost, no commit point moves back."""
     outcome = run_core(seed)
@@ -27,12 +26,14 @@ def test_the_core_holds(seed: int) -> None:
     assert outcome.counts["terms"]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in OF_CHANGES)])
+@pytest.mark.in_turns
+@pytest.mark.parametrize("seed", OF_CHANGES)
 def test_operators_change_the_set_all_the_time(seed: int) -> None:
     outcome = run_core_changes(seed)
     assert outcome.error is None, outcome.report()
 
 
+@pytest.mark.in_turns
 def test_a_seed_gives_the_same_run_again() -> None:
     """The core draws only from the Random handed in, and depends on no order of a set."""
     assert state_after(3) == state_after(3) != state_after(4)

@@ -97,24 +97,22 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
             assert b"damaged on this member's disk" in b"".join(files.values())
 
 
-@pytest.mark.parametrize(
-    "seed", [194_012, *(pytest.param(seed, marks=pytest.mark.in_turns) for seed in (194_013, 700_046))]
-)
-def test_documents_that_a_disk_changed_are_put_right_by_the_majority(seed: int) -> None:
-    """Behind other faults; with two copies the operator says whose is right. In the last, an update does not fit."""
-    plan = draw_plan(seed)
-    outcome = run_seed(seed, replace(plan, faults=replace(plan.faults, damage_document=20)))
-    assert outcome.error is None, outcome.report()
-    assert "has other documents" in "\n".join(outcome.trace)
-
-
 @pytest.mark.in_turns
-def test_a_secondary_puts_right_by_itself_what_its_disk_changed() -> None:
-    seed = 720_002
+@pytest.mark.parametrize(
+    ("seed", "line"),
+    [
+        *((seed, "has other documents") for seed in (194_012, 194_013, 700_046)),
+        (720_002, "has put its documents right by itself"),
+    ],
+)
+def test_documents_that_a_disk_changed_are_put_right(seed: int, line: str) -> None:
+    """Behind other faults; with two copies the operator says whose is right. In the third, an update does not fit. In
+    the last a secondary does it by itself.
+    """
     plan = draw_plan(seed)
     outcome = run_seed(seed, replace(plan, faults=replace(plan.faults, damage_document=20)))
     assert outcome.error is None, outcome.report()
-    assert "has put its documents right by itself" in "\n".join(outcome.trace)
+    assert line in "\n".join(outcome.trace)
 
 
 def change_document(scenario: ScenarioRun, name: str, key: int, doc: bytes) -> None:

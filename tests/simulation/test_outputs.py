@@ -56,9 +56,9 @@ class Runs:
                 self.seen.append({row["_id"]: row["n"] for row in found["cursor"]["firstBatch"]})
 
 
-@pytest.mark.parametrize("seed", [3])
-def test_an_out_is_whole_through_cuts_and_deaths(seed: int) -> None:
-    with scenario_run(seed=seed) as scenario:
+@pytest.mark.in_turns
+def test_an_out_is_whole_through_cuts_and_deaths() -> None:
+    with scenario_run(seed=3) as scenario:
         cluster = scenario.cluster
         documents = [{"_id": number} for number in range(DOCUMENTS)]
         filled = {"insert": "source", "documents": documents, "writeConcern": MAJORITY}

@@ -27,7 +27,8 @@ class GuardedRun(CoreRun):
             self.guards.on_power_loss(machine)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.in_turns) for n in range(1, 15))])
+@pytest.mark.in_turns
+@pytest.mark.parametrize("seed", range(15))
 def test_no_two_members_hold_the_role(seed: int) -> None:
     run = GuardedRun(seed)
     run.run()
