@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from replset.errors import ErrorCode
 from tests.simulation.kit.cluster import SPARE, SimCluster, quiet_logs
-from tests.simulation.kit.runs import run_releases
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 SWEDISH = {"locale": "sv", "strength": 2}
 INDEX = {"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1", "collation": SWEDISH}]}
-
-
-@pytest.mark.in_turns
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 6])
-def test_each_member_that_starts_is_of_one_release_or_the_other(seed: int) -> None:
-    outcome = run_releases(seed)
-    assert outcome.error is None, outcome.report()
 
 
 def move(scenario: ScenarioRun, name: str, *, back: bool) -> None:
