@@ -204,7 +204,8 @@ class Command:
     retryable: takes a `txnNumber` outside of a transaction. ends_transaction: commitTransaction and abortTransaction.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
     at_once: for a command that is sent often and needs no task. prepared: makes the work of a statement of one document
-    that is taken from the bytes of a message (prepared.py); None: it has to go the usual way.
+    that is taken from the bytes of a message (prepared.py); None: it has to go the usual way. prepared_read: likewise
+    the reply to a find, by its filter and namespace.
     """
 
     name: str
@@ -221,6 +222,7 @@ class Command:
     ends_transaction: bool = False
     at_once: AtOnce | None = None
     prepared: Callable[[bytes, Kernel], PreparedWork | None] | None = None
+    prepared_read: Callable[[bytes, Kernel, str], bytes | None] | None = None
     needs: Action = field(kw_only=True)
     known: frozenset[str] | None = field(init=False, compare=False)
     """All field names that are taken, its own included; None: any."""

@@ -138,7 +138,7 @@ class OperationTable:
         """Do as `end`. use: the database, the collection and the command. index: that it used."""
         del self.running[write.id]
         took_ms, name = self._now() - write.began, use[2]
-        self._count(use, took_ms)
+        self.count_use(use, took_ms)
         self.took_ms[name] = self.took_ms.get(name, 0) + took_ms
         if index is not None:
             self._count_index(index)
@@ -193,9 +193,10 @@ class OperationTable:
         collection = ctx.collection or ctx.body.get_string("collection" if name == "getMore" else ctx.name)
         if collection is None:
             return
-        self._count((ctx.request.database, collection, name), took_ms)
+        self.count_use((ctx.request.database, collection, name), took_ms)
 
-    def _count(self, key: tuple[str, str, str], took_ms: int) -> None:
+    def count_use(self, key: tuple[str, str, str], took_ms: int) -> None:
+        """Add one use of a collection: (database, collection, command)."""
         used = self.used.get(key)
         if used is None:
             if len(self.used) >= MAX_USED:

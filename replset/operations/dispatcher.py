@@ -29,7 +29,7 @@ from replset.operations.flow_control import FlowControl
 from replset.operations.in_transaction import add_transaction_label, run_in_transaction
 from replset.operations.kernel import Kernel
 from replset.operations.known_fields import unknown_command
-from replset.operations.prepared import PreparedWrites
+from replset.operations.prepared import PreparedCommands
 from replset.operations.read_concern import check_readable
 from replset.operations.replies import (
     LargeReply,
@@ -89,7 +89,7 @@ class Dispatcher:
         self.commands = {name: command for command in commands for name in (command.name, *command.aliases)}
         """By each of their names."""
         self._at_once = {name.encode(): row for name, row in self.commands.items() if row.at_once is not None}
-        self.prepared = PreparedWrites(self)
+        self.prepared = PreparedCommands(self)
 
     async def run(self, request: CommandRequest) -> Reply:
         """Return the reply, a document or bytes. A failure is a reply with ok: 0. Only a broken invariant is raised."""

@@ -1,10 +1,11 @@
-"""Takes a write of one document from the bytes of its message into the next group, without a task and a context.
+"""Takes a write of one document from the bytes of its message into the next group, without a task and a context, and
+answers a find by `_id` in the turn in which it arrives.
 
 A write is an insert, or an update or a delete of a document that its statement names by `_id`. A connection remembers
-the shapes of its last writes (shapes.py): which bytes of the message are the same each time. A shape is made only of a
-message that went the whole way with all its checks. A later message that differs from it in nothing else needs none of
-them again, except those that depend on the moment: `PreparedWrites.take` has them all. Whatever is not foreseen there,
-and whatever a document or the group refuses, goes the usual way with the same bytes, which gives every error.
+the shapes of its last commands (shapes.py): which bytes of the message are the same each time. A shape is made only of
+a message that went the whole way with all its checks. A later message that differs from it in nothing else needs none
+of them again, except those that depend on the moment: `take` and `answer` have them all. Whatever is not foreseen
+there, and whatever a document or the group refuses, goes the usual way with the same bytes, which gives every error.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from replset.bson import RawDocument, encode
+from replset.core.member_state import MemberState
 from replset.core.quorum import WriteConcern
 from replset.errors import ErrorCode, OutOfDiskSpaceError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime
@@ -29,7 +31,7 @@ from replset.operations.session_request import (
     check_cluster_time,
     parse_lsid,
 )
-from replset.operations.shapes import ARRAYS, BODY_AT, Shape, Target, document_of, lsid_of, shape_of
+from replset.operations.shapes import ARRAYS, BODY_AT, VARYING, Shape, Target, document_of, lsid_of, shape_of
 from replset.operations.slow_operations import SlowReason
 from replset.operations.transactions import TransactionTable
 from replset.operations.user_directory import UserDirectory
@@ -45,20 +47,16 @@ from replset.replication.write_ops import WriteGroup
 from replset.storage.sessions import read_record
 
 if TYPE_CHECKING:
-    from replset.operations.command import CommandContext
+    from replset.operations.command import Command, CommandContext
     from replset.operations.dispatcher import Dispatcher
 
-MOST_SHAPES: Final = 4
-"""That a connection remembers: a driver sends one or two on each."""
-MOST_IN_VAIN: Final = 16
-"""How many shapes are made for a connection of which none is used again; then no more are."""
 EncodeReply: TypeAlias = Callable[[Counters, OpTime, int], Any]
 """Makes the reply of a write without errors, as `encode_write_reply`."""
 
 # --- taking them ------------------------------------------------------------------------------------------------
 
 
-class PreparedWrites:
+class PreparedCommands:
     """Makes shapes of commands, and takes messages of these shapes, on one member."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -68,20 +66,23 @@ class PreparedWrites:
         self._transactions = self.member[TransactionTable]
 
     def shape_of(self, request: CommandRequest) -> Shape | None:
-        """Return the shape of a write that was answered without an error; None: of a kind that is not foreseen."""
+        """Return the shape of a write, or of a find that was answered at once, that had no error; None: of a kind that
+        is not foreseen.
+        """
         body, sequences = request.body, request.sequences
         name = body.first_key or ""
-        array = ARRAYS.get(name)
-        if array is None or len(body.raw) > SMALL_STATEMENT or request.acting is not None:
+        varying = VARYING.get(name)
+        if varying is None or len(body.raw) > SMALL_STATEMENT or request.acting is not None:
             return None
-        documents = sequences.get(array)
+        documents = sequences.get(varying)
         if sequences and (len(sequences) != 1 or documents is None or len(documents) != 1):
             return None
-        shape = shape_of(body.raw, array, documents[0].raw if documents else None)
+        shape = shape_of(body.raw, varying, documents[0].raw if documents else None)
         config = self.member.node.config
         if shape is None or config is None:
             return None
         shape.target = Target(name, request.database, str(body.get(name)))
+        shape.on_secondary = self.member.node.state is MemberState.SECONDARY  # so its read preference allows that
         raw = body.get_raw("writeConcern")
         if raw is not None:
             shape.concern = parse_write_concern(raw, lambda: default_concern(self.member.store, config).w)
@@ -105,32 +106,57 @@ class PreparedWrites:
         command = self.dispatcher.commands[shape.target.name]
         if command.prepared is None:
             return None
-        session: SessionRequest | None = None
         try:
-            uid = NOBODY
-            if self._users.required:
-                if connection.login is None or not self._users.knows(connection.login):
-                    return None
-                name, database = shape.target.name, shape.target.database
-                authorize(member, connection, command.needs, database, name)
-                uid = connection.login.uid
-            if shape.cluster_time is not None:
-                check_cluster_time(document_of(shape.read(shape.cluster_time, message)), member)
-            if shape.lsid is not None:
-                number = shape.number and int.from_bytes(shape.read(shape.number, message), "little", signed=True)
-                if number is not None and number < 0:
-                    return None
-                key, lsid = parse_lsid(lsid_of(shape.read(shape.lsid, message)), uid)
-                session = SessionRequest(key, lsid, number)
-            elif shape.number is not None:
-                return None
+            session = self._session(shape, message, connection, command)
             work = command.prepared(document, member)
             if work is None:
                 return None
             request = partial(_request_of, shape.target, message, document, connection)
             return self.begin(shape.target, work, shape.concern, session, request, finish)
-        except ReplError:
+        except (ReplError, UnusualError):
             return None
+
+    def answer(self, shape: Shape, message: bytes, connection: ConnectionContext) -> bytes | None:
+        """The reply to a find by `_id` of this shape; None: it has to go the usual way."""
+        member, dispatcher, state = self.member, self.dispatcher, self.member.node.state
+        document, command = shape.document_in(message), dispatcher.commands[shape.target.name]
+        if document is None or command.prepared_read is None or member.fail_points.active:
+            return None
+        if state is not MemberState.PRIMARY and not (shape.on_secondary and state is MemberState.SECONDARY):
+            return None
+        try:
+            session = self._session(shape, message, connection, command)
+            reply = command.prepared_read(document, member, shape.target.ns)
+        except (ReplError, UnusualError):
+            return None
+        if reply is None:
+            return None
+        if session is not None:
+            dispatcher.sessions.note_use(session.key, member.clock.now())
+        dispatcher.counts[shape.target.name] += 1
+        dispatcher.operations.count_use(shape.target.use, 0)
+        return reply
+
+    def _session(
+        self, shape: Shape, message: bytes, connection: ConnectionContext, command: Command
+    ) -> SessionRequest | None:
+        """Check the sender's rights and the cluster time, and return the session. ReplError, UnusualError: it has to go
+        the usual way.
+        """
+        login = connection.login
+        if self._users.required:
+            if login is None or not self._users.knows(login):
+                raise UnusualError
+            authorize(self.member, connection, command.needs, shape.target.database, shape.target.name)
+        if shape.cluster_time is not None:
+            check_cluster_time(document_of(shape.read(shape.cluster_time, message)), self.member)
+        number = shape.number and int.from_bytes(shape.read(shape.number, message), "little", signed=True)
+        if number is not None and (number < 0 or shape.lsid is None):
+            raise UnusualError
+        if shape.lsid is None:
+            return None
+        uid = NOBODY if login is None else login.uid
+        return SessionRequest(*parse_lsid(lsid_of(shape.read(shape.lsid, message)), uid), number)
 
     def may_take(self) -> bool:
         """Whether the member, as it is now, asks for no look that a prepared write does without."""
@@ -219,7 +245,7 @@ class PreparedWrite:
 
     def __init__(
         self,
-        lane: PreparedWrites,
+        lane: PreparedCommands,
         target: Target,
         request: Callable[[], CommandRequest],
         finish: Callable[[Any], None],

@@ -1,7 +1,7 @@
-"""The shapes of a connection's writes: bytes alone, which know no member and no command's meaning.
+"""The shapes of a connection's writes and finds: bytes alone, which know no member and no command's meaning.
 
-Drivers send the same message again and again, with another document or statement and another number of the session. A
-shape says which bytes of it are constant, and where the rest stands (prepared.py).
+Drivers send the same message again and again, with another document, statement or filter and another number of the
+session. A shape says which bytes of it are constant, and where the rest stands (prepared.py).
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ BODY_AT: Final = 21
 """Where the body begins in an OP_MSG whose first section it is."""
 ARRAYS: Final = {"insert": "documents", "update": "updates", "delete": "deletes"}
 """The writes that have shapes, and the field with their statements."""
+VARYING: Final = {**ARRAYS, "find": "filter"}
+"""The commands that have shapes, and the field with what is another one each time."""
+MOST_SHAPES: Final = 4
+"""That a connection remembers: a driver sends one or two on each."""
+MOST_IN_VAIN: Final = 16
+"""How many shapes are made for a connection of which none is used again; then no more are."""
 _LSID_BYTES: Final = 30
 """The size of {id: UUID}."""
 _LSID_HEAD: Final = _LSID_BYTES.to_bytes(4, "little") + b"\x05id\0\x10\0\0\0\x04"
-_CONSTANT: Final = frozenset({*ARRAYS, "ordered", "writeConcern", "comment", "$db", "$readPreference"})
+_CONSTANT: Final = frozenset(
+    {*VARYING, "ordered", "limit", "batchSize", "singleBatch", "writeConcern", "comment", "$db", "$readPreference"}
+)
 """Fields that the usual way has checked, and whose meaning depends on nothing that changes."""
 
 
 class Target:
-    """The collection that a write names, as its namespace and as `top` counts its use. name: of the command."""
+    """The collection that a command names, as its namespace and as `top` counts its use. name: of the command."""
 
     __slots__ = ("database", "name", "ns", "use")
 
@@ -44,9 +52,10 @@ class Place(NamedTuple):
 
 
 class Shape:
-    """What writes of one document or statement have in common.
+    """What writes of one document or statement, or finds by a filter, have in common.
 
-    target, concern: of its commands; concern None: they name none, the set's default counts.
+    target, concern: of its commands; concern None: they name none, the set's default counts. on_secondary: of finds,
+    whether a secondary answers them.
     """
 
     __slots__ = (
@@ -60,6 +69,7 @@ class Shape:
         "concern",
         "lsid",
         "number",
+        "on_secondary",
         "target",
     )
 
@@ -79,6 +89,7 @@ class Shape:
         self.lsid, self.number, self.cluster_time = (places.get(name) for name in ("lsid", "txnNumber", "$clusterTime"))
         self.target = Target("", "", "")
         self.concern: WriteConcern | None = None
+        self.on_secondary = False
         self._front: list[tuple[int, bytes]] = []
         self._back: list[tuple[int, bytes]] = []
         at = 0
@@ -115,11 +126,31 @@ class Shape:
         return message[at : at + place.size]
 
 
-def shape_of(body: bytes, array: str, document: bytes | None) -> Shape | None:
-    """Return the shape of a write that was carried out; None: it has fields that are not foreseen.
+class KnownShapes:
+    """The shapes of a connection's last writes, or finds, the newest first. in_vain: made since one was used."""
 
-    body: of its message. array: the field of its documents or statements. document: the only one of the message's
-    sequence; None: it is in the body.
+    __slots__ = ("in_vain", "shapes")
+
+    def __init__(self) -> None:
+        self.shapes: list[Shape] = []
+        self.in_vain = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether shapes are of no use here: what is sent differs each time."""
+        return self.in_vain >= MOST_IN_VAIN
+
+    def add(self, shape: Shape) -> None:
+        others = [known for known in self.shapes if not shape.is_same(known)]
+        self.shapes = [shape, *others[: MOST_SHAPES - 1]]
+        self.in_vain += 1
+
+
+def shape_of(body: bytes, varying: str, document: bytes | None) -> Shape | None:
+    """Return the shape of a command that was carried out; None: it has fields that are not foreseen.
+
+    body: of its message. varying: the field of its documents or statements, or of its filter. document: the only one of
+    the message's sequence; None: it is in the body.
     """
     slots: dict[str, Place] = {}
     sizes = [0]
@@ -136,7 +167,10 @@ def shape_of(body: bytes, array: str, document: bytes | None) -> Shape | None:
             slots[name] = Place(at, 8, place is not None)
         elif name == "$clusterTime" and kind == 0x03:
             slots[name] = Place(at + 4, size - 4, place is not None)  # its length is the body's structure
-        elif name == array and kind == 0x04 and document is None:
+        elif name == varying and kind == 0x03 and document is None:
+            place = Place(at, size, False)
+            sizes += [BODY_AT, at]
+        elif name == varying and kind == 0x04 and document is None:
             elements = walk(body[start:end])
             if len(elements) != 1 or elements[0][:2] != ("0", 0x03):
                 return None
@@ -147,7 +181,7 @@ def shape_of(body: bytes, array: str, document: bytes | None) -> Shape | None:
             return None
     message = bytes(12) + OP_MSG.to_bytes(4, "little") + bytes(5) + body
     if document is not None:
-        sequence_at, name_of_sequence = len(message) + 1, array.encode() + b"\0"
+        sequence_at, name_of_sequence = len(message) + 1, varying.encode() + b"\0"
         head = message + b"\x01" + (4 + len(name_of_sequence) + len(document)).to_bytes(4, "little") + name_of_sequence
         place = Place(len(head), len(document), False)
         sizes += [sequence_at, len(head)]

@@ -14,7 +14,7 @@ from replset.bson import decode, encode
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NotBuiltError, StorageError
 from replset.features.crud.candidates import index_key
 from replset.features.crud.filters import Filter, filter_of
-from replset.features.crud.find_by_id import begin_find, find_by_id, has_simple_fields
+from replset.features.crud.find_by_id import begin_find, find_by_id, has_simple_fields, reply_of
 from replset.features.crud.get_more import first_batch
 from replset.features.crud.hint import Hint, bad_hint, hint_of, limits_of
 from replset.features.crud.let import let_of, variables_of
@@ -457,6 +457,7 @@ COMMANDS: tuple[Command, ...] = (
         where=Where.READABLE,
         read_concern=True,
         at_once=AtOnce(begin_find, has_simple_fields),
+        prepared_read=reply_of,
         needs=Action.FIND,
     ),
 )

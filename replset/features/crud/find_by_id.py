@@ -13,6 +13,7 @@ from replset.bson.decoding import FIXED_SIZE
 from replset.bson.keystring import encode_key_of
 from replset.operations.command import CommandContext
 from replset.operations.current_operations import OperationTable
+from replset.operations.kernel import Kernel
 from replset.operations.namespaces import collection_of, namespace
 from replset.operations.replies import encode_only_batch
 from replset.operations.waiters import Completion
@@ -53,11 +54,14 @@ def find_by_id(ctx: CommandContext) -> bytes | None:
     if not (_is_count(body, "limit") and _is_count(body, "batchSize") and body.type_of("singleBatch") in (None, _BOOL)):
         return None
     raw = body.get_raw("filter") if body.type_of("filter") == _OBJECT else None
-    key = None if raw is None else only_key(raw)
-    now = member.store.last_applied.ts
+    return None if raw is None else reply_of(raw, member, namespace(ctx.database, collection_of(ctx)))
+
+
+def reply_of(raw: bytes, member: Kernel, ns: str) -> bytes | None:
+    """Return the reply to a find with this filter and nothing else; None: the filter is not simple."""
+    key, now = only_key(raw), member.store.last_applied.ts
     if key is None or now == 0:
         return None
-    ns = namespace(ctx.database, collection_of(ctx))
     coll = member.store.collection(ns)
     if coll is not None and not coll.is_plain:
         return None

@@ -25,9 +25,9 @@ from replset.errors import (
 )
 from replset.operations.admission import SMALL_BYTES, STALLED_S
 from replset.operations.command import PROVE, Repeat
-from replset.operations.prepared import MOST_IN_VAIN, MOST_SHAPES, PreparedWrite
+from replset.operations.prepared import PreparedWrite
 from replset.operations.request import CommandRequest, ConnectionContext, Owner, Reply
-from replset.operations.shapes import ARRAYS, Shape
+from replset.operations.shapes import ARRAYS, MOST_IN_VAIN, KnownShapes
 from replset.wire.framing import LARGE_BYTES, FrameReader, WireMessage, encode_msg, encode_reply
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._context = ConnectionContext(next(server.connection_ids))
-        self._shapes: list[Shape] = []  # of its last writes, the newest first
-        self._shapes_in_vain = 0
+        self._writes, self._finds = KnownShapes(), KnownShapes()
         self._repeated: _Repeated | None = None  # of a member
         self._repeats_in_vain = 0
         self._open: PreparedWrite | _OpenCommand | None = None  # what is under way here outside of the task
@@ -176,7 +175,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._received_at = self._loop.time()
         self._server.traffic.bytes_in += len(data)
         was_idle = self._next is None
-        if was_idle and self._shapes and self._take_write(data):
+        if was_idle and (self._writes.shapes or self._finds.shapes) and self._take_shaped(data):
             return
         if was_idle and self._repeated is not None and self._repeat(self._repeated, data):
             return
@@ -227,6 +226,8 @@ class WireConnection(asyncio.BufferedProtocol):
             return False
         if member is None:
             server.turns.count(message.size)
+            if command.prepared_read is not None:
+                self._remember_shape(self._finds, request)
         elif command.at_once is not None and command.at_once.repeat is not None and len(data) == message.size:
             self._repeats_in_vain += 1
             if self._repeats_in_vain < MOST_IN_VAIN:
@@ -270,16 +271,26 @@ class WireConnection(asyncio.BufferedProtocol):
             return False
         return server.turns.has_room()
 
-    def _take_write(self, data: bytes) -> bool:
-        """Put the write into the next group, if `data` is one message of a shape that is known. False: it is not."""
+    def _take_shaped(self, data: bytes) -> bool:
+        """Put the write into the next group, or answer the find, if `data` is one message of a shape that is known.
+        False: it is not.
+        """
         if self._reader.pending or not self._is_free():
             return False
-        for shape in self._shapes:
-            write = self._server.dispatcher.prepared.take(shape, data, self._context, self._finish_write)
+        prepared = self._server.dispatcher.prepared
+        for shape in self._writes.shapes:
+            write = prepared.take(shape, data, self._context, self._finish_write)
             if write is not None:
                 self._server.turns.count(len(data))
                 self._open, self._write_message = write, data
-                self._shapes_in_vain = 0
+                self._writes.in_vain = 0
+                return True
+        for shape in self._finds.shapes:
+            reply = prepared.answer(shape, data, self._context)
+            if reply is not None:
+                self._server.turns.count(len(data))
+                self._send_frame(data, reply)
+                self._finds.in_vain = 0
                 return True
         return False
 
@@ -289,10 +300,13 @@ class WireConnection(asyncio.BufferedProtocol):
         if reply is None:
             (self._next,) = FrameReader().feed(message)
         else:
-            frame = encode_msg(next(self._server.reply_ids), int.from_bytes(message[4:8], "little"), reply)
-            self._server.send(self, frame)
-            self._server.traffic.bytes_out += len(frame)
+            self._send_frame(message, reply)
         self._go_on()
+
+    def _send_frame(self, message: bytes, reply: bytes) -> None:
+        frame = encode_msg(next(self._server.reply_ids), int.from_bytes(message[4:8], "little"), reply)
+        self._server.send(self, frame)
+        self._server.traffic.bytes_out += len(frame)
 
     def _go_on(self) -> None:
         """Let the task run what came while a command was under way."""
@@ -300,14 +314,11 @@ class WireConnection(asyncio.BufferedProtocol):
             return
         self._wake()
 
-    def _remember_shape(self, request: CommandRequest) -> None:
-        """Remember the shape of a write that was answered without an error."""
-        shape = self._server.dispatcher.prepared.shape_of(request)
-        if shape is None:
-            return
-        self._shapes_in_vain += 1
-        if not any(shape.is_same(known) for known in self._shapes):
-            self._shapes = [shape, *self._shapes[: MOST_SHAPES - 1]]
+    def _remember_shape(self, known: KnownShapes, request: CommandRequest) -> None:
+        """Remember the shape of a command that was answered without an error."""
+        shape = None if known.is_full else self._server.dispatcher.prepared.shape_of(request)
+        if shape is not None:
+            known.add(shape)
 
     def _end_for(self, error: RemoteProtocolError) -> None:
         self._server.repeated.warn("bytes", f"connection {self._context.id} from {self.peer}: {error.message}")
@@ -443,8 +454,8 @@ class WireConnection(asyncio.BufferedProtocol):
             answer = await self._server.dispatcher.run(request)
             reply = _encoded(answer)
             is_write = message.body.raw.startswith(_WRITES, 5) and message.size <= LARGE_BYTES
-            if is_write and isinstance(answer, bytes) and member is None and self._shapes_in_vain < MOST_IN_VAIN:
-                self._remember_shape(request)
+            if is_write and isinstance(answer, bytes) and member is None:
+                self._remember_shape(self._writes, request)
         if self._context.is_to_close:
             self.end()
         elif message.exhaust_allowed and not message.more_to_come:

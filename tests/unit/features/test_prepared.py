@@ -1,4 +1,4 @@
-"""An insert of a shape that its connection has sent before is done as the usual way does it, from its bytes."""
+"""A command of a shape that its connection has sent before is done as the usual way does it, from its bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from replset.auth.users import Login
 from replset.bson import Binary, Int64, InvalidBSONError, ObjectId, Timestamp, decode, encode
 from replset.config import ReplSetConfig
 from replset.errors import PrimarySteppedDownError, RemoteProtocolError
-from replset.member.net import wire_connection
 from replset.member.positions import Positions
-from replset.operations.shapes import ARRAYS, Shape, document_of, shape_of
+from replset.operations import shapes
+from replset.operations.shapes import ARRAYS, VARYING, Shape, document_of, shape_of
 from replset.operations.write_concern import WaitInVainError
 from replset.wire.framing import FrameReader, encode_request
 from tests.rig import Client, Rig, a_set
@@ -48,22 +49,38 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "the session comes first": {
         "insert": "c", "lsid": LSID, "txnNumber": Int64(7), "documents": [{"a": 1}], "comment": {"a": [1]},
     },
+    "find": {"find": "c", "filter": {"_id": 1}},
+    "find of a driver": {
+        "find": "c", "filter": {"_id": ObjectId(bytes(12))}, "limit": 1, "singleBatch": True, "lsid": LSID,
+        "$clusterTime": CLUSTER,
+    },
 }  # fmt: skip
 FORMS = [inline, sequence]
 
 
 def made_of(message: bytes) -> Shape | None:
     (parsed,) = FrameReader().feed(message)
-    documents = parsed.sequences.get("documents")
-    return shape_of(parsed.body.raw, "documents", documents[0].raw if documents else None)
+    varying = VARYING[parsed.body.first_key or ""]
+    documents = parsed.sequences.get(varying)
+    return shape_of(parsed.body.raw, varying, documents[0].raw if documents else None)
+
+
+def document_in(command: Mapping[str, Any]) -> Any:
+    """The only document of a command, or its filter."""
+    return command["filter"] if "find" in command else command["documents"][0]
 
 
 def read(message: bytes) -> tuple[dict[str, Any], bytes] | None:
-    """Read the message by the framing and the codec: the fields without the documents, and the only document."""
+    """Read the message by the framing and the codec: the fields without the documents, and the only document, or the
+    filter.
+    """
     try:
         (parsed,) = FrameReader().feed(message)
         fields = parsed.body.decode()
         documents = parsed.sequences.get("documents")
+        if "find" in fields:
+            raw = None if documents or not fields.pop("filter", None) else parsed.body.get_raw("filter")
+            return None if raw is None else (fields, raw)
         array = fields.pop("documents", None)
         if parsed.more_to_come or parsed.exhaust_allowed or parsed.has_checksum or len(parsed.sequences) > 1:
             return None
@@ -82,7 +99,7 @@ def test_a_changed_byte_is_noticed_or_belongs_to_what_may_change(name: str, form
     message = form(COMMANDS[name])
     shape = made_of(message)
     assert shape is not None
-    assert shape.document_in(message) == encode(COMMANDS[name]["documents"][0])
+    assert shape.document_in(message) == encode(document_in(COMMANDS[name]))
     fields, _ = read(message) or ({}, b"")
     fixed = {key: value for key, value in fields.items() if key not in ("lsid", "txnNumber", "$clusterTime")}
     taken = 0
@@ -131,7 +148,8 @@ def test_documents_of_other_sizes_and_other_slots_are_found(name: str, form: Cal
     assert shape is not None
     other = {"_id": "longer", "rest": ["y" * 300, {"z": None}]}
     changed = {"lsid": {"id": Binary(b"\xff" * 16, 4)}, "txnNumber": Int64(-3), "$clusterTime": {**CLUSTER}}
-    command = {key: changed.get(key, value) for key, value in COMMANDS[name].items()} | {"documents": [other]}
+    varies = {"filter": other} if "find" in COMMANDS[name] else {"documents": [other]}
+    command = {key: changed.get(key, value) for key, value in COMMANDS[name].items()} | varies
     message = form(command, 77)
     assert shape.document_in(message) == encode(other)
     if shape.number is not None:
@@ -196,6 +214,13 @@ class Wire(asyncio.Protocol):
         """Let the messages arrive in one piece each: the network may cut them, and then no shape is looked at."""
         self.arrive_bytes(*[inline(command, self._next_number()) for command in commands])
 
+    def ask(self, command: Mapping[str, object]) -> dict[str, Any]:
+        """Return the reply to a message that arrives in one piece."""
+        count = len(self.replies)
+        self.arrive(command)
+        self.rig.until(lambda: len(self.replies) > count)
+        return self.replies[count]
+
     def arrive_bytes(self, *messages: bytes) -> None:
         async def receive() -> None:
             for message in messages:
@@ -222,18 +247,24 @@ class Wire(asyncio.Protocol):
 
 
 class Prepared:
-    """Counts the writes that a member takes by their shape."""
+    """Counts the commands that a member takes by their shape."""
 
     def __init__(self, rig: Rig, name: str = "a") -> None:
-        operations = rig.member(name).dispatcher.operations
-        begin = operations.begin_prepared
+        operations, prepared = rig.member(name).dispatcher.operations, rig.member(name).dispatcher.prepared
+        begin, answer = operations.begin_prepared, prepared.answer
         self.count = 0
 
         def counted(write: Any) -> None:
             self.count += 1
             begin(write)
 
+        def answered(*message: Any) -> bytes | None:
+            reply = answer(*message)
+            self.count += reply is not None
+            return reply
+
         operations.begin_prepared = counted  # type: ignore[method-assign]
+        prepared.answer = answered  # type: ignore[method-assign]
 
 
 def insert(doc: Mapping[str, object], **more: object) -> dict[str, object]:
@@ -264,6 +295,10 @@ def delete(key: object, limit: object = 1, **more: object) -> dict[str, object]:
     return {"delete": "c", "deletes": [{"q": {"_id": key}, "limit": limit}], **more}
 
 
+def find(key: object, **more: object) -> dict[str, object]:
+    return {"find": "c", "filter": {"_id": key}, **more}
+
+
 FILLED = [insert({"_id": n, "a": 1, "items": [{"k": 1}, {"k": 2}]}) for n in range(6)]
 OF_A_SESSION = [{"lsid": LSID, "txnNumber": Int64(n)} for n in (1, 2, 3, 3, 2, 5)]
 IN_A_TRANSACTION = {"lsid": LSID, "txnNumber": Int64(1), "autocommit": False, "startTransaction": True}
@@ -276,6 +311,35 @@ REFUSED: list[dict[str, object]] = [
     {"_id": 8},
 ]
 CASES: dict[str, list[Step]] = {
+    "finds": on_test(*FILLED, *[find(n) for n in range(8)], find("x"), find(1.0), find(ObjectId(bytes(12)))),
+    "finds of a driver": on_test(
+        *FILLED,
+        *[find(n, limit=1, singleBatch=True, lsid=LSID, **{"$clusterTime": CLUSTER}) for n in range(4)],
+        find(1, lsid=LSID, **{"$clusterTime": {**CLUSTER, "clusterTime": Timestamp(4_000_000_000, 1)}}),
+        find(1, limit=1, singleBatch=True, lsid=LSID,
+             **{"$clusterTime": {**CLUSTER, "clusterTime": Timestamp(4_000_000_000, 1)}}),
+        find(2, limit=1, singleBatch=True, lsid=LSID, **{"$clusterTime": CLUSTER}),
+    ),
+    "finds of other kinds": on_test(
+        *FILLED, *[find(n) for n in range(2)], find({"$gt": 3}), find([1]), find(None), find({"a": 1}),
+        find("y" * 2000),
+        {"find": "c", "filter": {"a": 1}}, {"find": "c", "filter": {"_id": 1, "a": 1}}, {"find": "c", "filter": {}},
+        find(1, limit=0), find(1, limit=0), find(1, readConcern={"level": "majority"}), find(1, unknown=1), find(1),
+        find(1, **IN_A_TRANSACTION), find(1, sort={"a": 1}), find(1, batchSize=0), {"find": "c", "filter": 5},
+        {"find": 5, "filter": {"_id": 1}}, find(2),
+    ),
+    "finds between writes": on_test(
+        find(1), find(1), insert({"_id": 1, "a": 1}), find(1), update(1, {"$set": {"a": 2}}), find(1),
+        update(1, {"$set": {"a": 3}}), find(1), delete(1), find(1), {"drop": "c"}, find(1),
+        {"create": "d"}, {"create": "c", "viewOn": "d", "pipeline": []}, find(1),
+    ),
+    "finds in other databases": [
+        *[(find("x"), db) for db in ("admin", "local", "config") for _ in range(3)], *on_test(find(1), find(1)),
+    ],
+    "a fail point of finds": [
+        *on_test(*FILLED, find(1), find(2)),
+        ({**FAIL, "data": {"failCommands": ["find"], "errorCode": 91}}, "admin"), *on_test(find(3), find(3), find(4)),
+    ],
     "updates": on_test(*FILLED, *[update(n, {"$inc": {"a": n}, "$set": {"b": "x" * n}}) for n in range(5)]),
     "updates that change nothing": on_test(*FILLED, *[update(n, {"$set": {"a": 1}}) for n in range(4)]),
     "replacements": on_test(*FILLED, *[update(n, {"x": n, "t": Timestamp(0, 0)}) for n in range(4)]),
@@ -367,6 +431,7 @@ CASES: dict[str, list[Step]] = {
                      *on_test(insert({"_id": 3}), insert({"_id": 3}))],
 }  # fmt: skip
 MOSTLY_TAKEN = {"updates", "updates that change nothing", "replacements", "updates of the time", "deletes", "plain"}
+MOSTLY_TAKEN |= {"finds", "finds of a driver", "finds between writes", "a fail point of finds"}
 MOSTLY_TAKEN |= {"empty timestamps", "majority", "w: 1, and on its disk", "a session without a number"}
 
 
@@ -387,7 +452,7 @@ def run(steps: list[Step], form: Callable[..., bytes]) -> tuple[list[Any], list[
         replies = [wire.send(command, db, form) for command, db in steps]
         operations = rig.member().dispatcher.operations
         used = {key: row[0] for key, row in operations.used.items()}
-        counts = {name: count for name, count in rig.member().dispatcher.counts.items() if name in ARRAYS}
+        counts = {name: count for name, count in rig.member().dispatcher.counts.items() if name in VARYING}
         assert not operations.running
         index_uses = [count for _, count in sorted(operations.index_uses.items())]
         found = [*entries.entries(), used, index_uses, counts, operations.failed, rig.member().dispatcher.failures]
@@ -400,7 +465,7 @@ def test_answers_and_entries_are_those_of_the_usual_way(
     name: str, form: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replies, entries, taken = run(CASES[name], form)
-    monkeypatch.setattr(wire_connection, "MOST_IN_VAIN", 0)
+    monkeypatch.setattr(shapes, "MOST_IN_VAIN", 0)
     usual_replies, usual_entries, none = run(CASES[name], form)
     assert replies == usual_replies
     assert entries == usual_entries
@@ -419,6 +484,34 @@ def wire(rig: Rig) -> Wire:
 
 def ids(client: Client) -> list[object]:
     return [row["_id"] for row in client.ok({"find": "c"})["cursor"]["firstBatch"] if not isinstance(row["_id"], str)]
+
+
+def test_a_secondary_answers_finds_that_may_be_read_there() -> None:
+    with a_set(3) as rig:
+        rig.client().ok({**insert({"_id": 1}), "writeConcern": {"w": 3}})
+        prepared, wire = Prepared(rig, "b"), Wire(rig, "b")
+        anywhere = find(1, **{"$readPreference": {"mode": "nearest"}})
+        replies = [wire.ask(command) for command in (anywhere, anywhere, find(1), find(1), anywhere)]
+        assert [reply.get("code") for reply in replies] == [None, None, 13435, 13435, None]
+        assert prepared.count == 2
+        rig.client("b").ok({"replSetMaintenance": True}, "admin")
+        assert wire.ask(anywhere)["code"] == 13436
+        rig.client("b").ok({"replSetMaintenance": False}, "admin")
+        rig.until(lambda: rig.member("b").node.state.name == "SECONDARY")
+        leader, sent = Wire(rig), find(1)
+        for _ in range(2):
+            leader.ask(sent)
+        rig.step_down(30)
+        rig.until(lambda: rig.member().node.state.name == "SECONDARY")
+        assert leader.is_lost or leader.send(sent)["code"] == 13435
+
+
+def test_finds_leave_the_shapes_of_writes(rig: Rig, wire: Wire) -> None:
+    for number in range(40):
+        wire.send({"find": f"c{number}", "filter": {"_id": 1}})
+    prepared = Prepared(rig)
+    wire.ask(insert({"_id": 1}))
+    assert prepared.count == 1
 
 
 def test_what_comes_behind_an_insert_is_answered_behind_it(rig: Rig, wire: Wire) -> None:
@@ -557,7 +650,7 @@ def test_a_connection_whose_inserts_never_repeat_makes_no_more_shapes(rig: Rig, 
     rig.member().dispatcher.prepared.shape_of = counted  # type: ignore[method-assign]
     for n in range(30):
         wire.send(insert({"_id": n}, comment=f"trace {n}"))
-    assert made < wire_connection.MOST_IN_VAIN
+    assert made < shapes.MOST_IN_VAIN
 
 
 @pytest.mark.parametrize("asks", [{"minInSync": 2}, {"durabilityLevels": {"test.c": {"level": 0}}}, None])
@@ -600,11 +693,29 @@ def test_what_a_majority_write_waits_for_is_noted_before_its_page_leaves(rig: Ri
 
 
 def test_rights_are_asked_for_each_time(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire.ask(find("first"))
     prepared, users = Prepared(rig), rig.member().users
+    wire.ask(find("first"))
+    assert prepared.count == 1
     monkeypatch.setattr(users, "required", True)
-    wire.arrive(insert({"_id": 1}))
-    rig.until(lambda: len(wire.replies) == 3)
-    assert (prepared.count, wire.replies[2]["code"]) == (0, 13)
+    for command in (insert({"_id": 1}), find("first")):
+        assert wire.ask(command)["code"] == 13
+    assert prepared.count == 1
+
+
+def test_a_session_of_a_user_is_that_users_where_nobody_has_to_log_in(rig: Rig) -> None:
+    """A retry on a new connection goes the usual way: both ways must find the same session, or it is done twice."""
+    first, second = Wire(rig), Wire(rig)
+    for wire in (first, second):
+        wire.connection._context.login = Login("ann", "admin")
+    first.ask({**update(1, {"$inc": {"n": 1}}, upsert=True), "lsid": LSID, "txnNumber": Int64(1)})
+    prepared = Prepared(rig)
+    statement = {**update(1, {"$inc": {"n": 1}}), "lsid": LSID}
+    first.ask({**statement, "txnNumber": Int64(2)})
+    first.ask({**statement, "txnNumber": Int64(3)})
+    assert prepared.count == 1
+    second.send({**statement, "txnNumber": Int64(3)})
+    assert rig.client().ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 3}]
 
 
 def test_an_insert_does_not_run_in_a_turn_that_is_full(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -644,11 +755,11 @@ def test_a_wait_that_ends_twice_is_answered_once(rig: Rig, wire: Wire) -> None:
 
 def test_a_shape_is_remembered_once(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if writes of that shape have to go the usual way again and again."""
-    before = list(wire.connection._shapes)
+    before = len(wire.connection._writes.shapes)
     monkeypatch.setattr(rig.member().dispatcher.prepared, "may_take", lambda: False)
     for number in range(5):
         wire.send(insert({"_id": number}))
-    assert wire.connection._shapes == before
+    assert len(wire.connection._writes.shapes) == before == 2
 
 
 def test_a_malformed_document_is_refused_as_the_usual_way_does(rig: Rig, wire: Wire) -> None:
