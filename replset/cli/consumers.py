@@ -16,6 +16,7 @@ from rich.table import Table
 from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
+from replset.config import parse_host
 from replset.errors import BadValueError, ErrorCode, ReplError, Trait
 from replset.features.consumers.operations import Create, Mode, Unpark
 from replset.operations.declared import help_of
@@ -105,6 +106,8 @@ def read(
     """
     reader = reader or f"{socket.gethostname()}-{os.getpid()}"
     begin: dict[str, object] = {}
+    if from_ is not None:
+        parse_host(from_, "--from")
     source: str | None = None
     while True:
         command = {"reader": reader, "waitMS": WAIT_MS if follow else 0, **begin}

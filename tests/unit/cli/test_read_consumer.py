@@ -94,6 +94,8 @@ def test_a_member_that_is_named_is_read_though_nobody_is_overloaded(
     one = TheSet(monkeypatch)
     assert read(capsys, "--from", "h:9", "--no-ack") == [1, 2, 3, 4, 5]
     assert {host for host, *_ in one.asked} == {"primary"}, "nothing would renew the lease"
+    assert main(["consumers", "read", "c", "--host", "a:1", "--from", "h:x"]) != 0
+    assert "--from" in capsys.readouterr().err
 
 
 def test_it_waits_at_the_primary_only_while_that_is_not_overloaded(
