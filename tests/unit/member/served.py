@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from replset.auth.roles import Action
 from replset.bson import Binary, RawDocument, encode
 from replset.ids import HostPort
 from replset.key_file import NONCE_BYTES, Handshake, Keys
@@ -17,7 +18,7 @@ from replset.member.net.network import RealNetwork
 from replset.member.net.server import WireServer
 from replset.member.process.machine import RealClock
 from replset.operations.admission import MAX_BYTES_IN_USE, Admission
-from replset.operations.command import PROVE
+from replset.operations.command import PROVE, Command, CommandContext
 from replset.operations.request import CommandRequest, Reply
 from replset.operations.turns import Turns
 from replset.operations.waiters import Completion
@@ -32,6 +33,13 @@ QUIET_TURNS = 100
 """Turns of the loop in which nothing comes, before a test believes that nothing comes. Loopback takes one or two."""
 
 
+async def _never(_ctx: CommandContext) -> Reply:
+    raise AssertionError("the dispatcher below answers")
+
+
+FIND = Command("find", _never, needs=Action.OPEN)
+
+
 class Dispatcher:
     """Answers {ok: 1, n: <n of the command>}; commands named in `answers` answer as the test says."""
 
@@ -44,10 +52,10 @@ class Dispatcher:
         self.most_at_once = 0
         self.cancelled = asyncio.Event()
 
-    def at_once(self, body: RawDocument) -> str | None:
-        return "find" if self.find_reply is not None and body.raw.startswith(b"find\0", 5) else None
+    def at_once(self, body: RawDocument) -> Command | None:
+        return FIND if self.find_reply is not None and body.raw.startswith(b"find\0", 5) else None
 
-    def begin(self, command: str, request: CommandRequest, waiter: Completion) -> bool:
+    def begin(self, command: Command, request: CommandRequest, waiter: Completion) -> bool:
         waiter.set_result(self.find_reply)
         return True
 
