@@ -43,6 +43,10 @@ def test_the_example_of_rfc_5802() -> None:
         client.check(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=")
 
 
+def test_a_new_password_is_hashed_so_often_as_mongodbs() -> None:
+    assert Credentials.of("pencil", SALT).iterations == 15_000
+
+
 def test_what_mongodb_takes_for_the_password_in_scram_sha_1() -> None:
     assert legacy_password("user", "pencil") == "1c33006ec1ffd90f9cadcbcc0e118200"
 

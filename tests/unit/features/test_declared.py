@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,7 @@ from replset.errors import ReplError
 from replset.features.administration.operations import StepDown
 from replset.features.all import COMMANDS
 from replset.operations.declared import Declaration, DeclaredField, declarations, document_of
-from tests.rig import Client
+from tests.rig import Client, Rig, a_set
 from tests.unit.api.kit import Api, refused
 
 ROWS = [(one, row) for one in declarations() for row in one.fields]
@@ -33,6 +33,13 @@ OVER_HTTP = [one for one in declarations() if one.path]
 INVALID_TOKEN = 260
 DOCS = Path(__file__).parents[3] / "docs"
 COMMANDS_PAGE, HTTP_PAGE = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("commands", "http"))
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    """One for all tests, which are refused before anything is done."""
+    with a_set() as made:
+        yield made
 
 
 def named(rows: list[tuple[Declaration, DeclaredField]]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from replset.features.all import COMMANDS
 from replset.operations.command import GENERIC_FIELDS, Command
 from replset.operations.known_fields import HARMLESS, KNOWN, is_harmless
-from tests.rig import Client
+from tests.rig import Client, Rig, a_set
 
 OURS = {
     "replSetConfirmWrites",
@@ -58,6 +58,13 @@ SENT_BY_THE_TOOLS = {
     "applyOps": "alwaysUpsert preCondition",
     "renameCollection": "to dropTarget",
 }
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    """One for all tests, which are refused before anything is done."""
+    with a_set() as made:
+        yield made
 
 
 def body_of(command: Command, field: str) -> dict[str, object]:

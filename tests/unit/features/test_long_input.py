@@ -57,6 +57,7 @@ def check(reply: dict[str, object], what: object) -> None:
     assert reply.get("code") != 1, (what, reply)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_error_is_long(client: Client, name: str) -> None:
     shows(client.member, STATUS)

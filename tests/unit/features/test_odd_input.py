@@ -129,6 +129,7 @@ def fields_of(name: str, values: Sequence[T]) -> Iterator[tuple[str, Sequence[T]
         yield field, values if field in own else values[turn::5]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_value_of_any_field_is_an_internal_error(client: Client, name: str) -> None:
     shows(client.member, STATUS)
