@@ -7,7 +7,7 @@ from hypothesis import settings
 IN_ALL, OF_THE_DAY = "replset", "replset of the day"
 OF_EACH = 100
 settings.register_profile(IN_ALL, deadline=None, print_blob=True, max_examples=OF_EACH)
-settings.register_profile(OF_THE_DAY, settings.get_profile(IN_ALL), max_examples=OF_EACH // 2)
+settings.register_profile(OF_THE_DAY, settings.get_profile(IN_ALL), max_examples=OF_EACH // 4)
 
 
 def examples(most: int) -> settings:

@@ -220,6 +220,7 @@ def test_the_runs_of_a_mutation_execute_its_line_each_kind_in_turn() -> None:
     assert not chosen_runs(other_line, QUORUM, line_of(body))
 
 
+@pytest.mark.in_turns
 def test_recorded_tests_notice_a_fault_in_their_lines_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     begin = f"from tools.mutate import record; record.PATH = record.Path({str(path)!r})"

@@ -68,6 +68,7 @@ def test_silence_is_left_to_the_election_timeout(end: Callable[[CoreCluster, Cor
     assert ms_without_primary(cluster, leader) > TIMEOUT - DEFAULT.heartbeat_interval_ms
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("count", [3, 5])
 def test_a_link_that_refuses_changes_no_primary(count: int) -> None:
     """One member's connects to the primary are refused, as by a firewall; the others hear it and do not agree."""
@@ -91,6 +92,7 @@ def test_without_the_setting_the_timeout_rules() -> None:
     assert ms_without_primary(cluster, leader) > TIMEOUT - DEFAULT.heartbeat_interval_ms
 
 
+@pytest.mark.in_turns
 def test_primaries_that_do_not_last_are_replaced_ever_more_slowly() -> None:
     """Each primary dies as soon as it leads: the first is replaced at once, the next ones after their timeout."""
     cluster = running(5)

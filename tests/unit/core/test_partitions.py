@@ -51,6 +51,7 @@ def test_a_member_that_meets_one_from_a_term_in_between_stays_well() -> None:
     cluster.until(cluster.is_quiet, 60_000)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("size", [3, 5])
 def test_one_broken_link_changes_no_primary(size: int) -> None:
     """The member that does not hear the primary stands; those who do hear it refuse, and no term goes by."""
@@ -80,6 +81,7 @@ def test_a_primary_that_died_is_no_healthy_one(arbiters: int, seed: int) -> None
     assert cluster.now - cut_at < 1_500  # an election timeout is 1,000 and up to 15 % more
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize(("size", "arbiters"), [(5, 1), (5, 2), (5, 0), (7, 2)])
 def test_two_lost_disks_do_not_wait_for_each_other(size: int, arbiters: int) -> None:
     """Neither holds what came before, and neither can vote: the writes need not be on them to set the other aside."""

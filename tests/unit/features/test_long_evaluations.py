@@ -237,6 +237,7 @@ def test_an_update_does_not_hold_the_loop(client: LoopClient, name: str) -> None
         assert after == decode(encode(update.apply(document, now=now, timestamp=now)))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize(
     "command",
     [
@@ -278,6 +279,7 @@ def test_a_read_of_another_kind_does_not_hold_the_loop(client: LoopClient, comma
     assert held < HELD
 
 
+@pytest.mark.in_turns
 def test_a_pipeline_that_doubles_a_document_does_not_hold_the_loop(client: LoopClient) -> None:
     client.ok({"insert": "u"}, documents=[{"_id": 1, "a": 1}])
     change = [{"$set": {"a": ["$a", "$a"]}}] * 40
@@ -299,6 +301,7 @@ def test_reading_the_oplog_does_not_hold_the_loop(client: LoopClient, sort: int)
     assert held < HELD
 
 
+@pytest.mark.in_turns
 def test_large_and_many_inserts_do_not_hold_the_loop(client: LoopClient) -> None:
     many = [{"_id": n, "a": "x" * 50, "b": list(range(20))} for n in range(5000)]
     for documents in ([{**LARGE, "_id": -1}], [{"d": LARGE["d"], "_id": -2}], many):
@@ -310,6 +313,7 @@ def test_large_and_many_inserts_do_not_hold_the_loop(client: LoopClient) -> None
     assert held < HELD
 
 
+@pytest.mark.in_turns
 def test_many_statements_do_not_hold_the_loop(client: LoopClient) -> None:
     statements = [{"q": {"_id": f"new {n}"}, "u": {"$set": {"a": n}}, "upsert": True} for n in range(5000)]
     reply, held = run(client, {"update": "i"}, updates=statements)
@@ -447,6 +451,7 @@ def test_a_document_that_goes_meanwhile_is_not_there() -> None:
 # --- the limit -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize(
     ("command", "sequences"),
     [

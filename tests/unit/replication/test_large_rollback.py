@@ -92,6 +92,7 @@ def roll_back(mine: Member) -> tuple[RollbackEnded, Meter]:
     return ended, meter
 
 
+@pytest.mark.in_turns
 def test_a_hundred_thousand_operations_are_undone_in_steps_that_stay_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def steps_of_a_whole_sync(folder: Path) -> list[str]:
     return steps
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("power_loss", [False, True], ids=["killed", "power-lost"])
 def test_a_death_before_any_step_is_survived(tmp_path: Path, power_loss: bool) -> None:
     steps = steps_of_a_whole_sync(tmp_path / "whole")

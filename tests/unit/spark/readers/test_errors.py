@@ -178,6 +178,7 @@ def rubbish(kind: str, content: bytes) -> Iterator[bytes]:
         yield content[: at + step // 3]
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_anywhere_gives_no_other_error(tmp_path: Path, whole: dict[str, bytes], kind: str) -> None:
     refused = 0
