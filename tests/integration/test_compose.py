@@ -313,6 +313,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.in_turns(together="the image")
 def test_the_image_holds_every_file_of_the_packages(installed: Path) -> None:
     """A page, a script or a template that is not listed as package data would be missing only there."""
     for package in ("replset", "api", "rollback_tools", "spark"):
@@ -322,10 +323,12 @@ def test_the_image_holds_every_file_of_the_packages(installed: Path) -> None:
                 assert (installed / name).is_file(), f"{path.relative_to(ROOT)}: [tool.setuptools]"
 
 
+@pytest.mark.in_turns(together="the image")
 def test_the_image_knows_its_commit(installed: Path) -> None:
     assert (installed / "replset" / "commit.txt").read_text() == COMMIT + "\n"
 
 
+@pytest.mark.in_turns(together="the image")
 def test_every_program_of_the_project_starts_in_the_image(installed: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bare = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}

@@ -108,6 +108,7 @@ def test_the_page_is_true(local: ForkedSet, tmp_path: Path, monkeypatch: pytest.
     assert (orders[2], orders[3]) == ({"_id": 2, "n": 2, "kept": True, "lost": True}, {"_id": 3, "n": 3, "lost": True})
 
 
+@pytest.mark.in_turns
 def test_oplogs_by_addresses(local: ForkedSet, capsys: pytest.CaptureFixture[str]) -> None:
     primary = local.wait_for_primary()
     insert(primary, *range(3000))  # more than three replies
