@@ -8,7 +8,7 @@ import io
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from api.bodies import JSON
-from api.errors import HttpError, rollback_error, unknown_outcome
+from api.errors import HttpError, failure, rollback_error, unknown_outcome
 from api.exchange import Receive, Scope, Send
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.features.recovery.report import JsonReport
 
 T = TypeVar("T")
@@ -164,6 +164,19 @@ async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Return the result of `work`, which is cancelled when the client has closed the connection."""
+    running, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise failure(ErrorCode.INTERRUPTED, "the client closed the connection")
+        return running.result()
+    finally:
+        running.cancel()
+        gone.cancel()
 
 
 async def stream_response(source: Generator[bytes]) -> Response:

@@ -38,7 +38,7 @@ export async function send(method, path, body, { signal, accept = "application/j
 }
 
 export const get = async (path) => (await send("GET", path)).json();
-export const post = async (path, body = {}) => (await send("POST", path, body)).json();
+export const post = async (path, body = {}, signal = undefined) => (await send("POST", path, body, { signal })).json();
 
 // Reads a text answer up to `most` characters. null: it is longer.
 export async function getText(path, most) {

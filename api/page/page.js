@@ -7,6 +7,7 @@ import {
   Refused, bytes, clock, dateOf, dayAndTime, duration, events, get, isLoggedIn, logIn, logOut, optimeText, plain, post,
 } from "./member.js";
 import { showRollbacks } from "./rollbacks.js";
+import { updateWhatIf, whatIfButton } from "./what-if.js";
 
 const AGAIN_MS = 15000; // elections and rollbacks are read again after this time, and when the set changes
 const SOON_MS = 3000;
@@ -135,11 +136,12 @@ function showMembers(status, lags) {
   drawTopology(status.members, lags, status.following);
   keyed(byId("member-rows"), status.members, (one) => one.name, (one) => {
     const name = el("th", { scope: "row" }, one.self || !one.httpAddress ? one.name : el("a", { href: `${location.protocol}//${one.httpAddress}/` }, one.name));
-    return el("tr", {}, name, el("td", {}, el("span")), ...[1, 2, 3].map(() => el("td")), el("td", { class: "optime" }), el("td"), el("td"));
+    return el("tr", {}, name, el("td", {}, el("span"), " ", whatIfButton(one.name)), ...[1, 2, 3].map(() => el("td")), el("td", { class: "optime" }), el("td"), el("td"));
   }, (row, one) => {
     const [, state, source, lag, behind, optime, ping, notes] = row.children;
     state.firstChild.className = `state ${kindOf(one)}`;
     setText(state.firstChild, stateOf(one));
+    updateWhatIf(state.lastChild, one);
     setText(source, one.syncSourceHost || "–");
     setText(lag, seconds(lags.get(one.name)));
     setText(behind, one.entriesBehind === undefined ? "–" : one.entriesBehind >= 1000 ? "1000 or more" : String(one.entriesBehind));
@@ -214,7 +216,7 @@ async function showElections() {
   keyed(byId("elections"), elections, (one) => JSON.stringify([one.member, one.date, one.outcome, one.journal.length, one.ended]), (one) => {
     const took = one.phases.reduce((sum, phase) => sum + phase.millis, 0);
     const votes = one.outcome === "won" ? `votes of ${one.granted.join(", ")}` : one.why || "still open";
-    const refused = one.refused.map((vote) => `${vote.member} refused: ${vote.reason}`);
+    const refused = [...new Set(one.refused.map((vote) => `${vote.member} refused: ${vote.reason}`))]; // a dry run and its election alike
     const lines = [...one.before, ...one.journal, ...(one.ended ? [one.ended] : [])];
     return el("li", { class: one.outcome },
       el("p", {}, el("time", {}, dayAndTime(dateOf(one.date))), ` Term ${one.term}: `, el("strong", {}, one.member), ` ${one.outcome}`),

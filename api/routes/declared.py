@@ -15,6 +15,8 @@ from api.errors import HttpError
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
 from api.read_from import read_from_in
+from api.streaming import while_connected
+from replset.auth.roles import Action
 from replset.errors import ErrorCode
 from replset.member.member import RunningMember
 from replset.operations.declared import Declaration, declarations
@@ -86,7 +88,10 @@ def _serve(routes: APIRouter, member: RunningMember, one: Declaration, statuses:
             given = given | await read_options(http, request.receive, schema["properties"])
         if one.on_primary:
             http.refuse_idempotency_key()
-        return await answer(member, request, one.command(given), status, forwards=one.on_primary)
+        answering = answer(member, request, one.command(given), status, forwards=one.on_primary)
+        if one.needs is Action.SET_STATUS:  # it only looks, and may take long
+            return await while_connected(answering, request.receive)
+        return await answering
 
     codes = answers(status, *((307,) if one.on_primary else ()), *statuses, *WRITE_ERRORS)
     routes.add_api_route(

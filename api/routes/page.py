@@ -20,6 +20,7 @@ TYPES = {
     "draw.js": "text/javascript; charset=utf-8",
     "charts.js": "text/javascript; charset=utf-8",
     "rollbacks.js": "text/javascript; charset=utf-8",
+    "what-if.js": "text/javascript; charset=utf-8",
     "elements.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "vendor/uPlot.iife.min.js": "text/javascript; charset=utf-8",

@@ -145,8 +145,9 @@ def _loss(node: NodeState, own: OpTime, newest: OpTime) -> str:
     if own >= newest:
         return "lacks no entry that is known of"
     behind = (newest.ts >> INCREMENT_BITS) - (own.ts >> INCREMENT_BITS)
+    span = f"{behind} s" if behind > 0 else "less than 1 s"
     committed = ", also entries that a majority has" if own < node.commit_point else ""
-    return f"lacks entries of {max(behind, 0)} s: has {own}, the newest known is {newest}{committed}"
+    return f"lacks entries of {span}: has {own}, the newest known is {newest}{committed}"
 
 
 def _why_no_candidate(node: NodeState, member: Member, now: Millis) -> str:

@@ -35,6 +35,7 @@ from replset.features.transactions.feature import transactions_feature
 from replset.features.transactions.session_expiry import SESSION_TIMEOUT_MS
 from replset.features.undo import undo
 from replset.features.users import sasl, user_commands
+from replset.features.what_if.what_if import WHAT_IF
 from replset.ids import Millis
 from replset.member.feature import Feature
 from replset.member.member import KERNEL_COMMANDS
@@ -81,6 +82,7 @@ def all_features(
         Feature("recovery", rollbacks.COMMANDS),
         Feature("history", document_history.COMMANDS),
         Feature("undo", undo.COMMANDS),
+        WHAT_IF,
         Feature(
             "administration",
             (

@@ -16,7 +16,17 @@ from replset.optime import optime_or_none
 from tests.integration.browser import DESKTOP, LARGE, PHONE, REWRITES_PICTURES, Tab, chromium, tab
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import ForkedSet, running_set
-from tests.integration.talk import a_secondary, cut, find, heal, insert, others_of, run
+from tests.integration.talk import (
+    a_secondary,
+    configuration,
+    cut,
+    find,
+    heal,
+    insert,
+    others_of,
+    reconfigure,
+    run,
+)
 from tests.integration.test_restore import lose_writes
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -153,6 +163,60 @@ def test_a_member_without_a_primary_says_so(browser: Any, local: ForkedSet) -> N
         seen.wait_for("#summary", "3 of 3 members reachable")
 
 
+def test_one_click_says_what_would_be_if_a_member_died(browser: Any, local: ForkedSet) -> None:
+    primary, member = local.wait_for_primary(), a_secondary(local)
+    before = configuration(local)["version"]
+    with tab(browser, member.http) as seen:
+        seen.page.get_by_role("button", name=f"What if it died? {primary.host}").click()
+        seen.wait_for("#what-if pre", f"what if: kill {primary.host} (")
+        said = seen.text("#what-if pre")
+        assert "majority writes go on: yes" in said
+        assert (
+            f"next: start it again (replset start, replset cluster up), then: replset status --host {primary.host}"
+            in said
+        )
+        for width, height in (DESKTOP, PHONE):
+            seen.page.set_viewport_size({"width": width, "height": height})
+            assert seen.violations() == []
+            wait_until(seen.is_as_wide_as_the_screen, 10, "the page to fit")
+        seen.page.locator("#what-if select").select_option("remove")
+        seen.wait_for("#what-if .outcome.bad", f"{primary.host} is primary and cannot be removed")
+        assert not seen.page.locator("#what-if pre").is_visible()
+
+        gone = next(other for other in others_of(local, primary) if other is not member)
+        local.kill(gone)
+        seen.page.get_by_role("button", name=f"What if it were removed? {gone.host}").click()
+        seen.wait_for("#what-if pre", f"primary: {primary.host} as now")
+        assert f"No answer from {gone.host}" in seen.text("#what-if .outcome")
+        seen.page.locator("#what-if").get_by_role("button", name="Close").click()
+        assert not seen.page.locator("#what-if").is_visible()
+    assert (configuration(local)["version"], local.wait_for_primary()) == (before, primary)
+
+
+def test_with_failover_by_hand_the_page_says_who_can_lead_and_what_it_lacks(browser: Any, local: ForkedSet) -> None:
+    config, primary = configuration(local), local.wait_for_primary()
+    heirs = others_of(local, primary)
+    reconfigure(local, {**config["settings"], "failover": "manual"}, config["members"])
+    for heir in heirs:
+        run(heir, {"configureFailPoint": "stopReplProducer", "mode": "alwaysOn"}, "admin")
+    lost = str(optime_or_none(insert(primary, 1200, w=1)["opTime"]))
+    with tab(browser, heirs[0].http) as seen:
+        seen.wait_for(row(primary), lost)
+        local.kill(primary)
+        seen.wait_for("#summary", "No primary")
+        seen.wait_for("#remarks", 'settings.failover is "manual": nobody stands by itself. These can lead: ')
+        for heir in heirs:
+            seen.wait_for("#remarks", f"{heir.host} (lacks entries of ")
+        seen.wait_for("#remarks", f"the newest known is {lost}")
+        seen.wait_for("#remarks .next", f"replset step-up {heirs[0].host}")
+        assert seen.violations() == []
+        for heir in heirs:
+            run(heir, {"configureFailPoint": "stopReplProducer", "mode": "off"}, "admin")
+        run(heirs[0], {"replSetStepUp": 1}, "admin")
+        seen.wait_for("#summary", f"Primary {heirs[0].host}")
+        wait_until(lambda: "manual" not in seen.text("#remarks"), 20, "the remark to go")
+
+
 def test_a_page_whose_member_ends_says_so_and_goes_on_when_it_is_back(browser: Any, local: ForkedSet) -> None:
     member = a_secondary(local)
     with tab(browser, member.http) as seen:
@@ -272,6 +336,8 @@ def test_with_users_the_page_asks_who_looks_at_it(browser: Any, tmp_path: Path) 
             seen.wait_for(row(member), "PRIMARY")
             page.reload()
             seen.wait_for(row(member), "PRIMARY")
+            page.locator(row(member)).get_by_role("button").click()
+            seen.wait_for("#what-if pre", "NO PRIMARY")
             page.click("#step-down button")
             answer_yes(page)
             seen.wait_for("#action-outcome.bad", "not authorized")

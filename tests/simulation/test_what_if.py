@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from replset.bson import decode, encode
-from replset.cli.what_if import deed_of, set_of
 from replset.config import ReplSetConfig
 from replset.features.what_if.forecast import Deed, Forecast, Kind, foresee
+from replset.features.what_if.situation import deed_of, set_of
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.wire import NoAnswerError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Literal
@@ -27,6 +27,7 @@ Kind = Literal["kill", "stop", "cut", "lose-disk", "remove", "reconfig"]
 SETTLE_HEARTBEATS = 3
 HORIZON_TIMEOUTS = 4
 HAND_OVER_MS = 1_000
+MOST_VOTES = 8
 TOLD = (ElectionEvent.WON, ElectionEvent.VOTE_NOT_GRANTED, ElectionEvent.DRY_RUN_LOST, ElectionEvent.ELECTION_LOST)
 
 
@@ -81,11 +82,21 @@ class Forecast:
         }
 
 
-def foresee(known: SetNow, deed: Deed, weights: Mapping[OpTime, int], plays: int = 100) -> Forecast:
-    """Play the deed so many times. weights: how many entries each optime stands for that a member is at."""
+def foresee(
+    known: SetNow,
+    deed: Deed,
+    weights: Mapping[OpTime, int],
+    plays: int = 100,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Forecast:
+    """Play the deed so many times, or until `is_over` behind a play. weights: how many entries each optime stands for
+    that a member is at.
+    """
     found = Forecast()
     for seed in range(plays):
         _play_once(Play(known, seed), deed, weights, found)
+        if is_over():
+            break
     return found
 
 
@@ -132,7 +143,7 @@ def _play_once(play: Play, deed: Deed, weights: Mapping[OpTime, int], found: For
         for record in machine.journal[marks.get(machine, 0) :]
         if record.event in TOLD
     }
-    found.votes.update(told)
+    found.votes.update(sorted(told))
     _look(play, last, found)
 
 
@@ -217,3 +228,33 @@ def weights_of(behind: Mapping[OpTime, int]) -> dict[OpTime, int]:
         for before, point in zip([None, *points], points, strict=False)
         if point != OPTIME_NULL
     }
+
+
+def story(deed: Deed, known: SetNow, found: Forecast, waiting: int) -> Iterator[str]:
+    """The forecast as lines."""
+    what = f"{', '.join(deed.hosts)} from {', '.join(deed.others)}" if deed.others else ", ".join(deed.hosts)
+    if deed.config is not None:
+        what = f"to {', '.join(member.host for member in deed.config.members)}"
+    yield f"what if: {deed.kind} {what} ({found.plays} plays; nothing is changed; the primary is {known.primary})"
+    for leader, count in found.leaders.most_common():
+        who = "NO PRIMARY" if leader is None else f"primary: {leader}{' as now' if leader == known.primary else ''}"
+        yield f"{who}, in {count} of {found.plays}"
+    for first, count in found.first.most_common():
+        yield f"  before that {first} leads for a while, in {count} of {found.plays}"
+    for reason, count in found.refused.most_common():
+        yield f"the primary refuses it, in {count} of {found.plays}: {reason}"
+    times = found.document()["withoutPrimaryMillis"]
+    if isinstance(times, dict):
+        yield f"without a primary: {times['median'] / 1000:.2f} s (median), {times['worst'] / 1000:.2f} s (worst)"
+    yield f"majority writes go on: {_share(found.majority_writes, found.plays)}"
+    lost = max(found.lost, default=0)
+    yield f"writes beyond the commit point now: {waiting}; rolled back: {lost if found.lost else 'not known'} at most"
+    for text, count in found.votes.most_common(MOST_VOTES):
+        yield f"  {count:>4} of {found.plays}  {text}"
+    for remark, _ in found.remarks.most_common(2):
+        yield remark.why
+        yield f"  next: {remark.next_step}"
+
+
+def _share(count: int, plays: int) -> str:
+    return "yes" if count == plays else f"in {count} of {plays}" if count else "NO"

@@ -107,3 +107,40 @@ def test_a_consumers_events_as_lines(api: Api) -> None:
     about, change, idle, error = map(json.loads, answer.text.splitlines())
     assert about == {"reader": {"generation": 5, "position": "81", "active": True}}
     assert (change, idle, error["error"]["code"]) == (event, {"next": "83", "position": "81", "active": True}, 2)
+
+
+def test_a_forecast_ends_with_its_client(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps({"deed": "kill", "host": "127.0.0.1:27017"}).encode()
+
+    async def main() -> tuple[bool, list[int]]:
+        begun, gone, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        statuses: list[int] = []
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def answer(_request: CommandRequest) -> dict[str, Any]:
+            begun.set()
+            try:
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                cancelled.set()
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        monkeypatch.setattr(api.dispatcher, "run", answer)
+        path = "/v1/replset/whatIf"
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        scope = {"type": "http", "path": path, "raw_path": path.encode(), "method": "POST", "query_string": b""}
+        running = asyncio.ensure_future(api.app({**scope, "headers": headers}, receive, send))
+        await begun.wait()
+        gone.set()
+        await running
+        return cancelled.is_set(), statuses
+
+    assert asyncio.run(main()) == (True, [503, 0])

@@ -25,6 +25,7 @@ OURS = {
     "replSetConsumers",
     "replSetDocumentHistory",
     "replSetUndo",
+    "replSetWhatIf",
     *(
         f"replSetConsumer{name}"
         for name in ("Create", "Read", "ReadHere", "Ack", "Nack", "Seek", "Remove", "Parked", "Unpark", "Forget")

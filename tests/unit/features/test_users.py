@@ -222,6 +222,8 @@ def test_what_a_role_of_one_database_allows(
 
 CLUSTER = [
     ("clusterMonitor", {"replSetGetStatus": 1}, True),
+    ("clusterMonitor", {"replSetWhatIf": 1, "deed": "kill", "host": "a:27017", "plays": 1}, True),
+    ("readAnyDatabase", {"replSetWhatIf": 1, "deed": "kill", "host": "a:27017", "plays": 1}, False),
     ("clusterMonitor", {"serverStatus": 1}, True),
     ("clusterMonitor", {"replSetFreeze": 1}, False),
     ("clusterMonitor", {"find": "c"}, False),
