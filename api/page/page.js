@@ -171,12 +171,14 @@ function notesOf(one) {
 function showOplog(status, oplog) {
   const committed = optimeText(status.optimes.lastCommittedOpTime);
   drawTrack(oplog, committed, status.members);
+  const check = status.documentCheck; // of a secondary, by its pass in the background
   const facts = {
     "Commit point": `${committed}, written ${clock(dateOf(status.optimes.lastCommittedWallTime))}`,
     Newest: oplog.last || "none",
     Oldest: oplog.first || "none",
     Window: `${duration(oplog.windowSecs)}, ${bytes(oplog.bytes)} of ${bytes(oplog.maxBytes)}`,
     Majority: `${status.writeMajorityCount} of ${status.writableVotingMembersCount} copies for a write, ${status.majorityVoteCount} of ${status.votingMembersCount} votes for a primary`,
+    ...(check ? { Documents: `${check.differing} differ from the primary's in the last comparison; ${check.repaired} repaired since the start` } : {}),
   };
   keyed(byId("oplog-facts"), Object.entries(facts).flatMap(([name, text]) => [["dt", name, name], ["dd", text, `${name}:`]]),
     ([, , key]) => key, ([kind]) => el(kind), (node, [, text]) => setText(node, text));

@@ -40,7 +40,7 @@ function updateCard(child, one) {
   const taken = one.acknowledged ? `acknowledged ${dayAndTime(new Date(plain(one.acknowledged)))}` : "not acknowledged";
   setText(child.querySelector(".facts"),
     `${one.member}, ${dayAndTime(dateOf(one.when) || new Date(one.when))}: ${one.state || "unreadable"}, ` +
-    `${range.entries ?? "?"} entries (${operations}) after ${one.commonPoint}; ${taken}`);
+    `${range.entries ?? "?"} entries${operations && ` (${operations})`} after ${one.commonPoint}; ${taken}`);
   child.classList.toggle("waiting", one.acknowledged === null && one.state !== "abandoned");
 }
 

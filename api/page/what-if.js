@@ -34,7 +34,7 @@ export function whatIfButton(name) {
 
 export function updateWhatIf(button, one) {
   button.dataset.deed = one.health ? "kill" : "remove";
-  setText(button, one.health ? "What if it died?" : "What if it were removed?");
+  setText(button, one.health ? "What if it died?" : "What if removed?");
   button.setAttribute("aria-label", `${button.textContent} ${one.name}`);
 }
 
@@ -55,7 +55,7 @@ async function ask() {
   try {
     const { text, unreachable } = await post("/v1/replset/whatIf", { deed: deed.value, host: host.textContent }, leaving.signal);
     const silent = Object.keys(unreachable);
-    tell(silent.length ? `No answer from ${silent.join(", ")}: of it is known what the others say.` : "", false, text);
+    tell(silent.length ? `No answer from ${silent.join(", ")}: what the others say of it is used.` : "", false, text);
   } catch (error) {
     if (error.name !== "AbortError") tell(error.message, true);
   }
