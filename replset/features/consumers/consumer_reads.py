@@ -308,7 +308,6 @@ async def _read_shared(
             await source.wait(window.through, max(1, wake - now))
         else:
             await asyncio.sleep(min(max(1, wake - now), FULL_MS) / 1000)
-        same(ctx, consumer)
     if not given and state.windows.get(consumer.name) is window:
         consumer = await _pass(ctx, state, consumer, window.acknowledge(()))
     return {

@@ -138,6 +138,19 @@ def test_the_member_that_initiated_asks_at_the_usual_interval_once_it_leads(monk
 # --- one member ------------------------------------------------------------------------------------------------------
 
 
+def test_primaries_that_did_not_last_are_counted_while_they_follow_each_other() -> None:
+    """Each further one is waited for longer; one that lasted begins the count anew."""
+    node, now, counted = following(), NOW + 2_000, []
+    for number, lasts_ms in enumerate((1_000, 1_000, 1_000, 8 * TIMEOUT, 1_000)):
+        now += lasts_ms
+        who = 1 + number % 2
+        node.receive_heartbeat(who, now, state=MemberState.PRIMARY, primary_id=MemberId(who), term=node.term + 1)
+        last = node._state.last_primary
+        assert last is not None
+        counted.append(last.short_before)
+    assert counted == [0, 1, 2, 0, 1]
+
+
 def following(**settings: bool) -> SingleNode:
     """Member 0 of three; member 2 is primary."""
     node = ready(config=named(*members_of(3), settings=replace(DEFAULT, **settings)))

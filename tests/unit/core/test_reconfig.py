@@ -171,6 +171,23 @@ def test_a_voter_at_another_host_is_a_new_one_and_one_that_gets_its_vote_back_to
 # --- reconfig --------------------------------------------------------------------------------------------------------
 
 
+def test_a_reconfig_keeps_the_incarnation_of_a_member_that_is_down_and_was_never_heard_of() -> None:
+    """The primary's process is new, so the configuration alone says whose data counts there."""
+    cluster = running(3)
+    leader = cluster.elect()
+    gone = next(machine for machine in cluster.machines.values() if machine is not leader)
+    gone.crash()
+    for machine in cluster.machines.values():
+        if machine is not gone:
+            machine.crash()
+            machine.boot()
+    cluster.until(lambda: any(machine.alive and machine.node.writable for machine in cluster.machines.values()))
+    cluster.run(30_000)
+    assert isinstance(change(cluster, *members_of(3)), Done)
+    config = the_config(cluster.elect())
+    assert config.member_at(gone.host).incarnation == gone.disk.incarnation
+
+
 def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:
     """Map C14: a newlyAdded member gets its vote once that is committed and it has caught up."""
     cluster = running(extra=1)

@@ -454,6 +454,9 @@ def test_indexes_are_made_with_their_collection(filled: Client) -> None:
     assert session.run(insert({"_id": 2, "n": 1}, name="other"))["writeErrors"][0]["code"] == 11000
     assert Session(filled, number=3).code({"createIndexes": "c", "indexes": [spec]}) == 263
     assert Session(filled, number=4).code({"create": "c"}) == 48
+    filled.ok({"create": "empty"})
+    assert Session(filled, number=5).code({"createIndexes": "empty", "indexes": [spec]}) == 263
+    assert [row["name"] for row in batch(filled.ok({"listIndexes": "empty"}))] == ["_id_"]
 
 
 def test_an_index_finds_the_documents_as_the_transaction_sees_them(filled: Client) -> None:

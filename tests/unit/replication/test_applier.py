@@ -31,6 +31,7 @@ from replset.replication.applier import (
     document_key,
     evaluate_large,
 )
+from replset.storage.corrections import written_after
 from tests.unit.replication.kit import NS, Member, Pair, copy_log, key_of, numbered, pair, undo_to
 
 
@@ -355,6 +356,23 @@ def two_collections(members: Pair) -> Member:
         mine.create(ns)
         mine.insert(ns, *numbered(range(4)))
     return mine
+
+
+def test_which_documents_were_written_since_is_told_by_each_kind_of_entry(two_collections: Member) -> None:
+    """A repair must not take away what was written after the comparison."""
+    mine, at = two_collections, two_collections.store.last_applied.ts
+
+    def written() -> set[bytes] | None:
+        return mine.do(lambda group: written_after(group.txn, NS, at))
+
+    assert written() == set()
+    mine.insert("app.other", {"_id": 7})
+    mine.insert(NS, {"_id": 8})
+    assert written() == {key_of(8)}
+    apply_all(mine, [transaction_of(mine, "new")])
+    assert written() == {key_of(n) for n in (1, 2, 8, 9)}
+    mine.create("app.third")
+    assert written() is None, "a command may be about any collection"
 
 
 def test_a_transaction_is_applied_and_undone_as_a_whole(two_collections: Member) -> None:

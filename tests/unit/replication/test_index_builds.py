@@ -22,9 +22,10 @@ from replset.errors import (
     InterruptedDueToReplStateChangeError,
     MaxTimeMSExpiredError,
     NotWritablePrimaryError,
+    RemoteProtocolError,
 )
 from replset.ids import OpTime
-from replset.oplog_entry import OplogEntry
+from replset.oplog_entry import OplogEntry, command_entry
 from replset.replication.applier import UnfinishedBuildError, apply_batch
 from replset.replication.index_builder import FULL_DISK_PAUSE_S, IndexBuilder, IndexBuildOptions
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
@@ -309,6 +310,22 @@ def test_a_build_whose_end_may_not_fit_an_entry_does_not_begin(source: Member) -
     with pytest.raises(CannotCreateIndexError):
         builds.start(partialFilterExpression={"a": {"$gt": "x" * (9 << 20)}})
     assert indexes(source.store) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"indexBuildUUID": None}, {"indexBuildUUID": "x"}, {"indexes": None}, {"indexes": 5}]
+)
+def test_a_build_without_its_uuid_or_its_indexes_is_the_sources_fault(
+    source: Member, tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    mine = Member("mine:1", tmp_path, source.network)
+    copy_log(source, mine)
+    Builds(source).start()
+    entry = OplogEntry(source.oplog()[-1])
+    bad = command_entry("app", entry.ui, {**entry.o.decode(), **wrong}, entry.optime, entry.wall_ms)
+    with pytest.raises(RemoteProtocolError, match="index build"):
+        apply_batch(mine.store, [bad], 0, 1, lambda: False)
+    assert indexes(mine.store) == {}
 
 
 # --- random histories -------------------------------------------------------------------------------------------

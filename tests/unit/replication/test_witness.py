@@ -15,7 +15,7 @@ from replset.errors import IllegalOperationError
 from replset.features.recovery.lost_writes import LostWrites
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.oplog_entry import insert_entry
-from replset.replication.applier import apply_batch
+from replset.replication.applier import _CHECK_TIME_EVERY, apply_batch
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
@@ -79,6 +79,17 @@ def test_an_entry_that_is_there_already_is_left_out(source: Member, witness: Mem
     entries, chain = source.oplog()[-4:], source.store.chain
     assert apply_batch(witness.store, entries, 0, 4, lambda: False) == 4
     assert (witness.oplog(), witness.store.chain) == (source.oplog(), chain)
+
+
+def test_groups_are_bounded_by_bytes_and_time(source: Member, witness: Member) -> None:
+    """A witness keeps entries without their effect, but a group of it holds the write queue as long."""
+    follow(witness, source)
+    count = 2 * _CHECK_TIME_EVERY
+    source.insert(NS, *({"_id": -1 - n, "x": "x" * 400_000} for n in range(5)), *numbered(range(100, 100 + count)))
+    entries = source.oplog()[-5 - count :]
+    assert apply_batch(witness.store, entries, 0, 5, lambda: False) == 3
+    assert apply_batch(witness.store, entries, 3, 5, lambda: False) == 2
+    assert apply_batch(witness.store, entries, 5, 5 + count, lambda: True) == _CHECK_TIME_EVERY
 
 
 def test_entries_of_every_kind_are_kept_and_change_nothing_else(source: Member, witness: Member) -> None:

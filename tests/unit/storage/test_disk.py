@@ -59,6 +59,19 @@ def test_the_wal_handle_is_the_paths_inode(tmp_path: Path) -> None:
     assert disk._wal_handles == {}
 
 
+def test_a_folder_is_synced_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a name that was made or renamed in it may be gone after a power cut."""
+    synced, real = [], os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    RealDisk().sync_folder(str(tmp_path))
+    assert synced == [tmp_path.stat().st_ino]
+
+
 def test_read_only_connections_write_nothing(tmp_path: Path) -> None:
     disk, path = RealDisk(), str(tmp_path / "a.db")
     with pytest.raises(Exception, match="unable to open"):
