@@ -142,7 +142,8 @@ def test_no_write_is_lost_or_applied_twice(five: ForkedSet, tmp_path: Path) -> N
     finally:
         stop.touch()
         tallies = [finished(client, five) for client in clients]
-    assert all(tally.rounds > 5 for tally in tallies), [(tally.name, tally.rounds) for tally in tallies]
+    rounds = [(tally.name, tally.rounds) for tally in tallies]
+    assert all(tally.rounds > 5 for tally in tallies if not tally.is_cut), rounds  # mongosh may hang in the first ones
     all_counted(five)
     with pymongo.MongoClient(uri_of(five), readConcernLevel="majority") as reader:
         check(tallies, reader[DATABASE])
