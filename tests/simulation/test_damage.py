@@ -101,7 +101,7 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
 @pytest.mark.parametrize(
     ("seed", "line"),
     [
-        *((seed, "has other documents") for seed in (194_012, 194_013, 700_046)),
+        *((seed, "has other documents") for seed in (194_012, 194_013, 700_046, 780_005)),
         (720_002, "has put its documents right by itself"),
     ],
 )

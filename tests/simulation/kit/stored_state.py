@@ -34,8 +34,12 @@ _COLLECTIONS = 2
 """So many are read at such a point."""
 
 
-def stored_fault(store: Store, disk: SimDisk, entries: list[Entry], rng: random.Random) -> str | None:
-    """What is wrong; None when nothing is, or the member has no connection to spare just now. entries: of its oplog."""
+def stored_fault(
+    store: Store, disk: SimDisk, entries: list[Entry], rng: random.Random, *, reads_back: bool
+) -> str | None:
+    """What is wrong; None when nothing is, or the member has no connection to spare just now. entries: of its oplog.
+    reads_back: read at an earlier point too.
+    """
     connection = disk.reader(os.path.join(disk.folder, "replset.db"))
     if connection is None or not entries or store.last_applied != entries[-1].optime:
         return None
@@ -44,7 +48,7 @@ def stored_fault(store: Store, disk: SimDisk, entries: list[Entry], rng: random.
         or _fault_of_terms(connection, entries)
         or _fault_of_counts(connection)
         or _fault_in_memory(connection, store)
-        or (None if store.oplog_only else _fault_in_the_past(connection, store, entries, rng))
+        or (None if store.oplog_only or not reads_back else _fault_in_the_past(connection, store, entries, rng))
     )
 
 
