@@ -3,55 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Coroutine, Iterable
 from functools import partial
-from typing import Any
 
 from replset.bson import DateTime, encode_key
-from replset.errors import IllegalOperationError, NotWritablePrimaryError, OutOfDiskSpaceError, ShutdownInProgressError
-from replset.member.feature import FeaturePart
-from replset.operations.kernel import Kernel
+from replset.member.own_work import OwnWork
 from replset.replication.write_ops import WriteGroup, do_delete
 from replset.storage.catalog import Collection
 from replset.storage.indexes import TO_THE_END, Index
 
-log = logging.getLogger("replset.ttl")
-
-INTERVAL_S = 60.0
 SLICE_MS = 5
 SLICE_ENTRIES = 200
-_WAITS = (NotWritablePrimaryError, ShutdownInProgressError, OutOfDiskSpaceError, IllegalOperationError)
-"""The last one: the set began to follow another one, or to hand over, while the pass ran."""
 _COMPLEMENT = bytes(range(255, -1, -1))
 _EARLIEST = encode_key(DateTime(-(1 << 63)))
 
 
-class TtlMonitor(FeaturePart):
-    """Runs as a task of its own. A pass that ends early, by a stepdown or a full disk, is done again in a minute."""
+class TtlMonitor(OwnWork):
+    """Deletes everything that has expired by now."""
 
-    def __init__(self, member: Kernel) -> None:
-        self._member = member
-
-    def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
-        return (self.run(),)
-
-    async def run(self) -> None:
-        """Work until cancelled."""
-        while True:
-            await asyncio.sleep(INTERVAL_S)
-            if self._member.own_work_term() is not None:
-                await self.work()
-
-    async def work(self) -> None:
-        """Delete everything that has expired by now."""
-        try:
-            for coll in self._member.store.collections():
-                for index in coll.indexes:
-                    if index.ready and index.expire_after_s is not None:
-                        await self._expire(coll, index, index.expire_after_s)
-        except _WAITS as error:
-            log.info("expired documents stay for now: %s", error.message)
+    async def do(self) -> None:
+        for coll in self._member.store.collections():
+            for index in coll.indexes:
+                if index.ready and index.expire_after_s is not None:
+                    await self._expire(coll, index, index.expire_after_s)
 
     async def _expire(self, coll: Collection, index: Index, after_s: float) -> None:
         latest = encode_key(DateTime(self._member.clock.wall_ms() - int(after_s * 1000)))
