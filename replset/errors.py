@@ -313,6 +313,11 @@ class ReplError(Exception):
 
     code: int = ErrorCode.INTERNAL_ERROR
 
+    def __init_subclass__(cls, *, code: int | None = None) -> None:
+        """code: of the errors of this class; None: its base's."""
+        if code is not None:
+            cls.code = code
+
     def __init__(
         self,
         message: str,
@@ -338,154 +343,104 @@ class ReplError(Exception):
         return has_trait(self.code, trait)
 
 
-class BadValueError(ReplError):
+class BadValueError(ReplError, code=ErrorCode.BAD_VALUE):
     """A value that the command, operator or option cannot take (2)."""
 
-    code = ErrorCode.BAD_VALUE
 
-
-class FailedToParseError(ReplError):
+class FailedToParseError(ReplError, code=ErrorCode.FAILED_TO_PARSE):
     """Input of the wrong form (9)."""
 
-    code = ErrorCode.FAILED_TO_PARSE
 
-
-class TypeMismatchError(ReplError):
+class TypeMismatchError(ReplError, code=ErrorCode.TYPE_MISMATCH):
     """A field of the wrong BSON type (14)."""
 
-    code = ErrorCode.TYPE_MISMATCH
 
-
-class AuthenticationFailedError(ReplError):
+class AuthenticationFailedError(ReplError, code=ErrorCode.AUTHENTICATION_FAILED):
     """Somebody did not prove who he is: a member that it knows a key, a user that he knows his password (18)."""
 
-    code = ErrorCode.AUTHENTICATION_FAILED
 
-
-class IllegalOperationError(ReplError):
+class IllegalOperationError(ReplError, code=ErrorCode.ILLEGAL_OPERATION):
     """Not allowed here, ever (20)."""
 
-    code = ErrorCode.ILLEGAL_OPERATION
 
-
-class NamespaceNotFoundError(ReplError):
+class NamespaceNotFoundError(ReplError, code=ErrorCode.NAMESPACE_NOT_FOUND):
     """The collection or database does not exist (26)."""
 
-    code = ErrorCode.NAMESPACE_NOT_FOUND
 
-
-class NamespaceExistsError(ReplError):
+class NamespaceExistsError(ReplError, code=ErrorCode.NAMESPACE_EXISTS):
     """The collection exists already, with other options (48)."""
 
-    code = ErrorCode.NAMESPACE_EXISTS
 
-
-class InvalidNamespaceError(ReplError):
+class InvalidNamespaceError(ReplError, code=ErrorCode.INVALID_NAMESPACE):
     """A database or collection name that cannot be (73)."""
 
-    code = ErrorCode.INVALID_NAMESPACE
 
-
-class InvalidOptionsError(ReplError):
+class InvalidOptionsError(ReplError, code=ErrorCode.INVALID_OPTIONS):
     """Options that do not go together (72)."""
 
-    code = ErrorCode.INVALID_OPTIONS
 
-
-class ConsumerNotFoundError(ReplError):
+class ConsumerNotFoundError(ReplError, code=ErrorCode.CONSUMER_NOT_FOUND):
     """No consumer has this name (9900011)."""
 
-    code = ErrorCode.CONSUMER_NOT_FOUND
 
-
-class ConsumerTakenError(ReplError):
+class ConsumerTakenError(ReplError, code=ErrorCode.CONSUMER_TAKEN):
     """Another reader holds an exclusive consumer (9900012)."""
 
-    code = ErrorCode.CONSUMER_TAKEN
 
-
-class ConsumerMovedError(ReplError):
+class ConsumerMovedError(ReplError, code=ErrorCode.CONSUMER_MOVED):
     """What was read counts no more: another reader has the consumer, or its position was set (9900013)."""
 
-    code = ErrorCode.CONSUMER_MOVED
 
-
-class CommandNotFoundError(ReplError):
+class CommandNotFoundError(ReplError, code=ErrorCode.COMMAND_NOT_FOUND):
     """No such command (59)."""
 
-    code = ErrorCode.COMMAND_NOT_FOUND
 
-
-class UnknownFieldError(ReplError):
+class UnknownFieldError(ReplError, code=ErrorCode.UNKNOWN_FIELD):
     """A field that the command does not know (40415)."""
 
-    code = ErrorCode.UNKNOWN_FIELD
 
-
-class NotBuiltError(ReplError):
+class NotBuiltError(ReplError, code=ErrorCode.NOT_IMPLEMENTED):
     """A command, option or operator that MongoDB 7.0 has and this product does not (238); the message names it."""
 
-    code = ErrorCode.NOT_IMPLEMENTED
 
-
-class DocumentValidationError(ReplError):
+class DocumentValidationError(ReplError, code=ErrorCode.DOCUMENT_VALIDATION_FAILURE):
     """A document that the validator of its collection does not accept (121). `details` hold errInfo."""
 
-    code = ErrorCode.DOCUMENT_VALIDATION_FAILURE
 
-
-class DuplicateKeyError(ReplError):
+class DuplicateKeyError(ReplError, code=ErrorCode.DUPLICATE_KEY):
     """A document with this key exists already (11000). `details` hold keyPattern and keyValue."""
 
-    code = ErrorCode.DUPLICATE_KEY
 
-
-class CannotIndexParallelArraysError(ReplError):
+class CannotIndexParallelArraysError(ReplError, code=ErrorCode.CANNOT_INDEX_PARALLEL_ARRAYS):
     """Two fields of one index go through two different arrays of the document (171)."""
 
-    code = ErrorCode.CANNOT_INDEX_PARALLEL_ARRAYS
 
-
-class CannotBuildIndexKeysError(ReplError):
+class CannotBuildIndexKeysError(ReplError, code=ErrorCode.CANNOT_BUILD_INDEX_KEYS):
     """The document has too many keys in one index (201)."""
 
-    code = ErrorCode.CANNOT_BUILD_INDEX_KEYS
 
-
-class IndexNotFoundError(ReplError):
+class IndexNotFoundError(ReplError, code=ErrorCode.INDEX_NOT_FOUND):
     """There is no such index (27)."""
 
-    code = ErrorCode.INDEX_NOT_FOUND
 
-
-class CannotCreateIndexError(ReplError):
+class CannotCreateIndexError(ReplError, code=ErrorCode.CANNOT_CREATE_INDEX):
     """An index cannot be made so (67)."""
 
-    code = ErrorCode.CANNOT_CREATE_INDEX
 
-
-class IndexBuildAbortedError(ReplError):
+class IndexBuildAbortedError(ReplError, code=ErrorCode.INDEX_BUILD_ABORTED):
     """An index build was ended before its commit (276)."""
 
-    code = ErrorCode.INDEX_BUILD_ABORTED
 
-
-class InterruptedDueToReplStateChangeError(ReplError):
+class InterruptedDueToReplStateChangeError(ReplError, code=ErrorCode.INTERRUPTED_BY_STATE_CHANGE):
     """The member is not primary any more; the operation may go on without its client (11602)."""
 
-    code = ErrorCode.INTERRUPTED_BY_STATE_CHANGE
 
-
-class QueryPlanKilledError(ReplError):
+class QueryPlanKilledError(ReplError, code=ErrorCode.QUERY_PLAN_KILLED):
     """The index or the collection that a query reads is gone (175)."""
 
-    code = ErrorCode.QUERY_PLAN_KILLED
 
-
-class WriteConflictError(ReplError):
+class WriteConflictError(ReplError, code=ErrorCode.WRITE_CONFLICT):
     """Another operation wrote the same document meanwhile. Run the whole transaction again (112)."""
-
-    code = ErrorCode.WRITE_CONFLICT
 
 
 class DocumentHeldError(WriteConflictError):
@@ -496,140 +451,98 @@ class DocumentHeldError(WriteConflictError):
         self.place = place
 
 
-class CursorNotFoundError(ReplError):
+class CursorNotFoundError(ReplError, code=ErrorCode.CURSOR_NOT_FOUND):
     """The cursor is gone: exhausted, killed, timed out or closed by a rollback (43)."""
 
-    code = ErrorCode.CURSOR_NOT_FOUND
 
-
-class CappedPositionLostError(ReplError):
+class CappedPositionLostError(ReplError, code=ErrorCode.CAPPED_POSITION_LOST):
     """The place in the oplog was trimmed away (136)."""
 
-    code = ErrorCode.CAPPED_POSITION_LOST
 
-
-class ChangeStreamHistoryLostError(ReplError):
+class ChangeStreamHistoryLostError(ReplError, code=ErrorCode.CHANGE_STREAM_HISTORY_LOST):
     """The entries behind a resume token are gone (286). The reply names the oldest token that can be had."""
 
-    code = ErrorCode.CHANGE_STREAM_HISTORY_LOST
 
-
-class SnapshotTooOldError(ReplError):
+class SnapshotTooOldError(ReplError, code=ErrorCode.SNAPSHOT_TOO_OLD):
     """The read point lies before the undo that is still kept (239)."""
 
-    code = ErrorCode.SNAPSHOT_TOO_OLD
 
-
-class NotWritablePrimaryError(ReplError):
+class NotWritablePrimaryError(ReplError, code=ErrorCode.NOT_WRITABLE_PRIMARY):
     """A write reached a member that is not primary (10107). Try again on `primary` if it is known."""
-
-    code = ErrorCode.NOT_WRITABLE_PRIMARY
 
     def __init__(self, message: str = "not primary", *, primary: str | None = None) -> None:
         super().__init__(message)
         self.primary = primary
 
 
-class NotPrimaryNoSecondaryOkError(ReplError):
+class NotPrimaryNoSecondaryOkError(ReplError, code=ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK):
     """A read reached a secondary without a read preference that allows it (13435)."""
 
-    code = ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK
 
-
-class NotPrimaryOrSecondaryError(ReplError):
+class NotPrimaryOrSecondaryError(ReplError, code=ErrorCode.NOT_PRIMARY_OR_SECONDARY):
     """A read reached a member that is neither primary nor secondary (13436)."""
 
-    code = ErrorCode.NOT_PRIMARY_OR_SECONDARY
 
-
-class PrimarySteppedDownError(ReplError):
+class PrimarySteppedDownError(ReplError, code=ErrorCode.PRIMARY_STEPPED_DOWN):
     """The primary stepped down while the operation waited; it may or may not survive (189)."""
 
-    code = ErrorCode.PRIMARY_STEPPED_DOWN
 
-
-class LinearizableReadConcernError(ReplError):
+class LinearizableReadConcernError(ReplError, code=ErrorCode.LINEARIZABLE_READ_CONCERN_ERROR):
     """It is not known whether the read was linearizable; nothing of it is answered (187)."""
 
-    code = ErrorCode.LINEARIZABLE_READ_CONCERN_ERROR
 
-
-class ShutdownInProgressError(ReplError):
+class ShutdownInProgressError(ReplError, code=ErrorCode.SHUTDOWN_IN_PROGRESS):
     """The member is shutting down (91)."""
 
-    code = ErrorCode.SHUTDOWN_IN_PROGRESS
 
-
-class OverloadedError(ReplError):
+class OverloadedError(ReplError, code=ErrorCode.OVERLOADED):
     """Refused before anything was done, since the member has too much to do (462, as MongoDB 8.2's rate limiter)."""
-
-    code = ErrorCode.OVERLOADED
 
     def __init__(self, message: str) -> None:
         super().__init__(message, labels=("SystemOverloadedError", "RetryableError"))
 
 
-class NotEnoughInSyncError(ReplError):
+class NotEnoughInSyncError(ReplError, code=ErrorCode.NOT_ENOUGH_IN_SYNC):
     """Refused before anything was applied: too few members are in sync (settings.minInSync). A code of this product."""
-
-    code = ErrorCode.NOT_ENOUGH_IN_SYNC
 
     def __init__(self, message: str) -> None:
         super().__init__(message, labels=("NoWritesPerformed",))
 
 
-class MaxTimeMSExpiredError(ReplError):
+class MaxTimeMSExpiredError(ReplError, code=ErrorCode.MAX_TIME_EXPIRED):
     """maxTimeMS ran out (50)."""
 
-    code = ErrorCode.MAX_TIME_EXPIRED
 
-
-class InvalidReplicaSetConfigError(ReplError):
+class InvalidReplicaSetConfigError(ReplError, code=ErrorCode.INVALID_CONFIG):
     """The configuration breaks a rule (93, or the code given)."""
 
-    code = ErrorCode.INVALID_CONFIG
 
-
-class NotYetInitializedError(ReplError):
+class NotYetInitializedError(ReplError, code=ErrorCode.NOT_YET_INITIALIZED):
     """The member has no replica-set configuration yet (94)."""
 
-    code = ErrorCode.NOT_YET_INITIALIZED
 
-
-class NodeNotFoundError(ReplError):
+class NodeNotFoundError(ReplError, code=ErrorCode.NODE_NOT_FOUND):
     """Too few members answered, or none of the hosts is this member (74)."""
 
-    code = ErrorCode.NODE_NOT_FOUND
 
-
-class OutOfDiskSpaceError(ReplError):
+class OutOfDiskSpaceError(ReplError, code=ErrorCode.OUT_OF_DISK_SPACE):
     """The disk is nearly full: writes are refused before anything is damaged (14031)."""
-
-    code = ErrorCode.OUT_OF_DISK_SPACE
 
 
 class CannotApplyError(ReplError):
     """An entry that the set has accepted cannot be applied to what is on this member's disk (1)."""
 
-    code = ErrorCode.INTERNAL_ERROR
 
-
-class InvalidSyncSourceError(ReplError):
+class InvalidSyncSourceError(ReplError, code=ErrorCode.INVALID_SYNC_SOURCE):
     """The source lacks what this member acknowledged or knows to be committed; nothing of it is copied (119)."""
 
-    code = ErrorCode.INVALID_SYNC_SOURCE
 
-
-class UnrecoverableRollbackError(ReplError):
+class UnrecoverableRollbackError(ReplError, code=ErrorCode.UNRECOVERABLE_ROLLBACK):
     """The rollback would undo what must stay; the member quarantines itself (127)."""
 
-    code = ErrorCode.UNRECOVERABLE_ROLLBACK
 
-
-class HostUnreachableError(ReplError):
+class HostUnreachableError(ReplError, code=ErrorCode.HOST_UNREACHABLE):
     """A member could not be reached, or the connection broke (6)."""
-
-    code = ErrorCode.HOST_UNREACHABLE
 
 
 class NothingSentError(HostUnreachableError):
@@ -646,8 +559,6 @@ class UnprovenMemberError(NothingSentError):
 
 class StorageError(ReplError):
     """SQLite or the file system failed under us (1)."""
-
-    code = ErrorCode.INTERNAL_ERROR
 
 
 class SyncFailedError(StorageError):
@@ -666,36 +577,28 @@ class StoreBusyError(StorageError):
     """Another connection holds SQLite's write lock. Nothing was done: try again (1)."""
 
 
-class DbPathLockedError(ReplError):
+class DbPathLockedError(ReplError, code=ErrorCode.DB_PATH_IN_USE):
     """Another process holds the data folder (98)."""
 
-    code = ErrorCode.DB_PATH_IN_USE
 
-
-class CatalogChangedError(ReplError):
+class CatalogChangedError(ReplError, code=ErrorCode.SNAPSHOT_UNAVAILABLE):
     """The collection was created or dropped after the read point (246). Wait until the point reaches `until` (a ts)."""
-
-    code = ErrorCode.SNAPSHOT_UNAVAILABLE
 
     def __init__(self, message: str, *, until: int) -> None:
         super().__init__(message)
         self.until = until
 
 
-class SnapshotCutError(ReplError):
+class SnapshotCutError(ReplError, code=ErrorCode.SNAPSHOT_UNAVAILABLE):
     """The read was cut off so that the WAL could be copied into the database: read again from a new snapshot (246)."""
-
-    code = ErrorCode.SNAPSHOT_UNAVAILABLE
 
 
 class LocalProtocolError(ReplError):
     """We were about to send bytes that the protocol does not allow (1)."""
 
 
-class RemoteProtocolError(ReplError):
+class RemoteProtocolError(ReplError, code=ErrorCode.FAILED_TO_PARSE):
     """The peer sent bytes that the protocol does not allow; the connection is closed (9)."""
-
-    code = ErrorCode.FAILED_TO_PARSE
 
 
 class InvariantError(Exception):

@@ -18,10 +18,8 @@ from replset.ids import OPTIME_NULL, OpTime
 _NOTE = "oplog-error: "
 
 
-class OplogError(ReplError):
+class OplogError(ReplError, code=ErrorCode.OPERATION_FAILED):
     """An oplog could not be read; the text begins with the member's name."""
-
-    code = ErrorCode.OPERATION_FAILED
 
     def __init__(self, name: str, reason: object, *facts: int) -> None:
         super().__init__(f"{name}: {reason}")
@@ -47,23 +45,19 @@ class OplogError(ReplError):
             return None
 
 
-class OplogTrimmedError(OplogError):
+class OplogTrimmedError(OplogError, code=ErrorCode.CAPPED_POSITION_LOST):
     """The oldest entries of the span were trimmed away (a capped oplog) before they were read.
 
     through: ts of the newest entry that is gone.
     """
-
-    code = ErrorCode.CAPPED_POSITION_LOST
 
     def __init__(self, name: str, reason: object, through: int) -> None:
         super().__init__(name, reason, through)
         self.through = through
 
 
-class OplogRolledBackError(OplogError):
+class OplogRolledBackError(OplogError, code=ErrorCode.OPLOG_START_MISSING):
     """An entry that had been seen is no longer in the oplog, or in another history: the member rolled back."""
-
-    code = ErrorCode.OPLOG_START_MISSING
 
 
 _KINDS = {kind.__name__: kind for kind in (OplogError, OplogTrimmedError, OplogRolledBackError)}

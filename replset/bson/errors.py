@@ -11,13 +11,11 @@ def shown_path(path: str) -> str:
     return path.replace("\0", "\\0")
 
 
-class InvalidBSONError(ReplError):
+class InvalidBSONError(ReplError, code=ErrorCode.INVALID_BSON):
     """Bytes are not a BSON document, or a Python value has no BSON form (22).
 
     offset: the position in the bytes, when decoding. path: the dotted path of the field, when encoding.
     """
-
-    code = ErrorCode.INVALID_BSON
 
     def __init__(self, reason: str, *, offset: int | None = None, path: str | None = None) -> None:
         self.reason = reason

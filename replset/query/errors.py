@@ -35,34 +35,24 @@ __all__ = [
 _SHOWN_CHARACTERS = 150
 
 
-class PathNotViableError(ReplError):
+class PathNotViableError(ReplError, code=ErrorCode.PATH_NOT_VIABLE):
     """A path goes through a value that has no fields (28)."""
 
-    code = ErrorCode.PATH_NOT_VIABLE
 
-
-class ConflictingUpdateOperatorsError(ReplError):
+class ConflictingUpdateOperatorsError(ReplError, code=ErrorCode.CONFLICTING_UPDATE_OPERATORS):
     """Two parts of one update change the same path (40)."""
 
-    code = ErrorCode.CONFLICTING_UPDATE_OPERATORS
 
-
-class DollarPrefixedFieldNameError(ReplError):
+class DollarPrefixedFieldNameError(ReplError, code=ErrorCode.DOLLAR_PREFIXED_FIELD_NAME):
     """A field name that may not begin with a dollar here (52)."""
 
-    code = ErrorCode.DOLLAR_PREFIXED_FIELD_NAME
 
-
-class EmptyFieldNameError(ReplError):
+class EmptyFieldNameError(ReplError, code=ErrorCode.EMPTY_FIELD_NAME):
     """A path with an empty field name (56)."""
 
-    code = ErrorCode.EMPTY_FIELD_NAME
 
-
-class ImmutableFieldError(ReplError):
+class ImmutableFieldError(ReplError, code=ErrorCode.IMMUTABLE_FIELD):
     """The `_id` of a document would change (66)."""
-
-    code = ErrorCode.IMMUTABLE_FIELD
 
 
 class ProjectionError(ReplError):

@@ -53,10 +53,8 @@ _ESCAPES = {
 _ESCAPES_IN_CLASS = {"v": _VERTICAL, "a": r"\x07", "e": r"\x1b", "E": ""}
 
 
-class PatternError(ReplError):
+class PatternError(ReplError, code=ErrorCode.INVALID_REGEX):
     """An expression cannot be parsed, or it is too large (51091)."""
-
-    code = ErrorCode.INVALID_REGEX
 
 
 def translate(pattern: str, *, verbose: bool) -> tuple[str, int]:

@@ -14,16 +14,12 @@ PROBE_POINTS = 16
 PROBE_TIMEOUT_MS = Millis(10_000)
 
 
-class SourceChangedError(ReplError):
+class SourceChangedError(ReplError, code=ErrorCode.HOST_UNREACHABLE):
     """The source cannot be reached, rolled back itself or does not fit any more; nothing was undone yet (6)."""
 
-    code = ErrorCode.HOST_UNREACHABLE
 
-
-class NoCommonPointError(ReplError):
+class NoCommonPointError(ReplError, code=ErrorCode.OPLOG_START_MISSING):
     """The source's oplog begins after everything that the two have in common: too stale (120)."""
-
-    code = ErrorCode.OPLOG_START_MISSING
 
 
 class ChainDiffersError(UnrecoverableRollbackError):

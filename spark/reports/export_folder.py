@@ -37,10 +37,8 @@ class Mode(Enum):
     APPEND = "append"
 
 
-class ExportError(ReplError):
+class ExportError(ReplError, code=ErrorCode.OPERATION_FAILED):
     """The folder cannot take the export; nothing in it was changed."""
-
-    code = ErrorCode.OPERATION_FAILED
 
 
 class ExportedFile(NamedTuple):

@@ -10,10 +10,8 @@ from typing import Any, Protocol
 from replset.errors import BadValueError, ErrorCode, ReplError
 
 
-class ArchiveError(ReplError):
+class ArchiveError(ReplError, code=ErrorCode.OPERATION_FAILED):
     """The archive cannot be read or written now; what is archived already is unchanged."""
-
-    code = ErrorCode.OPERATION_FAILED
 
 
 class Files(Protocol):

@@ -35,10 +35,8 @@ def may_retry(code: int) -> bool:
     return has_trait(code, Trait.RETRYABLE) or code in (ErrorCode.CURSOR_NOT_FOUND, ErrorCode.SNAPSHOT_UNAVAILABLE)
 
 
-class UnconfirmedError(ReplError):
+class UnconfirmedError(ReplError, code=ErrorCode.WRITE_CONCERN_TIMEOUT):
     """A write was applied, but no majority had it in time. It may be rolled back."""
-
-    code = ErrorCode.WRITE_CONCERN_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
