@@ -39,7 +39,6 @@ from replset.features.consumers.consumer_directory import (
     removed_in,
 )
 from replset.features.consumers.consumer_reads import (
-    CONCERN,
     acknowledging,
     find_for,
     park,
@@ -71,6 +70,7 @@ from replset.operations.authorization import authorize, is_allowed
 from replset.operations.command import Command, CommandContext, declared
 from replset.operations.evaluation import read_statement
 from replset.operations.history import History
+from replset.operations.majority_write import CONCERN
 from replset.operations.namespaces import check_database, namespace
 from replset.operations.request import Reply
 from replset.query.change_events import HIDDEN_DATABASES

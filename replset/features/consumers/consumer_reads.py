@@ -14,8 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import DateTime, Int64, RawDocument, encode
-from replset.core.quorum import MAJORITY, WriteConcern
-from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError, ReplError
+from replset.errors import BadValueError, ConsumerMovedError, ConsumerTakenError, NotWritablePrimaryError
 from replset.features.change_streams.event_reader import EventOptions, EventReader, ToldEvent
 from replset.features.consumers import kept_events
 from replset.features.consumers.consumer import Claim, Consumer
@@ -23,15 +22,15 @@ from replset.features.consumers.consumer_directory import ConsumerDirectory, Pri
 from replset.features.consumers.operations import Mode, Read
 from replset.features.consumers.shared_window import PendingEvent, Refusal, SharedWindow
 from replset.features.crud.filters import Filter, filter_of
-from replset.ids import Millis, OpTime
+from replset.ids import Millis
 from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import compiled, evaluate, weight_of
 from replset.operations.kernel import Kernel
+from replset.operations.majority_write import write_to_majority
 from replset.operations.read_preference import ReadPreference, other_readers
 from replset.operations.request import Reply
-from replset.operations.write_concern import wait_for_write_concern
 from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token
 from replset.replication.write_ops import ReplicatedDocument, WriteGroup
@@ -51,7 +50,6 @@ LOOK_MS = 5_000
 SAVE_MS = 10_000
 """How often a position is saved that moved because nothing in between was for the consumer."""
 T = TypeVar("T")
-CONCERN = WriteConcern(MAJORITY, wtimeout_ms=30_000, provenance="internalWriteDefault")
 
 
 class FoundEvent(NamedTuple):
@@ -98,16 +96,7 @@ async def save(ctx: CommandContext, name: str, new: Callable[[Consumer], Consume
 
 async def save_by(ctx: CommandContext, operation: Callable[[WriteGroup], T]) -> T:
     """Do as `save` with a whole operation; return what it returned."""
-
-    def run(group: WriteGroup) -> tuple[T, OpTime]:
-        return operation(group), group.txn.last
-
-    found, optime = await ctx.member.write(run)
-    failure = await wait_for_write_concern(ctx, optime, CONCERN)
-    if failure is not None:
-        text = f"the change of the consumer is not on a majority: {failure['errmsg']}"
-        raise ReplError(text, code=int(str(failure["code"])))
-    return found
+    return (await write_to_majority(ctx, operation, "the change of the consumer is not on a majority"))[0]
 
 
 def find_for(ctx: CommandContext, name: str, action: Action) -> Consumer:

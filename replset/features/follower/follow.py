@@ -16,9 +16,7 @@ from replset.errors import (
     CappedPositionLostError,
     ChangeStreamHistoryLostError,
     IllegalOperationError,
-    ReplError,
 )
-from replset.features.consumers.consumer_reads import CONCERN
 from replset.features.crud.oplog_cursor import shown_entry
 from replset.features.follower.follow_source import OwnHistory, SourceSet
 from replset.ids import OpTime
@@ -26,8 +24,8 @@ from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where, declared
 from replset.operations.declared import TEXT, one_of, operation, own, value
 from replset.operations.history import History
+from replset.operations.majority_write import write_to_majority
 from replset.operations.request import Reply
-from replset.operations.write_concern import wait_for_write_concern
 from replset.oplog_entry import OplogEntry
 from replset.optime import optime_document, optime_or_none
 from replset.replication.followed import (
@@ -88,15 +86,12 @@ def _opened(state: FollowState | None, _group: WriteGroup) -> FollowState:
 async def _save(ctx: CommandContext, change: Change) -> Reply:
     """Write the document, and wait until a majority has it."""
 
-    def operation(group: WriteGroup) -> tuple[FollowState, OpTime]:
+    def operation(group: WriteGroup) -> FollowState:
         after = change(state_in(group.txn), group)
         save_state(group, after)
-        return after, group.txn.last
+        return after
 
-    state, optime = await ctx.member.write(operation)
-    failure = await wait_for_write_concern(ctx, optime, CONCERN)
-    if failure is not None:
-        raise ReplError(f"done, but not on a majority: {failure['errmsg']}", code=int(str(failure["code"])))
+    state, optime = await write_to_majority(ctx, operation, "done, but not on a majority")
     return {**_described(state), "opTime": optime_document(optime)}
 
 
