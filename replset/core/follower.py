@@ -162,8 +162,6 @@ class Follower:
             # point beyond that entry would name one that is not here, and that a later rollback may replace.
             term = max(batch.commit_term, batch.commit_point.term)
             self._leader.advance_commit_point(min(batch.commit_point, node.position.last_applied), term)
-        if node.state is MemberState.RECOVERING and not node.quarantine and not node.maintenance:
-            node.become(MemberState.SECONDARY)
 
     def on_source_failed(self, failed: SourceFailed) -> None:
         node = self.node
