@@ -14,8 +14,8 @@ from starlette.requests import Request
 import replset.features.all  # noqa: F401 - it declares the operations
 from api.errors import HttpError, failure, http_error
 from api.exchange import App, HttpRequest, Receive, Scope, Send, error_answer, send_answer
+from api.tokens import PURPOSE, read_token
 from replset.auth.roles import AUDITED, Action
-from replset.auth.tokens import PURPOSE, read_token
 from replset.auth.users import Login, User
 from replset.errors import AuthenticationFailedError, ErrorCode, ReplError
 from replset.member.member import RunningMember

@@ -10,7 +10,7 @@ from api.access import token_keys, user_of_password
 from api.errors import failure
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
-from replset.auth.tokens import LIFETIME_S, make_token
+from api.tokens import LIFETIME_S, make_token
 from replset.errors import ErrorCode
 from replset.member.member import RunningMember
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from replset.config import ReplSetConfig, next_member_id
-from replset.core.reconfig_effect import reconfig_warning
 from replset.errors import ReplError
+from replset.features.administration.reconfig_effect import reconfig_warning
 
 
 class NotAcceptedError(ReplError):

@@ -16,8 +16,8 @@ from replset.cli.changes import NotAcceptedError, check_effect, with_members, wi
 from replset.cli.host_option import Host
 from replset.cli.plans import keep_default, run_plan, with_vote
 from replset.config import ReplSetConfig, parse_host
-from replset.core.reconfig_effect import describe_effect
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
+from replset.features.administration.reconfig_effect import describe_effect
 from replset.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError
 from replset.terminal import echo
 

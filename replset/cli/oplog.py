@@ -15,10 +15,10 @@ from rich.table import Table
 
 from replset.bson import DateTime, RawDocument, from_ejson_value, to_ejson
 from replset.cli.host_option import Host
+from replset.cli.offline import open_oplog
 from replset.client import HttpClient, WireClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.storage.offline import open_oplog
 from replset.terminal import console, echo
 
 app = typer.Typer(help="Look at the oplog.", no_args_is_help=True)

@@ -11,9 +11,9 @@ from replset.cli import calls
 from replset.cli.changes import NotAcceptedError
 from replset.config import ReplSetConfig, parse_host
 from replset.core.quorum import MAJORITY, implicit_default, kept_default
-from replset.core.reconfig_effect import reconfig_warning
-from replset.core.reconfig_plan import Step, is_same, plan_reconfig
 from replset.errors import NodeNotFoundError, ReplError
+from replset.features.administration.reconfig_effect import reconfig_warning
+from replset.features.administration.reconfig_plan import Step, is_same, plan_reconfig
 from replset.terminal import echo
 
 SILENT_FOR_S = 60.0

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from replset.cli.offline import open_oplog
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.core.messages import MAX_TERM
@@ -21,7 +22,6 @@ from replset.member.process.machine import RealClock
 from replset.oplog_entry import noop_entry
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.member_file import MEMBER_FILE, MemberFile
-from replset.storage.offline import open_oplog
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 

@@ -1,4 +1,4 @@
-"""Fills one slice of the indexes under build, and checks what indexes hold. `index_builder.py` runs slice after slice.
+"""Fills one slice of the indexes under build. `index_builder.py` runs slice after slice.
 
 Every document up to an index's position is in it. Documents are taken in the order of their keys, and each slice moves
 the position on in the transaction that writes its entries. So a build goes on where it was after a crash.
@@ -7,8 +7,7 @@ the position on in the transaction that writes its entries. So a build goes on w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import replace
 
 import apsw
 
@@ -30,16 +29,12 @@ from replset.storage.indexes import (
     set_index,
     write_entries,
 )
-from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import first_row, page_of
 from replset.storage.txn import Txn, key_sql, next_key, read_meta, write_meta
 
 _CHECK_TIME_EVERY = 8
-_KEPT = 100
-_KEYS_IN_SLICE = 50_000
-_MANY_KEYS = 100
-_KEPT_DOCUMENTS = 4
-"""Keystrings that one slice of a check makes; and of `IndexCheck`, documents with many of them that it remembers."""
+KEYS_IN_SLICE = 50_000
+"""Keystrings that one slice of a check makes."""
 CHECK_ROWS = 100
 """Documents of a slice that looks for those that cannot be in an index."""
 VERIFY_ROWS = 2000
@@ -104,7 +99,7 @@ def refused_in(
             made += sum(len(keys_of(index, doc)) for index in indexes_of_build(coll, build))
         except REFUSALS as error:
             return error, None
-        if made > _KEYS_IN_SLICE:
+        if made > KEYS_IN_SLICE:
             return None, key
     return None, page[-1][0] if more else None
 
@@ -153,91 +148,3 @@ def rebuild_collated(connection: apsw.Connection) -> list[str]:
         else:
             set_index(connection, index, "position", b"")
     return [index.name for index, _ in rebuilt]
-
-
-# --- checking ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class IndexCheck:
-    """Compares an index with the documents, slice by slice. missing, extra: entries that the documents have and the
-    index has not, and the other way; the first `_KEPT` of each.
-
-    Between two slices writes go on, so each slice takes a snapshot of its own.
-    """
-
-    coll: Collection
-    index: Index
-    documents: int = 0
-    entries: int = 0
-    missing: list[tuple[bytes, bytes]] = field(default_factory=list)
-    extra: list[tuple[bytes, bytes]] = field(default_factory=list)
-    _after_key: bytes | None = b""
-    _after_entry: tuple[bytes, bytes] | None = None
-    _keys: dict[bytes, tuple[bytes, frozenset[bytes]]] = field(default_factory=dict)
-    """The bytes and keystrings of some documents: a document may have entries all over the index."""
-    _keys_made: int = 0
-
-    def next_slice(self, snapshot: Snapshot, limit: int) -> bool:
-        """Compare so many documents, or when these are done entries. True: call again. QueryPlanKilledError."""
-        if self._after_key is not None:
-            self._after_key = self._check_documents(snapshot, self._after_key, limit)
-            return True
-        return self._check_entries(snapshot, limit)
-
-    def _check_documents(self, snapshot: Snapshot, after: bytes, limit: int) -> bytes | None:
-        count, key, keys = 0, after, 0
-        for key, doc in islice(snapshot.scan(self.coll, low=next_key(after)), limit):
-            count += 1
-            if self.index.position is None or key <= self.index.position:
-                for keystring in self._keys_of(doc):
-                    keys += 1
-                    if not snapshot.has_index_entry(self.index, keystring, key):
-                        self._note(self.missing, (keystring, key))
-            if keys > _KEYS_IN_SLICE:
-                break
-        self.documents += count
-        return key if count == limit or keys > _KEYS_IN_SLICE else None
-
-    def _check_entries(self, snapshot: Snapshot, limit: int) -> bool:
-        rows = snapshot.index_scan(self.index, b"", None, after=self._after_entry, limit=limit)
-        looked_up: dict[bytes, frozenset[bytes]] = {}
-        self._keys_made = 0
-        for keystring, key in rows:
-            if key not in looked_up:
-                looked_up[key] = self._keys_in(snapshot, key)
-            if keystring not in looked_up[key]:
-                self._note(self.extra, (keystring, key))
-            self.entries += 1
-            self._after_entry = keystring, key
-            if self._keys_made > _KEYS_IN_SLICE:
-                return True
-        return len(rows) == limit
-
-    def _keys_in(self, snapshot: Snapshot, key: bytes) -> frozenset[bytes]:
-        """The keystrings of a document; none when it is not there."""
-        doc = snapshot.get(self.coll, key)
-        if doc is None:
-            return frozenset()
-        known = self._keys.get(key)
-        if known is not None and known[0] == doc:
-            return known[1]
-        keys = frozenset(self._keys_of(doc))
-        self._keys_made += len(keys)
-        if len(keys) > _MANY_KEYS:
-            if len(self._keys) == _KEPT_DOCUMENTS:
-                self._keys.clear()
-            self._keys[key] = doc, keys
-        return keys
-
-    def _keys_of(self, doc: bytes) -> list[bytes]:
-        """Do as `keys_of`; a document that cannot be in the index, or whose bytes a disk has changed, has no key."""
-        try:
-            return keys_of(self.index, doc)
-        except ReplError:
-            return []
-
-    @staticmethod
-    def _note(found: list[tuple[bytes, bytes]], entry: tuple[bytes, bytes]) -> None:
-        if len(found) < _KEPT:
-            found.append(entry)

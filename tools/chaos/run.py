@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from replset.bson import decode
+from replset.cli.offline import open_oplog
 from replset.errors import ReplError
 from replset.local_set import LocalMember, LocalSet, free_ports, running_set
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, rollback_folder
-from replset.storage.offline import open_oplog
 from tools.chaos import disks, faults
 from tools.chaos.checker import End, RolledBack, check_history
 from tools.chaos.clients import COLLECTION, DATABASE, Clients

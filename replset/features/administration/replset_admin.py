@@ -25,7 +25,6 @@ from replset.core.messages import (
     SyncFromRequest,
 )
 from replset.core.quorum import MAJORITY, WriteConcern, implicit_default, kept_default, unsatisfiable
-from replset.core.reconfig_effect import reconfig_warning
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -43,6 +42,7 @@ from replset.features.administration.operations import (
     StepDown,
     SyncFrom,
 )
+from replset.features.administration.reconfig_effect import reconfig_warning
 from replset.ids import OPTIME_NULL, HostPort, Millis, pack_ts
 from replset.member.disk.member_files import MemberFiles
 from replset.member.net.transport import Transport

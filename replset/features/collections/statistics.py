@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from replset.auth.roles import Action
 from replset.bson import Binary, Int64, InvalidBSONError, decode, encode_key
 from replset.errors import NamespaceNotFoundError, NotBuiltError, SnapshotCutError
+from replset.features.collections.index_check import IndexCheck
 from replset.features.crud.scan import SLICE_BYTES, SLICE_RAW, pause
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
@@ -23,7 +24,6 @@ from replset.operations.namespaces import OPLOG, check_database, collection_fiel
 from replset.operations.request import Reply
 from replset.operations.view_definitions import refuse_view
 from replset.storage.catalog import Collection
-from replset.storage.index_build import IndexCheck
 from replset.storage.indexes import ID_INDEX, TO_THE_END
 from replset.storage.snapshot import Sizes, Snapshot
 from replset.storage.txn import next_key

@@ -12,11 +12,11 @@ from typing import Self
 
 from replset.bson import Binary, Int64, InvalidBSONError, RawDocument
 from replset.errors import ErrorCode, RemoteProtocolError, ReplError, SnapshotCutError, SnapshotTooOldError
+from replset.features.scrub.range_digests import EMPTY_RANGE, DocumentRange, KeptDocument, read_digest, read_range
 from replset.ids import OpTime
 from replset.message_fields import check_ok, parse_chain
 from replset.optime import optime_document, parse_optime
 from replset.replication.context import MemberContext
-from replset.storage.range_digests import EMPTY_RANGE, DocumentRange, KeptDocument, read_digest, read_range
 from replset.storage.snapshot import Snapshot
 
 CUTS_MAX = 5
@@ -79,7 +79,7 @@ class RangeRow:
 
 @dataclass(frozen=True, slots=True)
 class RangeReply:
-    """See storage.range_digests.DocumentRange. rows: unless only the digest was asked for."""
+    """See range_digests.DocumentRange. rows: unless only the digest was asked for."""
 
     end: bytes | None
     count: int

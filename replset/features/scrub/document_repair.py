@@ -16,6 +16,7 @@ from uuid import UUID
 
 from replset.bson import InvalidBSONError, decode, encode_key
 from replset.errors import NamespaceNotFoundError, RemoteProtocolError
+from replset.features.scrub.corrections import correct, written_after
 from replset.features.scrub.document_check import ComparedRange, Difference, DocumentCheck
 from replset.ids import HostPort, OpTime
 from replset.oplog_row import entry_hash
@@ -23,7 +24,6 @@ from replset.replication.context import MemberContext
 from replset.replication.held_keys import Place
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, utc_text
-from replset.storage.corrections import correct, written_after
 
 log = logging.getLogger("replset.repair")
 

@@ -9,9 +9,9 @@ import pytest
 
 from api.access import NEEDS, is_public
 from api.idempotency import KeyedWrite
+from api.tokens import LIFETIME_S
 from replset.auth.roles import Grants, Role
 from replset.auth.scram import Credentials
-from replset.auth.tokens import LIFETIME_S
 from replset.auth.users import Login, User
 from replset.errors import AuthenticationFailedError
 from replset.key_file import Keys

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replset.bson import Undefined, encode_key
+from replset.features.collections.index_check import IndexCheck
 from replset.member.member import RunningMember
 from replset.query import collation
 from replset.query.collation import Fold, fold_of
 from replset.query.sort import compile_sort
-from replset.storage.index_build import IndexCheck
 from tests.rig import Client, a_set
 from tests.unit.features.test_transactions import Session
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, DateTime, Decimal128, RawDocument, encode, encode_key
+from replset.features.collections.index_check import IndexCheck
+from replset.features.scrub.corrections import correct
 from replset.member.member import RunningMember
 from replset.storage import indexes
-from replset.storage.corrections import correct
-from replset.storage.index_build import IndexCheck
 from replset.storage.snapshot import Snapshot
 from tests.rig import Client, Rig
 

@@ -7,10 +7,9 @@ import hashlib
 import pytest
 
 from replset.bson import Int64, encode
-from replset.features.collections import statistics
+from replset.features.collections import index_check, statistics
 from replset.member.member import RunningMember
 from replset.optime import timestamp
-from replset.storage import index_build
 from replset.storage.indexes import Index
 from replset.storage.snapshot import Snapshot
 from tests.rig import Client
@@ -143,14 +142,14 @@ def test_validate_of_documents_with_many_keys(client: Client, monkeypatch: pytes
     client.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a"}]})
     client.ok({"insert": "c", "documents": [*many, {"_id": 9, "a": 5}]})
     made: list[bytes] = []
-    make = index_build.keys_of
+    make = index_check.keys_of
 
     def keys_of(index: Index, document: bytes) -> list[bytes]:
         made.append(document)
         return make(index, document)
 
-    monkeypatch.setattr(index_build, "keys_of", keys_of)
-    monkeypatch.setattr(index_build, "_KEYS_IN_SLICE", 500)
+    monkeypatch.setattr(index_check, "keys_of", keys_of)
+    monkeypatch.setattr(index_check, "KEYS_IN_SLICE", 500)
     report = client.ok({"validate": "c"})
     assert (report["valid"], report["keysPerIndex"]) == (True, {"_id_": 4, "a": 3_001})
     assert len(made) < 20

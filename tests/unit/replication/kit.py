@@ -18,6 +18,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
+from replset.features.collections.index_check import IndexCheck
 from replset.features.scrub.document_ranges import RangeRequest, read_own
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.peers.flows import Flows
@@ -43,7 +44,6 @@ from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
-from replset.storage.index_build import IndexCheck
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
 from replset.storage.undo import undo_step

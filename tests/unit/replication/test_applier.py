@@ -10,6 +10,7 @@ import pytest
 
 from replset.bson import DateTime, Int64, Timestamp, encode
 from replset.errors import CannotApplyError, RemoteProtocolError
+from replset.features.scrub.corrections import written_after
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import (
     OplogEntry,
@@ -31,7 +32,6 @@ from replset.replication.applier import (
     document_key,
     evaluate_large,
 )
-from replset.storage.corrections import written_after
 from tests.unit.replication.kit import NS, Member, Pair, copy_log, key_of, numbered, pair, undo_to
 
 

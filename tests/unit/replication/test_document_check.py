@@ -15,14 +15,13 @@ from replset.bson import RawDocument, decode, encode, encode_key
 from replset.errors import NamespaceNotFoundError, OutOfDiskSpaceError, ReplError
 from replset.features.recovery.lost_writes import LostKind, LostWrites
 from replset.features.recovery.verify import verify_rollback
-from replset.features.scrub import document_repair, scrubber
+from replset.features.scrub import document_repair, range_digests, scrubber
 from replset.features.scrub.document_check import ScrubStatus, find_differences
 from replset.features.scrub.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.features.scrub.document_repair import DocumentRepair, RepairedRange, majority_version
 from replset.features.scrub.scrubber import Scrubber
 from replset.ids import HostPort
 from replset.replication.rollback_manifest import RollbackState, list_manifests
-from replset.storage import range_digests
 from replset.storage.txn import next_key
 from tests.unit.replication.kit import WALL_MS, Member, trim, undo_to
 from tests.unit.replication.three import NS, A, B, C, Three, auto_repair, document, rot

@@ -285,7 +285,7 @@ def test_a_new_primary_looks_for_refused_documents_in_slices_of_keys(
     source: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.insert(NS, *[{"_id": number, "a": list(range(100))} for number in range(100, 110)])
-    monkeypatch.setattr(index_build, "_KEYS_IN_SLICE", 250)
+    monkeypatch.setattr(index_build, "KEYS_IN_SLICE", 250)
     build = Builds(source).start()
     coll = source.store.collection(NS)
     made: list[int] = []

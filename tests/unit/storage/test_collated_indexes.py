@@ -8,8 +8,8 @@ import icu
 import pytest
 
 from replset.bson import RawDocument, encode, encode_key
+from replset.features.collections.index_check import IndexCheck
 from replset.query.collation import fold_of
-from replset.storage.index_build import IndexCheck
 from replset.storage.indexes import ICU_VERSION
 from replset.storage.txn import Txn, read_meta
 from tests.unit.storage.conftest import Driver

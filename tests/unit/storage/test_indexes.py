@@ -9,8 +9,9 @@ import pytest
 
 from replset.bson import RawDocument, Undefined, encode, encode_key, parts
 from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError
-from replset.storage import index_build, indexes
-from replset.storage.index_build import IndexCheck
+from replset.features.collections import index_check
+from replset.features.collections.index_check import IndexCheck
+from replset.storage import indexes
 from replset.storage.indexes import KEYS_MAX, Index, has_entry, keys_of, write_entries
 from replset.storage.undo import undo_step
 from tests.unit.storage.conftest import Driver, key_of
@@ -166,7 +167,7 @@ def test_an_index_whose_rows_say_that_they_are_text_is_read(driver: Driver, tabl
 
 def test_a_slice_of_a_check_ends_when_so_many_keys_were_made(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many documents and entries it may compare."""
-    monkeypatch.setattr(index_build, "_KEYS_IN_SLICE", 3)
+    monkeypatch.setattr(index_check, "KEYS_IN_SLICE", 3)
     driver.apply(("create", "db.c"))
     create_index(driver, {"text": 1})
     driver.apply(*[("put", "db.c", n, f"t{n}") for n in range(20)])

@@ -12,18 +12,18 @@ import apsw
 import psutil
 import pytest
 
+from replset.cli import offline
+from replset.cli.offline import OplogInfo, database_path, open_oplog
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
 from replset.ids import OPTIME_NULL
-from replset.storage import offline
 from replset.storage.disk import RealDisk
-from replset.storage.offline import OplogInfo, database_path, open_oplog
 from replset.storage.store import Store, StoreOptions
 
 from .conftest import WALL, Driver
 
 READER = """
 import sys
-from replset.storage.offline import open_oplog
+from replset.cli.offline import open_oplog
 with open_oplog(sys.argv[1]) as oplog:
     print(oplog.newest(), len(list(oplog.rows())), sum(1 for row in oplog.rows(ns="db.c", op="i")))
 """

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from replset.cli.watchdog import REPORT_EVERY_S, StallReports, Watchdog, place_of
 from replset.member.process.log_writer import RecentLog
-from replset.member.process.watchdog import REPORT_EVERY_S, StallReports, Watchdog, place_of
 
 
 def test_many_stalls_give_one_line_in_ten_minutes_and_a_count() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from replset.bson import ObjectId
 from replset.config import ReplSetConfig, Settings
-from replset.core.reconfig_plan import is_same, plan_reconfig
 from replset.core.reconfig_rules import reconfig_refusal
 from replset.errors import InvalidReplicaSetConfigError
+from replset.features.administration.reconfig_plan import is_same, plan_reconfig
 from replset.ids import HostPort
 
 
