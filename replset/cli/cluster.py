@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from replset.config import MAX_MEMBERS, MAX_VOTERS
 from replset.core.member_state import MemberState
 from replset.errors import ReplError
 from replset.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError, free_ports, wait_until
-from replset.member.options import MemberOptions, variable_of
+from replset.member.options import all_options, variable_of
 from replset.processes import lock_holder
 from replset.terminal import echo, echo_json
 
@@ -72,7 +71,9 @@ def up(
             ],
             settings,
         )
-    if unused := sorted(name for field in fields(MemberOptions) if (name := variable_of(field.name)) in os.environ):
+    from replset.features.all import OPTIONS  # with the storage, which no other command here needs
+
+    if unused := sorted(name for field in all_options(OPTIONS) if (name := variable_of(field.name)) in os.environ):
         echo(f"not for the members of a local set: {', '.join(unused)}; see `replset start`", err=True)
     try:
         primary = bring_up(local)

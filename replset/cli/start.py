@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import NoReturn
 
 import uvloop
@@ -23,10 +22,10 @@ import uvloop
 from api.app import create_app
 from api.prepared import PreparedActions
 from api.serve import HttpServer
+from replset.cli.watchdog import Watchdog
 from replset.client import SETTINGS
 from replset.errors import ReplError
-from replset.features.all import all_features
-from replset.features.archive.jobs import ArchivePort
+from replset.features.all import OPTIONS, all_features
 from replset.member.member import RunningMember
 from replset.member.net.connections import (
     HTTP_CONNECTIONS,
@@ -37,11 +36,10 @@ from replset.member.net.connections import (
 )
 from replset.member.net.credentials import Credentials
 from replset.member.net.network import RealNetwork, split_host_port
-from replset.member.options import JSON_LOG, MemberOptions, about, flag_of, resolve_options, variable_of
+from replset.member.options import JSON_LOG, MemberOptions, about, all_options, flag_of, resolve_options, variable_of
 from replset.member.outside import MemberPorts
 from replset.member.process.log_writer import LogWriter, log_to_file, start_log
 from replset.member.process.machine import RealClock, RealSyncThread, RealWorkers
-from replset.member.process.watchdog import Watchdog
 from replset.operations.audit_trail import AuditTrail
 from replset.release import described
 from replset.storage.disk import RealDisk
@@ -59,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Make a flag of every option of MemberOptions. None has a default here, so that file and environment count."""
+    """Make a flag of every option. None has a default here, so that file and environment count."""
     parser = _Parser(
         prog="replset start",
         usage="replset start --replSet NAME --dbpath DIR [--port PORT] [OPTIONS]",
@@ -69,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
-    for field in fields(MemberOptions):
+    for field in all_options(OPTIONS):
         flag, text = f"--{flag_of(field.name)}", f"{about(field).help} [{variable_of(field.name)}]"
         if field.type == "bool":
             parser.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -82,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     """Run until a signal ends the member. Exit status 0: stopped cleanly, 2: could not start, 1: had to stop."""
     parsed = vars(build_parser().parse_args(argv))
     try:
-        options = resolve_options(parsed, os.environ)
+        options = resolve_options(parsed, os.environ, OPTIONS)
         credentials = Credentials.of_options(options)
     except ReplError as error:
         return refuse(error.message)
@@ -150,13 +148,6 @@ def reload_on_hangup(credentials: Credentials, workers: RealWorkers) -> None:
     loop.add_signal_handler(signal.SIGHUP, begin)
 
 
-def archive_process(address: str) -> ArchivePort:
-    """Return the archive, whose process is not started yet. Its module is imported only for the option."""
-    from replset.features.archive.archive_process import ArchiveProcess
-
-    return ArchiveProcess(address)
-
-
 def _in_no_set(options: MemberOptions) -> str:
     """Return the end of the log's first line for a member that nobody has told of a set."""
     host = options.host
@@ -177,7 +168,6 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
     workers, sync_thread = RealWorkers(), RealSyncThread()
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
-    archive = None if options.archive is None else archive_process(options.archive)
     rng, core_rng = random.SystemRandom(), random.Random()
     wire_slots, http_slots = ConnectionSlots(options.max_connections, "wire"), ConnectionSlots(HTTP_CONNECTIONS, "HTTP")
     share_descriptors(descriptors, wire_slots, http_slots)
@@ -203,7 +193,7 @@ async def run(options: MemberOptions, credentials: Credentials, writer: LogWrite
             credentials=credentials,
             wire_slots=wire_slots,
             audit=trail,
-            features=all_features(archive),
+            features=all_features(),
         )
     except ReplError as error:
         return refuse(error.message, writer)

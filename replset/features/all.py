@@ -14,8 +14,7 @@ from replset.features.administration import (
 )
 from replset.features.aggregation import aggregate, view_reads
 from replset.features.aggregation.temporary import TemporaryCollections
-from replset.features.archive.archiver import SEGMENT_BYTES
-from replset.features.archive.feature import archive_feature
+from replset.features.archive.feature import SEGMENT_BYTES, archive_feature
 from replset.features.archive.jobs import ArchivePort
 from replset.features.backup import backup
 from replset.features.change_streams.change_stream import ChangeStreams
@@ -50,8 +49,8 @@ def all_features(
 ) -> tuple[Feature, ...]:
     """What a member is started with. A line that is taken away takes its feature away, and nothing else.
 
-    archive: that of --archive. segment_bytes: of entries that make a segment of it. session_timeout_ms: after which a
-    session that writes nothing is forgotten.
+    archive, segment_bytes: see archive_feature. session_timeout_ms: after which a session that writes nothing is
+    forgotten.
     """
     return (
         Feature(
@@ -103,6 +102,8 @@ def all_features(
     )
 
 
+OPTIONS = tuple(feature.options for feature in all_features() if feature.options is not None)
+"""What features add to the options of `replset start`."""
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (*KERNEL_COMMANDS, *(command for feature in all_features() for command in feature.commands))

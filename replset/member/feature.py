@@ -11,6 +11,7 @@ from typing import Any
 
 from replset.core.remarks import Remark
 from replset.ids import OpTime
+from replset.member.options import FeatureOptions
 from replset.operations.command import Command
 from replset.operations.kernel import Kernel
 from replset.storage.txn import Txn
@@ -89,8 +90,11 @@ class Features(list[FeaturePart]):
 @dataclass(frozen=True, slots=True)
 class Feature:
     """A folder of `replset/features`. part: makes what runs of it on a member, once the kernel
-    is there; None where the member's options leave it out."""
+    is there; None where the member's options leave it out. options: what it adds to those of `replset start`; the part
+    asks the member for them by this type.
+    """
 
     name: str
     commands: tuple[Command, ...] = ()
     part: Callable[[Kernel], FeaturePart | None] | None = None
+    options: type[FeatureOptions] | None = None

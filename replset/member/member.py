@@ -180,6 +180,7 @@ class RunningMember(Kernel):
         self._make_server(options, ports, credentials, wire_slots, features)
         self._make_replication(steps)
         self._make_core_loop()
+        self.add(*(feature.options() for feature in features if feature.options), *options.of_features)
         made = (feature.part(self) for feature in features if feature.part is not None)
         self._features += [part for part in made if part is not None]
         self.add(*self._features)
@@ -275,7 +276,7 @@ class RunningMember(Kernel):
                 wall_ms=self.clock.wall_ms,
                 default_write_concern_set=lambda: has_stored_default(self.store),
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
-                role_hook_ms=options.role_hook_ms,
+                role_hook_ms=max((one.role_hook_ms for one in options.of_features), default=Millis(0)),
                 holds_role=lambda: any(part.holds_role() for part in self._features),
                 expected=options.expected,
                 is_overloaded=lambda: self.load.is_high,

@@ -7,27 +7,25 @@ import math
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 import yaml
 
 from replset.config import MAX_VOTERS, parse_host
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.ids import HostPort, Millis
-from replset.text import is_url
 
+T = TypeVar("T")
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
 TEXT_LOG, JSON_LOG = "text", "json"
 REQUIRE_TLS, PREFER_TLS = "require", "prefer"
 
 
-class BadOptionError(ReplError):
+class BadOptionError(ReplError, code=ErrorCode.BAD_VALUE):
     """An option of `replset start` is invalid (2). The message names it and where it came from."""
-
-    code = ErrorCode.BAD_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,157 +38,107 @@ class About:
     least_0: bool = False
 
 
-def _about(metavar: str, text: str, *, above_0: bool = False, least_0: bool = False) -> dict[str, About]:
-    return {"about": About(metavar, text, above_0, least_0)}
+def option(metavar: str, text: str, default: Any = MISSING, *, above_0: bool = False, least_0: bool = False) -> Any:
+    """A field that is an option of `replset start`: see About. Without a default it must be given."""
+    return field(default=default, metadata={"about": About(metavar, text, above_0, least_0)})
+
+
+def switch(text: str) -> Any:
+    """An option that is off unless it is given."""
+    return option("", text, False)
+
+
+@dataclass_transform(frozen_default=True)
+def options(cls: type[T]) -> type[T]:
+    """Make a class of `option`s a frozen dataclass."""
+    return dataclass(frozen=True, slots=True)(cls)
 
 
 def about(option: Field[Any]) -> About:
-    """What is said of a field of MemberOptions."""
+    """What is said of an option."""
     found: About = option.metadata["about"]
     return found
 
 
-@dataclass(frozen=True, slots=True)
+class FeatureOptions:
+    """The options of a feature: `option`s in a class with @options, each a flag as the member's own are."""
+
+    @property
+    def role_hook_ms(self) -> Millis:
+        """How long a primary without a majority keeps what a hook gave it (core/role.py); 0: there is no hook."""
+        return Millis(0)
+
+    def check(self) -> None:
+        """Raise BadOptionError for a value that cannot be."""
+
+
+@options
 class MemberOptions:
     """Holds the options of one member; `flag_of` returns the name of each on the command line.
 
     A default that hangs on another option is None here: `advertise` is the bind address, `http_port` 1000 above `port`,
-    `oplog_lagging_mb` twice the size.
+    `oplog_lagging_mb` twice the size. of_features: the options that features have declared.
     """
 
-    repl_set: str = field(metadata=_about("NAME", "name of the replica set (required)"))
-    dbpath: Path = field(metadata=_about("DIR", "folder of this member's files; made when missing (required)"))
-    port: int = field(default=27017, metadata=_about("PORT", "wire port: drivers, mongosh, the other members (27017)"))
-    http_port: int | None = field(default=None, metadata=_about("PORT", "HTTP port (the wire port + 1000)"))
-    bind_ip: str = field(default="127.0.0.1", metadata=_about("ADDRESS", "address to listen on (127.0.0.1)"))
-    advertise: str | None = field(
-        default=None,
-        metadata=_about("HOST", "host name under which the other members reach this one (the bind address)"),
+    repl_set: str = option("NAME", "name of the replica set (required)")
+    dbpath: Path = option("DIR", "folder of this member's files; made when missing (required)")
+    port: int = option("PORT", "wire port: drivers, mongosh, the other members (27017)", 27017)
+    http_port: int | None = option("PORT", "HTTP port (the wire port + 1000)", None)
+    bind_ip: str = option("ADDRESS", "address to listen on (127.0.0.1)", "127.0.0.1")
+    advertise: str | None = option(
+        "HOST", "host name under which the other members reach this one (the bind address)", None
     )
-    key_file: Path | None = field(
-        default=None,
-        metadata=_about(
-            "FILE", "file with the key by which the members prove to each other who they are (none: loopback only)"
-        ),
+    key_file: Path | None = option(
+        "FILE", "file with the key by which the members prove to each other who they are (none: loopback only)", None
     )
-    tls_cert: Path | None = field(
-        default=None,
-        metadata=_about(
-            "FILE", "this member's certificate, PEM: both ports speak TLS; without --key-file it proves the member"
-        ),
+    tls_cert: Path | None = option(
+        "FILE", "this member's certificate, PEM: both ports speak TLS; without --key-file it proves the member", None
     )
-    tls_key: Path | None = field(default=None, metadata=_about("FILE", "the certificate's key, PEM"))
-    tls_ca: Path | None = field(
-        default=None, metadata=_about("FILE", "the CAs that sign the members' certificates, PEM")
+    tls_key: Path | None = option("FILE", "the certificate's key, PEM", None)
+    tls_ca: Path | None = option("FILE", "the CAs that sign the members' certificates, PEM", None)
+    tls_mode: str | None = option(
+        "MODE", "prefer: while a set introduces TLS, serve connections without it too (require)", None
     )
-    tls_mode: str | None = field(
-        default=None,
-        metadata=_about("MODE", "prefer: while a set introduces TLS, serve connections without it too (require)"),
+    key_file_or_certificate: bool = switch(
+        "while a set changes from one to the other, members prove themselves by either"
     )
-    key_file_or_certificate: bool = field(
-        default=False,
-        metadata=_about("", "while a set changes from one to the other, members prove themselves by either"),
+    insecure_members: bool = switch(
+        "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member"
     )
-    insecure_members: bool = field(
-        default=False,
-        metadata=_about(
-            "", "listen beyond loopback without --key-file or --tls-cert: anybody there can act as a member"
-        ),
+    insecure_clients: bool = switch("listen beyond loopback without --auth: anybody there can do everything")
+    auth: bool = switch("clients must log in as a user of the set; needs --key-file or --tls-cert")
+    audit_log: Path | None = option(
+        "FILE", "file to which administrative commands and failed logins are appended, one JSON line each", None
     )
-    insecure_clients: bool = field(
-        default=False, metadata=_about("", "listen beyond loopback without --auth: anybody there can do everything")
+    allowed_hosts: tuple[str, ...] = option(
+        "HOSTS", "names, with commas, by which HTTP requests may call this member beside its own and loopback's", ()
     )
-    auth: bool = field(
-        default=False, metadata=_about("", "clients must log in as a user of the set; needs --key-file or --tls-cert")
+    expect_members: tuple[str, ...] = option(
+        "HOSTS", "all members, HOST:PORT with commas: when all of them answer, they make the set by themselves", ()
     )
-    audit_log: Path | None = field(
-        default=None,
-        metadata=_about(
-            "FILE", "file to which administrative commands and failed logins are appended, one JSON line each"
-        ),
+    oplog_size_mb: float = option("MB", "size at which the oplog's head is trimmed (990)", 990.0, above_0=True)
+    oplog_min_retention_hours: float = option(
+        "HOURS", "keep at least so much of it (0: by size alone)", 0.0, least_0=True
     )
-    allowed_hosts: tuple[str, ...] = field(
-        default=(),
-        metadata=_about(
-            "HOSTS", "names, with commas, by which HTTP requests may call this member beside its own and loopback's"
-        ),
+    oplog_lagging_mb: float | None = option(
+        "MB", "size up to which it keeps what another member still needs (twice its size)", None, least_0=True
     )
-    expect_members: tuple[str, ...] = field(
-        default=(),
-        metadata=_about(
-            "HOSTS", "all members, HOST:PORT with commas: when all of them answer, they make the set by themselves"
-        ),
+    snapshot_history_secs: int = option(
+        "SECONDS", "how long reads at an old point stay possible (300)", 300, least_0=True
     )
-    oplog_size_mb: float = field(
-        default=990.0, metadata=_about("MB", "size at which the oplog's head is trimmed (990)", above_0=True)
+    min_free_mb: int = option("MB", "refuse writes while the disk has less than this free (500)", 500, least_0=True)
+    max_connections: int = option("N", "connections on the wire port (4096)", 4096, above_0=True)
+    rollback_layout: str = option(
+        "LAYOUT", "mongodb: write a rollback's documents in MongoDB's folders too, for its tools (plain)", PLAIN_LAYOUT
     )
-    oplog_min_retention_hours: float = field(
-        default=0.0, metadata=_about("HOURS", "keep at least so much of it (0: by size alone)", least_0=True)
+    allow_multiple_arbiters: bool = switch("let a set have more than one arbiter")
+    enable_test_commands: bool = switch("open replSetTestCut and fail points; for tests and demos only")
+    log_level: str = option("LEVEL", "debug, info, warning or error (info)", "info")
+    log_format: str = option("FORMAT", "text, or json: one JSON document for each line of the log (text)", TEXT_LOG)
+    log_file: Path | None = option(
+        "FILE", "write the log there instead of to standard error; SIGUSR1 opens it again, after a rename", None
     )
-    oplog_lagging_mb: float | None = field(
-        default=None,
-        metadata=_about(
-            "MB", "size up to which it keeps what another member still needs (twice its size)", least_0=True
-        ),
-    )
-    archive: str | None = field(
-        default=None,
-        metadata=_about(
-            "URL",
-            "folder or address (s3://...), the same on all members, to which the oplog is archived before trimming",
-        ),
-    )
-    archive_secs: float = field(
-        default=300.0,
-        metadata=_about(
-            "SECONDS", "how old an entry becomes before it is archived, where few are written (300)", above_0=True
-        ),
-    )
-    snapshot_history_secs: int = field(
-        default=300, metadata=_about("SECONDS", "how long reads at an old point stay possible (300)", least_0=True)
-    )
-    min_free_mb: int = field(
-        default=500, metadata=_about("MB", "refuse writes while the disk has less than this free (500)", least_0=True)
-    )
-    scrub_mb_per_sec: float = field(
-        default=1.0,
-        metadata=_about(
-            "MB", "how fast a secondary compares its documents with the primary's; 0: not at all (1)", least_0=True
-        ),
-    )
-    max_connections: int = field(
-        default=4096, metadata=_about("N", "connections on the wire port (4096)", above_0=True)
-    )
-    rollback_layout: str = field(
-        default=PLAIN_LAYOUT,
-        metadata=_about(
-            "LAYOUT", "mongodb: write a rollback's documents in MongoDB's folders too, for its tools (plain)"
-        ),
-    )
-    role_hook: str | None = field(
-        default=None,
-        metadata=_about(
-            "PROGRAM", "program or http:// address that is called when this member gains or loses the primary's role"
-        ),
-    )
-    role_hook_secs: float = field(
-        default=5.0,
-        metadata=_about("SECONDS", "limit of one call; also how long a primary without a majority keeps the role (5)"),
-    )
-    allow_multiple_arbiters: bool = field(default=False, metadata=_about("", "let a set have more than one arbiter"))
-    enable_test_commands: bool = field(
-        default=False, metadata=_about("", "open replSetTestCut and fail points; for tests and demos only")
-    )
-    log_level: str = field(default="info", metadata=_about("LEVEL", "debug, info, warning or error (info)"))
-    log_format: str = field(
-        default=TEXT_LOG, metadata=_about("FORMAT", "text, or json: one JSON document for each line of the log (text)")
-    )
-    log_file: Path | None = field(
-        default=None,
-        metadata=_about(
-            "FILE", "write the log there instead of to standard error; SIGUSR1 opens it again, after a rename"
-        ),
-    )
+    of_features: tuple[FeatureOptions, ...] = ()
 
     @property
     def host(self) -> HostPort:
@@ -201,11 +149,6 @@ class MemberOptions:
     def expected(self) -> tuple[HostPort, ...]:
         """Return the hosts of --expect-members, sorted, so that their order does not matter."""
         return tuple(sorted(parse_host(host, "--expect-members") for host in self.expect_members))
-
-    @property
-    def role_hook_ms(self) -> Millis:
-        """The limit of a call of the role hook; 0: there is none."""
-        return Millis(0 if self.role_hook is None else int(self.role_hook_secs * 1000))
 
     @property
     def listen(self) -> HostPort:
@@ -243,15 +186,23 @@ def variable_of(field: str) -> str:
     return f"REPLSET_{words.upper()}"
 
 
-def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str]) -> MemberOptions:
+def all_options(of_features: Iterable[type[FeatureOptions]]) -> list[Field[Any]]:
+    """The options of `replset start`: the member's own, then those of these features."""
+    kinds: tuple[type[Any], ...] = (MemberOptions, *of_features)
+    return [row for kind in kinds for row in fields(kind) if "about" in row.metadata]
+
+
+def resolve_options(
+    flags: Mapping[str, object], environment: Mapping[str, str], of_features: Sequence[type[FeatureOptions]] = ()
+) -> MemberOptions:
     """Combine the options: the flag wins, then the environment, then the file named by `config`.
 
     flags: field name -> value, None where the flag was not given. Raises BadOptionError naming option and source.
     """
     config_path = flags.get("config") or environment.get("REPLSET_CONFIG")
-    known = {field.name: field for field in fields(MemberOptions)}
+    known = {row.name: row for row in all_options(of_features)}
     from_file = _read_file(str(config_path), list(known)) if config_path else {}
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for name in known:
         if flags.get(name) is not None:
             raw, source = flags[name], f"--{flag_of(name)}"
@@ -265,8 +216,19 @@ def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str])
     for required in ("repl_set", "dbpath"):
         if required not in values:
             raise BadOptionError(f"--{flag_of(required)} is missing (or {variable_of(required)}, or the file)")
-    options = MemberOptions(**values)  # type: ignore[arg-type]
+    for name, number in values.items():
+        if about(known[name]).above_0 and number <= 0:
+            raise BadOptionError(f"--{flag_of(name)}: {number:g} is not above 0")
+        if about(known[name]).least_0 and number < 0:
+            raise BadOptionError(f"--{flag_of(name)}: {number:g} is below 0")
+
+    def given(kind: type) -> dict[str, Any]:
+        return {row.name: values[row.name] for row in fields(kind) if row.name in values}
+
+    options = MemberOptions(**given(MemberOptions), of_features=tuple(kind(**given(kind)) for kind in of_features))
     _check(options)
+    for one in options.of_features:
+        one.check()
     return options
 
 
@@ -383,15 +345,6 @@ def _check(options: MemberOptions) -> None:
             raise BadOptionError(f"--allowed-hosts: {host!r} is not a host name (without port)")
     if not re.fullmatch(r"[^\s/,\x00]{1,128}", options.repl_set):
         raise BadOptionError(f"--replSet: {options.repl_set!r} is not a set name")
-    for option in fields(MemberOptions):
-        number, said = getattr(options, option.name), about(option)
-        if said.above_0 and number <= 0:
-            raise BadOptionError(f"--{flag_of(option.name)}: {number:g} is not above 0")
-        if said.least_0 and number is not None and number < 0:
-            raise BadOptionError(f"--{flag_of(option.name)}: {number:g} is below 0")
-    if options.archive is not None and not options.archive.strip():
-        raise BadOptionError("--archive: '' is neither a folder nor an address")
-    _check_role_hook(options)
     if options.rollback_layout not in {PLAIN_LAYOUT, MONGODB_LAYOUT}:
         raise BadOptionError(
             f"--rollback-layout: {options.rollback_layout!r} is not {PLAIN_LAYOUT} or {MONGODB_LAYOUT}"
@@ -409,14 +362,6 @@ def _check_expected(options: MemberOptions) -> None:
         raise BadOptionError("--expect-members: a host is given twice")
     if len(hosts) > MAX_VOTERS:
         raise BadOptionError(f"--expect-members: {len(hosts)} hosts, at most {MAX_VOTERS} members have a vote")
-
-
-def _check_role_hook(options: MemberOptions) -> None:
-    hook = options.role_hook
-    if not 0.2 <= options.role_hook_secs <= 3600:
-        raise BadOptionError(f"--role-hook-secs: {options.role_hook_secs:g} is not from 0.2 to 3600")
-    if hook is not None and not is_url(hook) and not (os.path.isfile(hook) and os.access(hook, os.X_OK)):
-        raise BadOptionError(f"--role-hook: {hook} is neither a program nor an http:// address")
 
 
 def _check_exposure(options: MemberOptions) -> None:

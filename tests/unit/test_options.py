@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from replset.errors import FailedToParseError, ReplError
+from replset.features.all import OPTIONS
 from replset.member.options import (
     BadOptionError,
     MemberOptions,
+    all_options,
     exposure_warnings,
     flag_of,
     is_unspecified,
@@ -84,7 +86,7 @@ def test_the_flag_wins_then_the_environment_then_the_file(tmp_path: Path) -> Non
 def test_every_option_comes_from_the_environment_or_the_file_alone(tmp_path: Path) -> None:
     texts = {"int": "7", "int | None": "9", "float": "1.5", "float | None": "2.5", "bool": "true"}
     texts |= {"Path": "/d", "str": "x", "str | None": "y", "Path | None": "/k", "tuple[str, ...]": "a"}
-    values = {field.name: texts[str(field.type)] for field in fields(MemberOptions)} | {
+    values = {field.name: texts[str(field.type)] for field in all_options(OPTIONS)} | {
         "log_level": "debug",
         "log_format": "json",
         "rollback_layout": "mongodb",
@@ -93,12 +95,13 @@ def test_every_option_comes_from_the_environment_or_the_file_alone(tmp_path: Pat
         "insecure_members": "false",
         "expect_members": "y:7,b",  # the member itself is y, on port 7
     }
-    options = resolve_options({}, {variable_of(name): text for name, text in values.items()})
-    found = {name: str(getattr(options, name)).lower() for name in values}
+    options = resolve_options({}, {variable_of(name): text for name, text in values.items()}, OPTIONS)
+    given = {row.name: getattr(one, row.name) for one in (options, *options.of_features) for row in fields(one)}
+    found = {name: str(given[name]).lower() for name in values}
     assert found == values | {"allowed_hosts": "('a',)", "expect_members": "('y:7', 'b')"}
     rows = values | {"allowed_hosts": "[a]", "expect_members": "['y:7', b]", "advertise": "'y'"}
     config = file_of(tmp_path, "".join(f"{flag_of(name)}: {text}\n" for name, text in rows.items()))
-    assert resolve_options({}, {"REPLSET_CONFIG": config}) == options
+    assert resolve_options({}, {"REPLSET_CONFIG": config}, OPTIONS) == options
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_every_option_comes_from_the_environment_or_the_file_alone(tmp_path: Pat
 )
 def test_refusals_name_the_option_and_where_it_came_from(flags: Given, environment: dict[str, str], words: str) -> None:
     with pytest.raises(BadOptionError) as refused:
-        resolve_options(flags, environment)
+        resolve_options(flags, environment, OPTIONS)
     begin, is_part, inside = words.partition("…")
     message = refused.value.message
     assert (message.startswith(begin) and inside in message) if is_part else message == words
@@ -195,7 +198,7 @@ def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str, words: str) 
     if text:
         config.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(ReplError) as refused:
-        resolve_options({**BASE, "config": str(config)}, {})
+        resolve_options({**BASE, "config": str(config)}, {}, OPTIONS)
     assert isinstance(refused.value, BadOptionError | FailedToParseError)
     assert refused.value.message.startswith(words.replace("FILE", str(config)))
     assert "\n" not in refused.value.message

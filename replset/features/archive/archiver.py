@@ -41,7 +41,7 @@ from replset.storage.store import Store
 
 log = logging.getLogger("replset.archive")
 
-SEGMENT_BYTES: Final = 16 << 20
+LOOK_EVERY_S: Final = 1.0
 CLAIM_WITHIN_MS: Final = Millis(5_000)
 NOOPS_WAIT: Final = 12
 """How many times as long a stretch waits that holds nothing but no-ops."""
@@ -53,17 +53,6 @@ GAP_WAITS_MS: Final = 120_000
 """How long a member waits that cannot continue the archive, for one that can."""
 NEVER_SEEN: Final = Millis(0)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveOptions:
-    """interval_s: between two looks. segment_bytes: of entries that make a segment. age_ms: how old an entry becomes
-    before it is archived, where fewer come.
-    """
-
-    interval_s: float = 1.0
-    segment_bytes: int = SEGMENT_BYTES
-    age_ms: int = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +82,12 @@ class Archiver:
         write: Callable[[Callable[[WriteGroup], ArchiveRecord]], Awaitable[ArchiveRecord]],
         lease: ArchiveLease,
         rng: random.Random,
-        options: ArchiveOptions,
+        segment_bytes: int,
+        age_ms: int,
     ) -> None:
-        """write: see Kernel.write."""
+        """write: see Kernel.write. segment_bytes: of entries that make a segment. age_ms: how old an entry becomes
+        before it is archived, where fewer come.
+        """
         self._rng = rng
         self._context = context
         self._node = node
@@ -104,7 +96,7 @@ class Archiver:
         self._write = write
         self._lease = lease
         self._leased_until = Millis(0)
-        self._options = options
+        self._segment_bytes, self._age_ms = segment_bytes, age_ms
         self.status = ArchiveStatus()
         self._gap_since: Millis | None = None
         self._known_gap = 0
@@ -120,7 +112,7 @@ class Archiver:
         """Work until cancelled. Whatever fails is tried again."""
         try:
             while True:
-                await asyncio.sleep(self._options.interval_s)
+                await asyncio.sleep(LOOK_EVERY_S)
                 try:
                     if await self._round():
                         self.status.error = ""
@@ -192,14 +184,14 @@ class Archiver:
         waiting = self._waiting
         if waiting.after_ts != through.ts:
             waiting = _Waiting(through.ts, through.ts, since=self._context.clock.now())
-        enough = PRIMARY_WAITS * self._options.segment_bytes
+        enough = PRIMARY_WAITS * self._segment_bytes
         self._waiting = waiting = await self._context.workers.run(lambda: _measure(store, waiting, until, enough))
         waits = PRIMARY_WAITS if self._node.writable and not self._has_lease else 1
-        if waiting.size >= waits * self._options.segment_bytes:
+        if waiting.size >= waits * self._segment_bytes:
             return True
         clock = self._context.clock
         age_ms = max(clock.wall_ms() - waiting.first_wall_ms, clock.now() - waiting.since)
-        return waiting.size > 0 and age_ms >= waits * self._options.age_ms * (1 if waiting.has_content else NOOPS_WAIT)
+        return waiting.size > 0 and age_ms >= waits * self._age_ms * (1 if waiting.has_content else NOOPS_WAIT)
 
     @property
     def _has_lease(self) -> bool:
@@ -249,7 +241,7 @@ class Archiver:
             new_id="" if record.archive_id else f"{self._rng.getrandbits(64):016x}",
             after=record.through,
             through=self._committed(store),
-            max_bytes=self._options.segment_bytes,
+            max_bytes=self._segment_bytes,
             member=self._context.identity.member,
             written=now.isoformat(timespec="seconds"),
             may_leave_gap=self._gap_since is not None and not self._waits_for_others,

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from replset.core.remarks import Remark
 from replset.features.archive.archive_lease import COMMANDS, ArchiveLease
-from replset.features.archive.archiver import SEGMENT_BYTES, ArchivedEntries, ArchiveOptions, Archiver
+from replset.features.archive.archiver import ArchivedEntries, Archiver
 from replset.features.archive.jobs import ArchivePort
 from replset.ids import OpTime
 from replset.member.disk.writer import Writer
 from replset.member.feature import Feature, FeaturePart, Figure
-from replset.member.options import MemberOptions
+from replset.member.options import BadOptionError, FeatureOptions, option, options
 from replset.operations.history import History
 from replset.operations.kernel import Kernel
 from replset.replication.context import MemberContext
 from replset.replication.ports import SetMemberClient
+
+SEGMENT_BYTES: Final = 16 << 20
+
+
+@options
+class ArchiveOptions(FeatureOptions):
+    archive: str | None = option(
+        "URL",
+        "folder or address (s3://...), the same on all members, to which the oplog is archived before trimming",
+        None,
+    )
+    archive_secs: float = option(
+        "SECONDS", "how old an entry becomes before it is archived, where few are written (300)", 300.0, above_0=True
+    )
+
+    def check(self) -> None:
+        if self.archive is not None and not self.archive.strip():
+            raise BadOptionError("--archive: '' is neither a folder nor an address")
 
 
 class ArchivePart(FeaturePart):
@@ -27,12 +45,17 @@ class ArchivePart(FeaturePart):
         lease = ArchiveLease(member.clock.now)
         member.add(lease)
         self.archiver: Archiver | None = None
+        given = member[ArchiveOptions]
+        if archive is None and given.archive is not None:
+            # Its module is imported only for the option. The process itself starts with the first request.
+            from replset.features.archive.archive_process import ArchiveProcess
+
+            archive = ArchiveProcess(given.archive)
         if archive is None:
             return
         context, write, peer = member[MemberContext], member[Writer].write, member[SetMemberClient]
-        age_ms = int(member[MemberOptions].archive_secs * 1000)
-        options = ArchiveOptions(segment_bytes=segment_bytes, age_ms=age_ms)
-        self.archiver = Archiver(context, member.node, archive, peer, write, lease, member.rng, options)
+        age_ms = int(given.archive_secs * 1000)
+        self.archiver = Archiver(context, member.node, archive, peer, write, lease, member.rng, segment_bytes, age_ms)
         member[History].older = ArchivedEntries(archive, context, self.archiver.status)
 
     def jobs(self) -> Iterable[Coroutine[Any, Any, None]]:
@@ -59,5 +82,5 @@ class ArchivePart(FeaturePart):
 
 
 def archive_feature(archive: ArchivePort | None = None, segment_bytes: int = SEGMENT_BYTES) -> Feature:
-    """archive: None where the member has no --archive."""
-    return Feature("archive", COMMANDS, lambda member: ArchivePart(member, archive, segment_bytes))
+    """archive: in the place of that of --archive. segment_bytes: of entries that make a segment of it."""
+    return Feature("archive", COMMANDS, lambda member: ArchivePart(member, archive, segment_bytes), ArchiveOptions)

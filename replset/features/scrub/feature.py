@@ -10,13 +10,20 @@ from replset.features.scrub.document_repair import DocumentRepair
 from replset.features.scrub.scrubber import Scrubber
 from replset.ids import HostPort
 from replset.member.feature import Feature, FeaturePart
-from replset.member.options import MemberOptions
+from replset.member.options import FeatureOptions, option, options
 from replset.operations.kernel import Kernel
 from replset.operations.transactions import TransactionTable
 from replset.replication.context import MemberContext
 from replset.replication.ports import SetMemberClient
 from replset.replication.rollback_list import RollbackList
 from replset.storage.member_file import MemberFile
+
+
+@options
+class ScrubOptions(FeatureOptions):
+    scrub_mb_per_sec: float = option(
+        "MB", "how fast a secondary compares its documents with the primary's; 0: not at all (1)", 1.0, least_0=True
+    )
 
 
 def _part(member: Kernel) -> FeaturePart:
@@ -27,9 +34,9 @@ def _part(member: Kernel) -> FeaturePart:
     context, check = member[MemberContext], DocumentCheck(member[MemberContext], member[SetMemberClient])
     repair = DocumentRepair(context, check, member[TransactionTable].held.is_held)
     auto = AutoRepair(context, member.node, repair, member[MemberFile], member[RollbackList])
-    scrubber = Scrubber(context, check, source, member[MemberOptions].scrub_mb_per_sec, auto)
+    scrubber = Scrubber(context, check, source, member[ScrubOptions].scrub_mb_per_sec, auto)
     member.add(check, repair, scrubber.found)
     return scrubber
 
 
-SCRUB = Feature("scrub", COMMANDS, _part)
+SCRUB = Feature("scrub", COMMANDS, _part, ScrubOptions)

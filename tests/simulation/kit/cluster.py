@@ -24,6 +24,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import CorruptDataError
 from replset.features.archive import archive_lease, archiver
+from replset.features.archive.feature import ArchiveOptions
 from replset.features.crud import insert, search_batch, write_batch
 from replset.ids import HostPort
 from replset.member import options as member_options
@@ -254,6 +255,9 @@ class SimCluster:
         process = machine.process = Process(f"{name}{machine.starts}")
         machine.started = False
         code = last_release if machine.is_of_last_release else _this_tree
+        archived: dict[str, Any] = {"of_features": (ArchiveOptions(archive_secs=ARCHIVE_SECS),)}
+        if machine.is_of_last_release:  # it has one class of options
+            archived = {"archive_secs": ARCHIVE_SECS}
         options = code("member.options").MemberOptions(
             repl_set=self.set_name,
             dbpath=Path(machine.disk.folder),
@@ -266,7 +270,7 @@ class SimCluster:
             min_free_mb=1,
             allow_multiple_arbiters=True,
             expect_members=self.expect_members,
-            archive_secs=ARCHIVE_SECS,
+            **archived,
         )
         context = contextvars.copy_context()
         context.run(current_process.set, process)

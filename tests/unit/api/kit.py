@@ -19,7 +19,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.status import Status
-from replset.features.archive.feature import ArchivePart
+from replset.features.archive.feature import ArchiveOptions, ArchivePart
 from replset.features.consumers.consumer_directory import ConsumerDirectory
 from replset.features.follower.set_follower import SetFollower
 from replset.features.scrub.scrubber import Scrubber
@@ -212,6 +212,8 @@ class FakeMember:
         """No operation of a feature is asked here."""
 
     def __getitem__(self, kind: type) -> Any:
+        if kind is ArchiveOptions:
+            return ArchiveOptions()
         parts: dict[type, object] = {
             AuditTrail: self.audit,
             Features: self.features,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from replset.features.all import COMMANDS, all_features
+from replset.features.all import COMMANDS, OPTIONS, all_features
 from replset.member.feature import Feature, Features
+from replset.member.options import all_options
 from tests.rig import Client, a_set
 
 FEATURES = {feature.name: feature for feature in all_features()}
@@ -31,6 +32,12 @@ def test_a_member_starts_without_it(feature: Feature) -> None:
             _is_well(client, feature.name)
         for part in rig.member()[Features]:
             list(part.figures())
+
+
+@pytest.mark.parametrize("feature", [one for one in FEATURES.values() if one.options], ids=lambda one: one.name)
+def test_its_options_go_with_it(feature: Feature) -> None:
+    others = [row.name for row in all_options(one for one in OPTIONS if one is not feature.options)]
+    assert [row.name for row in all_options(OPTIONS) if row.name not in others] == [*feature.options.__slots__]
 
 
 def _is_well(client: Client, left_out: str) -> None:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import textwrap
 import warnings
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import pytest
 import yaml
 
 from replset.config import parse_host
-from replset.member.options import FLAGS, MemberOptions, about, flag_of, resolve_options, variable_of
+from replset.features.all import OPTIONS
+from replset.member.options import FLAGS, about, all_options, flag_of, resolve_options, variable_of
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CONFIG = DEPLOY / "replset.yaml"
@@ -34,7 +34,7 @@ HEAD = """\
 def rendered() -> str:
     """The configuration file: what must be given is given, everything else is a comment."""
     parts = [HEAD]
-    for field in fields(MemberOptions):
+    for field in all_options(OPTIONS):
         text = textwrap.fill(f"{about(field).help} [{variable_of(field.name)}]", 110, break_on_hyphens=False)
         parts.append("\n" + textwrap.indent(text, "# ") + "\n")
         parts.append(f"{'' if field.name in GIVEN else '#'}{flag_of(field.name)}: {example(field.name)}\n")
@@ -43,7 +43,7 @@ def rendered() -> str:
 
 def example(name: str) -> str:
     """What stands behind the option: its default, or what kind of thing it takes."""
-    option = next(field for field in fields(MemberOptions) if field.name == name)
+    option = next(field for field in all_options(OPTIONS) if field.name == name)
     default, metavar = GIVEN.get(name, option.default), about(option).metavar
     if default is None or default == ():
         return f"[{metavar}]" if default == () else metavar
@@ -61,15 +61,15 @@ def test_the_configuration_file_has_every_setting_with_its_default() -> None:
 def test_what_the_configuration_file_shows_is_what_holds_without_it(tmp_path: Path) -> None:
     """Each default that is a comment is read, and changes nothing."""
     file = tmp_path / "replset.yaml"
-    kinds = {flag_of(field.name) for field in fields(MemberOptions) if field.default in (None, ())}
+    kinds = {flag_of(field.name) for field in all_options(OPTIONS) if field.default in (None, ())}
     lines = [line.removeprefix("#") for line in rendered().splitlines() if line and not line.startswith("# ")]
     file.write_text("\n".join(line for line in lines if line.partition(":")[0] not in kinds), encoding="utf-8")
-    assert resolve_options({"config": str(file)}, {}) == resolve_options(GIVEN, {})
+    assert resolve_options({"config": str(file)}, {}, OPTIONS) == resolve_options(GIVEN, {}, OPTIONS)
     assert set(FLAGS) == set(GIVEN), "what must be given"
 
 
 def test_the_file_is_the_one_that_the_unit_starts_with(tmp_path: Path) -> None:
-    assert resolve_options({"config": str(CONFIG)}, {}) == resolve_options(GIVEN, {})
+    assert resolve_options({"config": str(CONFIG)}, {}, OPTIONS) == resolve_options(GIVEN, {}, OPTIONS)
 
 
 # --- systemd ----------------------------------------------------------------------------------------------------------
@@ -124,15 +124,17 @@ def test_each_pod_starts_with_options_that_the_others_expect() -> None:
     hosts = set()
     for number in range(spec["replicas"]):
         environment = {row["name"]: row.get("value", f"replset-{number}") for row in container["env"]}
-        assert set(environment) - {"POD_NAME"} <= {variable_of(field.name) for field in fields(MemberOptions)}
+        assert set(environment) - {"POD_NAME"} <= {variable_of(field.name) for field in all_options(OPTIONS)}
         values = {name: text.replace("$(POD_NAME)", environment["POD_NAME"]) for name, text in environment.items()}
-        options = resolve_options({}, values)
+        options = resolve_options({}, values, OPTIONS)
         assert options.host == f"{spec['serviceName']}-{number}.{found['Service']['metadata']['name']}:{ports['wire']}"
         assert options.http_address.endswith(f":{ports['http']}")
         assert len(options.expected) == spec["replicas"]
         hosts.add(parse_host(options.host))
     assert hosts == set(options.expected)
-    assert resolve_options({"advertise": "replset-3.replset"}, values).expected == options.expected, "one more pod"
+    assert resolve_options({"advertise": "replset-3.replset"}, values, OPTIONS).expected == options.expected, (
+        "one more pod"
+    )
     mounts = {row["mountPath"] for row in container["volumeMounts"]}
     assert {options.dbpath.parent, options.key_file and options.key_file.parent} <= {Path(mount) for mount in mounts}
 
@@ -154,7 +156,7 @@ def test_the_patch_for_tls_gives_each_pod_its_certificate() -> None:
     pod = found["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     environment = {row["name"]: row.get("value", "").replace("$(POD_NAME)", "m1") for row in container["env"]}
-    options = resolve_options({}, environment)
+    options = resolve_options({}, environment, OPTIONS)
     assert (options.tls_mode, options.http_url.partition(":")[0]) == ("prefer", "https"), "one pod after the other"
     mounts = {row["mountPath"]: row["name"] for row in container["volumeMounts"]}
     volumes = {row["name"] for row in pod["volumes"]} | {"data"}

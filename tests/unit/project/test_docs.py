@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from replset import terminal
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
 from replset.errors import ErrorCode
-from replset.member.options import MemberOptions, flag_of, variable_of
+from replset.features.all import OPTIONS
+from replset.member.options import all_options, flag_of, variable_of
 from replset.storage.store import StoreOptions
 from rollback_tools.app import app as tools_app
 from rollback_tools.dump import build_parser as dump_parser
@@ -49,7 +49,7 @@ def row_of(text: str, start: str) -> str:
 # --- command lines ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(MemberOptions)] + ["config"])
+@pytest.mark.parametrize("field", [field.name for field in all_options(OPTIONS)] + ["config"])
 def test_every_option_of_start_is_documented_with_its_variable(field: str) -> None:
     row = row_of(page("cli.md"), f"--{flag_of(field)}")
     assert f"`{variable_of(field)}`" in row
@@ -57,7 +57,7 @@ def test_every_option_of_start_is_documented_with_its_variable(field: str) -> No
 
 def test_start_takes_no_option_besides() -> None:
     flags = {flag for action in start_parser()._actions for flag in action.option_strings if flag.startswith("--")}
-    known = {f"--{flag_of(field.name)}" for field in fields(MemberOptions)} | {"--config", "--help"}
+    known = {f"--{flag_of(field.name)}" for field in all_options(OPTIONS)} | {"--config", "--help"}
     assert {flag for flag in flags if not flag.startswith("--no-")} == known
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ import yaml
 from replset.config import ReplSetConfig, member, settings
 from replset.errors import ReplError
 from replset.features.administration.parameters import PARAMETERS
-from replset.member.options import MemberOptions, flag_of
+from replset.features.all import OPTIONS
+from replset.member.options import all_options, flag_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "settings.md").read_text(encoding="utf-8")
@@ -74,7 +75,7 @@ def test_every_server_parameter_is_there_and_whether_it_can_be_set() -> None:
     }
 
 
-@pytest.mark.parametrize("field", fields(MemberOptions), ids=lambda field: field.name)
+@pytest.mark.parametrize("field", all_options(OPTIONS), ids=lambda field: field.name)
 def test_an_option_of_start_has_this_default(field: object) -> None:
     name, default = field.name, field.default
     row = re.search(rf"^\| `--{flag_of(name)}[ `].*$", (DOCS / "cli.md").read_text(encoding="utf-8"), re.MULTILINE)
