@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from replset.core.election_metrics import ElectionMetrics
 from replset.core.member_state import MemberState
-from replset.core.status import MemberStatus, Status
+from replset.core.status import Status
 from replset.errors import code_name
 from replset.features.diagnostics.server_status import ELECTION_COUNTERS
 from replset.ids import OPTIME_NULL
@@ -60,12 +60,13 @@ class MemberCollector(Collector):
 
     def _features(self) -> Iterator[Metric]:
         for part in self._member[Features]:
-            for figure in part.figures():
-                labels = [figure.label] if figure.label else []
-                gauge = GaugeMetricFamily(figure.name, figure.help, labels=labels)
-                for value, number in figure.values.items():
-                    gauge.add_metric([value] if labels else [], number)
-                yield gauge
+            for one in part.figures():
+                plain = one.values.get("", 0.0)
+                yield (
+                    _gauges(one.name, one.help, one.label, one.values)
+                    if one.label
+                    else _gauge(one.name, one.help, plain)
+                )
 
     def _process(self) -> Iterator[Metric]:
         member = self._member
@@ -89,10 +90,8 @@ class MemberCollector(Collector):
 
     def _place_in_set(self) -> Iterator[Metric]:
         node = self._member.node
-        states = GaugeMetricFamily("replset_state", "1 for the state that the member is in", labels=["state"])
-        for state in MemberState:
-            states.add_metric([state.name], int(node.state is state))
-        yield states
+        states = {state.name: node.state is state for state in MemberState}
+        yield _gauges("replset_state", "1 for the state that the member is in", "state", states)
         yield _gauge("replset_term", "the newest term known", node.term)
         yield _gauge("replset_writable", "1 while clients may write here", node.writable)
         yield _gauge("replset_quarantined", "1 while the member keeps out of the set", bool(node.quarantine))
@@ -101,42 +100,36 @@ class MemberCollector(Collector):
 
     def _members(self, status: Status | None) -> Iterator[Metric]:
         """Each member as this one sees it, and how far the data-bearing ones are behind the newest entry known here."""
-        lag = GaugeMetricFamily("replset_member_lag_seconds", "behind the newest entry known", labels=["member"])
-        health = GaugeMetricFamily("replset_member_health", "1 while the member answers", labels=["member"])
-        ping = GaugeMetricFamily("replset_member_ping_seconds", "last round trip of a heartbeat", labels=["member"])
-        counted = GaugeMetricFamily("replset_member_counted", "1: counts for votes and majorities", labels=["member"])
+        rows = {} if status is None else {str(row.host): row for row in status.members}
+        flows = {host: self._member[Flows].of(row.id) for host, row in rows.items() if not row.is_self}
+        lag = {host: row.lag_ms / 1000 for host, row in rows.items() if row.lag_ms is not None}
+        health = {host: row.healthy for host, row in rows.items()}
+        ping = {host: rows[host].ping_ms / 1000 for host in flows}
+        counted = {host: row.counted for host, row in rows.items()}
         states = GaugeMetricFamily("replset_member_state", "1 for the member's state", labels=["member", "state"])
         sources = GaugeMetricFamily(
             "replset_member_sync_source", "1: the member fetches from the source", labels=["member", "source"]
         )
-        waiting = GaugeMetricFamily(
-            "replset_member_rollbacks_unacknowledged", "rollbacks that nobody has acknowledged", labels=["member"]
-        )
-        sent = CounterMetricFamily("replset_member_sent_bytes", "sent to it: oplog and copies", labels=["member"])
-        limit = GaugeMetricFamily(
-            "replset_member_send_limit_bytes", "in force for the last answer to it, 0: none", labels=["member"]
-        )
-        held = CounterMetricFamily(
-            "replset_member_send_held_seconds", "for how long answers to it waited for the limit", labels=["member"]
-        )
-        rows: tuple[MemberStatus, ...] = () if status is None else status.members
-        for row in rows:
-            labels = [str(row.host)]
-            health.add_metric(labels, int(row.healthy))
-            counted.add_metric(labels, int(row.counted))
-            states.add_metric([*labels, row.state.name], 1)
-            waiting.add_metric(labels, row.unacknowledged_rollbacks)
+        for host, row in rows.items():
+            states.add_metric([host, row.state.name], 1)
             if row.sync_source is not None:
-                sources.add_metric([*labels, str(row.sync_source)], 1)
-            if not row.is_self:
-                ping.add_metric(labels, row.ping_ms / 1000)
-                flow = self._member[Flows].of(row.id)
-                sent.add_metric(labels, flow.sent)
-                limit.add_metric(labels, flow.limit)
-                held.add_metric(labels, flow.held_s)
-            if row.lag_ms is not None:
-                lag.add_metric(labels, row.lag_ms / 1000)
-        yield from (lag, health, ping, counted, states, sources, waiting, sent, limit, held)
+                sources.add_metric([host, str(row.sync_source)], 1)
+        waiting = {host: row.unacknowledged_rollbacks for host, row in rows.items()}
+        sent = {host: flow.sent for host, flow in flows.items()}
+        limit = {host: flow.limit for host, flow in flows.items()}
+        held = {host: flow.held_s for host, flow in flows.items()}
+        yield _gauges("replset_member_lag_seconds", "behind the newest entry known", "member", lag)
+        yield _gauges("replset_member_health", "1 while the member answers", "member", health)
+        yield _gauges("replset_member_ping_seconds", "last round trip of a heartbeat", "member", ping)
+        yield _gauges("replset_member_counted", "1: counts for votes and majorities", "member", counted)
+        yield from (states, sources)
+        text = "rollbacks that nobody has acknowledged"
+        yield _gauges("replset_member_rollbacks_unacknowledged", text, "member", waiting)
+        yield _counters("replset_member_sent_bytes", "sent to it: oplog and copies", "member", sent)
+        text = "in force for the last answer to it, 0: none"
+        yield _gauges("replset_member_send_limit_bytes", text, "member", limit)
+        text = "for how long answers to it waited for the limit"
+        yield _counters("replset_member_send_held_seconds", text, "member", held)
 
     def _elections(self, status: Status | None) -> Iterator[Metric]:
         found = ElectionMetrics() if status is None else status.elections
@@ -147,14 +140,11 @@ class MemberCollector(Collector):
 
     def _oplog(self) -> Iterator[Metric]:
         member, store, node = self._member, self._member.store, self._member.node
-        optimes = GaugeMetricFamily(
-            "replset_optime_seconds", "seconds of the newest entry applied, on disk, committed", labels=["point"]
-        )
         position, committed = node.position, node.commit_point
-        optimes.add_metric(["applied"], position.last_applied.seconds)
-        optimes.add_metric(["durable"], position.last_durable.seconds)
-        optimes.add_metric(["committed"], committed.seconds)
-        yield optimes
+        optimes = {"applied": position.last_applied, "durable": position.last_durable, "committed": committed}
+        seconds = {point: optime.seconds for point, optime in optimes.items()}
+        text = "seconds of the newest entry applied, on disk, committed"
+        yield _gauges("replset_optime_seconds", text, "point", seconds)
         age_s = 0.0 if committed == OPTIME_NULL else max(0, age_ms(member, committed)) / 1000
         yield _gauge("replset_commit_point_age_seconds", "age of the newest entry known to be committed", age_s)
         yield _gauge("replset_oplog_window_seconds", "from the oldest entry to the newest", store.window_s())
@@ -169,10 +159,8 @@ class MemberCollector(Collector):
         yield _gauge("replset_initial_sync_copied_bytes", "how much of the copy is here", sync.copied)
 
     def _rollback_files(self) -> Iterator[Metric]:
-        rollbacks = GaugeMetricFamily("replset_rollbacks", "rollbacks whose files are here", labels=["state"])
-        for state in ROLLBACK_STATES:
-            rollbacks.add_metric([state], self._rollbacks.count(state))
-        yield rollbacks
+        states = {state: self._rollbacks.count(state) for state in ROLLBACK_STATES}
+        yield _gauges("replset_rollbacks", "rollbacks whose files are here", "state", states)
         yield _gauge(
             "replset_rollbacks_unacknowledged",
             "rollbacks and exports of this member that nobody has acknowledged",
@@ -185,21 +173,14 @@ class MemberCollector(Collector):
         text = "how long writes waited for their write concern"
         yield _histogram("replset_write_concern_wait_seconds", text, operations.write_concern_waits)
         yield _gauge("replset_write_concern_waiting", "writes that wait now", len(member.write_waiters))
-        failures = CounterMetricFamily(
-            "replset_write_concern_failures", "writes whose write concern was not met", labels=["code", "name"]
-        )
-        for code, count in sorted(operations.write_concern_failures.items()):
-            failures.add_metric([str(code), code_name(code)], count)
-        yield failures
+        text = "writes whose write concern was not met"
+        yield _failures("replset_write_concern_failures", text, operations.write_concern_failures)
         yield _histogram("replset_write_group_operations", "clients' operations in one transaction", member.group_sizes)
         yield _counter(
             "replset_oplog_written_bytes", "bytes of entries of clients' writes", member[FlowControl].written
         )
         yield _histogram("replset_sync_seconds", "how long the disk took to sync the WAL", member.durability.sync_times)
-        depths = GaugeMetricFamily("replset_queue_depth", "how much waits in each queue", labels=["queue"])
-        for queue, depth in member.queue_depths().items():
-            depths.add_metric([queue], depth)
-        yield depths
+        yield _gauges("replset_queue_depth", "how much waits in each queue", "queue", member.queue_depths())
 
     def _flow_control(self) -> Iterator[Metric]:
         flow = self._member[FlowControl]
@@ -236,10 +217,7 @@ class MemberCollector(Collector):
         yield _counters("replset_commands", "commands run, by name", "command", dispatcher.counts)
         took_s = {name: ms / 1000 for name, ms in operations.took_ms.items()}
         yield _counters("replset_command_seconds", "time that commands of clients took", "command", took_s)
-        failures = CounterMetricFamily("replset_command_failures", "commands refused", labels=["code", "name"])
-        for code, count in sorted(dispatcher.failures.items()):
-            failures.add_metric([str(code), code_name(code)], count)
-        yield failures
+        yield _failures("replset_command_failures", "commands refused", dispatcher.failures)
         yield _gauge("replset_operations_running", "commands of clients that run now", len(operations.running))
         slow = {reason.value: operations.slow.counts[reason] for reason in SlowReason}
         yield _counters("replset_slow_operations", "operations of over 100 ms, by what took longest", "reason", slow)
@@ -253,10 +231,24 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value=float(value))
 
 
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], float(value))
+    return family
+
+
 def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
     family = CounterMetricFamily(name, text, labels=[label])
     for key, value in sorted(values.items()):
         family.add_metric([key], value)
+    return family
+
+
+def _failures(name: str, text: str, counts: Mapping[int, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["code", "name"])
+    for code, count in sorted(counts.items()):
+        family.add_metric([str(code), code_name(code)], count)
     return family
 
 

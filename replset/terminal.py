@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import rich.text
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from replset.client import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE, TLS_CA_VARIABLE, TLS_VARIABLE, USER_VARIABLE
 from replset.errors import ReplError
@@ -177,6 +178,14 @@ def console() -> Console:
     """Return a console as wide as the terminal. In a file or a pipe no line is folded at 80 columns."""
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     return _Console(width=width, markup=False, emoji=False, highlight=False)
+
+
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines, whose cells are not folded."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
 
 
 def duration(ms: int) -> str:

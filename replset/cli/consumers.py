@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
 from replset.cli import calls
@@ -20,7 +19,7 @@ from replset.config import parse_host
 from replset.errors import BadValueError, ErrorCode, ReplError, Trait
 from replset.features.consumers.operations import Create, Mode, Unpark
 from replset.operations.declared import help_of
-from replset.terminal import console, duration, echo
+from replset.terminal import console, duration, echo, plain_table
 
 app = typer.Typer(help="Named consumers, which follow the set's changes.", no_args_is_help=True)
 
@@ -43,10 +42,8 @@ def list_consumers(
     if not reply["consumers"]:
         echo("there are no consumers; `replset consumers create NAME` makes one")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     kept = [kind for kind in ("held", "parked") if any(row.get(kind) for row in reply["consumers"])]
-    for column in ("consumer", "follows", "mode", "behind", "history", "reader", *kept):
-        table.add_column(column, no_wrap=True)
+    table = plain_table("consumer", "follows", "mode", "behind", "history", "reader", *kept)
     for row in reply["consumers"]:
         left_s = row.get("fallsOffInSecs")
         history = "LOST" if row.get("isLost") else "-" if left_s is None else f"goes in {duration(left_s * 1000)}"

@@ -19,7 +19,7 @@ from replset.cli.host_option import AnyHost
 from replset.cli.why import clock, reason_of
 from replset.errors import ReplError
 from replset.optime import optime_or_none
-from replset.terminal import Text, console, duration, echo
+from replset.terminal import Text, console, duration, echo, plain_table
 
 
 def status(
@@ -124,9 +124,7 @@ def _leadership(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[
 
 
 def _members(reply: Mapping[str, Any], known: Mapping[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("member", "state", "behind", "entries", "syncs from", "heard"):
-        table.add_column(column, no_wrap=True)
+    table = plain_table("member", "state", "behind", "entries", "syncs from", "heard")
     newest = max((_millis(row.get("optimeDate")) for row in known["members"]), default=0)
     entries = {row["name"]: row.get("entriesBehind", "-") for row in known["members"]}
     for row in reply["members"]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from replset.bson import from_ejson, to_ejson
 from replset.cli import calls
@@ -15,7 +14,7 @@ from replset.cli.consumers import place_of
 from replset.cli.host_option import Host
 from replset.features.undo.operations import Undo
 from replset.operations.declared import help_of
-from replset.terminal import console, echo
+from replset.terminal import console, echo, plain_table
 
 MOST_SHOWN = 20
 PATIENCE_S = 3_600.0
@@ -64,9 +63,8 @@ def _lines(reply: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         yield "nothing was written there in that span"
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("collection", "changed" if reply["applied"] else "would change", "unchanged", "left as it is"):
-        table.add_column(column, no_wrap=True)
+    changed = "changed" if reply["applied"] else "would change"
+    table = plain_table("collection", changed, "unchanged", "left as it is")
     for row in rows:
         table.add_row(*(str(row[name]) for name in ("ns", "changed", "unchanged", "left")))
     console().print(table)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from replset.ids import OpTime, pack_ts
-from replset.manifest import encode_manifest, parse_manifest
+from replset.manifest import Manifest
 
 ARCHIVE_FILE = "archive.json"
 FOLDER = "segments"
@@ -66,7 +66,7 @@ def _shown(ts: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Manifest):
     """Describes a segment. first, last, previous: TERM:SECONDS:INC of its ends and of the entry before it.
 
     previous, previous_chain: None where no member had that entry any more. chain: at the last entry. size, sha256: of
@@ -76,6 +76,7 @@ class Segment:
     there was none; None: an older release wrote this one.
     """
 
+    what = "segment"
     set_id: str
     previous: str | None
     previous_chain: int | None
@@ -115,29 +116,14 @@ class Segment:
     def end(self) -> Position:
         return Position(OpTime.parse(self.last), self.chain)
 
-    def encode(self) -> bytes:
-        """Return the bytes of the manifest, with a checksum of their own."""
-        return encode_manifest(self)
-
-    @classmethod
-    def parse(cls, data: bytes, where: str) -> Self:
-        """Read a manifest; where: for the message of a CorruptDataError."""
-        return parse_manifest(cls, data, where, "segment")
-
 
 @dataclass(frozen=True, slots=True)
-class ArchiveInfo:
+class ArchiveInfo(Manifest):
     """Names the set whose oplog an archive holds. set_id: settings.replicaSetId, in hex. archive_id: drawn when it was
     made, so that a set notices when its members were given different addresses.
     """
 
+    what = "archive"
     set_name: str
     set_id: str
     archive_id: str
-
-    def encode(self) -> bytes:
-        return encode_manifest(self)
-
-    @classmethod
-    def parse(cls, data: bytes, where: str) -> Self:
-        return parse_manifest(cls, data, where, "archive")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import apsw
 
@@ -18,7 +18,7 @@ from replset.config import Member, ReplSetConfig, Settings
 from replset.config.feature_version import LATEST
 from replset.errors import BadValueError, CorruptDataError, OutOfDiskSpaceError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
-from replset.manifest import encode_manifest, parse_manifest
+from replset.manifest import Manifest
 from replset.storage import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
 from replset.storage.copies import OPLOG_ONLY, install_copy
 from replset.storage.disk import Disk, file_sha256, read_chunks
@@ -35,12 +35,13 @@ _LONGEST_MANIFEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class BackupManifest:
+class BackupManifest(Manifest):
     """Describes a backup. set_id: settings.replicaSetId, in hex. newest: the newest entry in it, TERM:SECONDS:INC.
 
     size, sha256: of replset.db. made: UTC. config: the set's configuration at that time, for people.
     """
 
+    what = "backup"
     set_name: str
     set_id: str
     member: str
@@ -49,15 +50,6 @@ class BackupManifest:
     sha256: str
     made: str
     config: dict[str, Any]
-
-    def encode(self) -> bytes:
-        """Return the bytes of backup.json, with a checksum of their own."""
-        return encode_manifest(self)
-
-    @classmethod
-    def parse(cls, data: bytes, where: str) -> Self:
-        """Read backup.json; where: for the message of a CorruptDataError."""
-        return parse_manifest(cls, data, where, "backup")
 
 
 def read_manifest(disk: Disk, folder: str) -> BackupManifest:
