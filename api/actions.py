@@ -131,12 +131,9 @@ def check_fields(place: str, known: Mapping[str, FieldKind], required: Collectio
 
 
 def wrong_type(place: str, value: object, kind: FieldKind) -> HttpError:
-    text = f"BSON field '{place}' is the wrong type '{_type_name(value)}', expected type '{kind.title}'"
+    found = "object" if isinstance(value, RawDocument) else type_name(value)
+    text = f"BSON field '{place}' is the wrong type '{found}', expected type '{kind.title}'"
     return failure(ErrorCode.TYPE_MISMATCH, text)
-
-
-def _type_name(value: object) -> str:
-    return "object" if isinstance(value, RawDocument) else type_name(value)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------

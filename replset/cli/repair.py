@@ -42,12 +42,8 @@ class Terms:
             f"configuration: {'none' if config is None else f'version {config.version}, term {config.term}'}",
             f"newest entry: {self.newest} (term {self.newest.term})",
             f"durability mark: {self.durability_mark}"
-            f"{' (entries behind the newest one are lost)' if self._has_loss else ''}",
+            f"{' (entries behind the newest one are lost)' if self.newest < self.durability_mark else ''}",
         ]
-
-    @property
-    def _has_loss(self) -> bool:
-        return self.newest < self.durability_mark
 
 
 def repair(dbpath: Path, term: int | None, accept_data_loss: bool = False) -> list[str]:

@@ -9,7 +9,6 @@ from replset.config.replset_config import (
     ReplSetConfig,
     Tolerance,
     is_weaker,
-    refuse_unknown_fields,
 )
 from replset.config.settings import Settings, TagCounts, parse_tag_counts
 
@@ -28,5 +27,4 @@ __all__ = [
     "next_member_id",
     "parse_host",
     "parse_tag_counts",
-    "refuse_unknown_fields",
 ]

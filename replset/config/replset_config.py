@@ -187,25 +187,6 @@ class ReplSetConfig:
         return config
 
 
-def refuse_unknown_fields(new: ReplSetConfig, old: ReplSetConfig) -> None:
-    """Refuse (2) fields that this release does not know and that `old` does not have, in what a client gives.
-
-    Those of `old` were set by a newer release. Who reads the configuration, changes it and gives it back has them too.
-    """
-    pairs = [("", new.others, old.others)]
-    for index, member in enumerate(new.members):
-        before = old.member(member.id)
-        pairs.append((f"members.{index}.", member.others, {} if before is None else before.others))
-    before_rules = old.settings.durability_levels
-    for ns, rule in new.settings.durability_levels.items():
-        kept = before_rules[ns].others if ns in before_rules else {}
-        pairs.append((f"settings.durabilityLevels.{ns}.", rule.others, kept))
-    for place, given, known in pairs:
-        for name in given:
-            if name not in known:
-                raise BadValueError(f"unknown field {place}{name}")
-
-
 def is_weaker(new: ReplSetConfig, old: ReplSetConfig) -> bool:
     """Whether fewer members may fail with `new` than with `old` before majority writes or elections stop."""
     after, before = new.tolerance, old.tolerance

@@ -25,7 +25,6 @@ from replset.core.messages import (
     LocalPosition,
     ProgressRequest,
     ReplyBody,
-    Report,
     RequestBody,
     ShutdownStarted,
 )
@@ -232,7 +231,7 @@ class RunningMember(Kernel):
         self.context = replace(
             data.context,
             workers=self._threads,
-            on_report=self._on_report,
+            on_report=lambda report: self.shell.feed(report),
             on_undone=self._on_undone,
             on_broken=self._break,
         )
@@ -244,7 +243,7 @@ class RunningMember(Kernel):
             ports.sync_thread,
             on_moved=self._on_moved,
             on_synced=self.load.on_synced,
-            on_stalled=self._on_disk_stalled,
+            on_stalled=lambda stalled: self.shell.feed(DiskStalled(stalled)),
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
         )
         self.add(self.context, self._files, self._member_file, self.rollbacks, self.durability)
@@ -512,9 +511,6 @@ class RunningMember(Kernel):
 
     # --- callbacks of the parts ----------------------------------------------------------------------------------
 
-    def _on_report(self, report: Report) -> None:
-        self.shell.feed(report)
-
     def _on_committed(self) -> None:
         """Handle the commit of a group, of clients' writes or of applied entries."""
         self.durability.on_committed()
@@ -556,9 +552,6 @@ class RunningMember(Kernel):
     def _on_connection_lost(self, host: HostPort) -> None:
         if self._is_started:
             self.shell.feed(ConnectionLost(host))
-
-    def _on_disk_stalled(self, stalled: bool) -> None:
-        self.shell.feed(DiskStalled(stalled))
 
     def _on_awaited_members(self, reason: str) -> None:
         self.awaited_members = reason

@@ -438,18 +438,3 @@ def is_loopback(host: str) -> bool:
     except (OSError, UnicodeError):
         return True
     return all(ipaddress.ip_address(str(row[4][0]).partition("%")[0]).is_loopback for row in found)
-
-
-def command_line(options: MemberOptions) -> tuple[Sequence[str], dict[str, object]]:
-    """Return argv and the parsed options in the form of getCmdLineOpts."""
-    parsed: dict[str, object] = {
-        "net": {"bindIp": options.bind_ip, "port": options.port},
-        "replication": {"replSet": options.repl_set},
-        "storage": {"dbPath": str(options.dbpath)},
-    }
-    if options.auth:
-        parsed["security"] = {"authorization": "enabled"}
-    if options.enable_test_commands:
-        parsed["setParameter"] = {"enableTestCommands": "1"}
-    argv = ["replset", "start", "--replSet", options.repl_set, "--dbpath", str(options.dbpath)]
-    return [*argv, "--port", str(options.port)], parsed

@@ -7,7 +7,6 @@ The dispatcher checks once which of these fields go together. What a session kee
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -179,24 +178,6 @@ def check_cluster_time(raw: bytes, member: Kernel) -> None:
             f"New cluster time, {value.time}, is too far from this node's wall clock time, {now}.",
             code=ErrorCode.CLUSTER_TIME_FAILS_RATE_LIMITER,
         )
-
-
-def statement_ids(body: RawDocument, command: str, size: int) -> Sequence[int]:
-    """The number of each statement of a write: `stmtIds`, or counted from `stmtId` (0 when absent). 16, 72."""
-    if "stmtId" not in body and "stmtIds" not in body:
-        return range(size)
-    first, given = not fields.is_absent(body, "stmtId"), not fields.is_absent(body, "stmtIds")
-    if first and given:
-        raise InvalidOptionsError("May not specify both stmtId and stmtIds in write command")
-    if not given:
-        start = fields.whole(body, "stmtId", command, most=(1 << 31) - 1 - size)
-        return range(start, start + size)
-    ids = [fields.as_whole(value, "stmtIds", command) for value in fields.values(body, "stmtIds", command)]
-    if len(ids) != size:
-        raise ReplError("Number of statement ids must match the number of batch entries", code=ErrorCode.INVALID_LENGTH)
-    if any(not -(1 << 31) <= number < 1 << 31 for number in ids):
-        raise InvalidOptionsError(f"BSON field '{command}.stmtIds' holds a number that is no int")
-    return ids
 
 
 def _long(body: RawDocument, name: str) -> int | None:

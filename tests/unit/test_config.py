@@ -19,9 +19,9 @@ from replset.config import (
     is_weaker,
     next_member_id,
     parse_host,
-    refuse_unknown_fields,
 )
 from replset.errors import BadValueError, ReplError
+from replset.features.administration.replset_admin import refuse_unknown_fields
 from replset.ids import HostPort, MemberId
 
 Document = dict[str, Any]

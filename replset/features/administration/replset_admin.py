@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument, Timestamp
-from replset.config import ReplSetConfig, next_member_id, parse_host, refuse_unknown_fields
+from replset.config import ReplSetConfig, next_member_id, parse_host
 from replset.config.feature_version import FIELD
 from replset.core.messages import (
     AbortCatchUpRequest,
@@ -173,6 +173,25 @@ def primary_config(ctx: CommandContext) -> ReplSetConfig:
     if not ctx.member.node.writable:
         raise NotWritablePrimaryError(primary=ctx.member.node.primary_host)
     return config
+
+
+def refuse_unknown_fields(new: ReplSetConfig, old: ReplSetConfig) -> None:
+    """Refuse (2) fields that this release does not know and that `old` does not have, in what a client gives.
+
+    Those of `old` were set by a newer release. Who reads the configuration, changes it and gives it back has them too.
+    """
+    pairs = [("", new.others, old.others)]
+    for index, member in enumerate(new.members):
+        before = old.member(member.id)
+        pairs.append((f"members.{index}.", member.others, {} if before is None else before.others))
+    before_rules = old.settings.durability_levels
+    for ns, rule in new.settings.durability_levels.items():
+        kept = before_rules[ns].others if ns in before_rules else {}
+        pairs.append((f"settings.durabilityLevels.{ns}.", rule.others, kept))
+    for place, given, known in pairs:
+        for name in given:
+            if name not in known:
+                raise BadValueError(f"unknown field {place}{name}")
 
 
 async def change_config(ctx: CommandContext, config: ReplSetConfig, document: dict[str, object]) -> Reply:

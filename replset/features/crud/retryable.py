@@ -13,9 +13,10 @@ from replset.bson import RawDocument
 from replset.errors import ErrorCode, InvalidOptionsError, RemoteProtocolError, ReplError
 from replset.features.crud.scan import SLICE_BYTES, pause
 from replset.ids import OPTIME_NULL, OpTime
+from replset.operations import fields
 from replset.operations.command import CommandContext
 from replset.operations.fail_command import fail_transactional_write
-from replset.operations.session_request import SessionRequest, statement_ids
+from replset.operations.session_request import SessionRequest
 from replset.oplog_entry import OplogEntry
 from replset.optime import parse_optime
 from replset.replication.session_write import SessionWrite
@@ -38,14 +39,28 @@ class Executed(NamedTuple):
     image: RawDocument | None = None
 
 
-def _other_request() -> ReplError:
-    return ReplError("this Idempotency-Key was used for another request", code=ErrorCode.TRANSACTION_TOO_OLD)
-
-
 def refuse_retryable(retry: RetryableWrite | None, what: str) -> None:
     """Refuse a statement that may change several documents in a retryable write (72)."""
     if retry is not None and not retry.is_keyed:
         raise InvalidOptionsError(f"Cannot use (or request) retryable writes with {what}")
+
+
+def statement_ids(body: RawDocument, command: str, size: int) -> Sequence[int]:
+    """The number of each statement of a write: `stmtIds`, or counted from `stmtId` (0 when absent). 16, 72."""
+    if "stmtId" not in body and "stmtIds" not in body:
+        return range(size)
+    first, given = not fields.is_absent(body, "stmtId"), not fields.is_absent(body, "stmtIds")
+    if first and given:
+        raise InvalidOptionsError("May not specify both stmtId and stmtIds in write command")
+    if not given:
+        start = fields.whole(body, "stmtId", command, most=(1 << 31) - 1 - size)
+        return range(start, start + size)
+    ids = [fields.as_whole(value, "stmtIds", command) for value in fields.values(body, "stmtIds", command)]
+    if len(ids) != size:
+        raise ReplError("Number of statement ids must match the number of batch entries", code=ErrorCode.INVALID_LENGTH)
+    if any(not -(1 << 31) <= number < 1 << 31 for number in ids):
+        raise InvalidOptionsError(f"BSON field '{command}.stmtIds' holds a number that is no int")
+    return ids
 
 
 class RetryableWrite:
@@ -92,7 +107,8 @@ class RetryableWrite:
             )
         if self.is_keyed and record is not None and document is not None:
             if record.txn_number != self.number:
-                raise _other_request()
+                text = "this Idempotency-Key was used for another request"
+                raise ReplError(text, code=ErrorCode.TRANSACTION_TOO_OLD)
             self.answer = answer_of(document)
             if self.answer is not None:
                 return True

@@ -11,7 +11,7 @@ from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, Int64, to_ejson
 from replset.errors import BadValueError, NamespaceNotFoundError, NotBuiltError
 from replset.member.net.credentials import Credentials
-from replset.member.options import MemberOptions, command_line
+from replset.member.options import MemberOptions
 from replset.member.process.log_writer import RecentLog
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
@@ -67,8 +67,18 @@ async def rotate_certificates(ctx: CommandContext) -> Reply:
 
 
 async def get_cmd_line_opts(ctx: CommandContext) -> Reply:
-    argv, parsed = command_line(ctx.member[MemberOptions])
-    return {"argv": list(argv), "parsed": parsed}
+    options = ctx.member[MemberOptions]
+    parsed: dict[str, object] = {
+        "net": {"bindIp": options.bind_ip, "port": options.port},
+        "replication": {"replSet": options.repl_set},
+        "storage": {"dbPath": str(options.dbpath)},
+    }
+    if options.auth:
+        parsed["security"] = {"authorization": "enabled"}
+    if options.enable_test_commands:
+        parsed["setParameter"] = {"enableTestCommands": "1"}
+    argv = ["replset", "start", "--replSet", options.repl_set, "--dbpath", str(options.dbpath)]
+    return {"argv": [*argv, "--port", str(options.port)], "parsed": parsed}
 
 
 async def get_log(ctx: CommandContext) -> Reply:

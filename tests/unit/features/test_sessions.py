@@ -9,7 +9,8 @@ import pytest
 
 from replset.bson import Binary, Int64, RawDocument, encode
 from replset.errors import ReplError
-from replset.operations.session_request import NOBODY, parse_session, session_id, statement_ids
+from replset.features.crud.retryable import statement_ids
+from replset.operations.session_request import NOBODY, parse_session, session_id
 from tests.rig import Client
 
 UUID = bytes(range(16))
