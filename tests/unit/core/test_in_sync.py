@@ -60,6 +60,29 @@ def test_a_long_history_forgets_details_and_never_says_too_little() -> None:
     assert history.lag_ms(at(1, count - 1), Millis(count * SPAN_MS)) == 0
 
 
+def test_a_history_that_is_kept_over_a_restart_says_the_same_by_another_clock() -> None:
+    history, now = OptimeAges(), Millis(MOST_SPANS * SPAN_MS)
+    for number in range(1, MOST_SPANS - 1):
+        history.note(at(1, number), Millis(number * SPAN_MS))
+        history.note(at(2, number), Millis(number * SPAN_MS + SPAN_MS // 2))
+    kept, again, later = history.spans(now), OptimeAges(), Millis(now + 5)
+    assert len(kept) < MOST_SPANS // 4
+    again.load(kept, later)
+    for number in range(0, MOST_SPANS, 7):
+        optime = at(1, number)
+        assert again.lag_ms(optime, later) == history.lag_ms(optime, now)
+        assert again.age_ms(optime, later) == history.age_ms(optime, now)
+    assert again.spans(later) == kept
+
+
+def test_spans_are_joined_once_they_are_old_beside_what_lies_between_them() -> None:
+    history = OptimeAges()
+    for number, noted_at in enumerate((4_900, 5_000, 9_950), 1):
+        history.note(at(1, number), Millis(noted_at))
+    assert history.spans(Millis(10_000)) == [(5_100, 5_100, at(1, 1)), (5_000, 5_000, at(1, 2)), (50, 50, at(1, 3))]
+    assert history.spans(Millis(10_050)) == [(5_150, 5_050, at(1, 2)), (100, 100, at(1, 3))]
+
+
 def test_an_entry_that_is_noted_again_is_as_old_as_before() -> None:
     """Each heartbeat notes the newest entry. A delayed member would wait for an idle set's newest one for ever."""
     history = OptimeAges()

@@ -234,6 +234,14 @@ def test_a_resync_that_would_be_refused_is_to_be_forced() -> None:
     assert f"replset resync --force --host {host(2)}" in the_remark(told).next_step
 
 
+def test_a_member_names_its_own_quarantine_before_those_of_others() -> None:
+    node = follower(state=MemberState.RECOVERING, quarantine="it differs")
+    node.tick(NOW)
+    node.receive(SourceFailed(host(1), SourceProblem.NOT_APPLIED, "does not fit", node.term, at(3, 9), at(1)), NOW)
+    status = node.status(NOW)
+    assert [remark.why.partition(":27017")[0] for remark in status.remarks] == ["m0", "m2"]
+
+
 def test_a_damaged_member_copies_without_force() -> None:
     node = follower()
     node.receive(DamageFound("the entry is not the one that was written"), NOW)
