@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from pathlib import Path
 
 import pytest
 
 from tests.simulation.kit import scenarios
 from tests.simulation.kit.scenarios import SCENARIOS
+from tests.simulation.kit.told import TRANSCRIPTS, transcript_of, transcript_path
 
-TRANSCRIPTS = Path(__file__).parent / "transcripts"
 REWRITE = "REWRITE_TRANSCRIPTS"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_equals_its_transcript(name: str) -> None:
     """With REWRITE_TRANSCRIPTS=1 in the environment it is written down anew; read the difference."""
-    scenario = SCENARIOS[name]
-    path = TRANSCRIPTS / f"{scenario.__name__}.txt"
-    transcript = "\n".join([inspect.getdoc(scenario) or "", "", *scenario(), ""])
+    path, transcript = transcript_path(name), transcript_of(name)
     if os.environ.get(REWRITE):
         path.write_text(transcript)
     assert transcript == path.read_text()

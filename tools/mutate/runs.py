@@ -23,6 +23,7 @@ from tools.importers import ROOT
 from tools.mutate.record import Record, names_of_lines
 
 POOL: dict[str, range] = {
+    "stories": range(15),
     "core": range(12),
     "core-changes": range(8),
     "": range(8),
@@ -34,8 +35,10 @@ POOL: dict[str, range] = {
     "archive": range(2, 4),
     "streams": range(1, 3),
     "follow": range(10, 12),
+    "scenarios": range(11),
+    "wiring": range(9),
 }
-"""The seeds of each kind that judge, a mutation those of them that run its line."""
+"""The seeds of each kind, or the checks, that judge, a mutation those of them that run its line."""
 RUNS_S = 40
 """Seconds of processor for the runs of one mutation."""
 PATH = ROOT / ".venv" / ".runs-by-line.json"
@@ -80,8 +83,9 @@ def up_to_date(jobs: int) -> Record:
 
 def outcome_of(run: Run) -> str:
     """Carry out a run; "": it held."""
-    kinds = importlib.import_module("tests.simulation.kit.kinds")
-    by_option = {kind.option.removeprefix("--"): kind for kind in vars(kinds).values() if isinstance(kind, kinds.Kind)}
+    kinds, *others = (importlib.import_module(f"tests.simulation.kit.{name}") for name in ("kinds", "told", "wiring"))
+    found = (kind for module in (kinds, *others) for kind in vars(module).values() if isinstance(kind, kinds.Kind))
+    by_option = {kind.option.removeprefix("--"): kind for kind in found}
     kind = by_option[run[0]]
     error = kind.outcome(run[1]).error
     return "" if error is None else f"simulation, {kind.run_name(run[1])}: {error.splitlines()[0]}"

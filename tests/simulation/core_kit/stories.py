@@ -172,9 +172,10 @@ class Story:
             source = status.sync_source_id
             self.say(f"{machine.host} {status.state.name} in {status.term}, source {source}, {status.commit_point}")
             for row in status.members:
+                position, healthy = row.position, "healthy" if row.healthy else "not healthy"
                 self.say(
-                    f"  {row.id} {row.state.name} {'' if row.healthy else 'not '}healthy {'' if row.counted else 'not '}"
-                    f"counted {row.position and row.position.last_applied} {row.position and row.position.last_durable}"
+                    f"  {row.id} {row.state.name} {healthy} {'counted' if row.counted else 'not counted'}"
+                    f" {position and position.last_applied} {position and position.last_durable}"
                     f" lag {row.lag_ms} source {row.sync_source_id} ping {row.ping_ms} up {row.uptime_ms} {row.message}"
                 )
             for text in (status.blocking, *(f"{one.why} -> {one.next_step}" for one in status.remarks)):
@@ -194,8 +195,9 @@ class Story:
 def _row(member: Member) -> str:
     marks = (("arbiter", member.arbiter_only), ("new", member.newly_added), ("hidden", member.hidden))
     given = [name for name, holds in marks if holds]
-    spare = "" if member.spare_for is None else f"-for-{member.spare_for}"
-    return "-".join([f"{member.id}", member.incarnation or "?", f"{member.votes}", f"{member.priority:g}", *given]) + spare
+    if member.spare_for is not None:
+        given.append(f"for-{member.spare_for}")
+    return "-".join([f"{member.id}", member.incarnation or "?", f"{member.votes}", f"{member.priority:g}", *given])
 
 
 def _others(cluster: CoreCluster) -> Iterator[CoreMachine]:
