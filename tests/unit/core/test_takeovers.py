@@ -198,3 +198,15 @@ def test_a_primary_in_catch_up_drains_at_once_when_it_is_aborted() -> None:
     node._leader.phase = type(node._leader.phase).CATCH_UP
     assert asked(node, AbortCatchUpRequest()) == Done()
     assert node._leader.phase.value == "drain"
+
+
+def test_takeovers_of_long_ago_make_no_pause_longer() -> None:
+    node = follower()
+    takeovers, me = node._elections.takeovers, MemberId(0)
+    state = node._state
+    for now in [NOW] * 5 + [NOW + 200 * TIMEOUT]:
+        state.now = Millis(now)
+        takeovers.note(me)
+    for after, refuses in ((359, True), (360, False)):
+        state.now = Millis(NOW + after * TIMEOUT)
+        assert (takeovers.refusal(me) is not None) is refuses
