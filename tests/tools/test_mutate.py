@@ -67,6 +67,14 @@ def test_the_faults_of_a_file(found: list[Mutation]) -> None:
     assert [one.number for one in found] == list(range(len(found)))
 
 
+def test_how_a_derived_field_is_compared_and_shown_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "class A:\n    a: int = field(init=False, compare=False, repr=False)\n    b: int = field(compare=False)\n"
+    )
+    found = mutations_of(tmp_path / "a.py", tmp_path)
+    assert [(one.line, f"{one.before} -> {one.after}") for one in found] == [(2, "False -> True"), (3, "False -> True")]
+
+
 def test_each_number_makes_its_fault_and_no_other(tmp_path: Path, found: list[Mutation]) -> None:
     class Told(list[str]):
         def __getattr__(self, name: str) -> object:

@@ -34,6 +34,8 @@ LARGEST: Final = 2
 """Larger numbers are limits and intervals that somebody chose; one more or less of them is no fault."""
 DROP: Final = "dropped"
 SWAP: Final = "swapped with the next"
+_OF_DERIVED: Final = ("compare", "repr")
+"""Whether a dataclass compares and shows a field that it makes of others says nothing new."""
 _WORDS: Final = ("log", "warnings", "invariant")
 """Calls whose removal changes no behaviour: lines of the log, and checks of what is never so."""
 
@@ -199,7 +201,7 @@ class _Walk:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 yield from self._expression(child)
-            elif isinstance(child, ast.keyword):
+            elif isinstance(child, ast.keyword) and not (child.arg in _OF_DERIVED and _is_derived_field(node)):
                 yield from self._expression(child.value)
             elif isinstance(child, ast.comprehension):
                 yield from self._expression(child.iter)
@@ -289,6 +291,13 @@ def _replace_and_or(node: ast.BoolOp) -> None:
 
 def _drop_not(node: ast.UnaryOp) -> None:
     node.op, node.operand = ast.Not(), ast.UnaryOp(op=ast.Not(), operand=node.operand)
+
+
+def _is_derived_field(node: ast.expr) -> bool:
+    """Whether this is `field(init=False, ...)`: what a dataclass makes of its other fields."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "field"):
+        return False
+    return any(one.arg == "init" and ast.unparse(one.value) == "False" for one in node.keywords)
 
 
 def _is_words(node: ast.expr) -> bool:

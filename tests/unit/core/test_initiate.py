@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from replset.bson import ObjectId
 from replset.config import ReplSetConfig
 from replset.core.effects import AppendNoop, Reply
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, InitiateRequest, Refused, Request
-from replset.ids import OPTIME_NULL, HostPort
+from replset.ids import OPTIME_NULL, HostPort, MemberId
 from tests.simulation.core_kit.cluster import CoreCluster, change
-from tests.simulation.core_kit.machine import config_of, host, members_of
+from tests.simulation.core_kit.machine import FAST, config_of, host, members_of
 from tests.unit.core.single_node import NOW, asked, at, named, only, place, single_node
 
 
@@ -25,6 +26,10 @@ from tests.unit.core.single_node import NOW, asked, at, named, only, place, sing
         pytest.param(config_of(*members_of(3)[1:]), 74, id="runner-missing"),
         pytest.param(config_of(replace(members_of(1)[0], priority=0.0), members_of(2)[1]), 104, id="not-electable"),
         pytest.param(config_of(members_of(1)[0], replace(members_of(2)[1], newly_added=True)), 93, id="newly-added"),
+        pytest.param(config_of(members_of(1)[0], replace(members_of(2)[1], spare_for=MemberId(0))), 93, id="spare"),
+        pytest.param(
+            config_of(*members_of(3), settings=replace(FAST, replica_set_id=ObjectId(b"another set "))), 93, id="set-id"
+        ),
         pytest.param(config_of(*members_of(3, arbiters=2)), 2, id="C6-two-arbiters"),
     ],
 )

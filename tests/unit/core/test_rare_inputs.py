@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,12 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.core.quorum import IN_SYNC, WriteConcern
+from replset.core.state import NEVER, Peer
 from replset.core.waiting import describe_delay
 from replset.ids import OPTIME_NULL, MemberId, Millis
+from replset.replication.followed import FollowProgress
+from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.replication.rollback_progress import RollbackProgress
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import (
     CONFIG,
@@ -58,10 +63,10 @@ def journal(effects: list[Effect]) -> list[tuple[str, str]]:
     return [(effect.record.event, effect.record.detail) for effect in only(effects, RecordElectionEvent)]
 
 
-def changed(config: ReplSetConfig, **fields: object) -> ReplSetConfig:
+def changed(config: ReplSetConfig, **fields_of_last: object) -> ReplSetConfig:
     """The next version of `config`, as a user sends it, with other fields in its last member."""
     rows = [replace(member, incarnation=None) for member in config.members]
-    rows[-1] = replace(rows[-1], **fields)  # type: ignore[arg-type]
+    rows[-1] = replace(rows[-1], **fields_of_last)  # type: ignore[arg-type]
     return replace(config, version=config.version + 1, members=tuple(rows))
 
 
@@ -173,10 +178,10 @@ def test_a_stepdown_that_waits_is_done_when_another_member_ends_the_term() -> No
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("fields", [{"newly_added": True}, {"spare_for": MemberId(1)}])
-def test_what_is_the_servers_to_set_is_refused(fields: dict[str, object], force: bool) -> None:
+@pytest.mark.parametrize("given", [{"newly_added": True}, {"spare_for": MemberId(1)}])
+def test_what_is_the_servers_to_set_is_refused(given: dict[str, object], force: bool) -> None:
     node = leading_three()
-    assert asked(node, ReconfigRequest(changed(node.config, **fields), force, 0)).code == 93
+    assert asked(node, ReconfigRequest(changed(node.config, **given), force, 0)).code == 93
 
 
 def test_no_forced_configuration_passes_the_highest_version() -> None:
@@ -206,6 +211,23 @@ def test_nothing_is_known_without_a_configuration() -> None:
     assert node.in_sync_hosts == []
     node.receive(DamageFound("an entry is another one"), NOW)
     assert (node.state, node.quarantine) == (MemberState.STARTUP, "")
+
+
+def numbers_of(known: Any) -> dict[str, int]:
+    """The numbers that are not 0, and the flags that are set."""
+    values = {one.name: getattr(known, one.name) for one in fields(known)}
+    return {name: value for name, value in values.items() if type(value) in (int, bool) and value}
+
+
+def test_nothing_is_counted_at_the_beginning() -> None:
+    peer = Peer(host(0), MemberId(0), Millis(0))
+    assert numbers_of(peer) == {"config_version": -2, "config_term": -1, "reported_term": -1, "role_free_in": -1}
+    node = single_node(config=None, start=False, allow_multiple_arbiters=False, position=place(OPTIME_NULL))
+    assert numbers_of(node._state) == {"election_due": NEVER}
+    assert not node._state.is_overloaded()
+    assert not node._state.holds_role()
+    for progress in (InitialSyncProgress(), RollbackProgress(), FollowProgress()):
+        assert not numbers_of(progress)
 
 
 def test_what_a_primary_knows_of_its_set() -> None:

@@ -11,7 +11,7 @@ import apsw
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from replset.bson import InvalidBSONError, RawDocument
+from replset.bson import MAX_ENTRY_SIZE, InvalidBSONError, RawDocument
 from replset.errors import (
     DataMismatchError,
     InvariantError,
@@ -338,6 +338,13 @@ def test_an_entry_is_at_most_16_mib(driver: Driver) -> None:
         txn.append(bytes(16 << 20) + bytes(20000), OpTime(1, 5), op="n", ns="", wall_ms=1)
     assert caught.value.code == 257
     assert driver.store.last_applied == OPTIME_NULL
+    largest = insert_entry("db.c", bytes(16), doc_of(1, ""), OpTime(1, 5), WALL)
+    room = MAX_ENTRY_SIZE - len(largest)
+    largest = insert_entry("db.c", bytes(16), doc_of(1, "x" * room), OpTime(1, 5), WALL)
+    assert len(largest) == MAX_ENTRY_SIZE
+    with driver.store.group() as txn:
+        txn.append(largest, OpTime(1, 5), op="i", ns="db.c", wall_ms=WALL)
+    assert driver.store.last_applied == OpTime(1, 5)
 
 
 def test_first_and_last_optime_of_each_term_are_kept(driver: Driver) -> None:
