@@ -13,11 +13,12 @@ from api.commands import check_reply, decode_reply, run_command
 from api.event_stream import RESPONSE, EventStream, sse_event
 from api.exchange import HttpRequest
 from api.openapi import answers
+from api.routes.oplog import facts_of
 from replset.bson import DateTime, Int64
 from replset.errors import ErrorCode, ReplError
-from replset.ids import OPTIME_NULL
 from replset.member.member import RunningMember
 from replset.operations.slow_operations import SlowOperation
+from replset.storage.store import Store
 
 STREAMS_MAX = 16
 """Streams of one member at once. Each costs a replSetGetStatus a second."""
@@ -75,30 +76,20 @@ async def _status_event(member: RunningMember, http: HttpRequest) -> bytes:
     document = {
         "member": str(member.host),
         "status": decode_reply(reply),
-        "oplog": _oplog_document(member),
+        "oplog": _oplog_document(member.store),
         "slow": [_slow_document(row) for row in reversed(member.dispatcher.operations.slow.rows)],
         "operations": {name: Int64(counts.get(name, 0)) for name in COUNTED},
     }
     return sse_event("status", encode_body(Form.JSON, document, NO_TIMES))
 
 
-def _oplog_document(member: RunningMember) -> dict[str, Any]:
-    store = member.store
-    first, last = store.oldest, store.last_applied
+def _oplog_document(store: Store) -> dict[str, Any]:
     try:
         heads = store.newest_heads(NEWEST_ENTRIES)
     except ReplError:  # the data is being replaced
         heads = []
-    return {
-        "first": None if first == OPTIME_NULL else str(first),
-        "last": None if last == OPTIME_NULL else str(last),
-        "windowSecs": store.window_s(),
-        "bytes": Int64(store.oplog_bytes),
-        "maxBytes": Int64(store.options.oplog_max_bytes),
-        "newest": [
-            {"optime": str(head.optime), "op": head.op, "ns": head.ns, "wall": DateTime(head.wall_ms)} for head in heads
-        ],
-    }
+    rows = [{"optime": str(one.optime), "op": one.op, "ns": one.ns, "wall": DateTime(one.wall_ms)} for one in heads]
+    return {**facts_of(store), "newest": rows}
 
 
 def _slow_document(row: SlowOperation) -> dict[str, Any]:

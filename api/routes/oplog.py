@@ -17,6 +17,7 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.member.member import RunningMember
 from replset.oplog_row import OplogRow
 from replset.storage.snapshot import Snapshot
+from replset.storage.store import Store
 
 DEFAULT_ROWS = 100
 MAX_ROWS = 10_000
@@ -63,18 +64,16 @@ def router(member: RunningMember) -> APIRouter:
         responses=answers(200, 400, 405, 503),
     )
     async def info(request: Request) -> Response:
-        store = member.store
-        first, last = store.oldest, store.last_applied
-        facts: dict[str, object] = {
-            "first": None if first == OPTIME_NULL else str(first),
-            "last": None if last == OPTIME_NULL else str(last),
-            "windowSecs": store.window_s(),
-            "bytes": Int64(store.oplog_bytes),
-            "maxBytes": Int64(store.options.oplog_max_bytes),
-        }
-        return await to_response(member, HttpRequest(request.scope), HttpAnswer(facts))
+        return await to_response(member, HttpRequest(request.scope), HttpAnswer(facts_of(member.store)))
 
     return routes
+
+
+def facts_of(store: Store) -> dict[str, object]:
+    """Where the oplog begins and ends, and its bytes."""
+    first, last = (None if end == OPTIME_NULL else str(end) for end in (store.oldest, store.last_applied))
+    sizes = {"bytes": Int64(store.oplog_bytes), "maxBytes": Int64(store.options.oplog_max_bytes)}
+    return {"first": first, "last": last, "windowSecs": store.window_s(), **sizes}
 
 
 def parse_after(text: str | None) -> OpTime:

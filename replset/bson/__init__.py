@@ -6,7 +6,7 @@ from replset.bson.ejson import from_ejson, from_ejson_value, load_json, to_ejson
 from replset.bson.encoding import Document, append_fields, array_of, encode, with_fields
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
 from replset.bson.from_json import bson_from_json
-from replset.bson.keystring import compare, encode_key
+from replset.bson.keystring import compare, encode_key, is_document_of
 from replset.bson.layout import Layout, document_of
 from replset.bson.limits import (
     MAX_BSON_SIZE,
@@ -74,6 +74,7 @@ __all__ = [
     "encode_key",
     "from_ejson",
     "from_ejson_value",
+    "is_document_of",
     "load_json",
     "to_ejson",
     "to_ejson_value",

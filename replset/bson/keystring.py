@@ -22,7 +22,7 @@ from struct import Struct
 from typing import Any, Final
 
 from replset.bson.decimal128 import Decimal128
-from replset.bson.decoding import read_value
+from replset.bson.decoding import decode, read_value
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_DEPTH
 from replset.bson.raw import RawDocument
@@ -87,6 +87,14 @@ def encode_key(value: object) -> bytes:
         return _KEYS[kind](value) if kind in _KEYS else _key(value, 0)
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string") from None
+
+
+def is_document_of(key: bytes, document: bytes) -> bool:
+    """Whether these bytes are a document whose `_id` has this key."""
+    try:
+        return encode_key(decode(document).get("_id")) == key
+    except InvalidBSONError:
+        return False
 
 
 def encode_keys(values: Iterable[object]) -> bytes:

@@ -44,21 +44,14 @@ def reconfig_refusal(
         # What a member counts for rests on its disk: an arbiter keeps no entries, a witness no documents. If its kind
         # changed in place, it would count at once for entries or documents that it does not have. Added again, it has
         # its vote only when its disk is of the new kind and has caught up. (Map C10.)
-        if before.arbiter_only != member.arbiter_only:
-            return Refused(
-                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-                f"{at}: arbiterOnly cannot change; remove the member, then add it again",
-            )
-        if before.witness != member.witness:
-            return Refused(
-                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-                f"{at}: witness cannot change; remove the member, then add it again",
-            )
-        if before.build_indexes != member.build_indexes:
-            return Refused(
-                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-                f"{at}: buildIndexes cannot change; remove the member, then add it again",
-            )
+        for field, old_value, new_value in (
+            ("arbiterOnly", before.arbiter_only, member.arbiter_only),
+            ("witness", before.witness, member.witness),
+            ("buildIndexes", before.build_indexes, member.build_indexes),
+        ):
+            if old_value != new_value:
+                why = f"{at}: {field} cannot change; remove the member, then add it again"
+                return Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, why)
     own = new.member_at(me)
     if own is None:
         first = "" if force else "; it is the primary: let another member lead first (replset step-down)"

@@ -13,6 +13,7 @@ from replset.replication.context import MemberContext
 from replset.replication.copy_transfer import CopyTransfer
 from replset.replication.difference_protocol import CompareRequest
 from replset.replication.partial_copy import CopyRecord
+from replset.storage.copies import open_copy
 from replset.storage.differences import (
     FIRST_PLACE,
     SPAN_BITS,
@@ -20,7 +21,6 @@ from replset.storage.differences import (
     Spans,
     begin_build,
     end_build,
-    open_copy,
     put_rows,
     read_hashes,
     read_spans,

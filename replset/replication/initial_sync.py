@@ -14,8 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-import apsw
-
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import InvalidSyncSourceError, RemoteProtocolError, ReplError, UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, HostPort, OpTime, invariant
@@ -30,7 +28,7 @@ from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest
 from replset.replication.rollback import NotUndoneError, export_before_wipe, finish_rollbacks, leave_rollback
 from replset.replication.rollback_manifest import Manifest, RollbackState, settle_manifest
-from replset.storage.copies import OPLOG_ONLY, check_database
+from replset.storage.copies import OPLOG_ONLY, check_database, open_copy
 from replset.storage.disk import Disk
 from replset.storage.oplog import is_in_history, newest_row, oldest_row, row_at
 from replset.storage.sqlite import storage_error, transaction
@@ -292,21 +290,15 @@ def name_copy(
 
     Returns what its oplog holds; OPTIME_NULL for the ends of an empty one. exported: the newest entry that was.
     """
-    try:
-        connection = disk.connect(path)
-        try:
-            connection.pragma("journal_mode", "delete")
-            with transaction(connection):
-                write_meta(connection, _COPY_FOR, sync_id)
-            newest, oldest = newest_row(connection), oldest_row(connection)
-            return CopyContents(
-                OPTIME_NULL if newest is None else newest.optime,
-                OPTIME_NULL if oldest is None else oldest.optime,
-                row_at(connection, committed) is not None,
-                exported is not None and is_in_history(connection, exported),
-                bool(read_meta(connection, OPLOG_ONLY)),
-            )
-        finally:
-            connection.close(True)
-    except apsw.Error as error:
-        raise storage_error(error, path) from error
+    with open_copy(disk, path) as connection:
+        connection.pragma("journal_mode", "delete")
+        with transaction(connection):
+            write_meta(connection, _COPY_FOR, sync_id)
+        newest, oldest = newest_row(connection), oldest_row(connection)
+        return CopyContents(
+            OPTIME_NULL if newest is None else newest.optime,
+            OPTIME_NULL if oldest is None else oldest.optime,
+            row_at(connection, committed) is not None,
+            exported is not None and is_in_history(connection, exported),
+            bool(read_meta(connection, OPLOG_ONLY)),
+        )

@@ -5,7 +5,8 @@ alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -142,6 +143,19 @@ def _make_schema(source: apsw.Connection, target: apsw.Connection) -> None:
         target.pragma(name, source.pragma(name))
 
 
+@contextmanager
+def open_copy(disk: Disk, path: str, *, read_only: bool = False) -> Iterator[apsw.Connection]:
+    """Open a file that is no member's database yet or any more. Its errors become StorageErrors."""
+    try:
+        connection = disk.connect(path, read_only=read_only)
+        try:
+            yield connection
+        finally:
+            connection.close(True)
+    except (apsw.Error, OSError) as error:
+        raise storage_error(error, path) from error
+
+
 def _copy(
     disk: Disk,
     source_path: str,
@@ -221,8 +235,7 @@ def _prepare_copy(disk: Disk, copy_path: str, rollback_id_before: int, keep_inde
     Indexes that are not kept are hidden, and their entries removed little by little (retention.py). No rollback brings
     one back: it would lack what was written meanwhile.
     """
-    connection = disk.connect(copy_path)
-    try:
+    with open_copy(disk, copy_path) as connection:
         # No WAL beside the copy: its name changes, and only the one file is moved.
         connection.pragma("journal_mode", "delete")
         if connection.pragma("application_id") != DATA_SCHEMA.application_id:
@@ -236,23 +249,15 @@ def _prepare_copy(disk: Disk, copy_path: str, rollback_id_before: int, keep_inde
             if not keep_indexes:
                 connection.execute("UPDATE indexes SET dropped_ts = 0")
                 connection.execute("DELETE FROM undo WHERE kind = ?", (INDEX,))
-    finally:
-        connection.close(True)
     disk.remove(copy_path + WAL_SUFFIX)
     disk.remove(copy_path + SHM_SUFFIX)
 
 
 def check_database(disk: Disk, path: str, entries: int) -> None:
     """SQLite's quick_check, and the chain over the newest `entries`; CorruptDataError. For a worker."""
-    try:
-        connection = disk.connect(path)
-        try:
-            (found,) = first_row(connection, "PRAGMA quick_check(1)")
-            if found != "ok":
-                raise CorruptDataError(f"{path} is damaged: {found}")
-            row = first_row(connection, "SELECT ts FROM oplog ORDER BY ts DESC LIMIT 1 OFFSET ?", (entries,)) or (0,)
-            oplog.check_chain(connection, path, after_ts=row[0], limit=entries)
-        finally:
-            connection.close(True)
-    except (apsw.Error, OSError) as error:
-        raise storage_error(error, path) from error
+    with open_copy(disk, path) as connection:
+        (found,) = first_row(connection, "PRAGMA quick_check(1)")
+        if found != "ok":
+            raise CorruptDataError(f"{path} is damaged: {found}")
+        row = first_row(connection, "SELECT ts FROM oplog ORDER BY ts DESC LIMIT 1 OFFSET ?", (entries,)) or (0,)
+        oplog.check_chain(connection, path, after_ts=row[0], limit=entries)

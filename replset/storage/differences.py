@@ -9,7 +9,6 @@ for a whole one. Everything here blocks: it runs in a worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from struct import Struct, pack
@@ -21,11 +20,11 @@ from replset.errors import CorruptDataError, ErrorCode, ReplError
 from replset.ids import invariant
 from replset.oplog_row import entry_hash
 from replset.storage.catalog import SESSIONS, Collection, count_from_now_on, load_catalog, load_collection
-from replset.storage.copies import OPLOG_ONLY
+from replset.storage.copies import OPLOG_ONLY, open_copy
 from replset.storage.disk import Disk
 from replset.storage.indexes import Index, index_table_sql, load_indexes, write_entries
 from replset.storage.schema import DOC, IS_MISTYPED, KEY, collection_table, collection_table_sql
-from replset.storage.sqlite import first_row, rows_of, storage_error, transaction
+from replset.storage.sqlite import first_row, rows_of, transaction
 from replset.storage.txn import write_meta
 
 SPAN_BITS = 4
@@ -76,19 +75,6 @@ def unpack_pairs(data: bytes) -> dict[int, int]:
     if len(data) % _pair.size:
         raise ValueError(f"{len(data)} bytes are no pairs of numbers")
     return dict(_pair.iter_unpack(data))
-
-
-@contextmanager
-def open_copy(disk: Disk, path: str, *, read_only: bool = False) -> Iterator[apsw.Connection]:
-    """Open a file that is no member's database yet or any more. Its errors become StorageErrors."""
-    try:
-        connection = disk.connect(path, read_only=read_only)
-        try:
-            yield connection
-        finally:
-            connection.close(True)
-    except (apsw.Error, OSError) as error:
-        raise storage_error(error, path) from error
 
 
 # --- comparing --------------------------------------------------------------------------------------------------

@@ -21,11 +21,11 @@ from replset.features.aggregation.run_joins import open_facet, open_graph_lookup
 from replset.features.aggregation.run_output import authorize_output, run_on_primary, write_merge, write_out
 from replset.features.aggregation.run_sources import NEEDS, WITHOUT_COLLECTION, check_collection
 from replset.features.change_streams.change_stream import ChangeStreams
-from replset.features.crud.count_distinct import count_in_worker
 from replset.features.crud.explained import VERBOSITY
 from replset.features.crud.find import MADE_UP, spill_of
 from replset.features.crud.get_more import first_batch
 from replset.features.crud.let import let_of, variables_of
+from replset.features.crud.scan import read_in_thread
 from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.collations import default_fold
@@ -200,7 +200,7 @@ async def _count(run: PipelineRun) -> int:
     """Return how many documents the collection has, without reading them."""
     ctx = run.ctx
     coll, run.at = await open_collection(ctx, collection_field(ctx.body, ctx.name), read_concern_of(ctx))
-    return 0 if coll is None else await count_in_worker(ctx, partial(Snapshot.count, coll=coll, at=run.at))
+    return 0 if coll is None else await read_in_thread(ctx, partial(Snapshot.count, coll=coll, at=run.at))
 
 
 OPENERS: Final[Mapping[type[Stage], Opener]] = {

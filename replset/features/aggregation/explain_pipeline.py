@@ -8,7 +8,6 @@ from functools import partial
 from replset.bson import Int64, RawDocument
 from replset.features.aggregation.pipeline_run import PipelineRun, split_pipeline
 from replset.features.crud.explained import VERBOSITY, Explained, explain_query, with_command
-from replset.features.crud.find import make_query
 from replset.features.crud.scan import pause
 from replset.query.row import Row
 from replset.query.stages.output import MergeStage, OutStage
@@ -38,17 +37,7 @@ async def explain_pipeline(
     if not (stages and isinstance(stages[0], SourceStage)):
         collection, stages = await run.through_views(collection, stages)
         part = split_pipeline(stages)
-        found = await make_query(
-            ctx,
-            part.filter,
-            part.projection,
-            part.sort,
-            part.skip,
-            part.limit,
-            run.run.variables,
-            of_inner=run.inner_weight,
-            fold=run.fold,
-        )
+        found = await run.query_of(part)
         wanted = Explained(found.compiled, found.weight, found.sort, found.hint, part.skip, part.limit, part.projection)
         explained = await explain_query(ctx, wanted, collection, verbosity, command)
         if not part.rest and not output:

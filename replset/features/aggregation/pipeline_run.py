@@ -142,6 +142,11 @@ class PipelineRun:
         """What surrounds a stage of the command."""
         return StageScope(compile_pipeline, frozenset(self.run.variables), fold=self.fold)
 
+    async def query_of(self, part: QueryPart) -> Query:
+        """The query with which a pipeline begins."""
+        found, of_query = self.run.variables, (part.filter, part.projection, part.sort, part.skip, part.limit)
+        return await make_query(self.ctx, *of_query, found, of_inner=self.inner_weight, fold=self.fold)
+
     async def open(self, collection: str, stages: Sequence[Stage]) -> Cursor:
         """Open the cursor of a pipeline over a collection of the command's database.
 
@@ -153,18 +158,7 @@ class PipelineRun:
         ns = namespace(self.ctx.database, collection)
         collection, stages = await self.through_views(collection, stages)
         part = split_pipeline(stages)
-        query = await make_query(
-            self.ctx,
-            part.filter,
-            part.projection,
-            part.sort,
-            part.skip,
-            part.limit,
-            self.run.variables,
-            of_inner=self.inner_weight,
-            fold=self.fold,
-        )
-        source = await self._open_source(query, collection)
+        source = await self._open_source(await self.query_of(part), collection)
         cursor = await self.over(source, part.rest)
         cursor.ns = ns
         return cursor

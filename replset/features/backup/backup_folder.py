@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import apsw
-
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
 from replset.config.feature_version import LATEST
@@ -20,10 +18,10 @@ from replset.errors import BadValueError, CorruptDataError, OutOfDiskSpaceError,
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.manifest import Manifest
 from replset.storage import DATABASE_FILE, LOCK_FILE, RESTORE_FILE
-from replset.storage.copies import OPLOG_ONLY, install_copy
+from replset.storage.copies import OPLOG_ONLY, install_copy, open_copy
 from replset.storage.disk import Disk, file_sha256, read_chunks
 from replset.storage.member_file import MEMBER_FILE, MemberFile
-from replset.storage.sqlite import first_row, storage_error
+from replset.storage.sqlite import first_row
 from replset.storage.store import lock_dbpath
 from replset.storage.txn import read_meta
 
@@ -174,16 +172,10 @@ def _fill(
 def _newest_entry(disk: Disk, dbpath: str) -> OpTime:
     """Return the newest entry of the restored database, which has documents."""
     path = os.path.join(dbpath, DATABASE_FILE)
-    try:
-        connection = disk.connect(path)
-        try:
-            if read_meta(connection, OPLOG_ONLY):
-                raise BadValueError(f"{path} is a witness's: it has no documents")
-            row = first_row(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
-        finally:
-            connection.close(True)
-    except (apsw.Error, OSError) as error:
-        raise storage_error(error, path) from error
+    with open_copy(disk, path) as connection:
+        if read_meta(connection, OPLOG_ONLY):
+            raise BadValueError(f"{path} is a witness's: it has no documents")
+        row = first_row(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
     return OPTIME_NULL if row is None else OpTime(*row)
 
 

@@ -14,10 +14,10 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from replset.auth.roles import Action
-from replset.bson import Binary, Int64, InvalidBSONError, decode, encode_key
-from replset.errors import NamespaceNotFoundError, NotBuiltError, SnapshotCutError
+from replset.bson import Binary, Int64, is_document_of
+from replset.errors import NamespaceNotFoundError, NotBuiltError
 from replset.features.collections.index_check import IndexCheck
-from replset.features.crud.scan import SLICE_BYTES, SLICE_RAW, pause
+from replset.features.crud.scan import SLICE_BYTES, SLICE_RAW, pause, read_in_thread
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.namespaces import OPLOG, check_database, collection_field, namespace
@@ -36,21 +36,6 @@ BYTES_AT_ONCE = 256 << 20
 """The size of a database in which one walk finds the sizes of all collections, in about a tenth of a second."""
 MOST_SHOWN = 100
 """Damaged documents that validate names."""
-
-
-async def read_in_thread(ctx: CommandContext, read: Callable[[Snapshot], T]) -> T:
-    """Return `read` of a snapshot, in a thread; again when a checkpoint cut the snapshot off."""
-    store = ctx.member.store
-
-    def work() -> T:
-        with store.read() as snapshot:
-            return read(snapshot)
-
-    while True:
-        try:
-            return await ctx.member.workers.run(work)
-        except SnapshotCutError:
-            await pause(ctx)
 
 
 async def each_document(ctx: CommandContext, coll: Collection, take: Callable[[bytes, bytes], None]) -> None:
@@ -248,7 +233,7 @@ async def validate(ctx: CommandContext) -> Reply:
     def take(key: bytes, doc: bytes) -> None:
         nonlocal count
         count += 1
-        if not _is_sound(key, doc):
+        if not is_document_of(key, doc):
             bad.append(key)
 
     await each_document(ctx, coll, take)
@@ -285,13 +270,6 @@ async def validate(ctx: CommandContext) -> Reply:
         "missingIndexEntries": missing,
         "corruptRecords": [Binary(key) for key in bad[:MOST_SHOWN]],
     }
-
-
-def _is_sound(key: bytes, doc: bytes) -> bool:
-    try:
-        return encode_key(decode(doc).get("_id")) == key
-    except InvalidBSONError:
-        return False
 
 
 def _entry(index: str, entry: tuple[bytes, bytes]) -> dict[str, object]:

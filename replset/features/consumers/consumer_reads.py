@@ -202,14 +202,18 @@ async def _read_in_order(
         consumer = same(ctx, consumer)
     if not events and begin == position:
         consumer = await _pass(ctx, state, consumer, after)
+    reply = {"consumer": consumer.name, "active": True, **events_reply(consumer, events, after)}
+    return reply | _read_from(member, consumer)
+
+
+def events_reply(consumer: Consumer, events: Sequence[FoundEvent], after: str) -> dict[str, object]:
+    """What the holder of a consumer gets. after: where it goes on."""
     return {
         "consumer": consumer.name,
-        "active": True,
         "generation": Int64(consumer.generation),
         "position": consumer.position,
         "events": [RawDocument(event.document) for event in events],
         "next": after,
-        **_read_from(member, consumer),
     }
 
 

@@ -8,7 +8,7 @@ the holder there are those of the reader, or it is refused.
 from __future__ import annotations
 
 from replset.auth.roles import Action
-from replset.bson import Int64, RawDocument, decode
+from replset.bson import decode
 from replset.errors import (
     BadValueError,
     CatalogChangedError,
@@ -22,7 +22,7 @@ from replset.errors import (
 )
 from replset.features.consumers.consumer import CONSUMERS_NS, Consumer
 from replset.features.consumers.consumer_directory import document_of
-from replset.features.consumers.consumer_reads import LOOK_MS, EventSource
+from replset.features.consumers.consumer_reads import LOOK_MS, EventSource, events_reply
 from replset.features.consumers.operations import Mode, ReadHere
 from replset.ids import Millis
 from replset.operations.authorization import authorize
@@ -53,13 +53,7 @@ async def read_here(ctx: CommandContext, asked: ReadHere) -> Reply:
         if events or now >= until:
             break
         after = await source.wait(after, min(until - now, LOOK_MS))
-    return {
-        "consumer": consumer.name,
-        "generation": Int64(consumer.generation),
-        "position": consumer.position,
-        "events": [RawDocument(event.document) for event in events],
-        "next": after,
-    }
+    return events_reply(consumer, events, after)
 
 
 def _held_copy(ctx: CommandContext, asked: ReadHere) -> Consumer | None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, decode
-from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError, SnapshotCutError
+from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError
 from replset.features.crud.filters import Filter, filter_of
 from replset.features.crud.hint import hint_of
 from replset.features.crud.let import variables_of
 from replset.features.crud.oplog_cursor import OplogCursor
 from replset.features.crud.plan import ByIndex, choose_plan
-from replset.features.crud.scan import Scan, pause
+from replset.features.crud.scan import Scan, pause, read_in_thread
 from replset.features.crud.tailing import Wanted
 from replset.ids import OpTime
 from replset.operations import fields
@@ -53,9 +53,9 @@ async def count(ctx: CommandContext) -> Reply:
     plan = None if coll is None else choose_plan(coll, found, None, hint).plan
     total = 0
     if coll is not None and found.matcher is None and not isinstance(plan, ByIndex):
-        total = await count_in_worker(ctx, partial(Snapshot.count, coll=coll, at=at))
+        total = await read_in_thread(ctx, partial(Snapshot.count, coll=coll, at=at))
     elif isinstance(plan, ByIndex) and plan.is_exact and at is None:
-        total = await count_in_worker(ctx, partial(_count_entries, plan=plan))
+        total = await read_in_thread(ctx, partial(_count_entries, plan=plan))
     elif coll is not None and plan is not None:
 
         def on_slice(matched: int) -> bool:
@@ -79,7 +79,7 @@ async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
         def count_all(snapshot: Snapshot) -> int:
             return snapshot.entries_after(0) - (0 if point is None else snapshot.entries_after(point.ts))
 
-        return await count_in_worker(ctx, count_all)
+        return await read_in_thread(ctx, count_all)
     wanted = Wanted(found.matcher, None, weight)
     cursor = OplogCursor(ctx.member, found.query, wanted, backwards=False, is_majority=point is not None, counts=True)
     total = 0
@@ -133,21 +133,6 @@ def with_time(reply: dict[str, object], at: OpTime | None) -> dict[str, object]:
     if at is not None:
         reply["operationTime"] = timestamp(at.ts)
     return reply
-
-
-async def count_in_worker(ctx: CommandContext, count_: Callable[[Snapshot], int]) -> int:
-    """Again when a checkpoint cut the read off."""
-    store = ctx.member.store
-
-    def work() -> int:
-        with store.read() as snapshot:
-            return count_(snapshot)
-
-    while True:
-        try:
-            return await ctx.member.workers.run(work)
-        except SnapshotCutError:
-            await pause(ctx)
 
 
 def _count_entries(snapshot: Snapshot, plan: ByIndex) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-from replset.errors import CursorNotFoundError, QueryPlanKilledError
+from replset.errors import CursorNotFoundError, QueryPlanKilledError, SnapshotCutError
 from replset.features.crud.candidates import Candidate, OverlayView, SnapshotView, View, source_of
 from replset.features.crud.plan import ByKeys, Natural, Plan, index_names
 from replset.ids import OpTime
@@ -21,6 +21,7 @@ from replset.operations.kernel import Kernel
 from replset.operations.slow_operations import WORK
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
+from replset.storage.snapshot import Snapshot
 
 T = TypeVar("T")
 SLICE_DECODED = 256
@@ -144,3 +145,18 @@ async def pause(ctx: CommandContext) -> None:
     """
     ctx.check_deadline()
     await ctx.member.slices.wait(0)
+
+
+async def read_in_thread(ctx: CommandContext, read: Callable[[Snapshot], T]) -> T:
+    """Return `read` of a snapshot, in a thread; again when a checkpoint cut the snapshot off."""
+    store = ctx.member.store
+
+    def work() -> T:
+        with store.read() as snapshot:
+            return read(snapshot)
+
+    while True:
+        try:
+            return await ctx.member.workers.run(work)
+        except SnapshotCutError:
+            await pause(ctx)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
 
-from replset.bson import InvalidBSONError, decode, encode_key
+from replset.bson import is_document_of
 from replset.errors import NamespaceNotFoundError, RemoteProtocolError
 from replset.features.scrub.corrections import correct, written_after
 from replset.features.scrub.document_check import ComparedRange, Difference, DocumentCheck
@@ -39,7 +39,7 @@ class Correction:
     @property
     def is_sound(self) -> bool:
         """Whether the document gets bytes that are one, or goes."""
-        return self.after is None or _is_sound(self.difference.key, self.after)
+        return self.after is None or is_document_of(self.difference.key, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,6 @@ class Restraint(Protocol):
 
     def allows(self) -> bool:
         """Whether the repair may still be done; asked in the turn in which the documents are replaced."""
-
-
-def _is_sound(key: bytes, doc: bytes) -> bool:
-    try:
-        return encode_key(decode(doc).get("_id")) == key
-    except InvalidBSONError:
-        return False
 
 
 def majority_version(difference: Difference, members: int) -> tuple[bool, int | None]:
@@ -166,7 +159,7 @@ class DocumentRepair:
         def divide() -> None:
             for one in corrections:
                 if one.before is not None:
-                    kept[_is_sound(one.difference.key, one.before)].append(one.before)
+                    kept[is_document_of(one.difference.key, one.before)].append(one.before)
 
         await self._context.workers.run(divide)  # it decodes each document, for seconds if they are large
         ns, at = compared.request.ns, compared.request.at

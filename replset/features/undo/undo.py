@@ -22,8 +22,7 @@ from replset.errors import (
     SnapshotTooOldError,
     cut_message,
 )
-from replset.features.collections.statistics import read_in_thread
-from replset.features.crud.scan import pause
+from replset.features.crud.scan import pause, read_in_thread
 from replset.features.recovery.policy import Policy, RestoreAction
 from replset.features.undo.operations import Undo
 from replset.features.undo.plan import Place, Row, Span, find_places, judge, read_slice

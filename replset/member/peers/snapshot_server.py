@@ -31,8 +31,8 @@ from replset.operations.waiters import ByteRate
 from replset.replication.context import MemberContext
 from replset.replication.difference_protocol import STEPS, CompareReply, CompareRequest
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
-from replset.storage.copies import CopyInfo, copy_frame
-from replset.storage.differences import open_copy, read_differences, read_spans
+from replset.storage.copies import CopyInfo, copy_frame, open_copy
+from replset.storage.differences import read_differences, read_spans
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.snapshot_server")

@@ -337,13 +337,13 @@ def test_nothing_is_kept_of_a_collection_that_was_dropped_meanwhile(three: Three
 def test_large_documents_are_not_decoded_on_the_event_loop(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     rot(three.b, 3, {"_id": 3, "n": 999})
     works: list[object] = []
-    is_sound = document_repair._is_sound
+    is_sound = document_repair.is_document_of
 
     def note(key: bytes, doc: bytes) -> bool:
         works.append(three.b.workers.work)
         return is_sound(key, doc)
 
-    monkeypatch.setattr(document_repair, "_is_sound", note)
+    monkeypatch.setattr(document_repair, "is_document_of", note)
     assert three.repair(three.b).corrected
     assert works
     assert all(works)

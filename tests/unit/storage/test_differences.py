@@ -10,14 +10,13 @@ import pytest
 
 from replset.errors import CorruptDataError
 from replset.storage import differences
-from replset.storage.copies import OPLOG_ONLY
+from replset.storage.copies import OPLOG_ONLY, open_copy
 from replset.storage.differences import (
     FIRST_PLACE,
     SPAN_BITS,
     Row,
     Spans,
     end_build,
-    open_copy,
     read_differences,
     read_hashes,
     read_spans,
