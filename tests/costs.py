@@ -34,11 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if seconds := config.getoption("within"):
         config.pluginmanager.register(Within(seconds))
     if name := config.getoption("costs"):
-        config.pluginmanager.register(Costs(name, is_worker=hasattr(config, "workerinput")))
+        config.pluginmanager.register(Costs(name))
 
 
 class Within:
-    """Passes over the tests that would begin too late. In a worker of xdist it reports none, so none is counted."""
+    """Passes over the tests that would begin too late. It reports none, so none is counted."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
@@ -54,9 +54,8 @@ class Within:
 
 
 class Costs:
-    def __init__(self, name: str, *, is_worker: bool) -> None:
+    def __init__(self, name: str) -> None:
         self._path = ROOT / ".venv" / f".costs-{name}.json"
-        self._is_worker = is_worker
         self._began = (0.0, 0.0)
         self._tests: dict[str, tuple[float, float]] = {}
 
@@ -80,7 +79,7 @@ class Costs:
                 self._tests[report.nodeid] = (processor, wall)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._is_worker or not self._tests:
+        if not self._tests:
             return
         self._path.write_text(json.dumps(self._tests, indent=1))
         folders: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])

@@ -78,7 +78,10 @@ def imports_of(path: Path) -> set[str]:
 
 def imports_that_run(path: Path) -> set[str]:
     """The same without what only type checkers read."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if "TYPE_CHECKING" not in text:
+        return imports_of(path)
+    tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             node.body = []

@@ -77,6 +77,7 @@ def test_settings_status_and_a_member_less(folder: Path) -> None:
     assert re.findall(r"pid - +stopped", stopped) == ["pid -  stopped"] * 3
 
 
+@pytest.mark.in_turns
 def test_a_process_that_listens_on_a_members_port_is_not_taken_for_it(folder: Path, tmp_path: Path) -> None:
     with running_set(tmp_path / "one") as local:
         stranger = local.add(next_ports(1)[0])
@@ -88,6 +89,7 @@ def test_a_process_that_listens_on_a_members_port_is_not_taken_for_it(folder: Pa
         assert stranger.is_running()
 
 
+@pytest.mark.in_turns
 def test_what_a_failed_up_left_is_brought_up_by_the_next(folder: Path) -> None:
     """m2 cannot start, so nothing is initiated; once its place is free, the same command makes the whole set."""
     folder.mkdir()

@@ -412,6 +412,7 @@ def test_alerts_and_dashboard_use_metrics_that_members_have(made: LocalServices)
     assert used <= known | families | {"replset_certificate_expiry_timestamp_seconds"}  # only with TLS
 
 
+@pytest.mark.in_turns
 def test_a_fourth_member_and_an_arbiter_join(made: LocalServices) -> None:
     made.up("more")
     for name in ("m4", "arbiter"):
@@ -427,6 +428,7 @@ def test_a_fourth_member_and_an_arbiter_join(made: LocalServices) -> None:
     assert "already" in made.run("more"), "starting the services again does no harm"
 
 
+@pytest.mark.in_turns
 @pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy here (apt install haproxy)")
 def test_haproxy_leads_to_the_primary_and_follows_it(made: LocalServices) -> None:
     made.up("haproxy")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from replset.local_set import LocalMember, LocalSet, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import run_program
@@ -47,6 +49,7 @@ def write_all_kinds(primary: LocalMember) -> None:
     run(primary, {"drop": "gone"})
 
 
+@pytest.mark.in_turns
 def test_two_sites(make_set: MakeSet) -> None:
     first, second = make_set(), make_set(members=2, name="site2")
     primary, away = first.wait_for_primary(), second.wait_for_primary()

@@ -185,6 +185,7 @@ def keys(found: list[dict[str, Any]]) -> list[object]:
     return [event["documentKey"]["_id"] for event in found]
 
 
+@pytest.mark.in_turns
 def test_a_change_stream_through_a_failover_and_over_http(local: ForkedSet) -> None:
     primary = local.wait_for_primary()
     with connect(local, heartbeatFrequencyMS=500) as client:
@@ -231,6 +232,7 @@ def replset(member: LocalMember, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.in_turns
 def test_a_consumer_over_http_on_the_command_line_and_through_a_failover(local: ForkedSet) -> None:
     primary, secondary = local.wait_for_primary(), a_secondary(local)
 

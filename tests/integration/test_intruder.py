@@ -237,6 +237,7 @@ def test_a_proof_is_of_one_connection_and_one_address(
             assert client.command("admin", {"replSetGetRBID": 1})["code"] == UNAUTHORIZED
 
 
+@pytest.mark.in_turns
 def test_two_hundred_wrong_passwords_at_once_keep_nobody_out(guarded: GuardedSet) -> None:
     def guess(number: int) -> int | None:
         with guarded.client(READER, f"guess {number}") as client, pytest.raises(OperationFailure) as failure:
@@ -381,6 +382,7 @@ def test_without_a_key_file_what_a_stranger_says_is_bounded(tmp_path: Path) -> N
         assert all(member.is_running() for member in unkeyed.members)
 
 
+@pytest.mark.in_turns
 @pytest.mark.usefixtures("plain_clients")
 def test_members_with_another_key_stay_strangers_until_they_have_the_sets(make_set: MakeSet) -> None:
     """Their own set of proofs is refused, and the file says what to change; with both keys they are members again."""

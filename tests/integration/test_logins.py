@@ -104,6 +104,7 @@ def test_pymongo_through_a_failover(local: ForkedSet) -> None:
         assert code_of(client, "shop") == 13
 
 
+@pytest.mark.in_turns
 def test_the_node_driver(local: ForkedSet) -> None:
     program = installed() / "login.mjs"
     shutil.copy(Path(__file__).parent / "clients" / "login.mjs", program)
@@ -158,6 +159,7 @@ def test_a_new_member_is_added_though_it_knows_no_user_yet(local: ForkedSet) -> 
         local.members.remove(new)
 
 
+@pytest.mark.in_turns
 def test_what_ends_a_login(local: ForkedSet, tmp_path: Path) -> None:
     """A new password and the end of a user, on all members; the audit log has it."""
     primary = local.wait_for_primary()

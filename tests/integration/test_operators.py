@@ -96,6 +96,7 @@ def test_the_operator_chooses_the_next_primary(local: ForkedSet, capsys: Capture
     assert "is primary already" in replset(capsys, "step-up", chosen.host)
 
 
+@pytest.mark.in_turns
 def test_a_spare_votes_for_a_member_that_was_killed(local: ForkedSet, capsys: Capture) -> None:
     primary = local.wait_for_primary()
     gone, other = others_of(local, primary)
@@ -115,6 +116,7 @@ def test_a_spare_votes_for_a_member_that_was_killed(local: ForkedSet, capsys: Ca
     wait_until(lambda: "spareFor" not in own() and row_of(gone, by=primary)["counted"], 60, "the vote to be given back")
 
 
+@pytest.mark.in_turns
 def test_the_primary_is_replaced_by_a_plan(make_set: MakeSet, tmp_path: Path, capsys: Capture) -> None:
     local = make_set()
     old = local.wait_for_primary()

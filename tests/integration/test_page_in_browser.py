@@ -192,6 +192,7 @@ def test_one_click_says_what_would_be_if_a_member_died(browser: Any, local: Fork
     assert (configuration(local)["version"], local.wait_for_primary()) == (before, primary)
 
 
+@pytest.mark.in_turns
 def test_with_failover_by_hand_the_page_says_who_can_lead_and_what_it_lacks(browser: Any, tmp_path: Path) -> None:
     with running_set(tmp_path / "set") as local:
         start_set(local, failover="manual")
@@ -217,6 +218,7 @@ def test_with_failover_by_hand_the_page_says_who_can_lead_and_what_it_lacks(brow
             wait_until(lambda: "manual" not in seen.text("#remarks"), 20, "the remark to go")
 
 
+@pytest.mark.in_turns
 def test_a_page_whose_member_ends_says_so_and_goes_on_when_it_is_back(browser: Any, local: ForkedSet) -> None:
     member = a_secondary(local)
     with tab(browser, member.http) as seen:
@@ -306,6 +308,7 @@ def test_a_member_that_waits_for_the_expected_ones_is_not_to_be_initiated(browse
             assert "initiate" not in seen.page.locator("#remarks").inner_text()
 
 
+@pytest.mark.in_turns
 def test_with_users_the_page_asks_who_looks_at_it(browser: Any, tmp_path: Path) -> None:
     """A monitor sees the set and changes nothing; an administrator may; a dropped user sees nothing more."""
     with running_set(tmp_path / "closed") as closed:

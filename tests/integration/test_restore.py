@@ -91,6 +91,7 @@ def get(url: str) -> Any:
     return response.json()
 
 
+@pytest.mark.in_turns
 def test_the_page_is_true(local: ForkedSet, tmp_path: Path) -> None:
     """Its commands put all back on this set; every member tells of the rollback until somebody acknowledges it."""
     story = lose_writes(local)
@@ -179,6 +180,7 @@ def test_over_http_each_step_needs_its_role_and_the_member_writes_as_a_member(se
 MANY = 600
 
 
+@pytest.mark.in_turns
 def test_a_restore_that_is_killed_is_run_again(local: ForkedSet) -> None:
     """By the tool, and then by the member."""
     old = local.wait_for_primary()

@@ -59,6 +59,7 @@ def first_write_ms(member: LocalMember) -> int:
     return int(entry["wall"].ms)
 
 
+@pytest.mark.in_turns
 def test_one_member_holds_the_role_at_a_time(local: ForkedSet) -> None:
     first = local.wait_for_primary()
     wait_until(lambda: holder(local) == first.host, 10, "the first gain")

@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 
+import pytest
+
 from replset.bson import encode, encode_key
 from replset.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import list_manifests
@@ -57,6 +59,7 @@ def replset(*arguments: object) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.in_turns
 def test_documents_that_a_disk_changed_are_named_and_put_right(local: ForkedSet) -> None:
     primary = local.wait_for_primary()
     rotten, other = others_of(local, primary)

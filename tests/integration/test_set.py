@@ -6,6 +6,8 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from replset.local_set import LocalMember, wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.forked import ForkedSet
@@ -154,6 +156,7 @@ def test_writers_are_slowed_while_the_majority_is_too_far_behind(local: ForkedSe
     wait_until(lambda: not write()["isLagged"], 60, "writers to be let go")
 
 
+@pytest.mark.in_turns
 def test_a_durability_level_falls_while_the_data_secondary_is_down_and_rises_again(make_set: MakeSet) -> None:
     level = {"level": 2, "atLeast": 1, "degradeLagSecs": 2, "restoreLagSecs": 1}
     local = make_set(members=2, arbiters=1, durabilityLevels={"shop.orders": level})

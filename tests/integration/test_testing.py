@@ -239,6 +239,7 @@ def test_all_ends_though_the_guard_does_not() -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.in_turns
 def test_the_fixtures_take_the_set_that_is_given(project: Path) -> None:
     (project / "test_given.py").write_text(
         "def test_uri(replica_set_uri, fresh_database):\n"
@@ -249,6 +250,7 @@ def test_the_fixtures_take_the_set_that_is_given(project: Path) -> None:
     assert "1 passed, 1 skipped" in said
 
 
+@pytest.mark.in_turns
 def test_the_fixtures_take_the_numbers_of_the_ini_file(project: Path) -> None:
     (project / "pytest.ini").write_text("[pytest]\nreplica_set_members = 2\nreplica_set_arbiters = 0\n")
     (project / "test_number.py").write_text(
@@ -283,6 +285,7 @@ def test_a_command_gets_the_uri_and_gives_its_status() -> None:
     assert (wrong.returncode, wrong.stderr) == (2, "replset: /no/such: No such file or directory\n")
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 9)])
 def test_a_signal_reaches_the_command_and_the_set_ends(how: signal.Signals, status: int) -> None:
     script = (

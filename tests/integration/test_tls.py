@@ -159,6 +159,7 @@ def test_certificates_are_changed_without_a_connection_lost(tls: TlsSet) -> None
     assert status(primary)["term"] == term
 
 
+@pytest.mark.in_turns
 def test_a_member_whose_ca_is_not_the_sets_stays_out(tls: TlsSet) -> None:
     """Neither end believes the other, and the set goes on without it."""
     local = tls.local

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from bson import Binary, Int64, Timestamp
 from pymongo.errors import PyMongoError
 
@@ -171,6 +172,7 @@ def everything(client: Client) -> Document:
     return found
 
 
+@pytest.mark.in_turns
 def test_a_whole_set_goes_out_and_in_again(make_set: MakeSet) -> None:
     source, target = make_set(members=1), make_set()
     with connect(source) as there, connect(target) as here:

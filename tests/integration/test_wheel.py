@@ -74,6 +74,7 @@ def test_a_second_build_and_one_of_the_sdist_have_the_same_bytes(built: tuple[Pa
     assert digests(build(tmp_path / "of-sdist", unpacked))[1] == digests(built)[1]
 
 
+@pytest.mark.in_turns
 def test_those_who_publish_packages_find_nothing_wrong(built: tuple[Path, Path]) -> None:
     """Such as a second name at the top: `api` and `spark` would hide the folders of a project."""
     for checker in (["twine", "check", "--strict", *map(str, built)], ["check_wheel_contents", str(built[1])]):

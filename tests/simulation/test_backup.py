@@ -72,6 +72,7 @@ def test_it_fetches_what_came_since_and_gets_its_vote_back(is_primary: bool) -> 
         scenario.heal_all_and_judge()
 
 
+@pytest.mark.in_turns
 def test_it_neither_votes_nor_counts_for_what_its_lost_disk_had() -> None:
     """The other holder of a majority write dies meanwhile: nobody may lead without that write."""
     with scenario_run(seed=8) as scenario:

@@ -48,6 +48,7 @@ def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(ste
         scenario.heal_all_and_judge()
 
 
+@pytest.mark.in_turns
 def test_the_status_shows_what_a_member_waits_for_after_the_swap() -> None:
     """The step at which the swap is under way moves when a member does more or less before it: so several are tried."""
     waited_for = set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from replset.errors import ErrorCode
 from tests.simulation.kit.cluster import SPARE, SimCluster, quiet_logs
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
@@ -38,6 +40,7 @@ def shown(scenario: ScenarioRun) -> set[str]:
     return found
 
 
+@pytest.mark.in_turns
 def test_a_set_is_upgraded_uses_what_is_new_and_goes_back() -> None:
     with scenario_run(of_last_release=("a", "b", "c")) as scenario:
         cluster = scenario.cluster
@@ -75,6 +78,7 @@ def test_a_set_is_upgraded_uses_what_is_new_and_goes_back() -> None:
         scenario.heal_all_and_judge()
 
 
+@pytest.mark.in_turns
 def test_a_set_that_begins_with_a_member_of_the_last_release_stays_at_that() -> None:
     with scenario_run(members=2, of_last_release=("b",)) as scenario:
         assert shown(scenario) == {"1.0"}

@@ -95,6 +95,7 @@ def test_a_cut_shorter_than_an_election_takes_the_role_away_and_gives_it_back() 
     cluster.until(lambda: any(guard.holds for guard in guards.guards.values()))
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("broken", ["no wait", "short wait", "long hold"])
 def test_the_checks_notice_a_broken_rule(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     if broken == "no wait":

@@ -51,6 +51,7 @@ RUNS: dict[str, tuple[Callable[[int], Outcome], tuple[int, ...]]] = {
     "of two releases": (run_releases, (0, 1, 2, 3, 4, 6)),
     "an archive": (run_archive, (5, 2, 260030)),
     "change streams": (run_streams, (1,)),
+    "named consumers": (run_consumers, (2,)),
     "a set follows": (run_follow, (14, 10)),  # the second: a planned switch-over
 }
 """By kind: what runs, and its seeds."""
@@ -62,7 +63,6 @@ LEAST = {
 }
 """What has to happen in a run so often."""
 ROLLBACKS = (16, 20, 4, 1, 2, 3, *range(5, 9))  # until each kind of operation was undone; so far by the first two
-CONSUMERS = (2,)
 KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
     *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
 }
@@ -76,12 +76,6 @@ def test_every_invariant_holds(kind: str, seed: int) -> None:
     assert outcome.error is None, outcome.report()
     what, least = LEAST.get((kind, seed), ("", 0))
     assert outcome.counts[what] >= least
-
-
-@pytest.mark.parametrize("seed", CONSUMERS)
-def test_named_consumers_are_given_all_and_nothing_twice(seed: int) -> None:
-    outcome = run_consumers(seed)
-    assert outcome.error is None, outcome.report()
 
 
 @pytest.mark.in_turns

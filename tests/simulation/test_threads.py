@@ -139,6 +139,7 @@ def test_work_overlaps_with_the_loop() -> None:
     assert turns == ["begins", "loop", "ends"]
 
 
+@pytest.mark.in_turns
 def test_no_loop_waits_for_a_checkpoint_on_a_slow_disk() -> None:
     environment = Environment(worker_ms=40.0, checkpoint_bytes=4 << 10, overlap=1.0)
     plan = Plan(environment=environment, faults=replace(NO_FAULTS, slow_disk=1), load=Mix(4, 1), faults_s=8.0)

@@ -28,6 +28,7 @@ def run_demo(folder: Path, prelude: str = "") -> subprocess.CompletedProcess[str
     return run_to_end([sys.executable, "-c", program], environment=environment)
 
 
+@pytest.mark.in_turns
 def test_every_step_of_the_demo_holds(tmp_path: Path) -> None:
     done = run_demo(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -118,6 +118,7 @@ def test_a_fork_loads_the_module_with_the_fault() -> None:
     assert trial(fault, largest, 20) == "3"
 
 
+@pytest.mark.in_turns
 def test_what_does_not_end_or_ends_the_process_has_noticed() -> None:
     def never() -> str:
         while True:
@@ -162,6 +163,7 @@ def test_an_equivalent_fault_needs_a_reason(tmp_path: Path, monkeypatch: pytest.
         program.equivalent()
 
 
+@pytest.mark.in_turns
 def test_a_sample_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     first = program.choose(["replset/core"], None, 10, seed=3)
     assert first == program.choose(["replset/core"], None, 10, seed=3)
@@ -171,6 +173,7 @@ def test_a_sample_is_the_same_for_the_same_seed(monkeypatch: pytest.MonkeyPatch)
     assert program.choose(["replset/core"], None, 10, seed=3) == [*first[:4], *first[5:]], "it draws no other instead"
 
 
+@pytest.mark.in_turns
 def test_the_closest_tests_come_first() -> None:
     assert importing_tests("replset/core/reconfig.py", ["unit"])[0].startswith("tests/unit/core/test_reconfig")
     assert seeds_of("replset/core/quorum.py")[0] == ("core", 0)

@@ -36,4 +36,5 @@ while (!existsSync(process.env.CLIENT_STOP)) {
   session.endSession();
   tally.rounds += 1;
   print(JSON.stringify(tally));
+  sleep(100);
 }

@@ -250,6 +250,7 @@ def test_a_second_member_on_the_same_dbpath_is_refused_and_the_first_goes_on(tmp
         assert first.wait(timeout=20) == 0
 
 
+@pytest.mark.in_turns
 def test_options_from_the_environment_alone(tmp_path: Path, port: int) -> None:
     environment = {"REPL_SET": "from-environment", "DBPATH": str(tmp_path / "data"), "PORT": str(port)}
     environment = {f"REPLSET_{name}": value for name, value in environment.items()}
@@ -266,6 +267,7 @@ def test_options_from_the_environment_alone(tmp_path: Path, port: int) -> None:
             process.kill()
 
 
+@pytest.mark.in_turns
 def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -> None:
     """132 MB against 46: what only tools need is not imported by a server."""
     dbpath = made_dbpath(tmp_path / "data")

@@ -381,6 +381,7 @@ def test_a_dead_primary_is_replaced_within_the_timeouts() -> None:
     assert cluster.now - began < 2 * 1_150 + 500
 
 
+@pytest.mark.in_turns
 def test_a_leader_does_not_flap() -> None:
     """Nobody's timer fires while the primary answers."""
     cluster = running(5)

@@ -101,6 +101,7 @@ def test_one_of_primary_secondary_and_witness_is_gone(gone: int) -> None:
     until_given_back(cluster, gone)
 
 
+@pytest.mark.in_turns
 def test_one_that_only_the_primary_cannot_reach_keeps_its_vote() -> None:
     """It follows another member, which passes its position on, and counts for every majority."""
     cluster = with_spare(3)
@@ -161,6 +162,7 @@ def test_no_vote_moves_before_the_writes_of_the_term_are_on_disks() -> None:
     cluster.until(lambda: is_lent(cluster, number, 3))
 
 
+@pytest.mark.in_turns
 def test_one_that_comes_and_goes_keeps_its_spare() -> None:
     """The vote moves once while the voter flaps, however long that goes on."""
     cluster, gone, number = lent()
@@ -202,6 +204,7 @@ def test_each_spare_for_one_voter() -> None:
     assert found == {cluster.number_of(machine) for machine in gone}
 
 
+@pytest.mark.in_turns
 def test_seven_voters_are_never_eight() -> None:
     """First the one that is gone loses its vote; its spare gives the vote up before it votes again."""
     cluster, gone, number = lent(7)

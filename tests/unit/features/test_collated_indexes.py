@@ -528,6 +528,7 @@ def keys_by(fold: Fold | None, value: object) -> set[bytes]:
     return {encode_key(item if fold is None else fold(item)) for item in items}
 
 
+@pytest.mark.in_turns
 def test_an_index_changes_no_answer() -> None:
     """A unique index refuses what is equal by its collation, and with any index, hinted or not, a query finds what it
     finds by a scan of the same documents.

@@ -45,6 +45,7 @@ def by_command_line(rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.in_turns
 def test_the_answer_is_that_of_the_command_line(
     three: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_the_answer_is_that_of_the_command_line(
     assert three.cluster.primary() == "a"
 
 
+@pytest.mark.in_turns
 def test_who_is_down_is_named_and_counts_as_down(
     three: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

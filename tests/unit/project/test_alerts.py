@@ -69,6 +69,7 @@ def test_every_alert_is_tried() -> None:
     assert sorted(ILL) == sorted(names())
 
 
+@pytest.mark.in_turns
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (apt install prometheus)")
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     """PromQL's own count of alerts decides, so that their labels and texts may change."""

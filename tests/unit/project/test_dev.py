@@ -83,19 +83,20 @@ def test_it_takes_the_first_python_that_fits(bare: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallel", "spark", "arguments", "status"),
+    ("parallel", "spark", "types", "arguments", "status"),
     [
-        (0, 0, (), 0),
-        (1, 0, (), 1),
-        (0, 1, (), 1),
-        (0, 5, (), 1),
-        (0, 5, ("tests/unit",), 0),
-        (5, 0, ("tests/spark",), 0),
-        (5, 5, ("tests/none",), 1),
+        (0, 0, 0, (), 0),
+        (1, 0, 0, (), 1),
+        (0, 1, 0, (), 1),
+        (0, 0, 1, (), 1),
+        (0, 5, 0, (), 1),
+        (0, 5, 0, ("tests/unit",), 0),
+        (5, 0, 0, ("tests/spark",), 0),
+        (5, 5, 0, ("tests/none",), 1),
     ],
 )
-def test_the_suite_fails_when_either_part_does(
-    bare: tuple[Path, Path], parallel: int, spark: int, arguments: tuple[str, ...], status: int
+def test_the_suite_fails_when_a_part_does(
+    bare: tuple[Path, Path], parallel: int, spark: int, types: int, arguments: tuple[str, ...], status: int
 ) -> None:
     """5 is pytest's status when it selected nothing."""
     script, programs = bare
@@ -107,10 +108,11 @@ def test_the_suite_fails_when_either_part_does(
     said = {0: "", 1: "\\033[31mFAILED\\033[0m tests/{}.py::test_a - broken\\n", 5: ""}
     runs = (
         f'case "$*" in *"-m spark"*) printf "{said[spark].format("spark")}Spark\\n"; exit {spark};;'
-        f' *" -n "*) printf "{said[parallel].format("others")}others\\n"; exit {parallel};; esac'
+        f' *"--workers "*) printf "{said[parallel].format("others")}others\\n"; exit {parallel};; esac'
     )
-    for name in ("python", "ruff", "mypy"):
-        (tools / name).write_text(f"#!/bin/sh\n{runs}\n")
+    mypy = f"{'echo a.py:1: error: wrong; ' * types}exit {types}"
+    for name, does in (("python", runs), ("ruff", ""), ("mypy", mypy)):
+        (tools / name).write_text(f"#!/bin/sh\n{does}\n")
         (tools / name).chmod(0o755)
     done = run(script, "test", *arguments, path=str(programs))
     assert (done.returncode, done.stderr) == (status, "")
@@ -119,7 +121,8 @@ def test_the_suite_fails_when_either_part_does(
         for name, ended in (("others", parallel), ("spark", spark))
         if ended == 1
     ]
-    last = ["in parallel, beside: others"] if status == 0 else ["failed:", *(failed or ["no test; see above"])]
+    failed = ["a.py:1: error: wrong"] * types + (failed or ["no test; see above"])
+    last = ["in parallel, beside: others"] if status == 0 else ["failed:", *failed]
     assert done.stdout.splitlines()[-len(last) :] == last
     assert "others\n" in done.stdout
     assert "Spark\n" in done.stdout

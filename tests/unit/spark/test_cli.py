@@ -257,6 +257,7 @@ def test_parquet_goes_into_an_empty_folder_once(tmp_path: Path, capsys: Capture)
     assert "is there already" in capsys.readouterr().err
 
 
+@pytest.mark.in_turns
 def test_a_terminal_that_cannot_show_a_letter_stops_nothing(tmp_path: Path) -> None:
     entries = [insert(n, ns="shop.\u00fcbel") for n in range(3)]
     member = write_oplog(tmp_path / "m1", entries)

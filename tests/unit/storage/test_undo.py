@@ -459,6 +459,7 @@ def reader_in_a_thread(driver: Driver, look: Callable[[Snapshot, Collection], ob
             reading.result(timeout=30)
 
 
+@pytest.mark.in_turns
 def test_a_reader_in_another_thread_is_cut_off_in_the_middle(driver: Driver) -> None:
     with reader_in_a_thread(driver, lambda snapshot, coll: snapshot.count(coll, driver.history[2][0])):
         assert driver.store.readers.cut() == 1
@@ -466,6 +467,7 @@ def test_a_reader_in_another_thread_is_cut_off_in_the_middle(driver: Driver) -> 
     assert driver.store.wal.last_pass()
 
 
+@pytest.mark.in_turns
 def test_closing_the_store_ends_readers_in_other_threads(driver: Driver) -> None:
     with reader_in_a_thread(driver, Snapshot.digest):
         driver.store.close()
