@@ -1,4 +1,4 @@
-"""`./dev sim [--seeds N] [--start S] [--rollbacks | --core | --mutants]`: runs seeds, or mutants, each to be caught."""
+"""`./dev sim [--seeds N] [--start S] [--rollbacks | --core ...]`: runs seeds."""
 
 from __future__ import annotations
 
@@ -65,14 +65,8 @@ def main() -> int:
         action="store_true",
         help="seeds of the core alone in which operators change the set all the time",
     )
-    parser.add_argument("--mutants", action="store_true", help="break one rule at a time; each must be caught")
-    parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of every run")
     options = parser.parse_args()
-    if options.mutants:
-        from tests.simulation.kit.mutants import run_mutants
-
-        return run_mutants(options.jobs, options.only)
     seeds = range(options.start, options.start + options.seeds)
     jobs = max(1, min(options.jobs, options.seeds))
     each = options.seeds <= A_LINE_EACH and not options.trace

@@ -42,7 +42,7 @@ def forgotten(spark: SparkSession) -> Iterator[None]:
     ("plan", "how", "digests", "by_spark"),
     [
         pytest.param(dense(0.0, 1), {}, IN_ONE_TASK, False, id="nothing"),
-        pytest.param(dense(0.0, 1), {}, IN_TASKS, True, id="nothing, by Spark alone"),
+        pytest.param(dense(0.0, 1), {}, IN_TASKS, True, id="nothing, by Spark alone", marks=pytest.mark.in_turns),
         pytest.param(dense(0.05, 2, tail=Tail.LOSING), {"grid": BucketGrid(16, 2)}, IN_ONE_TASK, False, id="some"),
         pytest.param(
             dense(0.05, 2, tail=Tail.LOSING),
@@ -91,6 +91,7 @@ def test_bytes_and_documents_as_the_local_engine(spark: SparkSession, tmp_path: 
     assert in_spark.differing.num_rows == 1
 
 
+@pytest.mark.in_turns
 def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) -> None:
     """Three entries a batch, everywhere."""
     kinds = sorted(Change)

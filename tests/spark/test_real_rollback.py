@@ -148,6 +148,7 @@ def test_the_writes_that_a_rollback_takes_are_named_before_it(parted: Parted, di
     assert (held["differing"], held["collections"]) == (0, [])
 
 
+@pytest.mark.in_turns
 def test_the_page_is_true(parted: Parted, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """All its commands, and its first three blocks of Python; test_consumer_stream.py reads what the fourth does."""
     monkeypatch.setattr(CommandRun, "close", lambda run: None)

@@ -93,6 +93,7 @@ def test_a_schema_reads_fewer_columns(session: SparkSession, dbpath: Path) -> No
         session.read.format("oplog").schema("ts string").load(str(dbpath)).collect()
 
 
+@pytest.mark.in_turns
 def test_two_branches_with_different_filters_join_right(session: SparkSession, dbpath: Path) -> None:
     """What fails where the data source has `pushFilters`: each branch then sees the filters of both."""
     table = load(session, dbpath)

@@ -83,6 +83,7 @@ def failure(tail: Tail) -> tuple[str, str]:
     return error.name, error.reason
 
 
+@pytest.mark.in_turns
 def test_each_entry_once_over_restarts_and_a_kill(session: SparkSession, tmp_path: Path) -> None:
     """The kill: between a batch that was taken and Spark's note of it. It comes again, and is the same."""
     one, two = write_oplog(tmp_path / "m1", entries(250)), write_oplog(tmp_path / "m2", [])
@@ -99,6 +100,7 @@ def test_each_entry_once_over_restarts_and_a_kill(session: SparkSession, tmp_pat
     assert {name: mark["optime"] for name, mark in last.items()} == {"m1": f"1:{T0}:300", "m2": f"1:{T0}:10"}
 
 
+@pytest.mark.in_turns
 def test_a_head_that_was_trimmed_while_the_stream_stood_still(session: SparkSession, tmp_path: Path) -> None:
     folder = write_oplog(tmp_path / "m1", entries(100))
     tail = Tail(session, tmp_path / "checkpoint", folder)

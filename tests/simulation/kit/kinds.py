@@ -32,13 +32,10 @@ from tests.simulation.kit.runs import (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """option: of `./dev sim`, "" for the usual way. run: a function of a module, since it goes to other processes.
-    names: where a number stands for a check, of each.
-    """
+    """option: of `./dev sim`, "" for the usual way. run: a function of a module, since it goes to other processes."""
 
     option: str
     run: Callable[[int], Outcome]
-    names: tuple[str, ...] = ()
 
     def outcome(self, seed: int) -> Outcome:
         """What became of it. A fault of the kit itself is one failed run, and not the end of all the others."""
@@ -48,14 +45,12 @@ class Kind:
             return Outcome(seed, f"the kit: {type(broken).__name__}: {broken}", "", (), "", Counter(), self.option)
 
     def run_name(self, seed: int) -> str:
-        """`seed 7`, `core seed 7`, or what the check of that number is called."""
-        if self.names:
-            return self.names[seed].replace("_", " ")
+        """`seed 7` or `core seed 7`."""
         return f"{self.option.removeprefix('--')} seed {seed}".strip()
 
     def first(self, number: int) -> range:
-        """The first seeds to try, or all checks."""
-        return range(len(self.names) or number)
+        """The first seeds to try."""
+        return range(number)
 
 
 WHOLE = Kind("", run_seed)

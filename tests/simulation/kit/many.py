@@ -56,23 +56,19 @@ class Sums:
         return self.held + len(self.failed)
 
 
-def run_many(seeds: Iterable[int], jobs: int, mutant: str = "", kind: Kind = WHOLE) -> Generator[Timed, None, None]:
-    """Outcomes in the order in which they come. jobs: processes. mutant: the rule that is broken in all of them."""
+def run_many(seeds: Iterable[int], jobs: int, kind: Kind = WHOLE) -> Generator[Timed, None, None]:
+    """Outcomes in the order in which they come. jobs: processes."""
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="replset-sims-", dir=cluster.FASTEST_FOLDER) as folder,  # goes in any case
-        context.Pool(jobs, _begin, (mutant, folder), maxtasksperchild=PROCESS_RUNS_MAX) as pool,
+        context.Pool(jobs, _begin, (folder,), maxtasksperchild=PROCESS_RUNS_MAX) as pool,
     ):
         yield from pool.imap_unordered(partial(_timed, kind), seeds)
 
 
-def _begin(mutant: str, folder: str) -> None:
+def _begin(folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends this process
     cluster.FASTEST_FOLDER = folder
-    if mutant:
-        from tests.simulation.kit.mutants import break_for_good
-
-        break_for_good(mutant)
     gc.freeze()  # what was imported is there for good
 
 

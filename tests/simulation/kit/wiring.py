@@ -1,13 +1,12 @@
 """What the parts of a member owe each other, each shown on whole members: a check raises SimulationError when a part
 that decides well is not asked, or is not listened to.
 
-Seeded runs meet these moments too rarely. `wiring_mutants.py` takes each connection away, and the check must notice.
+Seeded runs meet these moments too rarely. To take away a connection is one of the faults that `./dev mutate` makes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
@@ -23,8 +22,6 @@ from replset.replication.write_ops import WriteGroup
 from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.kinds import Kind
-from tests.simulation.kit.runs import Outcome
 
 DATABASE = "shop"
 SLOW_DISK = 100_000.0
@@ -342,16 +339,3 @@ CHECKS: tuple[Callable[[], None], ...] = (
     rollback_id_of_a_copy,
     wtimeout_is_no_success,
 )
-
-
-def run_check(number: int) -> Outcome:
-    """As a seeded run: the check with this number."""
-    error: str | None = None
-    try:
-        CHECKS[number % len(CHECKS)]()
-    except SimulationError as failed:
-        error = str(failed)
-    return Outcome(number, error, "", (), "", Counter(), "")
-
-
-WIRING = Kind("--wiring", run_check, tuple(check.__name__ for check in CHECKS))
