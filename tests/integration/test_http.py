@@ -115,6 +115,7 @@ def test_hidden_and_stale_members_refuse_and_name_others(local: ForkedSet) -> No
     assert ask(other, "GET", "/secondary?maxLag=3000").status_code == 200
 
 
+@pytest.mark.in_turns
 def test_reads_move_away_from_an_overloaded_member(local: ForkedSet) -> None:
     """Its loop is late: its process is stopped for a tenth of a second again and again. Another one serves the holder
     of a consumer, and a change stream, meanwhile.

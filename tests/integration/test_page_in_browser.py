@@ -131,6 +131,7 @@ def test_a_primary_steps_down_by_keyboard_and_the_change_is_told(browser: Any, l
     assert local.wait_for_primary() is heir
 
 
+@pytest.mark.in_turns
 def test_a_member_is_frozen_and_what_is_refused_is_said(browser: Any, local: ForkedSet) -> None:
     member = a_secondary(local)
     with tab(browser, member.http) as seen:
@@ -229,6 +230,7 @@ def test_a_page_whose_member_ends_says_so_and_goes_on_when_it_is_back(browser: A
         seen.page.locator("#connection.on").wait_for()
 
 
+@pytest.mark.in_turns
 def test_a_rollback_is_compared_tried_and_restored(browser: Any, local: ForkedSet) -> None:
     story = lose_writes(local)
     card = f'#rollback-list li[data-key*="{story.manifest.stem}"]'
@@ -265,6 +267,7 @@ def test_a_rollback_is_compared_tried_and_restored(browser: Any, local: ForkedSe
         seen.wait_for(f"{card} .facts", "; acknowledged")
 
 
+@pytest.mark.in_turns
 def test_a_witness_is_added_from_a_secondarys_page(browser: Any, local: ForkedSet) -> None:
     witness = local.add(next_ports(1)[0], witness=True)
     with tab(browser, a_secondary(local).http) as seen:
@@ -282,6 +285,7 @@ def test_the_interactive_page_of_the_api_works_without_the_internet(browser: Any
         seen.wait_for(".opblock-summary-path", "/v1/replset/status")
 
 
+@pytest.mark.in_turns
 def test_a_member_in_no_set_says_what_to_do_and_one_that_follows_whom(
     browser: Any, local: ForkedSet, tmp_path: Path
 ) -> None:
@@ -297,6 +301,7 @@ def test_a_member_in_no_set_says_what_to_do_and_one_that_follows_whom(
             seen.wait_for("#topology svg", f"follows {local.name}")
 
 
+@pytest.mark.in_turns
 def test_a_member_that_waits_for_the_expected_ones_is_not_to_be_initiated(browser: Any, tmp_path: Path) -> None:
     """The set would have it alone, and the others would wait for ever."""
     with running_set(tmp_path / "set", "alone") as alone:

@@ -290,6 +290,7 @@ def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -
     assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
 
 
+@pytest.mark.in_turns
 def test_the_log_goes_to_a_file_as_json_and_follows_a_rename(tmp_path: Path, port: int) -> None:
     path, renamed = tmp_path / "m.log", tmp_path / "m.log.1"
     log = ("--log-file", str(path), "--log-format", "json")

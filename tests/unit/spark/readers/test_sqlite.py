@@ -75,6 +75,7 @@ def test_a_read_that_is_given_up_closes_the_file(tmp_path: Path) -> None:
     assert not descriptors_of(read.path)
 
 
+@pytest.mark.in_turns
 @pytest.mark.parametrize("look", ["split", "bounds", "open_members"])
 def test_a_read_keeps_its_lock_while_others_look_at_the_file(tmp_path: Path, look: str) -> None:
     """A member that ends finds the file in use: it must not fold its -wal into it and delete that."""
