@@ -9,6 +9,7 @@ from typing import Any
 
 import apsw
 import pytest
+from replset.storage.offline import open_oplog
 
 from replset.bson import encode
 from replset.errors import (
@@ -24,7 +25,6 @@ from replset.oplog_row import DamagedEntryError
 from replset.storage import oplog, wal
 from replset.storage.copies import check_database, copy_database, install_copy
 from replset.storage.differences import open_copy
-from replset.storage.offline import open_oplog
 from replset.storage.spill import SpillFile
 from replset.storage.store import Store
 from replset.storage.txn import Txn
