@@ -192,6 +192,15 @@ def test_no_forced_configuration_passes_the_highest_version() -> None:
     assert node.config is before
 
 
+def test_a_change_ends_when_its_time_is_over() -> None:
+    node = leading_three()
+    effects = node.receive(Request(9, ReconfigRequest(changed(node.config, priority=2.0), False, 1_000)), NOW)
+    assert not only([*effects, *node.tick(Millis(NOW + 999))], Reply)
+    assert node.next_tick_at() <= NOW + 1_000
+    (refused,) = (reply.body for reply in only(node.tick(Millis(NOW + 1_000)), Reply))
+    assert (refused.code, refused.reason[:11]) == (308, "out of time")
+
+
 def test_a_change_is_refused_where_a_member_has_a_newer_configuration() -> None:
     node = leading_three()
     assert node.config is not None

@@ -10,7 +10,7 @@ import pytest
 from replset.bson import ObjectId
 from replset.config import MAX_GIVEN_VERSION, MAX_VERSION, Member, ReplSetConfig
 from replset.config.feature_version import LATEST, OLDEST, FeatureVersion
-from replset.core.effects import ConfigInstalled, Persist, Reply, Send
+from replset.core.effects import ConfigInstalled, Persist, RecordElectionEvent, Reply, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, HeartbeatRequest, LocalPosition, ReconfigRequest, Refused, Request
 from replset.core.reconfig import MANY_ARBITERS
@@ -366,11 +366,14 @@ def test_a_member_takes_no_configuration_that_it_could_not_run_and_says_so() -> 
     """Its entries may be of kinds that this release reads as something else."""
     node = ready()
     assert node.config is not None
-    before, newer = node.config, raised(node.config, FeatureVersion(1, 2))
+    before, newer, effects = node.config, raised(node.config, FeatureVersion(1, 2)), []
     for _ in range(2):
-        node.receive_heartbeat(1, config=newer, config_version=newer.version)
+        effects += node.receive_heartbeat(1, config=newer, config_version=newer.version)
         node.tick(Millis(NOW + 5_000))
     assert node.config == before
+    lines = [effect.record.detail for effect in only(effects, RecordElectionEvent) if effect.record.event == "reconfig"]
+    assert len(lines) == 1
+    assert "featureCompatibilityVersion is 1.2" in lines[0]
     (remark,) = [remark for remark in node.status(NOW).remarks if "featureCompatibilityVersion is 1.2" in remark.why]
     assert "knows 1.0 to 1.1" in remark.why
     lowered = replace(newer, version=newer.version + 1, feature_version=LATEST)

@@ -14,6 +14,7 @@ from replset.replication.applier import apply_entry
 from replset.replication.common_point import CommonPoint, NoCommonPointError, SourceChangedError
 from replset.replication.difference_protocol import CompareReply
 from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.replication.protocol import SnapshotRequest
 from tests.unit.replication.diverged import diverge, two_members
 from tests.unit.replication.kit import NS, SOURCE, Member, Pair, pair, trim
 
@@ -36,6 +37,11 @@ def members(tmp_path: Path) -> Pair:
 def test_malformed_answers_of_a_comparison(fields: dict[str, object], says: str) -> None:
     with pytest.raises(RemoteProtocolError, match=says):
         CompareReply.parse(RawDocument(encode({"ok": 1.0, "rbid": 1, **fields})))
+
+
+def test_the_first_question_for_a_copy_names_no_part_of_it() -> None:
+    document = SnapshotRequest("begin").document().decode()
+    assert document == {"replSetSnapshot": 1, "step": "begin", "id": "", "offset": 0, "length": 0}
 
 
 async def test_a_source_that_loses_the_common_point_meanwhile(tmp_path: Path) -> None:

@@ -240,6 +240,21 @@ def test_the_durability_mark_moves_up_with_votes_and_by_itself_and_down_for_a_ro
     again.close()
 
 
+def test_what_a_checkpoint_copies_is_noted_with_the_mark(tmp_path: Path) -> None:
+    file = MemberFile.open(RealDisk(), tmp_path)
+    file.end_initial_sync()
+    assert file.checkpointed_wal == ""
+    file.raise_mark(lambda: OpTime(1, 7), "salt:5")
+    file.raise_mark(lambda: OpTime(1, 8))
+    assert file.checkpointed_wal == "salt:5", "no checkpoint, and what was noted stays"
+    file.close()
+    again = MemberFile.open(RealDisk(), tmp_path)
+    assert (again.checkpointed_wal, again.durability_mark) == ("salt:5", OpTime(1, 8))
+    again.raise_mark(lambda: OpTime(1, 8), "")
+    again.close()
+    assert MemberFile.open(RealDisk(), tmp_path).checkpointed_wal == ""
+
+
 def test_an_initial_sync_takes_the_mark_with_it_and_a_loss_makes_another_incarnation(tmp_path: Path) -> None:
     names = iter(("first", "second", "third"))
     file = MemberFile.open(RealDisk(), tmp_path, new_incarnation=lambda: next(names))
