@@ -194,6 +194,21 @@ def test_a_diverged_source_is_reported_with_its_ends(source: Member, mine: Membe
     assert (failed.term, failed.newest, failed.oldest) == (3, source.store.last_applied, source.store.oldest)
 
 
+def test_entries_of_a_term_in_which_their_source_is_not_are_not_applied(source: Member, mine: Member) -> None:
+    source.node.term = 3
+    source.noop()
+    before = mine.store.last_applied
+
+    def in_an_earlier_term(_command: Reply, reply: Reply) -> None:
+        if "term" in reply:
+            reply["term"] = Int64(2)
+
+    mine.network.before_reply = in_an_earlier_term
+    failed = failure_of(mine)
+    assert "an entry of term 3 from a source in term 2" in failed.detail
+    assert mine.store.last_applied == before
+
+
 def test_a_source_behind_me_is_reported(mine: Member) -> None:
     mine.insert(NS, {"_id": "mine"})
     failed = failure_of(mine)

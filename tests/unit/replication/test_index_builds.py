@@ -237,6 +237,27 @@ async def test_who_waits_is_answered(source: Member, unique: bool) -> None:
         await outcome(lambda _: source.drop(NS))
 
 
+async def test_what_was_dropped_meanwhile_is_looked_at_no_more(source: Member) -> None:
+    """Nor does a member end a build that belongs to another term, or that is not filled."""
+    builds = Builds(source)
+    builder, build, coll = builds.builder, builds.start(unique=True), source.store.collection(NS)
+    assert coll is not None
+    (index,) = source.store.collection_by_uuid(coll.uuid).indexes  # type: ignore[union-attr]
+    before = len(source.oplog())
+    waiting = builder.result(build)
+    for term in (source.node.term + 1, source.node.term):
+        await builder._end(coll.uuid, build, term, None)
+    assert len(source.oplog()) == before
+    assert indexes(source.store) == {"a_1": False}
+    waiting.cancel()
+    builder._settle(build, source.store.last_applied)
+    source.drop(NS)
+    assert await builder._find_refused(coll.uuid, build) is None
+    assert builder._duplicate_in(index, (b"", b"")) == (None, None)
+    await builder._end(coll.uuid, build, source.node.term, None)
+    assert len(source.oplog()) == before + 1
+
+
 def test_a_secondary_builds_and_leaves_the_end_to_the_primary(source: Member) -> None:
     builds = Builds(source)
     builds.leads = False

@@ -118,3 +118,18 @@ def test_a_point_behind_which_too_much_was_written_is_refused(make_driver: Calla
     note(driver, {KEYS[1]: a_record(1, "last")})
     with driver.store.read() as snapshot, pytest.raises(SnapshotTooOldError, match="newest 2000"):
         snapshot.get(SESSIONS, KEYS[0], first)
+
+
+def test_few_records_are_kept_in_memory(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not there is read from the file, as a record that is too large for memory is."""
+    monkeypatch.setattr("replset.storage.store.SESSIONS_IN_MEMORY", 3)
+    store, large = driver.store, encode({"_id": 9, "text": "x" * 1_000})
+    for number in range(3):
+        note(driver, {KEYS[number]: a_record(number, "a")})
+    assert sorted(store._sessions) == sorted(KEYS[:3])
+    note(driver, {KEYS[3]: a_record(3, "a")})
+    assert list(store._sessions) == KEYS[3:]
+    note(driver, {KEYS[3]: large, KEYS[0]: None})
+    assert not store._sessions
+    with store.group() as txn:
+        assert [txn.session(key) for key in KEYS] == [None, a_record(1, "a"), a_record(2, "a"), large]

@@ -24,6 +24,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import noop_entry
+from replset.storage import natural_order
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import StoreOptions
@@ -294,6 +295,35 @@ def test_undo_below_the_commit_point_or_the_pruned_undo_is_refused(make_driver: 
     assert rollback_in_progress(driver.store) is None
     assert not undo_step(driver.store, driver.history[4][0], stem="r")
     assert driver.documents() == driver.history[4][1]
+
+
+def test_a_trimmed_oplog_does_not_go_back_to_its_beginning(make_driver: Callable[..., Driver]) -> None:
+    driver = make_driver(options=StoreOptions(min_free_bytes=0, snapshot_history_s=0, oplog_max_bytes=500))
+    driver.apply(*[("noop",)] * 20)
+    driver.commit()
+    assert driver.store.trimmed_through
+    driver.store.commit_point = OPTIME_NULL
+    with pytest.raises(UnrecoverableRollbackError, match="does not reach back to its beginning"):
+        undo_step(driver.store, OPTIME_NULL, stem="x")
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_natural_scan_reads_what_was_deleted_in_pages_of_any_size(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, backwards: bool
+) -> None:
+    driver.apply(("create", "db.a"), *[("put", "db.a", number, "x" * number) for number in range(12)])
+    then = driver.store.last_applied
+    driver.apply(*[("delete", "db.a", number) for number in range(12) if number % 4])
+    driver.apply(*[("put", "db.a", number, "again") for number in (2, 3, 4, 20)], ("delete", "db.a", 3))
+    expected = [key_of(number) for number in range(12)][:: -1 if backwards else 1]
+    for rows, size in ((100, 1 << 20), (1, 1 << 20), (2, 1 << 20), (100, 1), (100, 40), (3, 60)):
+        monkeypatch.setattr(natural_order, "PAGE_ROWS", rows)
+        monkeypatch.setattr(natural_order, "PAGE_BYTES", size)
+        with driver.store.read() as snapshot:
+            found = list(snapshot.natural_scan(driver.coll("db.a"), then, backwards=backwards, rows=rows))
+        assert [key for _, key, doc in found if doc] == expected
+        places = [place for place, _, _ in found]
+        assert places == sorted(places, reverse=backwards)
 
 
 def test_a_point_before_pruned_through_is_snapshot_too_old(driver: Driver) -> None:
