@@ -278,6 +278,27 @@ def test_wrong_documents_are_noticed_and_everything_is_copied(source: Member, mi
     assert_alike(source, mine)
 
 
+@pytest.mark.parametrize(
+    ("step", "says"), [("spans", "did not say what its documents are"), ("rows", "did not send its documents")]
+)
+def test_a_source_that_answers_another_question_is_left(source: Member, mine: Member, step: str, says: str) -> None:
+    source.replace(NS, {"_id": 1, "text": "changed"})
+    trim(source)
+    before = mine.everything()
+
+    def confuse(command: dict[str, object], reply: dict[str, object]) -> None:
+        if command.get("step") != step:
+            return
+        for name in ("digests", "rows", "gone"):
+            reply.pop(name, None)
+        reply |= {"rows": [], "gone": Binary(b"")} if step == "spans" else {"digests": Binary(b"")}
+
+    mine.network.before_reply = confuse
+    ended = sync(mine)
+    assert (ended.ok, says in ended.detail) == (False, True), ended.detail
+    assert mine.everything() == before
+
+
 @pytest.mark.parametrize("step", ["spans", "rows", "chunk"])
 def test_a_broken_connection_is_no_reason_to_copy_everything(source: Member, mine: Member, step: str) -> None:
     source.replace(NS, {"_id": 1, "text": "changed"})

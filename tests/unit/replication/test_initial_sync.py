@@ -318,6 +318,38 @@ def test_a_chunk_of_the_wrong_size_fails_the_attempt(mine: Member, data: bytes) 
     assert not sync(mine).ok
 
 
+@pytest.mark.parametrize(("size", "ends_well"), [(None, True), (0, False), (-1, False)])
+def test_a_copy_is_waited_for_and_has_a_size(mine: Member, size: int | None, ends_well: bool) -> None:
+    asked: list[object] = []
+
+    def late(command: dict[str, object], reply: dict[str, object]) -> None:
+        if command.get("step") == "begin" and command.get("id"):
+            asked.append(command["id"])
+            if len(asked) < 4:
+                reply["ready"] = False
+            elif size is not None:
+                reply["size"] = Int64(size)
+
+    mine.network.before_reply = late
+    ended = sync(mine)
+    assert ended.ok is ends_well
+    assert len(asked) >= 4
+    assert ends_well or f"offers a copy of {size} bytes" in ended.detail
+
+
+def test_an_answer_to_no_question_names_no_source(source: Member, mine: Member) -> None:
+    copy_log(source, mine)
+
+    def nothing(_command: dict[str, object], reply: dict[str, object]) -> None:
+        if "chains" in reply:
+            reply["chains"] = []
+
+    mine.network.before_reply = nothing
+    ended = sync(mine)
+    assert (ended.ok, "answered 0 of 1 question" in ended.detail) == (False, True)
+    assert copies_asked(mine) == 0
+
+
 def test_a_source_that_rolls_back_meanwhile_voids_its_copy(source: Member, mine: Member) -> None:
     def roll_back(command: dict[str, object]) -> None:
         if len(mine.network.calls) == 4:
