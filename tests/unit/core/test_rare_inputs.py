@@ -10,7 +10,16 @@ import pytest
 from replset.config import MAX_VERSION, ReplSetConfig, Settings
 from replset.config.feature_version import LATEST
 from replset.core.ages import OptimeAges
-from replset.core.effects import Effect, RecordElectionEvent, Reply, Send, StartInitialSync, StartRollback
+from replset.core.effects import (
+    AcceptWrites,
+    Effect,
+    RecordElectionEvent,
+    Reply,
+    Send,
+    StartInitialSync,
+    StartRollback,
+    StateChanged,
+)
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     ConnectionLost,
@@ -190,6 +199,17 @@ def test_no_forced_configuration_passes_the_highest_version() -> None:
     effects = node.receive(Request(9, ReconfigRequest(replace(changed(before), version=1), True, 0)), NOW)
     assert [reply.body.code for reply in only(effects, Reply)] == [103]
     assert node.config is before
+
+
+def test_a_primary_that_a_forced_configuration_makes_an_arbiter_ends_its_writes() -> None:
+    node = leading_three()
+    rows = members_of(3)
+    forced = named(replace(rows[0], arbiter_only=True, priority=0.0), *rows[1:], version=20_000, term=-1)
+    node._state.peers[host(1)].restart_heartbeat(NOW)
+    node.tick(NOW)
+    effects = node.receive_heartbeat(1, config=forced, config_version=20_000, config_term=-1)
+    assert AcceptWrites(False, 2) in effects
+    assert [one.state.name for one in only(effects, StateChanged)][-3:] == ["SECONDARY", "REMOVED", "ARBITER"]
 
 
 def test_a_change_ends_when_its_time_is_over() -> None:

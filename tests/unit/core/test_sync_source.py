@@ -212,6 +212,15 @@ def chained(**fields: Any) -> SingleNode:
     return node
 
 
+def test_a_chain_ends_at_the_primary_whatever_that_follows() -> None:
+    """A primary that catches up may follow this member for a moment."""
+    node = far_from_the_primary()
+    primary = {"state": MemberState.PRIMARY, "primary_id": MemberId(1), "position": place(NEWER)}
+    beat(node, 1, 50, term=2, sync_source=host(0), **primary)
+    beat(node, 2, 1, position=place(NEWER), sync_source=host(1))
+    assert node.sync_source == host(2)
+
+
 # --- leaving a source ------------------------------------------------------------------------------------------------
 
 
