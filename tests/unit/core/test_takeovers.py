@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from replset.config import Member, Settings
-from replset.core.effects import RecordElectionEvent
+from replset.core.effects import RecordElectionEvent, Reply
 from replset.core.member_state import MemberState
-from replset.core.messages import AbortCatchUpRequest, Done, Refused, VoteReply, VoteRequest
+from replset.core.messages import AbortCatchUpRequest, Done, Refused, Request, VoteReply, VoteRequest
 from replset.errors import ErrorCode
 from replset.ids import MemberId, Millis, OpTime, pack_ts
 from tests.simulation.core_kit.machine import members_of
@@ -196,8 +196,10 @@ def test_catch_up_is_aborted_on_request() -> None:
 def test_a_primary_in_catch_up_drains_at_once_when_it_is_aborted() -> None:
     node = lead(single_node(config=named(*members_of(3))))
     node._leader.phase = type(node._leader.phase).CATCH_UP
-    assert asked(node, AbortCatchUpRequest()) == Done()
+    effects = node.receive(Request(7, AbortCatchUpRequest()), NOW)
+    assert only(effects, Reply) == [Reply(7, Done())]
     assert node._leader.phase.value == "drain"
+    assert [one.record.detail for one in only(effects, RecordElectionEvent)] == ["replSetAbortPrimaryCatchUp"]
 
 
 def test_takeovers_of_long_ago_make_no_pause_longer() -> None:
