@@ -9,6 +9,7 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -375,6 +376,32 @@ def partial(tmp_path: Path) -> PartialCopy:
     copy.begin(TRANSFER)
     copy.append(b"x" * 12, 0)
     return copy
+
+
+def test_a_record_is_durable_with_its_name_before_anything_relies_on_it(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    class Noting(RealDisk):
+        def write_file(self, path: str, *arguments: Any, **options: Any) -> None:
+            done.append(f"write {Path(path).name}")
+            super().write_file(path, *arguments, **options)
+
+        def sync_file(self, path: str) -> None:
+            done.append(f"sync {Path(path).name}")
+            super().sync_file(path)
+
+        def rename(self, source: str, target: str) -> None:
+            done.append(f"rename to {Path(target).name}")
+            super().rename(source, target)
+
+        def sync_folder(self, path: str) -> None:
+            done.append("sync folder")
+            super().sync_folder(path)
+
+    partial = PartialCopy(Noting(), str(tmp_path))
+    partial.save(TRANSFER)
+    name = done[2].removeprefix("rename to ")
+    assert done == [f"write {name}.tmp", f"sync {name}.tmp", f"rename to {name}", "sync folder"]
 
 
 def test_a_record_is_read_back_and_the_file_cut_to_it(partial: PartialCopy, tmp_path: Path) -> None:
