@@ -9,9 +9,9 @@ from typing import Any
 
 import apsw
 import pytest
-from replset.storage.offline import open_oplog
 
 from replset.bson import encode
+from replset.cli.offline import open_oplog
 from replset.errors import (
     CappedPositionLostError,
     CorruptDataError,
@@ -23,8 +23,7 @@ from replset.ids import OpTime
 from replset.oplog_entry import insert_entry, operation_of, transaction_entry
 from replset.oplog_row import DamagedEntryError
 from replset.storage import oplog, wal
-from replset.storage.copies import check_database, copy_database, install_copy
-from replset.storage.differences import open_copy
+from replset.storage.copies import check_database, copy_database, install_copy, open_copy
 from replset.storage.spill import SpillFile
 from replset.storage.store import Store
 from replset.storage.txn import Txn
