@@ -89,14 +89,13 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
     if node.config is None:
         return None
     ids = {member.host: int(member.id) for member in node.config.members}
+    members = sorted(node.config.members, key=lambda member: member.id)
     # A removed member is in no configuration, and still has a state.
-    members = [] if node.self_member else [_own_status(node, Member(NO_MEMBER, node.host), now, ids)]
-    for member in sorted(node.config.members, key=lambda member: member.id):
+    rows = [] if node.self_member else [_member_status(node, Member(NO_MEMBER, node.host), None, now, ids)]
+    for member in members:
         peer = node.peers.get(member.host)
-        if member.host == node.host:
-            members.append(_own_status(node, member, now, ids))
-        elif peer is not None:
-            members.append(_peer_status(node, member, peer, now, ids))
+        if member.host == node.host or peer is not None:
+            rows.append(_member_status(node, member, None if member.host == node.host else peer, now, ids))
     return Status(
         node.set_name,
         node.shown_state,
@@ -110,7 +109,7 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
         len(node.config.oplog_voters),
         node.commit_point,
         node.position,
-        tuple(members),
+        tuple(rows),
         _blocking(node),
         node.quarantine,
         reason,
@@ -120,65 +119,46 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
     )
 
 
-def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
+def _member_status(
+    node: NodeState, member: Member, peer: Peer | None, now: Millis, ids: dict[HostPort, int]
+) -> MemberStatus:
+    """peer: None for this member itself."""
+    own_version = (0, -1) if node.config is None else node.config.version_and_term
+    if peer is None:
+        about: NodeState | Peer = node
+        state, is_up, version = node.shown_state, True, own_version
+        counted = node.incarnation_matches or (member.votes == 0 and not node.must_sync)
+        heard, message = (0, 0, 0), node.quarantine or node.damage
+        rollbacks, overloaded = node.unacknowledged_rollbacks(), node.is_overloaded()
+    else:
+        about = peer
+        state, is_up, version = shown_state(member, peer.state), peer.is_up, (peer.config_version, peer.config_term)
+        # Until the member has this node's configuration it may judge its own vote otherwise.
+        counted = is_up and version == own_version and (node.peer_incarnation_matches(peer) or member.votes == 0)
+        heard, message = (peer.last_reply_wall_ms, peer.last_request_wall_ms, peer.ping_ms), peer.message
+        rollbacks, overloaded = peer.unacknowledged_rollbacks, peer.overloaded
     return MemberStatus(
         member.id,
-        node.host,
-        True,
-        node.shown_state,
-        True,
-        (node.incarnation_matches or (member.votes == 0 and not node.must_sync)) and not member.newly_added,
+        about.host,
+        peer is None,
+        state,
+        is_up,
+        counted and not member.newly_added,
         member.newly_added,
         member.arbiter_only,
-        None if node.is_arbiter else node.position,
+        None if member.arbiter_only else about.position,
         now - node.started_at,
-        node.sync_source,
-        -1 if node.sync_source is None else ids.get(node.sync_source, -1),
-        node.election_wall_ms,
-        0 if node.config is None else node.config.version,
-        -1 if node.config is None else node.config.term,
-        0,
-        0,
-        0,
-        node.quarantine or node.damage,
-        node.unacknowledged_rollbacks(),
-        node.quarantine,
-        lag_ms(node, node.host),
-        node.is_overloaded(),
-        LATEST,
-        member.witness,
-    )
-
-
-def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
-    # Until the member has this node's configuration it may judge its own vote otherwise.
-    has_config = node.config is not None and (peer.config_version, peer.config_term) == node.config.version_and_term
-    is_named = node.peer_incarnation_matches(peer) or member.votes == 0
-    return MemberStatus(
-        peer.id,
-        peer.host,
-        False,
-        shown_state(member, peer.state),
-        peer.is_up,
-        peer.is_up and is_named and not member.newly_added and has_config,
-        member.newly_added,
-        member.arbiter_only,
-        None if member.arbiter_only else peer.position,
-        now - node.started_at,
-        peer.sync_source,
-        -1 if peer.sync_source is None else ids.get(peer.sync_source, -1),
-        peer.election_wall_ms,
-        peer.config_version,
-        peer.config_term,
-        peer.last_reply_wall_ms,
-        peer.last_request_wall_ms,
-        peer.ping_ms,
-        peer.message,
-        peer.unacknowledged_rollbacks,
-        peer.quarantine,
-        lag_ms(node, peer.host),
-        peer.overloaded,
-        peer.release,
+        about.sync_source,
+        -1 if about.sync_source is None else ids.get(about.sync_source, -1),
+        about.election_wall_ms,
+        *version,
+        *heard,
+        message,
+        rollbacks,
+        about.quarantine,
+        lag_ms(node, about.host),
+        overloaded,
+        LATEST if peer is None else peer.release,
         member.witness,
     )
 
