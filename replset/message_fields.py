@@ -94,8 +94,8 @@ class Field:
 class Message(Generic[T]):
     """Writes and reads one dataclass."""
 
-    def __init__(self, made: type[T], *fields: Field, **inner: type) -> None:
-        """inner: the class of an attribute whose own attributes are fields of the message."""
+    def __init__(self, made: type[T], *fields: Field, **inner: Any) -> None:
+        """inner: the named tuple of an attribute whose own attributes are fields of the message."""
         self._make = _maker(made)
         self._is_reply = OK in fields
         defaults = {
@@ -119,7 +119,7 @@ class Message(Generic[T]):
         self._get = _getter(paths)
         self._inner = []
         for name, kind in inner.items():
-            self._inner.append((kind, _picker([names.index(f"{name}.{one.name}") for one in dataclasses.fields(kind)])))
+            self._inner.append((kind, _picker([names.index(f"{name}.{one}") for one in kind._fields])))
             names.append(name)
         self._pick = None if names == [*defaults] else _picker([names.index(name) for name in defaults])
 

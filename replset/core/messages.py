@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from replset.bson import ObjectId
 from replset.config import ReplSetConfig
@@ -36,8 +36,7 @@ def is_plausible_term(own: int, received: int) -> bool:
 # --- between members -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The newest applied and the newest durable entry of a member, with the wall times of these entries."""
 
     last_applied: OpTime
@@ -132,8 +131,7 @@ class VoteReply:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberProgress:
+class MemberProgress(NamedTuple):
     """One member's position in a replSetUpdatePosition (map R8)."""
 
     member_id: MemberId
@@ -141,8 +139,7 @@ class MemberProgress:
     position: Position
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressRequest:
+class ProgressRequest(NamedTuple):
     """replSetUpdatePosition: the position of the sender, and of members that sync from it."""
 
     sender_id: MemberId
@@ -297,15 +294,13 @@ class Response:
 # --- reports of this member's own storage and replication -----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPosition:
+class LocalPosition(NamedTuple):
     """The store's newest committed and newest synced entries (after each group, each sync, a rollback, a copy)."""
 
     position: Position
 
 
-@dataclass(frozen=True, slots=True)
-class FetchProgress:
+class FetchProgress(NamedTuple):
     """The position that came with another member's fetch request. The page answers it, so the core does not."""
 
     progress: ProgressRequest
@@ -326,8 +321,7 @@ class SourceProblem(Enum):
     NOT_APPLIED = "not applied"  # the source's entry does not fit what is on this member's disk
 
 
-@dataclass(frozen=True, slots=True)
-class SourceBatch:
+class SourceBatch(NamedTuple):
     """A batch from the sync source matched this member's oplog and was applied. It may be empty.
 
     `term`, `commit_point` and `commit_term` (see HeartbeatReply) are the source's at the time it answered.

@@ -23,7 +23,7 @@ def commit_point(
     in between; it is safe only once an entry of this term follows it (Raft, 5.4.2).
     """
     invariant(0 < write_majority <= len(holders), "a write majority is made of voters that hold the oplog")
-    newest_first = sorted((durable.get(holder, OPTIME_NULL) for holder in holders), reverse=True)
+    newest_first = sorted([durable.get(holder, OPTIME_NULL) for holder in holders], reverse=True)
     on_majority = newest_first[write_majority - 1]
     return on_majority if on_majority.term == term else OPTIME_NULL
 

@@ -217,6 +217,9 @@ class NodeState:
     out: list[Effect] = field(default_factory=list)
     last_request_id: int = 0
     _counted: Counted | None = field(default=None, init=False, repr=False, compare=False)
+    _found: tuple[ReplSetConfig | None, Member | None] = field(
+        default=(None, None), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """After a restart the term is the highest of last vote, newest entry and configuration."""
@@ -236,7 +239,11 @@ class NodeState:
 
     @property
     def self_member(self) -> Member | None:
-        return None if self.config is None else self.config.member_at(self.host)
+        config, member = self._found
+        if config is not self.config:  # asked some ten times for each write
+            member = None if self.config is None else self.config.member_at(self.host)
+            self._found = self.config, member
+        return member
 
     @property
     def self_id(self) -> MemberId | None:
@@ -320,7 +327,8 @@ class NodeState:
 
     def is_other_set(self, set_name: str, set_id: ObjectId | None) -> bool:
         """Whether this name and id are of another set. An id that one side does not know yet (None) fits any."""
-        return set_name != self.set_name or (None not in (self.set_id, set_id) and set_id != self.set_id)
+        own = self.set_id
+        return set_name != self.set_name or (own is not None and set_id is not None and set_id != own)
 
     def is_member(self, host: HostPort) -> bool:
         """Whether the configuration has a member at `host`. Nobody else's messages change anything."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from replset.bson import ObjectId, ObjectIds
 from replset.core.effects import NO_VOTE
@@ -90,6 +90,9 @@ KERNEL_COMMANDS = (
 REFRESH_EVERY_S = 10
 WATCH_EVERY_S = 1
 CLIENT_THREADS = 8
+
+SOME: Final = 5
+"""So many writes in one group: the members that wait for it are not served before the end of the turn."""
 
 
 class RunningMember(Kernel):
@@ -511,8 +514,10 @@ class RunningMember(Kernel):
 
     # --- callbacks of the parts ----------------------------------------------------------------------------------
 
-    def _on_committed(self) -> None:
+    def _on_committed(self, operations: int = SOME) -> None:
         """Handle the commit of a group, of clients' writes or of applied entries."""
+        if operations < SOME:
+            self.fetches.look()
         self.durability.on_committed()
         self._on_moved()
         self._changes.notify()

@@ -111,8 +111,18 @@ class Shell:
 
     def feed(self, message: Message) -> None:
         """Give the core one message and carry out what it answers."""
-        if not self._closed:
-            self._guarded(lambda: self.node.receive(message, self._clock.now()), type(message) in POSITIONS)
+        if self._closed:
+            return
+        try:
+            effects = self.node.receive(message, self._clock.now())
+        except Exception as broken:  # InvariantError, or a core that broke off halfway: neither may go on
+            self._break(broken)
+            return
+        if type(message) not in POSITIONS or not MOVES_NO_TIMER.issuperset(map(type, effects)):
+            self._take(effects)
+        elif effects:  # none of them ends writes, and no deadline comes earlier
+            self._effects.extend(effects)
+            self._pump()
 
     async def ask(self, body: RequestBody) -> ReplyBody:
         """Put a request to the core and wait for its answer."""
@@ -141,18 +151,6 @@ class Shell:
         await self._file_tasks.wait()
 
     # --- effects ------------------------------------------------------------------------------------------------
-
-    def _guarded(self, think: Callable[[], list[Effect]], is_position: bool = False) -> None:
-        try:
-            effects = think()
-        except Exception as broken:  # InvariantError, or a core that broke off halfway: neither may go on
-            self._break(broken)
-            return
-        if not is_position or not MOVES_NO_TIMER.issuperset(map(type, effects)):
-            self._take(effects)
-        elif effects:  # none of them ends writes, and no deadline comes earlier
-            self._effects.extend(effects)
-            self._pump()
 
     def _take(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -272,8 +270,14 @@ class Shell:
 
     def _tick(self) -> None:
         self._timer = None
-        if not self._closed:
-            self._guarded(lambda: self.node.tick(self._clock.now()))
+        if self._closed:
+            return
+        try:
+            effects = self.node.tick(self._clock.now())
+        except Exception as broken:
+            self._break(broken)
+            return
+        self._take(effects)
 
 
 HAND_OVER_TRIES: Final = 10

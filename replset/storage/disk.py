@@ -127,7 +127,7 @@ class RealDisk:
 
     def sync_file(self, path: str) -> None:
         if path.endswith(WAL_SUFFIX):
-            os.fdatasync(self._wal_handle(path))
+            self._sync_wal(path)
             return
         self._refuse_open_database(path)
         handle = os.open(path, os.O_RDONLY)
@@ -136,21 +136,23 @@ class RealDisk:
         finally:
             os.close(handle)
 
-    def _wal_handle(self, path: str) -> int:
-        """A kept handle for a WAL, opened anew when the path names another inode. SQLite takes no lock on a WAL."""
+    def _sync_wal(self, path: str) -> None:
+        """Sync a WAL through a kept handle, opened anew when the path names another inode. SQLite takes no lock on it.
+
+        The path is looked at behind the sync. A look before it would let the thread wait for the interpreter once more
+        while the disk has nothing to do.
+        """
+        handle = self._wal_handles.get(path, -1)
+        if handle >= 0 and _sync_if_at(handle, path):
+            return
         with self._guard:
-            handle = self._wal_handles.get(path, -1)
-            if handle >= 0:
-                if os.path.samestat(os.stat(path), os.fstat(handle)):
-                    return handle
-                del self._wal_handles[path]
-                os.close(handle)
-            handle = os.open(path, os.O_RDONLY)
-            if not os.path.samestat(os.stat(path), os.fstat(handle)):
-                os.close(handle)
-                raise OSError(errno.ESTALE, "replaced while it was opened", path)
-            self._wal_handles[path] = handle
-            return handle
+            if self._wal_handles.get(path, -1) == handle:  # else another thread has opened it anew
+                if handle >= 0:
+                    os.close(self._wal_handles.pop(path))
+                self._wal_handles[path] = os.open(path, os.O_RDONLY)
+            handle = self._wal_handles[path]
+        if not _sync_if_at(handle, path):
+            raise OSError(errno.ESTALE, "replaced while it was synced", path)
 
     def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
         self._refuse_open_database(path)
@@ -246,6 +248,12 @@ class RealDisk:
         with self._guard:
             connections = list(self._connections.get(os.path.abspath(path), ()))
         invariant(not any(map(_is_open, connections)), f"{path} is open in SQLite; nothing else may touch it")
+
+
+def _sync_if_at(handle: int, path: str) -> bool:
+    """Sync the file. False if `path` does not name it any more. FileNotFoundError."""
+    os.fdatasync(handle)
+    return os.path.samestat(os.stat(path), os.fstat(handle))
 
 
 def _is_at(handle: int, path: str) -> bool:

@@ -104,7 +104,8 @@ class Group:
 
 class Store:
     """See the module. Read also: oldest, rollback_id, pruned_through, trimmed_through (both a ts), oplog_bytes,
-    commit_point, oplog_only (a witness's: it holds no documents).
+    commit_point, oplog_only (a witness's: it holds no documents); of the newest entry last_applied, last_wall_ms and
+    chain (signed 64-bit).
 
     undone_entries: how many entries undo steps have taken back since this store was opened. ages: of the entries, and
     ages_saved_at, when they were saved last; None: not looked at yet. retention.py keeps both.
@@ -128,7 +129,7 @@ class Store:
         self.undone_entries = 0
         self.ages = OptimeAges()
         self.ages_saved_at: Millis | None = None
-        self._newest = NewestEntry()
+        self._set_newest(NewestEntry())
         self._catalog = Catalog([])
         self._sessions: dict[bytes, bytes] = {}
         self._in_group = False
@@ -208,7 +209,7 @@ class Store:
     def reload(self) -> None:
         """Take everything that is kept in memory from the file."""
         connection = self._connection
-        self._newest = _newest_entry(connection)
+        self._set_newest(_newest_entry(connection))
         self.ages.cut(self._newest.optime)
         self._set_oldest(oplog.oldest_row(connection))
         self._catalog = Catalog(load_catalog(connection))
@@ -225,6 +226,10 @@ class Store:
         self._saved_oplog_bytes = self._int_meta("oplog_bytes", 0)
         self.oplog_bytes = self._saved_oplog_bytes + int(later)
 
+    def _set_newest(self, newest: NewestEntry) -> None:
+        self._newest = newest
+        self.last_applied, self.last_wall_ms, self.chain = newest.optime, newest.wall_ms, newest.chain
+
     def _set_oldest(self, row: OplogRow | None) -> None:
         self.oldest = OPTIME_NULL if row is None else row.optime
         self._oldest_wall_ms = 0 if row is None else row.wall_ms
@@ -236,21 +241,6 @@ class Store:
         if not isinstance(value, int):
             raise CorruptDataError(f"{self.path}: meta {name} is no number")
         return value
-
-    # --- where this member is
-
-    @property
-    def last_applied(self) -> OpTime:
-        return self._newest.optime
-
-    @property
-    def last_wall_ms(self) -> int:
-        return self._newest.wall_ms
-
-    @property
-    def chain(self) -> int:
-        """The chain of the newest entry, signed 64-bit."""
-        return self._newest.chain
 
     # --- writing
 
@@ -315,7 +305,7 @@ class Store:
 
     def _add_rows(self, rows: list[StoredRow], newest: OpTime) -> None:
         _, _, _, _, _, wall_ms, _, chain, _ = rows[-1]
-        self._newest = NewestEntry(newest, wall_ms, chain)
+        self._set_newest(NewestEntry(newest, wall_ms, chain))
         size = sum([len(row[8]) for row in rows])
         self.oplog_bytes += size
         if self.oldest is OPTIME_NULL:

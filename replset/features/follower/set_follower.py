@@ -212,7 +212,7 @@ class SetFollower(FeaturePart):
             slice_ = wanted[done : done + 200]
             entries = [own_entry(raw, OpTime(term, first + number), name) for number, raw in enumerate(slice_)]
             applied = apply_batch(store, entries, 0, len(entries), lambda: clock.now() >= until, evaluated)
-            self._writer.on_committed()
+            self._writer.on_committed(applied)
             return applied
 
         while done < len(wanted):

@@ -57,11 +57,13 @@ class Writer:
         context: MemberContext,
         node: Node,
         rng: random.Random,
-        on_committed: Callable[[], None],
+        on_committed: Callable[[int], None],
         held: HeldKeys,
         flow_control: FlowControl,
     ) -> None:
-        """on_committed: called after each group that wrote entries. held: by open transactions."""
+        """on_committed: called after each group that wrote entries, with the number of its operations. held: by open
+        transactions.
+        """
         self._held = held
         self._flow_control = flow_control
         self._context = context
@@ -123,7 +125,7 @@ class Writer:
             optime = txn.next_optime(term, wall_ms)
             entry = noop_entry(self._noop_document(message), optime, wall_ms)
             txn.append(entry, optime, op="n", ns="", wall_ms=wall_ms)
-        self.on_committed()
+        self.on_committed(1)
         if message == INITIATION:
             # The entry must be on disk before the configuration that follows it is. A power cut between the two would
             # leave a member that belongs to a set, must have data and has none. Nobody is served yet, so the loop may
@@ -190,7 +192,7 @@ class Writer:
             self._operations = queue[len(outcomes) :] + self._operations
             self._schedule()
             if wrote:
-                self.on_committed()
+                self.on_committed(len(outcomes))
             for (_, completion), (result, failure) in zip(queue, outcomes, strict=False):
                 if completion.done():
                     continue

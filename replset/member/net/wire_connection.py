@@ -55,6 +55,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._received_at = 0.0
         self._admitted_bytes = 0  # bytes of what has to be admitted, counted by the server for all connections
         self._reader = FrameReader(self._admit)
+        self._buffer = server.small_buffer  # where the last bytes went
         self._next: WireMessage | None = None  # the one that waits behind the command that runs
         self._arrived: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
@@ -166,10 +167,11 @@ class WireConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go: little of a client at once, unless it is amid a large message."""
-        return self._server.large_buffer if self._reader.is_amid_large else self._server.small_buffer
+        self._buffer = self._server.large_buffer if self._reader.is_amid_large else self._server.small_buffer
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self.get_buffer(-1)[:nbytes]))
+        self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         self._received_at = self._loop.time()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from replset.bson import ObjectId, RawDocument
 from replset.core.member_state import MemberState
 from replset.core.messages import ProgressRequest
+from replset.core.node import Node
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.member.peers.flows import Flows
@@ -28,6 +29,7 @@ from replset.operations.replies import whole
 from replset.operations.waiters import Completion
 from replset.oplog_row import DamagedEntryError, next_chain
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
+from replset.storage.store import Store
 
 log = logging.getLogger("replset.oplog_fetch")
 
@@ -69,13 +71,13 @@ class OplogFetches:
 
     def serve(self, request: FetchRequest, progress: ProgressRequest | None, waiter: Completion) -> None:
         """Do as `begin`. progress: the position that came with the request; it is counted first."""
-        member = self._member
+        member, store = self._member, self._member.store
         refuse_other_set(member, request.set_id)
         if progress is not None:
             self._on_progress(progress)
         if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
             member.on_awaited("commit point")
-        if request.after == member.store.last_applied and request.chain != member.store.chain:
+        if request.after == store.last_applied and request.chain != store.chain:
             member.on_chain_mismatch(request.after)
         began = asyncio.get_running_loop().time()
         deadline = began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
@@ -87,9 +89,12 @@ class OplogFetches:
         """Something has changed: an entry, the commit point or a state. One look at the end of this turn is for all."""
         if self._waiting and not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self.look)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look at once. A page for a few writes goes before its sync begins, whose thread takes the interpreter; with
+        more writes in a group the pages would be more and smaller.
+        """
         self._is_scheduled = False
         pages: dict[tuple[OpTime, int, int], bytes] = {}
         for fetch in list(self._waiting):
@@ -126,15 +131,15 @@ class OplogFetches:
 
     def _due_of(self, fetch: _Fetch) -> float:
         """When the fetch has to be answered at last, on the loop's clock; 0: now. ReplError: it is refused."""
-        member, request = self._member, fetch.request
-        check_serves_oplog(member.node)
+        store, node, request = self._member.store, self._member.node, fetch.request
+        check_serves_oplog(node)
         now = asyncio.get_running_loop().time()
-        if _may_come(member, request) and now < (until := fetch.began + BEHIND_MS / 1000):
+        if _may_come(store, node, request) and now < (until := fetch.began + BEHIND_MS / 1000):
             return until
-        if has_news(member, request):
+        if has_news(store, node, request):
             return 0
         until = fetch.deadline
-        if min(member.node.commit_point, member.store.last_applied) > request.known_commit_point:
+        if min(node.commit_point, store.last_applied) > request.known_commit_point:
             delay_ms = 0 if request.awaits_commit_point else COMMIT_POINT_DELAY_MS
             until = min(until, fetch.began + delay_ms / 1000)
         return until if until > now else 0
@@ -148,7 +153,7 @@ class OplogFetches:
 
     def _on_time(self) -> None:
         self._due, self._timer = math.inf, None
-        self._look()
+        self.look()
 
     def _page_of_now(self, request: FetchRequest) -> FetchReply | None:
         """The answer of this moment; None: it needs a wait, or a look into the archive."""
@@ -213,7 +218,7 @@ def refuse_other_set(member: Kernel, theirs: ObjectId | None) -> None:
     it were their own set's, nor replace their data by a copy of this member's.
     """
     mine = member.node.set_id
-    if theirs != mine and None not in (theirs, mine):
+    if theirs is not None and mine is not None and theirs != mine:
         raise ReplError(
             f"this member belongs to the set with id {mine}, not {theirs}",
             code=ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
@@ -253,20 +258,19 @@ async def _reaching_back(member: Kernel, request: FetchRequest, page: FetchReply
     return replace(page, matched=True, entries=entries, prev_chain=request.chain, end_chain=rows[-1].chain)
 
 
-def _may_come(member: Kernel, request: FetchRequest) -> bool:
+def _may_come(store: Store, node: Node, request: FetchRequest) -> bool:
     """Whether the entry that was asked for may still reach this secondary: it is of the same term, and newer."""
-    newest = member.store.last_applied
-    return member.node.state is not MemberState.PRIMARY and request.after.term == newest.term and request.after > newest
+    newest = store.last_applied
+    return request.after > newest and request.after.term == newest.term and node.state is not MemberState.PRIMARY
 
 
-def has_news(member: Kernel, request: FetchRequest) -> bool:
+def has_news(store: Store, node: Node, request: FetchRequest) -> bool:
     """Whether there is anything but a new commit point that the asking member does not know yet."""
-    store = member.store
     return (
         request.after != store.last_applied
         or request.after == OPTIME_NULL
         or request.known_rollback_id not in (-1, store.rollback_id)
-        or member.node.term > request.term
+        or node.term > request.term
     )
 
 

@@ -88,7 +88,7 @@ def by_dry_run(node: SingleNode, term: int) -> list[Any]:
 
 def by_progress(node: SingleNode, term: int, **changes: Any) -> list[Any]:
     row = MemberProgress(MemberId(1), "i1", place(at(2)))
-    return node.receive(Request(9, replace(ProgressRequest(MemberId(1), term, 1, 2, (row,)), **changes)), NOW)
+    return node.receive(Request(9, ProgressRequest(MemberId(1), term, 1, 2, (row,))._replace(**changes)), NOW)
 
 
 def by_progress_reply(node: SingleNode, term: int) -> list[Any]:

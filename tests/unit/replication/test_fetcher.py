@@ -544,19 +544,19 @@ def test_an_unknown_place_is_answered_at_once(source: Member) -> None:
         reply = fetch_now(source, request(after))
         assert not reply.matched
         assert reply.entries == []
-        assert has_news(source, request(after))
+        assert has_news(source.store, source.node, request(after))
     assert fetch_now(source, request(newest)).matched
-    assert not has_news(source, request(newest))
+    assert not has_news(source.store, source.node, request(newest))
 
 
 def test_a_changed_rollback_id_or_term_is_news(source: Member) -> None:
     newest, rollback_id = source.store.last_applied, source.store.rollback_id
     asked = request(newest)
     known = FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id)
-    assert not has_news(source, known)
-    assert has_news(source, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
+    assert not has_news(source.store, source.node, known)
+    assert has_news(source.store, source.node, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
     source.node.term = 2
-    assert has_news(source, asked)
+    assert has_news(source.store, source.node, asked)
 
 
 def test_the_commit_point_told_is_never_beyond_the_log(source: Member) -> None:
