@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from replset.bson import RawDocument, encode
+from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.quorum import WriteConcern
 from replset.errors import ErrorCode, OutOfDiskSpaceError, ReplError, StorageError
@@ -36,9 +37,11 @@ from replset.operations.slow_operations import SlowReason
 from replset.operations.transactions import TransactionTable
 from replset.operations.user_directory import UserDirectory
 from replset.operations.write_concern import (
+    DEFAULTS,
     begin_wait,
     default_concern,
     note_awaited,
+    one_of,
     parse_write_concern,
     wait_for_write_concern,
 )
@@ -64,6 +67,7 @@ class PreparedCommands:
         self.member = dispatcher.member
         self._users = self.member[UserDirectory]
         self._transactions = self.member[TransactionTable]
+        self._known_default: tuple[ReplSetConfig | None, bytes | None, WriteConcern] | None = None
 
     def shape_of(self, request: CommandRequest) -> Shape | None:
         """Return the shape of a write, or of a find that was answered at once, that had no error; None: of a kind that
@@ -85,7 +89,7 @@ class PreparedCommands:
         shape.on_secondary = self.member.node.state is MemberState.SECONDARY  # so its read preference allows that
         raw = body.get_raw("writeConcern")
         if raw is not None:
-            shape.concern = parse_write_concern(raw, lambda: default_concern(self.member.store, config).w)
+            shape.concern = one_of(parse_write_concern(raw, lambda: default_concern(self.member.store, config).w))
             if shape.concern.wtimeout_ms or "w" not in RawDocument(raw):
                 return None
         elif "writeConcern" in body:
@@ -165,6 +169,14 @@ class PreparedCommands:
             return False
         return config.settings.min_in_sync <= 1 and not config.settings.durability_levels
 
+    def _default_concern(self) -> WriteConcern:
+        """The set's default; worked out anew when what decides it is another object."""
+        config, stored = self.member.node.config, DEFAULTS.read(self.member.store)
+        known = self._known_default
+        if known is None or known[0] is not config or known[1] != stored:
+            known = self._known_default = (config, stored, one_of(default_concern(self.member.store, config)))
+        return known[2]
+
     def begin(
         self,
         target: Target,
@@ -182,7 +194,7 @@ class PreparedCommands:
         for None.
         """
         member, dispatcher = self.member, self.dispatcher
-        concern = concern or default_concern(member.store, member.node.config)
+        concern = concern or self._default_concern()
         if concern.wtimeout_ms:
             return None
         if session is not None:

@@ -60,11 +60,20 @@ class WaiterList:
     def __init__(self) -> None:
         self._heaps: dict[Hashable, _Heap] = {}
         self._numbers = count()
+        self._joined: tuple[object, _Heap] | None = None  # whom `join` joins
 
     def add(
-        self, key: Hashable, optime: OpTime, is_satisfied: Callable[[OpTime], bool], completion: Completion
+        self,
+        key: Hashable,
+        optime: OpTime,
+        is_satisfied: Callable[[OpTime], bool],
+        completion: Completion,
+        condition: object = None,
     ) -> None:
-        """End the wait once `is_satisfied(optime)`, maybe at once. One key always means one condition."""
+        """End the wait once `is_satisfied(optime)`, maybe at once. One key always means one condition.
+
+        condition: an object that others may give to `join` from now on.
+        """
         if is_satisfied(optime):
             completion.set_result(None)
             return
@@ -72,6 +81,20 @@ class WaiterList:
         if heap is None:
             heap = self._heaps[key] = _Heap(is_satisfied)
         heap.push((optime, next(self._numbers), completion))
+        self._joined = (condition, heap)
+
+    def join(self, condition: object, optime: OpTime, completion: Completion) -> bool:
+        """Wait with whoever was added last, if that was with this very object and it still waits; return whether so.
+
+        What is asked before a wait holds for both, so the writes of one group that wait for the same ask it once.
+        """
+        if self._joined is None or self._joined[0] is not condition:
+            return False
+        heap = self._joined[1]
+        if not heap.rows or optime < heap.newest:
+            return False
+        heap.push((optime, next(self._numbers), completion))
+        return True
 
     def release(self) -> None:
         """End every wait whose condition is true now. The member calls it when a position or the commit point moved."""
@@ -92,7 +115,7 @@ class WaiterList:
 
     def fail_all(self, error: Callable[[], ReplError]) -> None:
         """End every wait with an error of its own."""
-        heaps = list(self._heaps.values())
+        heaps, self._joined = list(self._heaps.values()), None
         self._heaps.clear()
         for heap in heaps:
             for _, _, waiter in heap.rows:
@@ -101,6 +124,7 @@ class WaiterList:
 
     def fail_where(self, error: Callable[[Hashable], Callable[[], ReplError] | None]) -> None:
         """End the waits of each key that has an error."""
+        self._joined = None
         for key in list(self._heaps):
             failure = error(key)
             for _, _, waiter in () if failure is None else self._heaps.pop(key).rows:

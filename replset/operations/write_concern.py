@@ -240,6 +240,9 @@ def begin_wait(
 
     endless: no limit ends the wait; then WaitInVainError does. PrimarySteppedDownError: this member leads no more.
     """
+    endless = endless and not concern.level_of  # while a level may be lowered, no wait is in vain
+    if endless and member.write_waiters.join(concern, optime, waiter):
+        return None
     node = member.node
     refusal = None if node.config is None else unsatisfiable(node.config, concern)
     if refusal is not None:
@@ -250,12 +253,17 @@ def begin_wait(
     if optime.term < node.term or node.state is not MemberState.PRIMARY:
         return _stepped_down(member)
     note_awaited(member, concern)
-    endless = endless and not concern.level_of  # while a level may be lowered, no wait is in vain
-    key = _waiter_key(concern, endless)
-    member.write_waiters.add(key, optime, partial(node.is_satisfied, concern), waiter)
+    key, condition = _waiter_key(concern, endless), concern if endless else None
+    member.write_waiters.add(key, optime, partial(node.is_satisfied, concern), waiter, condition)
     if endless and not waiter.done() and (vain := node.in_vain(concern)) is not None:
         waiter.set_exception(WaitInVainError(vain.reason, code=vain.code))
     return None
+
+
+@lru_cache(maxsize=64)
+def one_of(concern: WriteConcern) -> WriteConcern:
+    """Return one object for all concerns that are equal: writes on many connections can `join` each other's wait."""
+    return concern
 
 
 def note_awaited(member: Kernel, concern: WriteConcern) -> None:

@@ -54,6 +54,41 @@ async def test_a_condition_that_is_met_is_not_waited_for(waiters: WaiterList, po
     assert len(waiters) == 0
 
 
+async def test_who_joins_is_not_asked_and_ends_with_the_others(waiters: WaiterList, point: Point) -> None:
+    """Only with the object that was waited with last, while somebody waits with it, and for no older entry."""
+    concern, other = object(), object()
+    loop = asyncio.get_running_loop()
+    first, second, third = (loop.create_future() for _ in range(3))
+    assert not waiters.join(concern, at(3), second)
+    waiters.add("majority", at(3), point.reached, first, concern)
+    assert not waiters.join(other, at(3), second)
+    assert not waiters.join(concern, at(2), second)
+    assert waiters.join(concern, at(3), second)
+    assert waiters.join(concern, at(5), third)
+    assert point.looks == 1
+    point.ts = 4
+    waiters.release()
+    assert [first.done(), second.done(), third.done()] == [True, True, False]
+    point.ts = 5
+    waiters.release()
+    assert third.done()
+    assert not waiters.join(concern, at(6), loop.create_future())
+
+
+@pytest.mark.parametrize("ends", [WaiterList.fail_all, lambda w, error: w.fail_where(lambda _key: error)])
+async def test_nobody_joins_those_whose_wait_has_failed(
+    ends: Callable[[WaiterList, Callable[[], ReplError]], None], waiters: WaiterList, point: Point
+) -> None:
+    concern, loop = object(), asyncio.get_running_loop()
+    waits = loop.create_future()
+    waiters.add("majority", at(3), point.reached, waits, concern)
+    ends(waiters, lambda: PrimarySteppedDownError("gone"))
+    with pytest.raises(PrimarySteppedDownError):
+        await waits
+    assert not waiters.join(concern, at(3), loop.create_future())
+    assert len(waiters) == 0
+
+
 async def test_older_optimes_are_released_first_whatever_came_first(waiters: WaiterList, point: Point) -> None:
     woken: list[int] = []
     for ts in (7, 3, 5, 3):
