@@ -69,7 +69,7 @@ class Rig:
             do_create(WriteGroup(txn, 1, clock.wall_ms(), random.Random(2)), NS)
         self.writer.accept(1)
 
-    def _committed(self) -> None:
+    def _committed(self, _operations: int) -> None:
         self.commits += 1
 
     def insert(self, number: int) -> Callable[[WriteGroup], OpTime | None]:
