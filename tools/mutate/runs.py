@@ -83,8 +83,8 @@ def up_to_date(jobs: int) -> Record:
 
 def outcome_of(run: Run) -> str:
     """Carry out a run; "": it held."""
-    kinds, *others = (importlib.import_module(f"tests.simulation.kit.{name}") for name in ("kinds", "told", "wiring"))
-    found = (kind for module in (kinds, *others) for kind in vars(module).values() if isinstance(kind, kinds.Kind))
+    kinds, told = (importlib.import_module(f"tests.simulation.kit.{name}") for name in ("kinds", "told"))
+    found = (kind for kind in (vars(kinds) | vars(told)).values() if isinstance(kind, kinds.Kind))
     by_option = {kind.option.removeprefix("--"): kind for kind in found}
     kind = by_option[run[0]]
     error = kind.outcome(run[1]).error

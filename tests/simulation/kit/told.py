@@ -1,4 +1,4 @@
-"""Scenarios of whole members and stories of cores as runs: each has to go as its transcript says."""
+"""Scenarios of whole members, stories of cores and checks of the wiring, as runs with a number each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.simulation.core_kit.stories import STORIES
 from tests.simulation.kit.kinds import Kind
 from tests.simulation.kit.runs import Outcome
 from tests.simulation.kit.scenarios import SCENARIOS
+from tests.simulation.kit.wiring import CHECKS
 
 TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
@@ -43,5 +44,12 @@ def _compared(number: int, transcript: str, path: Path) -> Outcome:
     return Outcome(number, error, "", (), "", Counter(), "")
 
 
-SCENARIO_RUNS = Kind("--scenarios", run_scenario, tuple(SCENARIOS))
-STORY_RUNS = Kind("--stories", run_story, tuple(STORIES))
+def run_check(number: int) -> Outcome:
+    """As a seeded run: the check of the wiring with this number."""
+    CHECKS[number % len(CHECKS)]()
+    return Outcome(number, None, "", (), "", Counter(), "")
+
+
+SCENARIO_RUNS = Kind("--scenarios", run_scenario)
+STORY_RUNS = Kind("--stories", run_story)
+WIRING_RUNS = Kind("--wiring", run_check)
