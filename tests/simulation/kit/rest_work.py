@@ -107,7 +107,7 @@ class RestWork:
         within_ms: so soon behind the earliest moment; None: it may have to wait for what was before.
         """
         cluster, name = self._cluster, self._cluster.name_of(row.host)
-        asked_ms = cluster.loop.now_ms
+        asked_ms, term = cluster.loop.now_ms, self._member(cluster.primary() or name).node.term
         self._give_highest_priority(row)
         cluster.run_until(lambda: cluster.primary() == name, WELL_WITHIN_S, f"{name}, of the highest priority, leads")
         now_ms, timeout_ms = cluster.loop.now_ms, self._timeout_ms()
@@ -118,7 +118,10 @@ class RestWork:
         if now_ms < earliest_ms:
             self._fail("26", f"{name} took over at {now_ms} ms, {earliest_ms - now_ms} ms too early")
         latest_ms = max(asked_ms, since_ms) + int(2.3 * timeout_ms if since_ms else 1.15 * timeout_ms)
-        if within_ms is not None and now_ms > latest_ms + within_ms:
+        # An entry that the primary writes between the dry run and the votes refuses them. Then another one leads first,
+        # and the member has to wait for its pause.
+        was_refused = self._member(name).node.term > term + 1
+        if within_ms is not None and now_ms > latest_ms + within_ms and not was_refused:
             self._fail("26", f"{name} took over at {now_ms} ms only, and {latest_ms} ms was time enough")
         return now_ms
 
