@@ -62,7 +62,7 @@ def run(folder: Path, **files: str) -> tuple[int, list[str], str]:
     command = [sys.executable, "-m", "pytest", "-p", "tests.workers", "-p", "no:cacheprovider", "--workers", "2"]
     done = subprocess.run(
         [*command, "-rA", f"--basetemp={folder / 'base'}", str(folder)],
-        env={"PYTHONPATH": str(ROOT), "ENDED": str(folder / "ended"), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": str(ROOT), "ENDED": str(folder / "ended"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=folder,
         capture_output=True,
         text=True,
