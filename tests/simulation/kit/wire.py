@@ -13,7 +13,6 @@ from replset.ids import HostPort
 from tests.simulation.kit.network import NetworkPort
 
 _OP_MSG = 2013
-_HEADER = struct.Struct("<iiii")
 _MESSAGE = struct.Struct("<iiiiIB")
 
 

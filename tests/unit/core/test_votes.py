@@ -18,7 +18,6 @@ from tests.simulation.core_kit.machine import members_of
 from tests.unit.core.single_node import NOW, asked, at, leading_three, named, only, place, ready, single_node
 
 CONFIG = named(*members_of(3), version=4, term=1)
-WITH_ARBITER = named(*members_of(3, arbiters=1), version=4, term=1)
 REQUEST = VoteRequest("rs0", 1, MemberId(1), "i1", 4, 1, at(1, 5), dry_run=False)
 
 

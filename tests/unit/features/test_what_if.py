@@ -46,7 +46,6 @@ DATA: dict[str, Any] = {}
 ARBITER = {"arbiter_only": True, "priority": 0.0}
 WITNESS = {"witness": True, "priority": 0.0}
 HIDDEN = {"hidden": True, "priority": 0.0}
-HIGH = {"priority": 5.0}
 DELAYED = {"hidden": True, "priority": 0.0, "secondary_delay_secs": 30}
 
 LEADERS = [
