@@ -36,5 +36,4 @@ while (!existsSync(process.env.CLIENT_STOP)) {
   session.endSession();
   tally.rounds += 1;
   print(JSON.stringify(tally));
-  sleep(100);
 }

@@ -43,7 +43,6 @@ for (let round = 0; !existsSync(stopFile); round++, tally.rounds = round) {
   }
   const moving = () => client.withSession((session) => session.withTransaction(() => move(session, round)));
   if (await step('transaction', moving)) tally.moved += 1;
-  await new Promise((done) => setTimeout(done, 100));
 }
 await client.close();
 console.log(JSON.stringify(tally));

@@ -19,8 +19,6 @@ from tests.integration.clients.install import installed, node
 
 HERE = Path(__file__).parent
 DATABASE = "clients"
-PAUSE_S = 0.1
-"""Behind each round, also in the other workloads: faults last for seconds, and meet an operation anyway."""
 
 
 @dataclass(slots=True)
@@ -60,7 +58,6 @@ class SyncClient(threading.Thread):
             while not self._stop_file.exists():
                 self._round(client)
                 self.tally.rounds += 1
-                time.sleep(PAUSE_S)
 
     def finish(self, within_s: float) -> Tally:
         self.join(within_s)
