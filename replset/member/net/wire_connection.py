@@ -57,6 +57,7 @@ class WireConnection(asyncio.BufferedProtocol):
         self._reader = FrameReader(self._admit)
         self._buffer = server.small_buffer  # where the last bytes went
         self._next: WireMessage | None = None  # the one that waits behind the command that runs
+        self._next_data = b""  # of `_next`, if it came alone and in one piece
         self._arrived: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -177,7 +178,9 @@ class WireConnection(asyncio.BufferedProtocol):
         self._received_at = self._loop.time()
         self._server.traffic.bytes_in += len(data)
         was_idle = self._next is None
-        if was_idle and (self._writes.shapes or self._finds.shapes) and self._take_shaped(data):
+        may_be_shaped = was_idle and not self._reader.pending and bool(self._writes.shapes or self._finds.shapes)
+        if may_be_shaped and self._is_free() and self._take_shaped(data):
+            self._server.turns.count(len(data))
             return
         if was_idle and self._repeated is not None and self._repeat(self._repeated, data):
             return
@@ -185,6 +188,8 @@ class WireConnection(asyncio.BufferedProtocol):
             return
         if was_idle and self._run_at_once(self._next, data):
             return
+        if may_be_shaped:
+            self._next_data = data
         self._wake()
 
     def _wake(self) -> None:
@@ -266,31 +271,27 @@ class WireConnection(asyncio.BufferedProtocol):
 
     def _is_free(self) -> bool:
         """Whether a client's command may run here in this turn, outside of the task."""
+        return not self._is_busy and self._may_run_outside() and self._server.turns.has_room()
+
+    def _may_run_outside(self) -> bool:
+        """Whether a client's command may run outside of the task, apart from what is under way and from the turn."""
         server = self._server
-        if self._is_busy:
-            return False
-        if self._context.member is not None or server.admission.is_full or server.slots.is_reserved(self):
-            return False
-        return server.turns.has_room()
+        return self._context.member is None and not server.admission.is_full and not server.slots.is_reserved(self)
 
     def _take_shaped(self, data: bytes) -> bool:
         """Put the write into the next group, or answer the find, if `data` is one message of a shape that is known.
         False: it is not.
         """
-        if self._reader.pending or not self._is_free():
-            return False
         prepared = self._server.dispatcher.prepared
         for shape in self._writes.shapes:
             write = prepared.take(shape, data, self._context, self._finish_write)
             if write is not None:
-                self._server.turns.count(len(data))
                 self._open, self._write_message = write, data
                 self._writes.in_vain = 0
                 return True
         for shape in self._finds.shapes:
             reply = prepared.answer(shape, data, self._context)
             if reply is not None:
-                self._server.turns.count(len(data))
                 self._send_frame(data, reply)
                 self._finds.in_vain = 0
                 return True
@@ -381,6 +382,12 @@ class WireConnection(asyncio.BufferedProtocol):
                     run_in_turn = 0
                     await turns.wait(message.size)
                 run_in_turn += 1
+                data, self._next_data = self._next_data, b""
+                if data and self._may_run_outside() and self._take_shaped(data):  # the turn that it came in was full
+                    self._next = None
+                    if self._open is None and self._reader.has_more and not self._read_next(b""):
+                        return
+                    continue
                 self._current, self._next = message, None
                 if (self._reader.has_more or not self._reading) and not self._read_next(b""):
                     return

@@ -718,15 +718,23 @@ def test_a_session_of_a_user_is_that_users_where_nobody_has_to_log_in(rig: Rig) 
     assert rig.client().ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 3}]
 
 
-def test_an_insert_does_not_run_in_a_turn_that_is_full(rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, turns = Prepared(rig), rig.member().turns
+@pytest.mark.parametrize(("command", "documents"), [(insert({"_id": 1}), 3), (find("known"), 2)])
+def test_what_comes_in_a_turn_that_is_full_is_taken_by_its_shape_in_a_later_one(
+    rig: Rig, wire: Wire, monkeypatch: pytest.MonkeyPatch, command: dict[str, object], documents: int
+) -> None:
+    wire.send(find("known"))
+    prepared, turns, before = Prepared(rig), rig.member().turns, len(wire.replies)
+    turn: asyncio.Future[None] = rig.cluster.loop.create_future()
     monkeypatch.setattr(turns, "has_room", lambda: False)
-    wire.arrive(insert({"_id": 1}))
+    monkeypatch.setattr(turns, "wait", lambda _size: turn)
+    wire.arrive(command, {"count": "c"})
     rig.wait(0.1)
-    monkeypatch.undo()
-    rig.until(lambda: len(wire.replies) == 3)
     assert prepared.count == 0
-    assert ids(rig.client()) == [1]
+    monkeypatch.undo()
+    turn.set_result(None)
+    rig.until(lambda: len(wire.replies) == before + 2)
+    assert prepared.count == 1
+    assert wire.replies[-1]["n"] == documents
 
 
 def test_a_wait_that_ends_twice_is_answered_once(rig: Rig, wire: Wire) -> None:
