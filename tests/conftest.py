@@ -30,12 +30,17 @@ settings.load_profile(examples.IN_ALL)
 os.environ["XDG_STATE_HOME"] = os.devnull  # no test is sent to the set of another one's --host
 long_work.LINE_EVERY_S = 3600.0  # on a busy machine a command would print a line more
 
-pytest_plugins = ("tests.costs", "tests.workers")
+pytest_plugins = ("tests.costs",)
 
+HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 << 30:  # a sync there takes no time
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 TURNS = 10
+TOOLS = HERE / "tools"
+APART = {HERE / "simulation", HERE / "property"}
+"""Whose tests share no processes and no ports: a module of another folder stays with one worker."""
+LONG = (TOOLS, HERE / "integration", HERE / "conformance", *sorted(APART))
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +112,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = set(of_the_day(items, day))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        items[:] = dealt(items, workers)
 
 
 def of_the_day(items: list[pytest.Item], day: int) -> Iterator[pytest.Item]:
@@ -127,3 +135,31 @@ def of_the_day(items: list[pytest.Item], day: int) -> Iterator[pytest.Item]:
             if turn % TURNS != day % TURNS:
                 continue
         yield item
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """In the order in which `--dist worksteal` gives each worker its share, one after the other's.
+
+    A share begins with long tests, by turns some that wait for processes and timeouts and some that compute, so that
+    all processors have work. It ends with short ones, which others take over best. The first worker begins with the
+    tools: one after the other, since they measure, and use the same ports.
+    """
+    parts: dict[Path, dict[object, list[pytest.Item]]] = {folder: {} for folder in LONG}
+    short: list[pytest.Item] = []
+    for item in items:
+        folder = next((folder for folder in LONG if folder in item.path.parents), None)
+        if folder is None:
+            short.append(item)
+        else:
+            parts[folder].setdefault(item if folder in APART else item.path, []).append(item)
+    order = [item for group in parts[TOOLS].values() for item in group]
+    for worker in range(workers):
+        own = {folder: list(part.values())[worker::workers] for folder, part in parts.items()}
+        rows = [(n / len(own[folder]), group) for folder in LONG[1:] for n, group in enumerate(own[folder])]
+        by_turns = [group for _, group in sorted(rows, key=lambda row: row[0])]
+        share = [item for group in by_turns for item in group]
+        end = len(items) * (worker + 1) // workers
+        take = max(0, end - len(order) - len(share))
+        order += [*share, *short[:take]]
+        del short[:take]
+    return order + short

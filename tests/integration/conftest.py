@@ -14,18 +14,17 @@ from replset.client import PASSWORD_VARIABLE, USER_VARIABLE
 from replset.local_set import LocalMember, LocalSet, free_ports, wait_until
 from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted, configuration, heal, reconfigure, run
-from tests.workers import WORKER
 
 FAST: dict[str, object] = {"electionTimeoutMillis": 1500, "heartbeatIntervalMillis": 250, "heartbeatTimeoutSecs": 2}
 _blocks = itertools.count()
 
 
 def next_ports(count: int) -> list[int]:
-    """Free ports that no other test process looks at: each worker has a range of its own.
+    """Free ports that no other test process looks at: each worker of pytest-xdist has a range of its own.
 
     A process beside the workers has the fourth range: `./dev test` runs the tests of Spark beside three workers.
     """
-    worker = int(os.environ.get(WORKER, "3"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw3").removeprefix("gw"))
     return free_ports(count, 20_000 + worker * 3_000 + next(_blocks) * 20 % 900)
 
 

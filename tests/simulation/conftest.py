@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.workers import WORKER
-
 
 @pytest.fixture(autouse=True)
 def on_one_processor() -> Iterator[None]:
@@ -16,7 +14,7 @@ def on_one_processor() -> Iterator[None]:
         yield
         return
     usual = os.sched_getaffinity(0)
-    worker = int(os.environ.get(WORKER, "0"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     os.sched_setaffinity(0, {sorted(usual)[worker % len(usual)]})
     yield
     os.sched_setaffinity(0, usual)

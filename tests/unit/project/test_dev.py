@@ -108,7 +108,7 @@ def test_the_suite_fails_when_a_part_does(
     said = {0: "", 1: "\\033[31mFAILED\\033[0m tests/{}.py::test_a - broken\\n", 5: ""}
     runs = (
         f'case "$*" in *"-m spark"*) printf "{said[spark].format("spark")}Spark\\n"; exit {spark};;'
-        f' *"--workers "*) printf "{said[parallel].format("others")}others\\n"; exit {parallel};; esac'
+        f' *"-n "*) printf "{said[parallel].format("others")}others\\n"; exit {parallel};; esac'
     )
     mypy = f"{'echo a.py:1: error: wrong; ' * types}exit {types}"
     for name, does in (("python", runs), ("ruff", ""), ("mypy", mypy)):
