@@ -24,7 +24,7 @@ from tests.unit.api.kit import ME, NEWEST, OTHER, Api
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 POSITION = Position(NEWEST, NEWEST, 1_700_000_000_000, 1_700_000_000_000)
-LAGGING = replace(POSITION, applied_wall_ms=POSITION.applied_wall_ms - 2500)
+LAGGING = POSITION._replace(applied_wall_ms=POSITION.applied_wall_ms - 2500)
 
 
 def member(host: HostPort, state: MemberState, position: Position, source: HostPort | None) -> MemberStatus:

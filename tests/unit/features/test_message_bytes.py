@@ -97,8 +97,8 @@ REQUESTS: dict[str, MemberRequest] = {
     "vote": VOTE,
     "vote-full": replace(VOTE, set_id=SET_ID, reason="electionTimeout", dry_run=False),
     "position": PROGRESS,
-    "position-full": replace(PROGRESS, set_id=SET_ID),
-    "position-empty": replace(PROGRESS, progress=()),
+    "position-full": PROGRESS._replace(set_id=SET_ID),
+    "position-empty": PROGRESS._replace(progress=()),
     "step-up": StepUpRequest(True),
 }
 REPLIES: dict[str, tuple[MemberRequest, ReplyBody]] = {

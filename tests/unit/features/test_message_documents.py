@@ -49,7 +49,10 @@ SET_ID = ObjectId(b"a" * 12)
 HEARTBEAT = HeartbeatRequest("rs0", HOST, MemberId(1), 3, 4, 3, None, "inc", check_empty=True)
 VOTE = VoteRequest("rs0", 4, MemberId(2), "inc", 4, 3, NEW, dry_run=True)
 PROGRESS = ProgressRequest(MemberId(1), 3, 4, 3, (MemberProgress(MemberId(1), "inc", POSITION),))
-WITH_SET_ID = [dataclasses.replace(body, set_id=SET_ID) for body in (HEARTBEAT, VOTE, PROGRESS)]
+WITH_SET_ID = [
+    *(dataclasses.replace(body, set_id=SET_ID) for body in (HEARTBEAT, VOTE)),
+    PROGRESS._replace(set_id=SET_ID),
+]
 STEP_UP = StepUpRequest(skip_dry_run=True)
 FULL = HeartbeatReply(
     "rs0",

@@ -248,8 +248,8 @@ def test_status(client: Client, member: RunningMember) -> None:
 def test_status_counts_the_entries_that_a_member_lacks_and_since_when(client: Client, member: RunningMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": number} for number in range(3)]})
     rows = member.store.oplog_after(OPTIME_NULL, limit=10, max_bytes=1 << 20)
-    early = replace(POSITION, last_applied=rows[0].optime, last_durable=rows[0].optime)
-    newest = replace(POSITION, last_applied=rows[-1].optime, last_durable=rows[-1].optime)
+    early = POSITION._replace(last_applied=rows[0].optime, last_durable=rows[0].optime)
+    newest = POSITION._replace(last_applied=rows[-1].optime, last_durable=rows[-1].optime)
     members = (
         line(0, MemberState.PRIMARY, position=newest),
         line(1, MemberState.SECONDARY, position=early),
