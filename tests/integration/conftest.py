@@ -22,10 +22,10 @@ _blocks = itertools.count()
 def next_ports(count: int) -> list[int]:
     """Free ports that no other test process looks at: each worker of pytest-xdist has a range of its own.
 
-    A process beside the workers has the fourth range: `./dev test` runs the tests of Spark beside three workers.
+    A process beside the workers has the fifth range: `./dev test` runs the tests of Spark beside four workers.
     """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw3").removeprefix("gw"))
-    return free_ports(count, 20_000 + worker * 3_000 + next(_blocks) * 20 % 900)
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw4").removeprefix("gw"))
+    return free_ports(count, 20_000 + worker * 2_500 + next(_blocks) * 20 % 900)
 
 
 def leads_at_once(member: LocalMember) -> bool:
