@@ -92,7 +92,7 @@ WATCH_EVERY_S = 1
 CLIENT_THREADS = 8
 
 SOME: Final = 5
-"""So many writes in one group: the members that wait for it are not served before the end of the turn."""
+"""With so many writes in a group, or if no write waits for them, members get its page at the end of the turn."""
 
 
 class RunningMember(Kernel):
@@ -516,7 +516,7 @@ class RunningMember(Kernel):
 
     def _on_committed(self, operations: int = SOME) -> None:
         """Handle the commit of a group, of clients' writes or of applied entries."""
-        if operations < SOME:
+        if operations < SOME and self._positions.awaited:
             self.fetches.look()
         self.durability.on_committed()
         self._on_moved()

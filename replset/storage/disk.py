@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import apsw
 
@@ -110,12 +110,24 @@ class _FileLock:
             self._handle = -1
 
 
+class _OpenWal(NamedTuple):
+    """found: which file it is. No other one is called so while the handle is open."""
+
+    handle: int
+    found: os.stat_result
+
+    def sync_if_at(self, path: str) -> bool:
+        """Sync the file. False if `path` does not name it any more. FileNotFoundError."""
+        os.fdatasync(self.handle)
+        return os.path.samestat(os.stat(path), self.found)
+
+
 class RealDisk:
     """The machine's file system, and SQLite's own VFS."""
 
     def __init__(self) -> None:
         self._connections: dict[str, weakref.WeakSet[apsw.Connection]] = {}
-        self._wal_handles: dict[str, int] = {}
+        self._wals: dict[str, _OpenWal] = {}
         self._guard = threading.Lock()
 
     def connect(self, path: str, *, read_only: bool = False) -> apsw.Connection:
@@ -142,16 +154,17 @@ class RealDisk:
         The path is looked at behind the sync. A look before it would let the thread wait for the interpreter once more
         while the disk has nothing to do.
         """
-        handle = self._wal_handles.get(path, -1)
-        if handle >= 0 and _sync_if_at(handle, path):
+        wal = self._wals.get(path)
+        if wal is not None and wal.sync_if_at(path):
             return
         with self._guard:
-            if self._wal_handles.get(path, -1) == handle:  # else another thread has opened it anew
-                if handle >= 0:
-                    os.close(self._wal_handles.pop(path))
-                self._wal_handles[path] = os.open(path, os.O_RDONLY)
-            handle = self._wal_handles[path]
-        if not _sync_if_at(handle, path):
+            if self._wals.get(path) is wal:  # else another thread has opened it anew
+                if wal is not None:
+                    os.close(self._wals.pop(path).handle)
+                handle = os.open(path, os.O_RDONLY)
+                self._wals[path] = _OpenWal(handle, os.fstat(handle))
+            wal = self._wals[path]
+        if not wal.sync_if_at(path):
             raise OSError(errno.ESTALE, "replaced while it was synced", path)
 
     def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
@@ -195,9 +208,9 @@ class RealDisk:
     def remove(self, path: str) -> None:
         self._refuse_open_database(path)
         with self._guard:
-            handle = self._wal_handles.pop(path, -1)
-        if handle >= 0:
-            os.close(handle)
+            wal = self._wals.pop(path, None)
+        if wal is not None:
+            os.close(wal.handle)
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -240,20 +253,14 @@ class RealDisk:
     def close(self) -> None:
         """Give back the handles that sync_file keeps."""
         with self._guard:
-            handles, self._wal_handles = list(self._wal_handles.values()), {}
-        for handle in handles:
-            os.close(handle)
+            wals, self._wals = list(self._wals.values()), {}
+        for wal in wals:
+            os.close(wal.handle)
 
     def _refuse_open_database(self, path: str) -> None:
         with self._guard:
             connections = list(self._connections.get(os.path.abspath(path), ()))
         invariant(not any(map(_is_open, connections)), f"{path} is open in SQLite; nothing else may touch it")
-
-
-def _sync_if_at(handle: int, path: str) -> bool:
-    """Sync the file. False if `path` does not name it any more. FileNotFoundError."""
-    os.fdatasync(handle)
-    return os.path.samestat(os.stat(path), os.fstat(handle))
 
 
 def _is_at(handle: int, path: str) -> bool:

@@ -42,21 +42,21 @@ def test_the_wal_handle_is_the_paths_inode(tmp_path: Path) -> None:
     disk, path = RealDisk(), str(tmp_path / "a.db-wal")
     disk.write_file(path, [b"one"])
     disk.sync_file(path)
-    first = disk._wal_handles[path]
+    first = disk._wals[path]
     disk.sync_file(path)
-    assert disk._wal_handles == {path: first}
+    assert disk._wals == {path: first}
     os.rename(path, path + ".old")
     with pytest.raises(FileNotFoundError):
         disk.sync_file(path)
     Path(path).write_bytes(b"two")
     disk.sync_file(path)
-    assert os.path.samestat(os.fstat(disk._wal_handles[path]), os.stat(path))
+    assert os.path.samestat(os.fstat(disk._wals[path].handle), os.stat(path))
     disk.remove(path)
-    assert disk._wal_handles == {}
+    assert disk._wals == {}
     disk.write_file(path, [b"three"])
     disk.sync_file(path)
     disk.close()
-    assert disk._wal_handles == {}
+    assert disk._wals == {}
 
 
 def test_a_folder_is_synced_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
