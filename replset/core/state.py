@@ -217,7 +217,7 @@ class NodeState:
     out: list[Effect] = field(default_factory=list)
     last_request_id: int = 0
     _counted: Counted | None = field(default=None, init=False, repr=False, compare=False)
-    _found: tuple[ReplSetConfig | None, Member | None] = field(
+    _known_self: tuple[ReplSetConfig | None, Member | None] = field(
         default=(None, None), init=False, repr=False, compare=False
     )
 
@@ -239,10 +239,10 @@ class NodeState:
 
     @property
     def self_member(self) -> Member | None:
-        config, member = self._found
+        config, member = self._known_self
         if config is not self.config:  # asked some ten times for each write
             member = None if self.config is None else self.config.member_at(self.host)
-            self._found = self.config, member
+            self._known_self = self.config, member
         return member
 
     @property

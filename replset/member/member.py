@@ -91,8 +91,8 @@ REFRESH_EVERY_S = 10
 WATCH_EVERY_S = 1
 CLIENT_THREADS = 8
 
-SOME: Final = 5
-"""With so many writes in a group, or if no write waits for them, members get its page at the end of the turn."""
+FEW: Final = 4
+"""A group of so many writes, or fewer, that wait for other members is given to these before its sync begins."""
 
 
 class RunningMember(Kernel):
@@ -514,9 +514,9 @@ class RunningMember(Kernel):
 
     # --- callbacks of the parts ----------------------------------------------------------------------------------
 
-    def _on_committed(self, operations: int = SOME) -> None:
-        """Handle the commit of a group, of clients' writes or of applied entries."""
-        if operations < SOME and self._positions.awaited:
+    def _on_committed(self, writes: int | None = None) -> None:
+        """Handle the commit of a group. writes: how many it has; None: it is of applied entries."""
+        if writes is not None and writes <= FEW and self._positions.awaited:
             self.fetches.look()
         self.durability.on_committed()
         self._on_moved()

@@ -242,6 +242,7 @@ def begin_wait(
     """
     endless = endless and not concern.level_of  # while a level may be lowered, no wait is in vain
     if endless and member.write_waiters.join(concern, optime, waiter):
+        note_awaited(member, concern)
         return None
     node = member.node
     refusal = None if node.config is None else unsatisfiable(node.config, concern)
@@ -253,9 +254,12 @@ def begin_wait(
     if optime.term < node.term or node.state is not MemberState.PRIMARY:
         return _stepped_down(member)
     note_awaited(member, concern)
-    key, condition = _waiter_key(concern, endless), concern if endless else None
-    member.write_waiters.add(key, optime, partial(node.is_satisfied, concern), waiter, condition)
-    if endless and not waiter.done() and (vain := node.in_vain(concern)) is not None:
+    vain = node.in_vain(concern) if endless else None
+    # Nobody joins a wait that is in vain: who did would learn of it only at the next look at all waits.
+    condition = concern if endless and vain is None else None
+    is_satisfied = partial(node.is_satisfied, concern)
+    member.write_waiters.add(_waiter_key(concern, endless), optime, is_satisfied, waiter, condition)
+    if vain is not None and not waiter.done():
         waiter.set_exception(WaitInVainError(vain.reason, code=vain.code))
     return None
 

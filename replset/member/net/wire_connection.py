@@ -188,7 +188,7 @@ class WireConnection(asyncio.BufferedProtocol):
             return
         if was_idle and self._run_at_once(self._next, data):
             return
-        if may_be_shaped:
+        if may_be_shaped and len(data) == self._next.size:
             self._next_data = data
         self._wake()
 
@@ -383,14 +383,13 @@ class WireConnection(asyncio.BufferedProtocol):
                     await turns.wait(message.size)
                 run_in_turn += 1
                 data, self._next_data = self._next_data, b""
-                if data and self._may_run_outside() and self._take_shaped(data):  # the turn that it came in was full
-                    self._next = None
-                    if self._open is None and self._reader.has_more and not self._read_next(b""):
-                        return
-                    continue
-                self._current, self._next = message, None
+                # One that came in a turn that was full is taken by its shape in this one.
+                is_taken = bool(data) and self._may_run_outside() and self._take_shaped(data)
+                self._current, self._next = None if is_taken else message, None
                 if (self._reader.has_more or not self._reading) and not self._read_next(b""):
                     return
+                if is_taken:
+                    continue
                 await self._answer(message)
                 self._current = None
                 if message.admitted:

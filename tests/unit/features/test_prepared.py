@@ -625,6 +625,10 @@ def test_members_that_are_down_end_a_wait_in_vain() -> None:
         assert prepared.count == 1
         reply = wire.replies[1]
         assert (reply["n"], reply["writeConcernError"]["code"]) == (1, 100)
+        began = rig.cluster.loop.now_ms
+        for key in (2, 3, 4):  # they do not wait with the first one for the next look at all waits, each second
+            assert wire.ask(insert({"_id": key}, writeConcern={"w": 3}))["writeConcernError"]["code"] == 100
+        assert rig.cluster.loop.now_ms - began < 500
         rig.cluster.start("c")
 
 
