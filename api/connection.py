@@ -277,7 +277,8 @@ class HttpConnection(HttpToolsProtocol):
         self._last_received = self.loop.time()
         is_first = not self._ahead
         is_alone = is_first and not self._in_request and not self._is_busy
-        if is_alone and self._heads and self._take_write(data):
+        if is_alone and self._heads and self.turns.has_room() and self._take_write(data):
+            self.turns.count(len(data))
             return
         self._request = data if is_alone and len(data) <= SMALL_AHEAD_BYTES else b""
         self._ahead, self._ahead_at = self._ahead[self._ahead_at :] + data, 0
@@ -289,7 +290,7 @@ class HttpConnection(HttpToolsProtocol):
     def _take_write(self, data: bytes) -> bool:
         """Put the write into the next group, if `data` is one whole request with a head that is known."""
         actions = self.actions
-        if actions is None or self.flow.write_paused or self.slots.is_reserved(self) or not self.turns.has_room():
+        if actions is None or self.flow.write_paused or self.slots.is_reserved(self):
             return False
         for head in self._heads:
             if (body := head.body_in(data)) is not None:
@@ -300,7 +301,6 @@ class HttpConnection(HttpToolsProtocol):
         write = actions.begin(head, body, client, partial(self._finish_write, head, data))
         if write is None:
             return False
-        self.turns.count(len(data))
         self._write = write
         return True
 
@@ -395,12 +395,17 @@ class HttpConnection(HttpToolsProtocol):
             self._start_task(self._go_on())
 
     async def _go_on(self) -> None:
-        """Parse what waits, in its turn."""
+        """Take or parse what waits, in its turn."""
         await self.turns.take()
         self._waits_for_turn = False
-        if self._ahead and not self._is_busy:
+        if not self._ahead or self._is_busy:
+            return
+        may_be_known = self._heads and not self._in_request and not self.transport.is_closing()
+        if may_be_known and self._take_write(self._ahead[self._ahead_at :]):
+            self._request, self._ahead, self._ahead_at = b"", b"", 0
+        else:
             self._parse()
-            self._keep_rest()
+        self._keep_rest()
 
     # --- the head ------------------------------------------------------------------------------------------------
 

@@ -266,7 +266,28 @@ def test_a_request_in_pieces_or_with_more_goes_the_usual_way() -> None:
         http.answers(2)
         http.receive(post(doc({"_id": 3})) + post(doc({"_id": 4})))
         assert [status for status, _, _ in http.answers(4)] == [201] * 4
+        assert prepared.count == 1, "the last one, which was alone when the one before it was answered"
+
+
+def test_what_comes_in_a_turn_that_is_full_is_taken_by_its_head_in_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with a_set() as rig:
+        prepared, http, turns = Prepared(rig), Http(rig), rig.member().turns
+        http.receive(post(doc({"_id": 1})))
+        http.answers(1)
+        turn: asyncio.Future[None] = rig.cluster.loop.create_future()
+        monkeypatch.setattr(turns, "has_room", lambda: False)
+        monkeypatch.setattr(turns, "wait", lambda _size: turn)
+        http.receive(post(doc({"_id": 2})))
+        rig.wait(0.1)
         assert prepared.count == 0
+        monkeypatch.undo()
+        turn.set_result(None)
+        assert [status for status, _, _ in http.answers(2)] == [201, 201]
+        assert prepared.count == 1
+        http.receive(post(doc({"_id": 2})), post(doc({"_id": 3})))
+        assert [status for status, _, _ in http.answers(4)][2:] == [409, 201]
 
 
 def test_a_client_that_leaves_and_a_server_that_ends() -> None:
