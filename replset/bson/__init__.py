@@ -7,7 +7,7 @@ from replset.bson.encoding import Document, append_fields, array_of, encode, wit
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
 from replset.bson.from_json import bson_from_json
 from replset.bson.keystring import compare, encode_key, is_document_of
-from replset.bson.layout import Layout, document_of
+from replset.bson.layout import Form, Layout, document_of
 from replset.bson.limits import (
     MAX_BSON_SIZE,
     MAX_DEPTH,
@@ -49,6 +49,7 @@ __all__ = [
     "Decimal128",
     "Document",
     "ExtendedJSONError",
+    "Form",
     "Int64",
     "InvalidBSONError",
     "InvalidValueError",

@@ -6,7 +6,7 @@ of the Python calls of a write on one connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -62,6 +62,38 @@ class Layout:
             return None
         is_there = int.from_bytes(data[at : at + self.size], "little") & self.mask == self.constant
         return self.values.unpack_from(data, at) if is_there else None
+
+
+class Form:
+    """Bytes that are the same each time, but for numbers at known places."""
+
+    __slots__ = ("_constant", "_mask", "_numbers")
+
+    def __init__(self, example: bytes, marks: Sequence[int], codes: str) -> None:
+        """example: such bytes, with `marks` as the numbers. codes: of `struct`, one for each number in its order."""
+        mask, form, at = bytearray(b"\xff" * len(example)), "<", 0
+        for mark, code in zip(marks, codes, strict=True):
+            size = Struct(code).size
+            start = example.index(mark.to_bytes(size, "little"), at)
+            mask[start : start + size] = bytes(size)
+            form += f"{start - at}x{code}"
+            at = start + size
+        self._numbers = Struct(form + f"{len(example) - at}x")
+        self._mask = int.from_bytes(mask, "little")
+        self._constant = int.from_bytes(example, "little") & self._mask
+
+    def fits(self, data: bytes) -> bool:
+        """Return whether `data` differs from the example in its numbers alone."""
+        return len(data) == self._numbers.size and int.from_bytes(data, "little") & self._mask == self._constant
+
+    def unpack(self, data: bytes) -> tuple[int, ...]:
+        """Return the numbers in bytes that fit."""
+        return self._numbers.unpack(data)
+
+    def pack(self, *numbers: int) -> bytes:
+        """Return the bytes with these numbers. struct.error: one does not fit."""
+        packed = int.from_bytes(self._numbers.pack(*numbers), "little") | self._constant
+        return packed.to_bytes(self._numbers.size, "little")
 
 
 def _parts(fields: Mapping[str, object]) -> Iterable[bytes | Slot]:

@@ -153,7 +153,7 @@ class CommitPointAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class ProgressChanged:
-    """A member's position changed: check the writes that wait for `w: n` again."""
+    """A member's position changed: check the writes that wait for `w: n` again, as at CommitPointAdvanced."""
 
 
 @dataclass(frozen=True, slots=True)

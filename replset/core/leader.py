@@ -282,10 +282,11 @@ class Leader:
         """moved: the positions that changed, None: any may have. None beyond the commit point can move that."""
         node = self.node
         if node.state is MemberState.PRIMARY:
-            node.emit(ProgressChanged())
-            counted = self._counted
-            if moved is None or any([counted(position) > node.commit_point for position in moved]):
+            before, counted = node.commit_point, self._counted
+            if moved is None or any([counted(position) > before for position in moved]):
                 self.update_commit_point()
+            if node.commit_point is before:  # else CommitPointAdvanced says it
+                node.emit(ProgressChanged())
 
     @property
     def _counted(self) -> Callable[[Position], OpTime]:

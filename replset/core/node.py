@@ -478,7 +478,7 @@ class Node:
         if state.state is MemberState.STARTUP2:
             return None
         rows = state.relayed_progress()
-        if not member.votes or state.incarnation_matches:  # else it does not count; heartbeats carry its position
+        if not member.votes or member.incarnation == state.incarnation:  # else only heartbeats carry its position
             rows = (MemberProgress(member.id, state.incarnation, state.position), *rows)
         if not rows:
             return None

@@ -291,7 +291,8 @@ class NodeState:
     @property
     def has_wrong_kind_of_data(self) -> bool:
         """Whether this witness has documents, or this data member has none beside its oplog."""
-        return self.self_member is not None and self.has_data and self.oplog_only != self.is_witness
+        member = self.self_member
+        return member is not None and self.has_data and self.oplog_only != member.witness
 
     @property
     def incarnation_matches(self) -> bool:

@@ -362,7 +362,7 @@ class RunningMember(Kernel):
             node=self.node,
             on_applied=self._on_committed,
             last_durable=lambda: self.durability.last_durable,
-            progress=lambda: self._positions.document(),
+            document=lambda request: self._positions.fetch_document(request),
             awaits_commit_point=lambda: self._positions.is_awaited("commit point"),
             is_paused=lambda: self.fail_points.stops_replication,
             options=steps.fetch,
@@ -532,7 +532,6 @@ class RunningMember(Kernel):
     def _on_moved(self) -> None:
         """Report that last_applied or last_durable changed."""
         self.shell.feed(LocalPosition(self.durability.position()))
-        self.write_waiters.release()
         self._fetcher.on_moved()
         self._positions.report()
 

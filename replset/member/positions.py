@@ -10,11 +10,11 @@ from replset.core.effects import Send
 from replset.core.messages import ReplyBody, Response
 from replset.core.node import Node
 from replset.ids import Millis
-from replset.member.peers.message_documents import progress_document
+from replset.member.peers.repeated_fetch import FetchDocuments
 from replset.replication.fetcher import Fetcher
 from replset.replication.ports import Clock
 from replset.replication.progress import ProgressReporter
-from replset.replication.protocol import Awaited
+from replset.replication.protocol import Awaited, FetchRequest
 
 AWAITED_MS = 1_000
 """How long a wait for positions or for the commit point is remembered: others then tell them without delay."""
@@ -38,6 +38,7 @@ class Positions:
         self._clock = clock
         self._fetcher = fetcher
         self._awaited_at: dict[What, int] = {}
+        self._fetch_documents = FetchDocuments()
         self._reporter = ProgressReporter(
             clock=clock,
             source=lambda: node.sync_source,
@@ -77,7 +78,6 @@ class Positions:
         else:
             self._reporter.notify_soon()
 
-    def document(self) -> RawDocument | None:
-        """The position, as it goes with a fetch; None: it does not count."""
-        progress = self._node.progress_request()
-        return None if progress is None else progress_document(progress)
+    def fetch_document(self, request: FetchRequest) -> RawDocument:
+        """The document of a fetch, with this member's position if that counts."""
+        return self._fetch_documents(request, self._node.progress_request())

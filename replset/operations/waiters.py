@@ -107,7 +107,8 @@ class WaiterList:
                 if not waiter.done():
                     if not all_end and not heap.is_satisfied(optime):
                         break
-                    all_end = all_end or heap.is_satisfied(heap.newest)  # as those of one group mostly do
+                    # Those of one group mostly end together.
+                    all_end = all_end or optime == heap.newest or heap.is_satisfied(heap.newest)
                     waiter.set_result(None)
                 heapq.heappop(rows)
             if not rows:

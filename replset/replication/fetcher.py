@@ -95,22 +95,22 @@ class Fetcher:
         node: Node,
         on_applied: Callable[[], None],
         last_durable: Callable[[], OpTime],
-        progress: Callable[[], RawDocument | None] = lambda: None,
+        document: Callable[[FetchRequest], RawDocument] = FetchRequest.document,
         awaits_commit_point: Callable[[], bool] = lambda: False,
         is_paused: Callable[[], bool] = lambda: False,
         options: FetchOptions | None = None,
     ) -> None:
         """on_applied: called after each committed group, when the store's newest entry moved on.
 
-        progress: this member's position, as a replSetUpdatePosition; None: it does not count. awaits_commit_point:
-        whether a reader here waits for the commit point. is_paused: whether a fail point holds back what is fetched.
+        document: of a fetch, with this member's position if that counts. awaits_commit_point: whether a reader here
+        waits for the commit point. is_paused: whether a fail point holds back what is fetched.
         """
         self._context = context
         self._peer = peer
         self._node = node
         self._on_applied = on_applied
         self._last_durable = last_durable
-        self._progress = progress
+        self._document = document
         self._awaits_commit_point = awaits_commit_point
         self._is_paused = is_paused
         self._options = options or FetchOptions()
@@ -256,13 +256,12 @@ class Fetcher:
             max(session.known_commit_point, self._node.commit_point),
             session.rollback_id,
             self._awaits_commit_point(),
-            self._progress(),
-            self._node.set_id,
+            set_id=self._node.set_id,
         )
         source = session.source
         try:
             reply = await self._peer.call(
-                source, request.document(), timeout_ms=Millis(wait_ms + self._options.network_ms)
+                source, self._document(request), timeout_ms=Millis(wait_ms + self._options.network_ms)
             )
             page = FetchReply.parse(reply)
             self._check_term(page)

@@ -11,16 +11,18 @@ from replset.core.messages import Refused
 from replset.errors import AuthenticationFailedError, ErrorCode, FailedToParseError, RemoteProtocolError, ReplError
 from replset.ids import HostPort
 from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
-from replset.member.peers.message_documents import parse_request, reply_document
+from replset.member.peers.message_documents import parse_progress, parse_request, reply_document
 from replset.member.peers.oplog_fetch import OplogFetches, oplog_probe, refuse_other_set
-from replset.member.peers.repeated_fetch import repeated_fetch
+from replset.member.peers.repeated_fetch import RepeatedFetch
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.operations import fields
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.command import PROVE, AtOnce, Command, CommandContext
+from replset.operations.kernel import Kernel
 from replset.operations.replies import whole
 from replset.operations.request import Reply
 from replset.operations.waiters import Completion
+from replset.replication.protocol import FetchRequest
 from replset.wire.message_version import FIELDS, other_messages
 
 log = logging.getLogger("replset.commands")
@@ -56,6 +58,16 @@ async def fetch_oplog(ctx: CommandContext) -> Reply:
 def begin_fetch(ctx: CommandContext, waiter: Completion) -> bool:
     ctx.member[OplogFetches].begin(ctx.body, waiter)
     return True
+
+
+def repeated_fetch(member: Kernel, body: RawDocument, message: bytes) -> RepeatedFetch | None:
+    """The form of a fetch that was carried out; None: it has none, since it has not one position, or other fields."""
+    request = FetchRequest.parse(body)
+    progress = None if request.progress is None else parse_progress(request.progress)
+    if progress is None or len(progress.progress) != 1:
+        return None
+    form = RepeatedFetch(member[OplogFetches].serve, request, progress)
+    return form if form.fits(message) else None
 
 
 async def probe_oplog(ctx: CommandContext) -> Reply:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from replset.bson import ObjectId, RawDocument
@@ -285,14 +284,20 @@ def fetch_now(member: Kernel, request: FetchRequest) -> FetchReply:
     if after == newest and after != OPTIME_NULL:
         matched, prev_chain = True, store.chain
     else:
-        with _reporting_damage(member):
+        try:
             chain = store.chain_at(after)
             if chain is not None:
                 matched, prev_chain = True, chain
                 max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
                 entries, end_chain = store.entries_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+        except DamagedEntryError as error:
+            # Another member would apply it and acknowledge it as if it were the one written. The core takes this member
+            # out of service as a source, and it copies the data of another one.
+            member.on_damage(error.message)
+            raise
     if matched and prev_chain != request.chain:
         member.on_chain_mismatch(after)
+    state = node.state
     return FetchReply(
         matched,
         entries,
@@ -301,28 +306,14 @@ def fetch_now(member: Kernel, request: FetchRequest) -> FetchReply:
         prev_chain if end_chain is None else end_chain,
         store.rollback_id,
         node.term,
-        node.state.value,
-        node.state is MemberState.PRIMARY,
+        state.value,
+        state is MemberState.PRIMARY,
         newest,
         oldest,
         min(node.commit_point, newest),
         node.commit_term,
         member[Positions].awaited,
     )
-
-
-@contextmanager
-def _reporting_damage(member: Kernel) -> Iterator[None]:
-    """Report a damaged entry to the core before the error goes on.
-
-    A damaged entry must not be served: another member would apply it and acknowledge it as if it were the one written.
-    The core takes this member out of service as a source, and it copies the data of another one.
-    """
-    try:
-        yield
-    except DamagedEntryError as error:
-        member.on_damage(error.message)
-        raise
 
 
 async def oplog_probe(member: Kernel, body: RawDocument) -> RawDocument:
@@ -332,8 +323,11 @@ async def oplog_probe(member: Kernel, body: RawDocument) -> RawDocument:
         raise BadValueError(f"at most {MAX_PROBES} optimes in one probe, not {len(request.optimes)}")
     check_serves_oplog(member.node)
     store = member.store
-    with _reporting_damage(member):
+    try:
         rows = [store.sound_row_at(optime) for optime in request.optimes]
+    except DamagedEntryError as error:
+        member.on_damage(error.message)  # as in `fetch_now`
+        raise
     return ProbeReply(
         [None if row is None else row.chain for row in rows],
         store.rollback_id,

@@ -1,99 +1,140 @@
-"""Reads the fetch that a member sends again and again: the same bytes, but for numbers at places that are known.
+"""Writes and reads the fetch that a member sends again and again: the same bytes, but for numbers at known places.
 
-A member that keeps up sends one for each group of writes, with its position. The first goes the whole way with all
-its checks. One like it is read by one comparison and one unpacking, and carried out as ever.
+A member that keeps up sends one for each group of writes, with its position. The first goes the whole way, with all the
+checks of who reads it. One like it is written by one packing, and read by one comparison and one unpacking.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from struct import Struct
 from typing import Final
 
-from replset.bson import RawDocument
+from replset.bson import Form, RawDocument
 from replset.core.messages import MemberProgress, Position, ProgressRequest
-from replset.member.peers.message_documents import parse_progress, progress_document
-from replset.member.peers.oplog_fetch import OplogFetches
-from replset.operations.kernel import Kernel
+from replset.member.peers.message_documents import progress_document
 from replset.operations.waiters import Completion
-from replset.optime import optime_of_bits
+from replset.optime import optime_of_bits, timestamp_bits
 from replset.replication.protocol import FetchRequest
 from replset.wire.framing import encode_request
 
-_KINDS: Final = "iQqqQqQqqQqq"
-"""The numbers in their order: the message's id; what it asks for, an optime with its chain; the known commit point;
-what is durable, an optime and its wall time; what is applied.
+_CODES: Final = "QqqQqQqqQqq"
+"""The numbers in their order: what the fetch asks for, an optime with its chain; the known commit point; what is
+durable, an optime and its wall time; what is applied. Before them the message has its id.
 """
-_MARKS: Final = tuple(range(0x1234_5601, 0x1234_5601 + len(_KINDS)))
+_MARKS: Final = tuple(range(0x1234_5601, 0x1234_5601 + len(_CODES)))
+_ID_MARK: Final = 0x1234_5600
+
+
+class FetchDocuments:
+    """Writes the fetches of one member."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bool, tuple[tuple[object, ...], Form]] = {}
+        """What is the same in the last fetches, and their form, by whether a reader waits for the commit point."""
+
+    def __call__(self, request: FetchRequest, progress: ProgressRequest | None) -> RawDocument:
+        """Return the document of `request` with this position; None: it has none."""
+        if progress is None:
+            return request.document()
+        if len(progress.progress) != 1:
+            return replace(request, progress=progress_document(progress)).document()
+        row, after, known = progress.progress[0], request.after, request.known_commit_point
+        same = (
+            request.max_bytes,
+            request.max_await_ms,
+            request.term,
+            request.known_rollback_id,
+            request.set_id,
+            row.member_id,
+            row.incarnation,
+            progress[:4],
+            progress.set_id,
+        )
+        is_awaited = request.awaits_commit_point
+        before = self._known.get(is_awaited)
+        if before is None or before[0] != same:
+            marked, positions = _with_numbers(request, progress, _MARKS)
+            example = replace(marked, progress=progress_document(positions)).document()
+            before = self._known[is_awaited] = same, Form(example.raw, _MARKS, _CODES)
+        applied, durable, applied_ms, durable_ms = row.position
+        return RawDocument.of_own(
+            before[1].pack(
+                timestamp_bits(after.ts),
+                after.term,
+                request.chain,
+                timestamp_bits(known.ts),
+                known.term,
+                timestamp_bits(durable.ts),
+                durable.term,
+                durable_ms,
+                timestamp_bits(applied.ts),
+                applied.term,
+                applied_ms,
+            )
+        )
 
 
 class RepeatedFetch:
-    """Is the form of a fetch with the sender's position."""
+    """Is the form of a fetch with the sender's position, for who answers it."""
 
-    __slots__ = ("_constant", "_fetches", "_mask", "_numbers", "_progress", "_request", "_row")
+    __slots__ = ("_form", "_progress", "_request", "_serve")
 
-    def __init__(self, fetches: OplogFetches, request: FetchRequest, progress: ProgressRequest) -> None:
-        """progress: it has one row."""
-        self._fetches, self._request, self._progress, self._row = fetches, request, progress, progress.progress[0]
-        asked, positions = self._requests(_MARKS)
-        frame = encode_request(_MARKS[0], replace(asked, progress=progress_document(positions)).document(), "admin")
-        mask, form, at = bytearray(b"\xff" * len(frame)), "<", 0
-        for mark, kind in zip(_MARKS, _KINDS, strict=True):
-            size = Struct(kind).size
-            start = frame.index(mark.to_bytes(size, "little"), at)
-            mask[start : start + size] = bytes(size)
-            form += f"{start - at}x{kind}"
-            at = start + size
-        self._numbers = Struct(form + f"{len(frame) - at}x")
-        self._mask = int.from_bytes(mask, "little")
-        self._constant = int.from_bytes(frame, "little") & self._mask
+    def __init__(
+        self,
+        serve: Callable[[FetchRequest, ProgressRequest, Completion], None],
+        request: FetchRequest,
+        progress: ProgressRequest,
+    ) -> None:
+        """serve: carries out a fetch. progress: it has one row."""
+        self._serve, self._request, self._progress = serve, request, progress
+        marked, positions = _with_numbers(request, progress, _MARKS)
+        example = encode_request(_ID_MARK, replace(marked, progress=progress_document(positions)).document(), "admin")
+        self._form = Form(example, (_ID_MARK, *_MARKS), "i" + _CODES)
 
     def fits(self, message: bytes) -> bool:
         """Whether a message is a fetch of this form."""
-        is_as_long = len(message) == self._numbers.size
-        return is_as_long and int.from_bytes(message, "little") & self._mask == self._constant
+        return self._form.fits(message)
 
     def begin(self, message: bytes, waiter: Completion) -> None:
         """Carry out a fetch of this form. ReplError."""
-        self._fetches.serve(*self._requests(self._numbers.unpack(message)), waiter)
-
-    def _requests(self, numbers: tuple[int, ...]) -> tuple[FetchRequest, ProgressRequest]:
-        """The fetch without the bytes of its position, and that position. RemoteProtocolError: a number cannot be."""
-        _, after, after_term, chain, known, known_term, durable, durable_term, durable_ms, *last = numbers
-        applied, applied_term, applied_ms = last
-        position = Position(
-            optime_of_bits(applied, applied_term), optime_of_bits(durable, durable_term), applied_ms, durable_ms
-        )
-        request, progress = self._request, self._progress
-        return (
-            FetchRequest(
-                optime_of_bits(after, after_term),
-                chain,
-                request.max_bytes,
-                request.max_await_ms,
-                request.term,
-                optime_of_bits(known, known_term),
-                request.known_rollback_id,
-                request.awaits_commit_point,
-                None,
-                request.set_id,
-            ),
-            ProgressRequest(
-                progress.sender_id,
-                progress.term,
-                progress.config_version,
-                progress.config_term,
-                (MemberProgress(self._row.member_id, self._row.incarnation, position),),
-                progress.set_id,
-            ),
-        )
+        numbers = self._form.unpack(message)
+        self._serve(*_with_numbers(self._request, self._progress, numbers[1:]), waiter)
 
 
-def repeated_fetch(member: Kernel, body: RawDocument, message: bytes) -> RepeatedFetch | None:
-    """The form of a fetch that was carried out; None: it has none, since it has not one position, or other fields."""
-    request = FetchRequest.parse(body)
-    progress = None if request.progress is None else parse_progress(request.progress)
-    if progress is None or len(progress.progress) != 1:
-        return None
-    form = RepeatedFetch(member[OplogFetches], request, progress)
-    return form if form.fits(message) else None
+def _with_numbers(
+    request: FetchRequest, progress: ProgressRequest, numbers: tuple[int, ...]
+) -> tuple[FetchRequest, ProgressRequest]:
+    """The fetch with these numbers, without the bytes of its position, and that position. RemoteProtocolError: a number
+    cannot be.
+    """
+    after, after_term, chain, known, known_term, durable, durable_term, durable_ms, *last = numbers
+    applied, applied_term, applied_ms = last
+    position = Position(
+        optime_of_bits(applied, applied_term), optime_of_bits(durable, durable_term), applied_ms, durable_ms
+    )
+    row = progress.progress[0]
+    return (
+        FetchRequest(
+            optime_of_bits(after, after_term),
+            chain,
+            request.max_bytes,
+            request.max_await_ms,
+            request.term,
+            optime_of_bits(known, known_term),
+            request.known_rollback_id,
+            request.awaits_commit_point,
+            None,
+            request.set_id,
+        ),
+        ProgressRequest(
+            progress.sender_id,
+            progress.term,
+            progress.config_version,
+            progress.config_term,
+            (MemberProgress(row.member_id, row.incarnation, position),),
+            progress.set_id,
+        ),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +13,10 @@ from replset.core.messages import MemberProgress, Position, ProgressRequest
 from replset.errors import ReplError
 from replset.ids import MemberId, OpTime
 from replset.member.net import wire_connection
+from replset.member.peers.member_commands import repeated_fetch
 from replset.member.peers.message_documents import parse_progress, progress_document
 from replset.member.peers.oplog_fetch import OplogFetches
-from replset.member.peers.repeated_fetch import RepeatedFetch, repeated_fetch
+from replset.member.peers.repeated_fetch import FetchDocuments, RepeatedFetch
 from replset.operations.dispatcher import Dispatcher
 from replset.replication.protocol import FetchRequest
 from replset.wire.framing import FrameReader, encode_request
@@ -76,6 +79,21 @@ def test_it_is_read_as_any_fetch_is(after: OpTime, chain: int, known: OpTime, po
     ((request, progress),) = served.asked
     assert progress == parse_progress(usual.progress)
     assert request == FetchRequest(**{**usual.__dict__, "progress": None})
+
+
+@given(st.lists(st.tuples(OPTIMES, INT64, OPTIMES, POSITIONS, st.sampled_from(("", "term", "rows", "awaits")))))
+def test_it_is_written_as_any_fetch_is(steps: list[tuple[OpTime, int, OpTime, Position, str]]) -> None:
+    """What is the same each time changes now and then."""
+    documents, term, rows, awaits = FetchDocuments(), 3, 1, False
+    for after, chain, known, position, change in steps:
+        term += change == "term"
+        rows = (rows + (change == "rows")) % 3
+        awaits = awaits is not (change == "awaits")
+        row = MemberProgress(MemberId(2), "incarnation", position)
+        progress = ProgressRequest(MemberId(2), term, 5, 1, (row,) * rows, SET_ID) if rows else None
+        request = FetchRequest(after, chain, 4 << 20, 5_000, term, known, 7, awaits, None, SET_ID)
+        whole = replace(request, progress=None if progress is None else progress_document(progress))
+        assert documents(request, progress).raw == whole.document().raw
 
 
 def test_every_byte_but_those_of_the_numbers_has_to_be_the_same() -> None:

@@ -208,7 +208,7 @@ class Member:
             node=self.node,
             on_applied=self.moved,
             last_durable=lambda: self.store.last_applied if self.durable is None else self.durable,
-            progress=lambda: self.progress,
+            document=lambda request: replace(request, progress=self.progress).document(),
             awaits_commit_point=lambda: self.awaits_commit_point,
             options=FetchOptions(max_bytes=2_000),
         )
