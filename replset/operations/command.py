@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from replset.auth.roles import Action
 from replset.bson import RawDocument
@@ -20,7 +20,7 @@ from replset.operations.request import CommandRequest, ConnectionContext, Reply
 from replset.operations.slow_operations import SlowReason, Work
 from replset.operations.transactions import TransactionTable
 from replset.operations.waiters import Completion
-from replset.replication.write_ops import WriteGroup
+from replset.replication.write_ops import WriteGroup, do_insert
 from replset.storage.catalog import Collection
 
 if TYPE_CHECKING:
@@ -165,8 +165,25 @@ PreparedWork: TypeAlias = Callable[[WriteGroup, Collection], Counters]
 has to go the usual way."""
 
 
+INSERTED_ONE: Final[Counters] = (("n", 1),)
+
+
 class UnusualError(Exception):
     """A prepared write has to go the usual way; nothing of it is left in the group."""
+
+
+class PreparedInsert:
+    """The insert of a document, whose key is the `encode_key` of its `_id`, as a PreparedWork."""
+
+    __slots__ = ("row",)
+
+    def __init__(self, key: bytes, document: bytes) -> None:
+        self.row = key, document
+
+    def __call__(self, group: WriteGroup, coll: Collection) -> Counters:
+        if do_insert(group, coll, *self.row) is None:
+            raise UnusualError  # the key is there already
+        return INSERTED_ONE
 
 
 class Repeat(Protocol):

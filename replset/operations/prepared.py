@@ -11,9 +11,9 @@ there, and whatever a document or the group refuses, goes the usual way with the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from replset.bson import RawDocument, encode
 from replset.config import ReplSetConfig
@@ -22,7 +22,7 @@ from replset.core.quorum import WriteConcern
 from replset.errors import ErrorCode, OutOfDiskSpaceError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.operations.authorization import authorize
-from replset.operations.command import Counters, PreparedWork, UnusualError
+from replset.operations.command import INSERTED_ONE, Counters, PreparedInsert, PreparedWork, UnusualError
 from replset.operations.evaluation import SMALL_STATEMENT
 from replset.operations.replies import encode_write_reply, write_times
 from replset.operations.request import CommandRequest, ConnectionContext
@@ -36,6 +36,7 @@ from replset.operations.shapes import ARRAYS, BODY_AT, VARYING, Shape, Target, d
 from replset.operations.slow_operations import SlowReason
 from replset.operations.transactions import TransactionTable
 from replset.operations.user_directory import UserDirectory
+from replset.operations.waiters import Completion
 from replset.operations.write_concern import (
     DEFAULTS,
     begin_wait,
@@ -46,13 +47,17 @@ from replset.operations.write_concern import (
     wait_for_write_concern,
 )
 from replset.replication.session_write import SessionWrite
-from replset.replication.write_ops import WriteGroup
+from replset.replication.write_ops import WriteGroup, do_inserts_of
+from replset.storage.catalog import Collection
 from replset.storage.sessions import read_record
 
 if TYPE_CHECKING:
     from replset.operations.command import Command, CommandContext
     from replset.operations.dispatcher import Dispatcher
 
+MAX_RUN: Final = 100
+RUN_BYTES: Final = 256 << 10
+"""Of inserts that are run as one: about a millisecond."""
 EncodeReply: TypeAlias = Callable[[Counters, OpTime, int], Any]
 """Makes the reply of a write without errors, as `encode_write_reply`."""
 
@@ -224,6 +229,12 @@ def _request_of(target: Target, message: bytes, document: bytes, connection: Con
     return CommandRequest(target.database, body, sequences, connection)
 
 
+def _collection_of(group: WriteGroup, target: Target) -> Collection | None:
+    """The collection of a write. None: there is none, or one that the usual way has to look at."""
+    coll = group.txn.catalog.by_ns.get(target.ns)
+    return None if coll is None or coll.has_validator or coll.view_on is not None else coll
+
+
 class PreparedWrite:
     """One write on its way: first it waits for its group, then for its write concern. It is a `Completion` of both.
 
@@ -291,15 +302,11 @@ class PreparedWrite:
     def run(self, group: WriteGroup) -> OpTime:
         """Do the write. Whatever it raises, it then goes the usual way."""
         try:
-            coll, session = group.txn.catalog.by_ns.get(self.target.ns), self._session
-            if coll is None or coll.has_validator or coll.view_on is not None:
+            coll = _collection_of(group, self.target)
+            if coll is None:
                 raise UnusualError
-            if session is not None and session.txn_number is not None:
-                record = group.txn.session(session.key)
-                if record is not None and read_record(record).txn_number >= session.txn_number:
-                    raise UnusualError  # a retry, or one that is too late
-                group.session_write = SessionWrite(session.key, session.lsid.raw, session.txn_number)
-            self._counters = self._work(group, coll)
+            group.session_write = self._session_write(group)
+            counters = self._work(group, coll)
             if self.target.name != "insert":
                 self.index = (coll.uuid, "_id_")
         except (ReplError, UnusualError) as error:
@@ -307,9 +314,51 @@ class PreparedWrite:
             raise
         finally:
             group.session_write = None
-        self._is_unusual = False
-        self._term = group.term
+        self._is_done(group, counters)
         return group.txn.last  # also if it changed nothing, as `Batch` (map W7)
+
+    def _is_done(self, group: WriteGroup, counters: Counters) -> None:
+        self._is_unusual = False
+        self._counters, self._term = counters, group.term
+
+    def _session_write(self, group: WriteGroup) -> SessionWrite | None:
+        """The session of a retryable write. UnusualError: this is a retry, or comes too late."""
+        session = self._session
+        if session is None or session.txn_number is None:
+            return None
+        record = group.txn.session(session.key)
+        if record is not None and read_record(record).txn_number >= session.txn_number:
+            raise UnusualError
+        return SessionWrite(session.key, session.lsid.raw, session.txn_number)
+
+    @staticmethod
+    def run_together(group: WriteGroup, completions: Iterable[Completion]) -> list[OpTime]:
+        """Run the first of these as one, as far as they are inserts into one collection. Returns their results; none
+        if the first has to run by itself.
+        """
+        writes: list[PreparedWrite] = []
+        documents: list[tuple[bytes, bytes]] = []
+        sessions: list[SessionWrite | None] = []
+        size = 0
+        try:
+            for write in completions:
+                if not isinstance(write, PreparedWrite) or not isinstance(write._work, PreparedInsert):
+                    break
+                if (writes and write.target.ns != writes[0].target.ns) or len(writes) >= MAX_RUN or size > RUN_BYTES:
+                    break
+                sessions.append(write._session_write(group))
+                documents.append(write._work.row)
+                writes.append(write)
+                size += len(write._work.row[1])
+        except UnusualError:
+            pass  # it is a retry: only those before it
+        coll = _collection_of(group, writes[0].target) if len(writes) > 1 else None
+        if coll is None:
+            return []
+        optimes = do_inserts_of(group, coll, documents, sessions)
+        for write in writes[: len(optimes)]:
+            write._is_done(group, INSERTED_ONE)
+        return optimes
 
     def done(self) -> bool:
         """Whether its client has gone, or it was killed: what it waits for passes it over."""

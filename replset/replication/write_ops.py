@@ -105,19 +105,42 @@ def do_inserts(
 
     Returns 0 where each document must be looked at: use `do_insert`. statements: their numbers, of a retryable write.
     """
+    session = group.session_write
+    extras: Iterable[bytes] = repeat(b"") if session is None else session.extras(statements, group.next_optime())
+    return len(_insert_run(group, coll, documents, extras, repeat(session)))
+
+
+def do_inserts_of(
+    group: WriteGroup,
+    coll: Collection,
+    documents: list[tuple[bytes, bytes]],
+    sessions: Sequence[SessionWrite | None],
+) -> list[OpTime]:
+    """Do as `do_inserts` for several writes of one document each, whose sessions these are. Returns their optimes."""
+    extras = [b"" if session is None else session.extra() for session in sessions]
+    return _insert_run(group, coll, documents, extras, sessions)
+
+
+def _insert_run(
+    group: WriteGroup,
+    coll: Collection,
+    documents: list[tuple[bytes, bytes]],
+    extras: Iterable[bytes],
+    sessions: Iterable[SessionWrite | None],
+) -> list[OpTime]:
     if group.held or coll.capped is not None or coll.indexes:
-        return 0
-    ns, term, wall_ms, session, first = coll.ns, group.term, group.wall_ms, group.session_write, group.next_optime()
-    extras: Iterable[bytes] = repeat(b"") if session is None else session.extras(statements, first)
-    entries = insert_entries(ns, coll.uuid, [doc for _, doc in documents], first, wall_ms, extras)
+        return []
+    ns, term, wall_ms = coll.ns, group.term, group.wall_ms
+    entries = insert_entries(ns, coll.uuid, [doc for _, doc in documents], group.next_optime(), wall_ms, extras)
     rows = [
         (ts, term, INSERT, ns, key, wall_ms, entry) for (key, _), (ts, entry) in zip(documents, entries, strict=True)
     ]
     done = group.txn.insert_run(coll, documents, rows)
-    if session is not None:
-        for ts, *_ in rows[:done]:
-            session.record(group.txn, OpTime(term, ts), wall_ms)
-    return done
+    optimes = [OpTime(term, row[0]) for row in rows[:done]]
+    for optime, session in zip(optimes, sessions, strict=False):
+        if session is not None:
+            session.record(group.txn, optime, wall_ms)
+    return optimes
 
 
 def _remove_oldest(group: WriteGroup, coll: Collection, most_bytes: int, most_documents: int) -> None:

@@ -32,7 +32,7 @@ from replset.features.crud.write_batch import (
 )
 from replset.ids import OpTime
 from replset.operations import fields
-from replset.operations.command import Command, CommandContext, Counters, PreparedWork, UnusualError, Where
+from replset.operations.command import Command, CommandContext, PreparedInsert, Where
 from replset.operations.evaluation import SMALL_STATEMENT, TimeSlice, is_small, run_in_thread
 from replset.operations.kernel import Kernel
 from replset.operations.request import Reply
@@ -278,16 +278,9 @@ async def insert(ctx: CommandContext) -> Reply:
     return await run_batch(batch)
 
 
-def insert_work(document: bytes, member: Kernel) -> PreparedWork:
+def insert_work(document: bytes, member: Kernel) -> PreparedInsert:
     """Return the insert of a document. ReplError: it cannot be stored."""
-    key, document = prepare(document, member)
-
-    def work(group: WriteGroup, coll: Collection) -> Counters:
-        if do_insert(group, coll, key, document) is None:
-            raise UnusualError  # the key is there already
-        return (("n", 1),)
-
-    return work
+    return PreparedInsert(*prepare(document, member))
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -29,6 +29,7 @@ from replset.errors import (
 )
 from replset.operations.current_operations import SIZES, Histogram
 from replset.operations.flow_control import FlowControl
+from replset.operations.prepared import PreparedWrite
 from replset.operations.waiters import Completion
 from replset.oplog_entry import noop_entry
 from replset.replication.context import MemberContext
@@ -213,12 +214,17 @@ class Writer:
             group = WriteGroup(txn, term, self._context.clock.wall_ms(), self._rng, self._held)
             until = self._context.clock.now() + GROUP_MS
             most = self._flow_control.allowance(GROUP_BYTES)
-            for operation, _ in queue[:GROUP_OPERATIONS]:
+            last = min(len(queue), GROUP_OPERATIONS)
+            while (at := len(outcomes)) < last:
                 if txn.appended_bytes > most or (outcomes and self._context.clock.now() >= until):
                     break
                 mark = txn.mark()
                 try:
-                    result = operation(group)
+                    rest = (queue[i][1] for i in range(at, last))
+                    if FOLLOW_NS not in txn.catalog.by_ns and (together := PreparedWrite.run_together(group, rest)):
+                        outcomes += [(result, None) for result in together]
+                        continue
+                    result = queue[at][0](group)
                     if FOLLOW_NS in txn.catalog.by_ns:
                         refuse_clients(txn, txn.entries_since(mark))
                     outcomes.append((result, None))
