@@ -51,19 +51,15 @@ class FieldKind(Enum):
 
 @dataclass(slots=True)
 class ActionCommand:
-    """The command that an action runs. ids: the `_id` of each document that it inserts."""
+    """The command that an action runs. ids: the `_id` of each document that it inserts. is_unacknowledged: it has the
+    write concern w: 0, with which an answer does not say what was applied.
+    """
 
     database: str
     body: dict[str, Any]
     ids: list[object]
     is_ordered: bool = True
-
-    @property
-    def is_unacknowledged(self) -> bool:
-        """Return True for the write concern w: 0, with which an answer does not say what was applied."""
-        concern = self.body.get("writeConcern")
-        w = concern.get("w") if isinstance(concern, RawDocument) else None
-        return isinstance(w, int | float) and not isinstance(w, bool) and w == 0
+    is_unacknowledged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +98,9 @@ def build_command(action: ActionType, body: Fields, new_id: NewId) -> ActionComm
     for name in ("maxTimeMS", "writeConcern", "readConcern"):
         if name in fields:
             command.body[name] = fields[name]
+    concern = fields.get("writeConcern")
+    w = concern.get("w") if isinstance(concern, RawDocument) else None
+    command.is_unacknowledged = isinstance(w, int | float) and not isinstance(w, bool) and w == 0
     preference = fields.get("readPreference")
     if preference is not None:
         command.body["$readPreference"] = {"mode": preference} if isinstance(preference, str) else preference
