@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from api.errors import HttpError, failure, http_error
+from api.json_bson import bson_from_json
 from replset.bson import (
     MAX_MESSAGE_SIZE,
     Binary,
@@ -24,16 +25,12 @@ from replset.bson import (
     ObjectId,
     RawDocument,
     Timestamp,
-    bson_from_json,
     encode,
-    from_ejson,
-    from_ejson_value,
-    load_json,
-    to_ejson,
     validate,
     walk,
 )
 from replset.bson.decoding import read_value
+from replset.ejson import from_ejson, from_ejson_value, load_json, to_ejson
 from replset.errors import ErrorCode, ReplError
 from replset.ids import INCREMENT_BITS, pack_ts
 from replset.optime import timestamp

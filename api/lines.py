@@ -11,7 +11,8 @@ from api.errors import HttpError
 from api.exchange import HttpRequest, Receive, Send
 from api.limits import UnfinishedAnswerError
 from api.streaming import wait_for_disconnect
-from replset.bson import Binary, InvalidBSONError, RawDocument, to_ejson
+from replset.bson import Binary, InvalidBSONError, RawDocument
+from replset.ejson import to_ejson
 from replset.member.member import RunningMember
 
 NDJSON = "application/x-ndjson"

@@ -15,10 +15,10 @@ from typing import Final
 
 import orjson
 
-from replset.bson import from_ejson, to_ejson
 from replset.bson.decoding import FIXED_SIZE, inner_end, name_end, outer_end, read_value, value_end
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_DEPTH
+from replset.ejson import from_ejson, to_ejson
 from replset.text import printable
 
 _int32 = Struct("<i").unpack_from

@@ -21,9 +21,10 @@ from typing import BinaryIO, NoReturn
 
 import yaml
 
-from replset.bson import decode, from_ejson
+from replset.bson import decode
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_INTERNAL_SIZE
+from replset.ejson import from_ejson
 from replset.errors import ReplError
 from replset.text import printable
 from rollback_tools.bson_text import TooDeepError, debug_lines, indented, json_text, reversible_text

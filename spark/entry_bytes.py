@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from struct import Struct
 
-from replset.bson import InvalidBSONError, RawDocument, encode, encode_key, to_ejson, walk
+from replset.bson import InvalidBSONError, RawDocument, encode, encode_key, walk
 from replset.bson.decoding import read_value
+from replset.ejson import to_ejson
 from replset.oplog_entry import UPDATE, OplogEntry, read_tail
 from replset.query.diff import DIFF_VERSION, is_diff
 from spark.mongod_entries import is_modifiers

@@ -24,8 +24,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from replset.bson import from_ejson_value
 from replset.client import HttpAnswerError, HttpClient
+from replset.ejson import from_ejson_value
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError
 from replset.ids import OpTime
 from replset.optime import parse_optime

@@ -23,6 +23,7 @@ LEVELS = {
     "replset.auth": 1,
     "replset.bson": 1,
     "replset.config": 1,
+    "replset.ejson": 1,
     "replset.connection_string": 1,
     "replset.own_process": 0,
     "replset.release": 0,

@@ -13,7 +13,7 @@ from api.commands import check_reply, decode_reply, run_command
 from api.exchange import HttpRequest, read_options
 from api.limits import UnfinishedAnswerError
 from api.openapi import answers, body
-from replset.bson import to_ejson
+from replset.ejson import to_ejson
 from replset.errors import ReplError
 from replset.features.backup.backup_folder import MANIFEST_FILE, BackupManifest
 from replset.member.member import RunningMember

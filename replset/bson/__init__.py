@@ -1,11 +1,9 @@
-"""Reads and writes BSON: decoding, encoding, raw documents, Extended JSON, keys and limits. Imports only errors."""
+"""Reads and writes BSON: decoding, encoding, raw documents, keys and limits. Imports only errors."""
 
 from replset.bson.decimal128 import Decimal128
 from replset.bson.decoding import decode, validate
-from replset.bson.ejson import from_ejson, from_ejson_value, load_json, to_ejson, to_ejson_value
 from replset.bson.encoding import Document, append_fields, array_of, encode, with_fields
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
-from replset.bson.from_json import bson_from_json
 from replset.bson.keystring import compare, encode_key, is_document_of
 from replset.bson.layout import Form, Layout, document_of
 from replset.bson.limits import (
@@ -66,19 +64,13 @@ __all__ = [
     "Undefined",
     "append_fields",
     "array_of",
-    "bson_from_json",
     "compare",
     "decode",
     "document_of",
     "documents_of",
     "encode",
     "encode_key",
-    "from_ejson",
-    "from_ejson_value",
     "is_document_of",
-    "load_json",
-    "to_ejson",
-    "to_ejson_value",
     "validate",
     "walk",
     "with_fields",

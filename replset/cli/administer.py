@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from replset import release
-from replset.bson import to_ejson_value
 from replset.cli import (
     archive,
     backup,
@@ -30,6 +29,7 @@ from replset.cli import (
     why,
 )
 from replset.cli.host_option import Host, remember_given
+from replset.ejson import to_ejson_value
 from replset.terminal import echo, echo_json, run_app
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replset.bson import to_ejson
+from replset.ejson import to_ejson
 from replset.errors import ReplError
 from replset.features.archive.archive import Archive, check_continues
 from replset.features.archive.segments import COPY, FOLDER, Position, Segment

@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from replset.bson import to_ejson
 from replset.cli import calls
 from replset.cli.host_option import AnyHost, say_if_remembered
+from replset.ejson import to_ejson
 from replset.errors import ErrorCode, ReplError
 from replset.long_work import LongWork
 from replset.terminal import echo

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.bson import to_ejson
 from replset.cli import calls
 from replset.cli.host_option import Host
+from replset.ejson import to_ejson
 from replset.features.administration.operations import MAJORITY, ConfirmWrites
 from replset.operations.declared import help_of
 from replset.terminal import echo

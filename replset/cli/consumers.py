@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.bson import DateTime, Timestamp, from_ejson, to_ejson
+from replset.bson import DateTime, Timestamp
 from replset.cli import calls
 from replset.cli.host_option import Host
 from replset.config import parse_host
+from replset.ejson import from_ejson, to_ejson
 from replset.errors import BadValueError, ErrorCode, ReplError, Trait
 from replset.features.consumers.operations import Create, Mode, Unpark
 from replset.operations.declared import help_of

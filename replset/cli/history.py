@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.bson import ExtendedJSONError, from_ejson_value, to_ejson
-from replset.bson.ejson import load_json
+from replset.bson import ExtendedJSONError
 from replset.cli import calls
 from replset.cli.consumers import place_of
 from replset.cli.host_option import Host
 from replset.cli.why import clock
+from replset.ejson import from_ejson_value, load_json, to_ejson
 from replset.features.history.operations import DocumentHistory
 from replset.operations.declared import help_of
 from replset.terminal import echo

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.bson import from_ejson
 from replset.cli import calls
 from replset.cli.changes import NotAcceptedError, check_effect, with_members, without_member
 from replset.cli.host_option import Host
 from replset.cli.plans import keep_default, run_plan, with_vote
 from replset.config import ReplSetConfig, parse_host
+from replset.ejson import from_ejson
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
 from replset.features.administration.reconfig_effect import describe_effect
 from replset.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError

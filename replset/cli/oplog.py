@@ -13,10 +13,11 @@ from urllib.parse import urlencode
 import typer
 from rich.table import Table
 
-from replset.bson import DateTime, RawDocument, from_ejson_value, to_ejson
+from replset.bson import DateTime, RawDocument
 from replset.cli.host_option import Host
 from replset.cli.offline import open_oplog
 from replset.client import HttpClient, WireClient
+from replset.ejson import from_ejson_value, to_ejson
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.terminal import console, echo

@@ -13,10 +13,11 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from replset.bson import DateTime, to_ejson
+from replset.bson import DateTime
 from replset.cli import calls
 from replset.cli.host_option import AnyHost
 from replset.cli.why import clock, reason_of
+from replset.ejson import to_ejson
 from replset.errors import ReplError
 from replset.optime import optime_or_none
 from replset.terminal import Text, console, duration, echo, plain_table

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.bson import from_ejson, to_ejson
 from replset.cli import calls
 from replset.cli.consumers import place_of
 from replset.cli.host_option import Host
+from replset.ejson import from_ejson, to_ejson
 from replset.features.undo.operations import Undo
 from replset.operations.declared import help_of
 from replset.terminal import console, echo, plain_table

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.bson import DateTime, to_ejson
+from replset.bson import DateTime
 from replset.cli import calls
 from replset.cli.host_option import AnyHost
+from replset.ejson import to_ejson
 from replset.terminal import echo
 
 REASONS = {

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from replset.auth.roles import AUDITED
-from replset.bson import InvalidBSONError, RawDocument, to_ejson
+from replset.bson import InvalidBSONError, RawDocument
+from replset.ejson import to_ejson
 from replset.errors import ErrorCode
 from replset.operations.command import GENERIC_FIELDS, CommandContext
 from replset.operations.repeated_warnings import RepeatedWarnings

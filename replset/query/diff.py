@@ -12,10 +12,10 @@ from enum import Enum
 from typing import Final
 
 from replset.bson import MAX_BSON_SIZE, InvalidBSONError, RawDocument, encode
-from replset.bson.repeated import decode_whole
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.query.order import identical
 from replset.query.paths import array_index
+from replset.query.repeated import decode_whole
 
 DIFF_VERSION = 2
 LARGEST_DIFF: Final = MAX_BSON_SIZE + 1024

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from replset.bson import InvalidBSONError, ObjectId, to_ejson
+from replset.bson import InvalidBSONError, ObjectId
+from replset.ejson import to_ejson
 from replset.errors import (
     BadValueError,
     ErrorCode,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from replset.bson import RawDocument, to_ejson_value
+from replset.bson import RawDocument
+from replset.ejson import to_ejson_value
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL
 from spark.entry_bytes import action_of

@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replset.bson import RawDocument, to_ejson
+from replset.bson import RawDocument
+from replset.ejson import to_ejson
 from replset.errors import ReplError
 from spark.columns import COLUMNS, MEMBER, arrow_schema, batch_from, schema_of, table_from
 from spark.jobs import with_member

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from replset.bson import DateTime, RawDocument, from_ejson_value
+from replset.bson import DateTime, RawDocument
 from replset.client import HttpClient
+from replset.ejson import from_ejson_value
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_or_none

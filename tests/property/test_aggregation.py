@@ -22,9 +22,9 @@ from replset.bson import (
     decode,
     encode,
 )
-from replset.bson.alike import FieldsReader
 from replset.errors import ReplError
 from replset.features.crud.filters import filter_of
+from replset.query.alike import FieldsReader
 from replset.query.expressions import OPERATORS, compile_accumulator, compile_expression
 from replset.query.expressions.accumulators import ACCUMULATORS
 from replset.query.match import compile_filter

@@ -37,13 +37,12 @@ from replset.bson import (
     decode,
     encode,
     encode_key,
-    from_ejson,
-    to_ejson,
     validate,
     walk,
 )
-from replset.bson.alike import FieldsReader
 from replset.bson.decoding import decode_fields, names_by_bytes
+from replset.ejson import from_ejson, to_ejson
+from replset.query.alike import FieldsReader
 from tests.examples import examples
 
 EXAMPLES = examples(150)

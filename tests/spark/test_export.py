@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.dataset import dataset
 
-from replset.bson import decode, from_ejson, to_ejson
+from replset.bson import decode
+from replset.ejson import from_ejson, to_ejson
 from replset.ids import OpTime, pack_ts
 from replset.oplog_row import UnchainedRow
 from spark.columns import COLUMNS

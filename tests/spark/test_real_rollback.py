@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from replset.bson import RawDocument, to_ejson_value
+from replset.bson import RawDocument
+from replset.ejson import to_ejson_value
 from replset.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
 from replset.storage import DATABASE_FILE

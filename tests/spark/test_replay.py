@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from replset.bson import RawDocument, decode, encode, encode_key, to_ejson
+from replset.bson import RawDocument, decode, encode, encode_key
+from replset.ejson import to_ejson
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object

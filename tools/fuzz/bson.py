@@ -7,18 +7,8 @@ import contextlib
 import pytest
 from hypothesis import strategies as st
 
-from replset.bson import (
-    ExtendedJSONError,
-    InvalidBSONError,
-    RawDocument,
-    decode,
-    encode,
-    encode_key,
-    from_ejson,
-    to_ejson,
-    validate,
-    walk,
-)
+from replset.bson import ExtendedJSONError, InvalidBSONError, RawDocument, decode, encode, encode_key, validate, walk
+from replset.ejson import from_ejson, to_ejson
 from tests.property.test_bson import DOCUMENTS
 from tools.fuzz.kit import Target, damaged, stateless
 

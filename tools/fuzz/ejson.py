@@ -7,7 +7,8 @@ import json
 
 from hypothesis import strategies as st
 
-from replset.bson import ExtendedJSONError, InvalidBSONError, encode, from_ejson, from_ejson_value, to_ejson
+from replset.bson import ExtendedJSONError, InvalidBSONError, encode
+from replset.ejson import from_ejson, from_ejson_value, to_ejson
 from tests.property.test_bson import DOCUMENTS
 from tools.fuzz.kit import Target, damaged, stateless
 

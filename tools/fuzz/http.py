@@ -10,7 +10,8 @@ from urllib.parse import quote_plus
 
 from hypothesis import strategies as st
 
-from replset.bson import decode, encode, from_ejson
+from replset.bson import decode, encode
+from replset.ejson import from_ejson
 from replset.errors import LONGEST_MESSAGE
 from tests.property import test_query
 from tools.fuzz import ejson

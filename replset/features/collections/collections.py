@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from replset.auth.roles import Action
 from replset.auth.users import USERS_NS
-from replset.bson import Binary, Int64, RawDocument, to_ejson
+from replset.bson import Binary, Int64, RawDocument
+from replset.ejson import to_ejson
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NamespaceExistsError, ReplError
 from replset.features.collections.collection_options import CREATE_FIELDS, options_of
 from replset.features.collections.statistics import bytes_by_database

@@ -9,8 +9,8 @@ from itertools import repeat
 from typing import Any
 
 from replset.bson import Symbol, encode_key
-from replset.bson.alike import FieldsReader, are_whole
 from replset.bson.decoding import names_by_bytes
+from replset.query.alike import FieldsReader, are_whole
 from replset.query.bounds import FilterBounds, bounds_of
 from replset.query.collation import Fold
 from replset.query.match import NO_VARIABLES, Matcher, compile_filter

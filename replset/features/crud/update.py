@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from replset.auth.roles import Action
 from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode, encode, encode_key
-from replset.bson.repeated import with_repeated_names
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError
 from replset.features.crud.filters import filter_of
 from replset.features.crud.find_by_id import only_key
@@ -31,6 +30,7 @@ from replset.optime import timestamp
 from replset.query.collation import Fold
 from replset.query.expressions import fault
 from replset.query.match import NO_VARIABLES
+from replset.query.repeated import with_repeated_names
 from replset.query.update import Update, check_id, compile_update, upsert_base
 from replset.replication.write_ops import WriteGroup, do_insert, do_update, update_object
 from replset.storage.catalog import Collection

@@ -8,7 +8,8 @@ import platform
 from importlib.metadata import version
 
 from replset.auth.roles import Action
-from replset.bson import MAX_BSON_SIZE, DateTime, Int64, to_ejson
+from replset.bson import MAX_BSON_SIZE, DateTime, Int64
+from replset.ejson import to_ejson
 from replset.errors import BadValueError, NamespaceNotFoundError, NotBuiltError
 from replset.member.net.credentials import Credentials
 from replset.member.options import MemberOptions

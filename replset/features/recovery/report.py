@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from replset.bson import decode, to_ejson
+from replset.bson import decode
+from replset.ejson import to_ejson
 from replset.features.recovery.lost_writes import LostDocument
 from replset.ids import OPTIME_NULL
 from replset.text import printable

@@ -13,10 +13,10 @@ from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, Final
 
-from replset.bson.alike import FieldsReader
 from replset.bson.decoding import names_by_bytes
 from replset.errors import ErrorCode, ReplError
 from replset.ids import invariant
+from replset.query.alike import FieldsReader
 from replset.query.collation import Fold
 from replset.query.expressions import Accumulator, Expression, compile_accumulator, compile_expression
 from replset.query.regex import is_time_slice_over

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from replset.bson.alike import FieldsReader
 from replset.errors import ErrorCode, FailedToParseError, ReplError, TypeMismatchError
+from replset.query.alike import FieldsReader
 from replset.query.collation import key_by
 from replset.query.errors import check_fields, show
 from replset.query.expressions import Expression, fault, top_fields

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias
 
 from replset.bson import DateTime, Decimal128, Int64, encode_key
-from replset.bson.alike import FieldsReader
 from replset.errors import FailedToParseError
+from replset.query.alike import FieldsReader
 from replset.query.errors import show
 from replset.query.expressions import Expression, fault
 from replset.query.expressions.accumulator_states import as_double

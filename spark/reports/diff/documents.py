@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from replset.bson import RawDocument, to_ejson_value
+from replset.bson import RawDocument
+from replset.ejson import to_ejson_value
 from replset.errors import BadValueError, ReplError
 from replset.ids import OpTime
 from replset.oplog_row import entry_hash

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from replset.bson import InvalidBSONError, RawDocument, encode, to_ejson
-from replset.bson.repeated import decode_whole
+from replset.bson import InvalidBSONError, RawDocument, encode
+from replset.ejson import to_ejson
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
 from replset.query.diff import is_diff
+from replset.query.repeated import decode_whole
 from spark.columns import arrow_schema, batch_from, ddl_of, repeated, schema_of, tuples_of
 from spark.entry_bytes import EntryPrefixes
 from spark.jobs import ROWS_PER_TASK

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import typer
 
-from replset.bson import encode, to_ejson
+from replset.bson import encode
 from replset.cli.follow import change_roles, list_missing
+from replset.ejson import to_ejson
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import update_entry

@@ -12,7 +12,8 @@ import pytest
 from api import lines
 from api.action_table import ACTIONS
 from api.lines import BATCH_BYTES
-from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
+from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode
+from replset.ejson import from_ejson
 from replset.ids import OpTime, pack_ts
 from replset.operations.replies import encode_write_reply, finish
 from replset.operations.session_request import KEYED, parse_session

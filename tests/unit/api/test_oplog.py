@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, RawDocument, decode, encode, encode_key, from_ejson_value
+from replset.bson import Binary, RawDocument, decode, encode, encode_key
+from replset.ejson import from_ejson_value
 from replset.errors import CappedPositionLostError, SnapshotCutError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import insert_entry, noop_entry, operation_of, transaction_entry

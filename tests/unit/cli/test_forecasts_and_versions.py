@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from replset.bson import to_ejson_value
 from replset.cli import calls
 from replset.cli.calls import CommandFailedError
 from replset.cli.main import main
+from replset.ejson import to_ejson_value
 from tests.rig import Rig, a_set
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from replset.bson import DateTime, Int64, Timestamp, to_ejson
+from replset.bson import DateTime, Int64, Timestamp
 from replset.cli import calls, operations, oplog
 from replset.cli.main import main
+from replset.ejson import to_ejson
 
 Capture = pytest.CaptureFixture[str]
 NASTY = "eve\nforged\r\x1b[2J\x9b31m\u2028\u202e[red]:smile:"

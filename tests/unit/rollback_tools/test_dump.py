@@ -29,8 +29,8 @@ from replset.bson import (
     Timestamp,
     Undefined,
     encode,
-    to_ejson,
 )
+from replset.ejson import to_ejson
 from rollback_tools import main
 
 EXAMPLE = encode({"_id": 7, "owner": {"name": "Ana", "tags": ["x", 2]}, "ok": True})

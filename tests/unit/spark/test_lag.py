@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replset.bson import DateTime, Int64, Timestamp, from_ejson_value, to_ejson_value
+from replset.bson import DateTime, Int64, Timestamp
+from replset.ejson import from_ejson_value, to_ejson_value
 from replset.errors import BadValueError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry, noop_entry

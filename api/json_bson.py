@@ -8,11 +8,11 @@ from __future__ import annotations
 from struct import Struct
 from typing import Any
 
-from replset.bson.ejson import WRAPPERS, from_ejson_value
 from replset.bson.encoding import encode
 from replset.bson.errors import ExtendedJSONError, InvalidValueError
 from replset.bson.limits import MAX_DEPTH
 from replset.bson.values import INT64_MAX, INT64_MIN, ObjectId
+from replset.ejson import WRAPPERS, from_ejson_value
 
 _int32 = Struct("<i").pack
 _int64 = Struct("<q").pack

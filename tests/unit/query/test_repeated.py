@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from replset.bson import DateTime, RawDocument, Timestamp, decode, encode
-from replset.bson.repeated import RepeatedName, decode_whole
 from replset.query.diff import apply_update_bytes, update_entry_object
+from replset.query.repeated import RepeatedName, decode_whole
 from replset.query.update import compile_update
 
 

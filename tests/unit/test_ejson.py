@@ -29,11 +29,8 @@ from replset.bson import (
     Timestamp,
     Undefined,
     encode,
-    from_ejson,
-    from_ejson_value,
-    to_ejson,
-    to_ejson_value,
 )
+from replset.ejson import from_ejson, from_ejson_value, to_ejson, to_ejson_value
 
 OID = ObjectId("0123456789abcdeffedcba98")
 OID_JSON = '{"$oid":"0123456789abcdeffedcba98"}'

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replset.bson import MAX_DEPTH, ExtendedJSONError, InvalidBSONError, bson_from_json, encode, from_ejson_value
-from replset.bson.ejson import WRAPPERS
+from api.json_bson import bson_from_json
+from replset.bson import MAX_DEPTH, ExtendedJSONError, InvalidBSONError, encode
+from replset.ejson import WRAPPERS, from_ejson_value
 
 OID = {"$oid": "0123456789abcdeffedcba98"}
 WRAPPED = [
