@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replset.bson import RawDocument, to_ejson
+from replset.bson import RawDocument
 from replset.cli import calls
 from replset.cli.host_option import Host
+from replset.ejson import to_ejson
 from replset.errors import BadValueError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
@@ -158,7 +159,7 @@ def _newest_entry(source: SourceSet, closed: OpTime) -> OpTime:
 def list_missing(host: str, source: str) -> None:
     """Print the entries that the source has beyond the last one that came here; exit status 1 if there are some."""
     from replset.features.follower.follow_source import SourceSet
-    from replset.replication.followed import came_from, is_followed
+    from replset.features.follower.followed import came_from, is_followed
 
     reply = _status(host)
     if reply["mode"] == "none":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replset.features.follower.follow import COMMANDS
+from replset.features.follower.followed import FOLLOW_NS, refuse_clients
 from replset.features.follower.set_follower import SetFollower
 from replset.member.disk.writer import Writer
 from replset.member.feature import Feature, FeaturePart
@@ -11,7 +12,9 @@ from replset.replication.context import MemberContext
 
 
 def _part(member: Kernel) -> FeaturePart:
-    follower = SetFollower(member[MemberContext], member.node, member[Writer])
+    writer = member[Writer]
+    writer.refusals[FOLLOW_NS] = refuse_clients
+    follower = SetFollower(member[MemberContext], member.node, writer)
     member.add(follower.progress)
     return follower
 

@@ -19,16 +19,7 @@ from replset.errors import (
 )
 from replset.features.crud.oplog_cursor import shown_entry
 from replset.features.follower.follow_source import OwnHistory, SourceSet
-from replset.ids import OpTime
-from replset.operations import fields
-from replset.operations.command import Command, CommandContext, Where, declared
-from replset.operations.declared import TEXT, one_of, operation, own, value
-from replset.operations.history import History
-from replset.operations.majority_write import write_to_majority
-from replset.operations.request import Reply
-from replset.oplog_entry import OplogEntry
-from replset.optime import optime_document, optime_or_none
-from replset.replication.followed import (
+from replset.features.follower.followed import (
     OWN_DATABASES,
     FollowMode,
     FollowProgress,
@@ -40,6 +31,15 @@ from replset.replication.followed import (
     state_in,
     stopped,
 )
+from replset.ids import OpTime
+from replset.operations import fields
+from replset.operations.command import Command, CommandContext, Where, declared
+from replset.operations.declared import TEXT, one_of, operation, own, value
+from replset.operations.history import History
+from replset.operations.majority_write import write_to_majority
+from replset.operations.request import Reply
+from replset.oplog_entry import OplogEntry
+from replset.optime import optime_document, optime_or_none
 from replset.replication.write_ops import WriteGroup
 from replset.storage.sqlite import rows_of
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from replset.bson import RawDocument, decode, walk
 from replset.client import WireClient, log_in_as_environment_says
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
+from replset.features.follower.followed import DOCUMENT_ID, FOLLOW_NS, FollowMode, FollowState, is_followed
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import NOOP, OplogEntry
 from replset.optime import optime_document, timestamp
 from replset.query.change_tokens import behind
-from replset.replication.followed import DOCUMENT_ID, FOLLOW_NS, FollowMode, FollowState, is_followed
 
 log = logging.getLogger("replset.follow")
 

@@ -15,19 +15,7 @@ from replset.core.node import Node
 from replset.core.remarks import Remark
 from replset.errors import NotWritablePrimaryError, ReplError
 from replset.features.follower.follow_source import SourceSet
-from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.member.disk.writer import Writer
-from replset.member.feature import FeaturePart, Figure
-from replset.oplog_entry import OplogEntry
-from replset.replication.applier import (
-    EvaluatedUpdate,
-    LargeUpdateError,
-    UnfinishedBuildError,
-    apply_batch,
-    evaluate_large,
-)
-from replset.replication.context import MemberContext
-from replset.replication.followed import (
+from replset.features.follower.followed import (
     FOLLOW_NS,
     FollowMode,
     FollowProgress,
@@ -40,6 +28,18 @@ from replset.replication.followed import (
     state_in,
     stopped,
 )
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.member.disk.writer import Writer
+from replset.member.feature import FeaturePart, Figure
+from replset.oplog_entry import OplogEntry
+from replset.replication.applier import (
+    EvaluatedUpdate,
+    LargeUpdateError,
+    UnfinishedBuildError,
+    apply_batch,
+    evaluate_large,
+)
+from replset.replication.context import MemberContext
 from replset.replication.index_builder import write_slice
 from replset.replication.write_ops import WriteGroup
 

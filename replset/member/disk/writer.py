@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import apsw
@@ -33,9 +33,9 @@ from replset.operations.prepared import PreparedWrite
 from replset.operations.waiters import Completion
 from replset.oplog_entry import noop_entry
 from replset.replication.context import MemberContext
-from replset.replication.followed import FOLLOW_NS, refuse_clients
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup
+from replset.storage.txn import Txn
 
 T = TypeVar("T")
 
@@ -77,6 +77,8 @@ class Writer:
         self._scheduled = False
         self.group_sizes = Histogram(SIZES)
         """Operations of each group."""
+        self.refusals: dict[str, Callable[[Txn, Sequence[bytes]], None]] = {}
+        """Of features: each may refuse what an operation has written, while there is the collection of this name."""
 
     def accept(self, term: int | None) -> None:
         """Take clients' writes in `term`; None: refuse them from here on, those in the queue included."""
@@ -221,12 +223,14 @@ class Writer:
                 mark = txn.mark()
                 try:
                     rest = (queue[i][1] for i in range(at, last))
-                    if FOLLOW_NS not in txn.catalog.by_ns and (together := PreparedWrite.run_together(group, rest)):
+                    is_free = txn.catalog.by_ns.keys().isdisjoint(self.refusals)
+                    if is_free and (together := PreparedWrite.run_together(group, rest)):
                         outcomes += [(result, None) for result in together]
                         continue
                     result = queue[at][0](group)
-                    if FOLLOW_NS in txn.catalog.by_ns:
-                        refuse_clients(txn, txn.entries_since(mark))
+                    for ns, refuse in self.refusals.items():
+                        if ns in txn.catalog.by_ns:
+                            refuse(txn, txn.entries_since(mark))
                     outcomes.append((result, None))
                 except (InvariantError, *_ENDS_THE_GROUP):
                     raise

@@ -21,6 +21,7 @@ from replset.core.messages import Position
 from replset.core.status import Status
 from replset.features.archive.feature import ArchiveOptions, ArchivePart
 from replset.features.consumers.consumer_directory import ConsumerDirectory
+from replset.features.follower.followed import FollowProgress
 from replset.features.follower.set_follower import SetFollower
 from replset.features.scrub.scrubber import Scrubber
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
@@ -39,7 +40,6 @@ from replset.operations.request import CommandRequest, Reply
 from replset.operations.transactions import TransactionTable
 from replset.operations.user_directory import UserDirectory
 from replset.operations.waiters import WaiterList
-from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock
 from replset.replication.rollback_list import RollbackList

@@ -44,8 +44,8 @@ from replset.core.messages import (
 from replset.core.quorum import IN_SYNC, WriteConcern
 from replset.core.state import NEVER, Peer
 from replset.core.waiting import describe_delay
+from replset.features.follower.followed import FollowProgress
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_progress import RollbackProgress
 from tests.simulation.core_kit.machine import host, members_of

@@ -12,10 +12,10 @@ from replset.bson import encode, encode_key
 from replset.errors import ErrorCode
 from replset.features.follower import follow
 from replset.features.follower.follow_source import OwnHistory, SourceSet
+from replset.features.follower.followed import FollowMode, read_state
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
 from replset.optime import optime_document, timestamp
-from replset.replication.followed import FollowMode, read_state
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
 from tests.rig import Client
 from tests.unit.features.test_history import trim

@@ -28,6 +28,7 @@ from replset.core.messages import (
 from replset.core.quorum import WriteConcern
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
+from replset.features.follower.followed import FollowProgress
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.member.disk.member_files import MemberFiles
 from replset.member.member import RunningMember
@@ -35,7 +36,6 @@ from replset.member.peers.message_documents import request_document
 from replset.operations.request import CommandRequest
 from replset.operations.write_concern import WriteConcernFailure
 from replset.optime import timestamp
-from replset.replication.followed import FollowProgress
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import SetMemberClient
 from replset.replication.protocol import FetchRequest

@@ -16,11 +16,7 @@ from replset.bson import encode
 from replset.errors import HostUnreachableError
 from replset.features.follower import set_follower
 from replset.features.follower.follow_source import SourceSet
-from replset.features.follower.set_follower import SetFollower
-from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_entry import insert_entry
-from replset.replication.applier import apply_batch
-from replset.replication.followed import (
+from replset.features.follower.followed import (
     FOLLOW_NS,
     FollowMode,
     FollowState,
@@ -29,6 +25,10 @@ from replset.replication.followed import (
     read_state,
     save_state,
 )
+from replset.features.follower.set_follower import SetFollower
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_entry import insert_entry
+from replset.replication.applier import apply_batch
 from replset.replication.write_ops import WriteGroup, do_noop
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions

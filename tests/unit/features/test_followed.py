@@ -14,11 +14,7 @@ import pytest
 from replset.bson import MAX_BSON_SIZE, MAX_ENTRY_SIZE, Binary, Int64, RawDocument, encode, encode_key
 from replset.errors import BadValueError, ConsumerNotFoundError, ErrorCode, IllegalOperationError, ReplError
 from replset.features.follower.follow_source import OwnHistory, SourceSet
-from replset.ids import OpTime, pack_ts
-from replset.oplog_entry import OplogEntry, command_entry, extra_fields, insert_entry, noop_entry, transaction_entry
-from replset.query.change_tokens import behind
-from replset.replication.applier import apply_batch
-from replset.replication.followed import (
+from replset.features.follower.followed import (
     FollowMode,
     FollowProgress,
     FollowState,
@@ -31,6 +27,10 @@ from replset.replication.followed import (
     save_state,
     source_optime,
 )
+from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import OplogEntry, command_entry, extra_fields, insert_entry, noop_entry, transaction_entry
+from replset.query.change_tokens import behind
+from replset.replication.applier import apply_batch
 from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_noop, do_update
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
