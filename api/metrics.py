@@ -19,7 +19,7 @@ from replset.member.feature import Features
 from replset.member.member import RunningMember
 from replset.member.net.server import WireServer
 from replset.member.peers.flows import Flows
-from replset.member.process.log_writer import RecentLog
+from replset.member.process.machine import RecentLog
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.current_operations import Histogram
 from replset.operations.flow_control import FlowControl

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from replset.cli.start_options import all_options, variable_of
 from replset.config import MAX_MEMBERS, MAX_VOTERS
 from replset.core.member_state import MemberState
 from replset.errors import ReplError
 from replset.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError, free_ports, wait_until
-from replset.member.options import all_options, variable_of
 from replset.processes import lock_holder
 from replset.terminal import echo, echo_json
 

@@ -22,23 +22,19 @@ import uvloop
 from api.app import create_app
 from api.prepared import PreparedActions
 from api.serve import HttpServer
+from replset.cli.descriptors import backlog_for, raise_descriptor_limit, share_descriptors
+from replset.cli.log_writer import LogWriter, log_to_file, start_log
+from replset.cli.start_options import about, all_options, flag_of, resolve_options, variable_of
 from replset.cli.watchdog import Watchdog
 from replset.client import SETTINGS
 from replset.errors import ReplError
 from replset.features.all import OPTIONS, all_features
 from replset.member.member import RunningMember
-from replset.member.net.connections import (
-    HTTP_CONNECTIONS,
-    ConnectionSlots,
-    backlog_for,
-    raise_descriptor_limit,
-    share_descriptors,
-)
+from replset.member.net.connections import HTTP_CONNECTIONS, ConnectionSlots
 from replset.member.net.credentials import Credentials
 from replset.member.net.network import RealNetwork, split_host_port
-from replset.member.options import JSON_LOG, MemberOptions, about, all_options, flag_of, resolve_options, variable_of
+from replset.member.options import JSON_LOG, MemberOptions
 from replset.member.outside import MemberPorts
-from replset.member.process.log_writer import LogWriter, log_to_file, start_log
 from replset.member.process.machine import RealClock, RealSyncThread, RealWorkers
 from replset.operations.audit_trail import AuditTrail
 from replset.release import described

@@ -52,8 +52,7 @@ from replset.member.peers.flows import Flows
 from replset.member.peers.oplog_fetch import OplogFetches
 from replset.member.peers.snapshot_server import SnapshotServer
 from replset.member.positions import Positions
-from replset.member.process.log_writer import RecentLog
-from replset.member.process.machine import BackgroundTasks, LimitedWorkers, Load, TrackedWorkers
+from replset.member.process.machine import BackgroundTasks, LimitedWorkers, Load, RecentLog, TrackedWorkers
 from replset.member.shell import Shell, hand_over_primary
 from replset.operations import fail_command, write_concern
 from replset.operations.admission import Admission

@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
+from replset.cli.start_options import all_options, flag_of, is_unspecified, resolve_options, variable_of
 from replset.errors import FailedToParseError, ReplError
 from replset.features.all import OPTIONS
-from replset.member.options import (
-    BadOptionError,
-    MemberOptions,
-    all_options,
-    exposure_warnings,
-    flag_of,
-    is_unspecified,
-    resolve_options,
-    variable_of,
-)
+from replset.member.options import BadOptionError, MemberOptions, exposure_warnings
 
 Given = dict[str, Any]
 BASE = {"repl_set": "rs0", "dbpath": "/data"}

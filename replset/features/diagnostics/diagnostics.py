@@ -13,7 +13,7 @@ from replset.ejson import to_ejson
 from replset.errors import BadValueError, NamespaceNotFoundError, NotBuiltError
 from replset.member.net.credentials import Credentials
 from replset.member.options import MemberOptions
-from replset.member.process.log_writer import RecentLog
+from replset.member.process.machine import RecentLog
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.dispatcher import Dispatcher

@@ -9,16 +9,12 @@ and the member could neither save a vote nor reach another member nor answer `re
 from __future__ import annotations
 
 import logging
-import resource
 import time
 from collections import deque
 from typing import Final, Protocol
 
 log = logging.getLogger("replset.server")
 
-MOST_DESCRIPTORS: Final = 1 << 20
-RESERVED_DESCRIPTORS: Final = 256
-"""Descriptors for files, threads and connections to other members; a quarter of all where there are few."""
 HTTP_CONNECTIONS: Final = 4096
 RESERVED_SLOTS: Final = 64
 """ConnectionSlots of a port that clients' ordinary requests do not get; an eighth of all where there are few."""
@@ -26,8 +22,6 @@ SPARE_DESCRIPTORS: Final = 128
 """Descriptors of a port beyond its slots, for connections that are being opened or closed. Where there are few
 descriptors: an eighth of those that are left beside both ports' slots."""
 BACKLOG: Final = 1024
-FEW_DESCRIPTORS: Final = 8192
-"""How many descriptors are few: with fewer the backlog is an eighth, since few connections can be accepted at once."""
 WARN_EVERY_S: Final = 60.0
 MANY_OPEN: Final = 512
 """How many open connections are many: to search all of them for each new one takes too long."""
@@ -144,33 +138,3 @@ class ConnectionSlots:
             self._warned_at = now
             text = "%d connections are open on the %s port, which is full: each new one closes the client idle longest"
             log.warning(text, len(self._open), self._name)
-
-
-def raise_descriptor_limit() -> int:
-    """Let this process open as many files as the system allows; return how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft == resource.RLIM_INFINITY:
-        return MOST_DESCRIPTORS
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return max(soft, wanted)
-
-
-def backlog_for(limit: int) -> int:
-    """Return how many connections may wait to be accepted."""
-    return BACKLOG if limit >= FEW_DESCRIPTORS else BACKLOG // 8
-
-
-def share_descriptors(limit: int, wire: ConnectionSlots, http: ConnectionSlots) -> None:
-    """Lower the limits of both ports to what `limit` descriptors allow. Three quarters of the rest are for files."""
-    available = limit - min(RESERVED_DESCRIPTORS, limit // 4)
-    if wire.most + http.most > available:
-        http.most = min(http.most, max(available // 4, available - wire.most))
-        wire.most = min(wire.most, available - http.most)
-        log.warning(
-            "%d file descriptors: at most %d connections on the wire port and %d on the HTTP port (see ulimit -n)",
-            *(limit, wire.most, http.most),
-        )
-    left = limit - wire.most - http.most
-    wire.spare = http.spare = max(1, min(SPARE_DESCRIPTORS, left // 8))

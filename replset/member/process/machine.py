@@ -1,7 +1,7 @@
 """The real machine behind the ports Clock and Workers, and how one member shares its threads.
 
-Here are also the tasks whose errors nobody awaits, and how a member notices that it has more to do than it can. The
-real network is in network.py, the real disk in storage/disk.py.
+Here are also the newest lines of the log, the tasks whose errors nobody awaits, and how a member notices that it has
+more to do than it can. The real network is in network.py, the real disk in storage/disk.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import asyncio
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -256,3 +258,19 @@ class BackgroundTasks:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_error(error)
+
+
+LONGEST_LINE: Final = 2_000
+
+
+@dataclass(slots=True)
+class RecentLog:
+    """The newest lines of the process's log. total: how many there were. dropped: those that were not written."""
+
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=1024))
+    total: int = 0
+    dropped: int = 0
+
+    def add(self, line: str) -> None:
+        self.total += 1
+        self.lines.append(line[:LONGEST_LINE])

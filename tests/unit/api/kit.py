@@ -29,8 +29,7 @@ from replset.member.feature import Features
 from replset.member.net.server import Traffic, WireServer
 from replset.member.peers.flows import Flows
 from replset.member.peers.snapshot_server import SnapshotServer
-from replset.member.process.log_writer import RecentLog
-from replset.member.process.machine import Load
+from replset.member.process.machine import Load, RecentLog
 from replset.operations.admission import Admission
 from replset.operations.audit_trail import AuditTrail
 from replset.operations.current_operations import SECONDS, SIZES, Histogram, OperationTable

@@ -15,13 +15,13 @@ from typing import IO
 
 import pytest
 
+from replset.cli import log_writer
+from replset.cli.log_writer import LogWriter
 from replset.cli.main import main
 from replset.cli.start import refuse
 from replset.client import WireClient
 from replset.config import ReplSetConfig
 from replset.local_set import free_ports, wait_until
-from replset.member.process import log_writer
-from replset.member.process.log_writer import LogWriter
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, lock_dbpath

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from replset.cli.watchdog import REPORT_EVERY_S, StallReports, Watchdog, place_of
-from replset.member.process.log_writer import RecentLog
+from replset.member.process.machine import RecentLog
 
 
 def test_many_stalls_give_one_line_in_ten_minutes_and_a_count() -> None:
@@ -61,5 +61,5 @@ def test_the_place_is_in_the_product() -> None:
 
     log = RecentLog()
     log.add(Line())
-    assert re.fullmatch(r"process/log_writer\.py:\d+ add", log.lines[0])
+    assert re.fullmatch(r"process/machine\.py:\d+ add", log.lines[0])
     assert place_of(sys._getframe()) == "no code of this product: the machine was busy", "tests are not the product"

@@ -16,7 +16,7 @@ from replset.errors import InvariantError, ReplError
 from replset.features.all import COMMANDS
 from replset.ids import HostPort
 from replset.member.member import RunningMember
-from replset.member.process.log_writer import RecentLog
+from replset.member.process.machine import RecentLog
 from replset.operations.command import Command, CommandContext
 from replset.operations.dispatcher import Dispatcher
 from replset.operations.known_fields import NOT_BUILT, SEARCH_INDEX_COMMANDS

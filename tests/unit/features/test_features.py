@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from replset.cli.start_options import all_options
 from replset.features.all import COMMANDS, OPTIONS, all_features
 from replset.member.feature import Feature, Features
-from replset.member.options import all_options
 from tests.rig import Client, a_set
 
 FEATURES = {feature.name: feature for feature in all_features()}

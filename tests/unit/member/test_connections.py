@@ -6,7 +6,8 @@ import resource
 
 import pytest
 
-from replset.member.net.connections import RESERVED_SLOTS, ConnectionSlots, raise_descriptor_limit, share_descriptors
+from replset.cli.descriptors import raise_descriptor_limit, share_descriptors
+from replset.member.net.connections import RESERVED_SLOTS, ConnectionSlots
 
 
 class One:

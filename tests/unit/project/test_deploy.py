@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from replset.cli.start_options import FLAGS, about, all_options, flag_of, resolve_options, variable_of
 from replset.config import parse_host
 from replset.features.all import OPTIONS
-from replset.member.options import FLAGS, about, all_options, flag_of, resolve_options, variable_of
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CONFIG = DEPLOY / "replset.yaml"

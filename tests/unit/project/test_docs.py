@@ -20,9 +20,9 @@ from api.access import PUBLIC
 from replset import terminal
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
+from replset.cli.start_options import all_options, flag_of, variable_of
 from replset.errors import ErrorCode
 from replset.features.all import OPTIONS
-from replset.member.options import all_options, flag_of, variable_of
 from replset.storage.store import StoreOptions
 from rollback_tools.app import app as tools_app
 from rollback_tools.dump import build_parser as dump_parser

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from replset.cli.start_options import all_options, flag_of
 from replset.config import ReplSetConfig, member, settings
 from replset.errors import ReplError
 from replset.features.administration.parameters import PARAMETERS
 from replset.features.all import OPTIONS
-from replset.member.options import all_options, flag_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "settings.md").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from replset.cli.log_writer import LogWriter, open_log_file
 from replset.ids import HostPort
-from replset.member.process.log_writer import LogWriter, open_log_file
 
 Pipe = tuple[int, int]
 
@@ -63,9 +63,9 @@ def test_a_slow_reader_blocks_no_logger_and_learns_what_was_dropped(pipe: Pipe) 
 
     threading.Thread(target=flood, daemon=True).start()
     assert done.wait(20), "who logs waits for who reads"
-    assert writer.dropped >= 1_000
+    assert writer.recent.dropped >= 1_000
     writer.flush()  # it gives up, for nobody reads
-    dropped, found = writer.dropped, b""
+    dropped, found = writer.recent.dropped, b""
     while sum(int(count) for count in re.findall(rb"(\d+) lines of the log were dropped", found)) < dropped:
         found += os.read(pipe[0], 1 << 16)
     log.warning("and on")
@@ -79,7 +79,7 @@ def test_a_closed_pipe_is_given_up() -> None:
     logger(writer).warning("nobody hears this")
     writer.flush()
     os.close(writing)
-    assert writer.dropped == 0
+    assert writer.recent.dropped == 0
 
 
 def test_a_record_that_cannot_be_formatted_does_no_harm(pipe: Pipe) -> None:
@@ -165,7 +165,7 @@ def test_a_full_disk_drops_lines_and_the_log_says_so(tmp_path: Path) -> None:
     log = logger(writer)
     log.warning("lost")
     writer.flush()
-    assert writer.dropped == 1
+    assert writer.recent.dropped == 1
     path.unlink()
     writer.reopen()
     wait_until(path.exists)

@@ -14,33 +14,19 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
+from replset.member.process.machine import RecentLog
 from replset.text import printable
 
 TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
 SECONDS: Final = "%Y-%m-%dT%H:%M:%S"
 SEVERITY: Final = {"DEBUG": "D1", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "F"}
 MAX_MESSAGE_CHARS: Final = 16 << 10
-LONGEST_LINE: Final = 2_000
 MAX_STACK_CHARS: Final = 16 << 10
-
-
-@dataclass(slots=True)
-class RecentLog:
-    """The newest lines of the process's log. total: how many there were. dropped: those that were not written."""
-
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=1024))
-    total: int = 0
-    dropped: int = 0
-
-    def add(self, line: str) -> None:
-        self.total += 1
-        self.lines.append(line[:LONGEST_LINE])
 
 
 class TextFormatter(logging.Formatter):
@@ -115,10 +101,6 @@ class LogWriter(logging.Handler):
         self._told = 0
         self.recent = RecentLog()
         threading.Thread(target=self._run, name="replset-log", daemon=True).start()
-
-    @property
-    def dropped(self) -> int:
-        return self.recent.dropped
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
