@@ -8,8 +8,7 @@ from replset.errors import ReplError
 from replset.operations import fields
 from replset.operations.command import CommandContext
 from replset.operations.kernel import Kernel
-from replset.operations.namespaces import collection_of
-from replset.operations.view_definitions import collection_here
+from replset.operations.namespaces import collection_here, collection_of
 from replset.query.collation import Fold
 
 

@@ -12,6 +12,7 @@ from replset.operations.fields import missing, wrong_type
 
 if TYPE_CHECKING:
     from replset.operations.command import CommandContext
+    from replset.storage.catalog import Collection
 
 MAX_DATABASE_BYTES = 63
 MAX_NAMESPACE_BYTES = 255
@@ -88,3 +89,19 @@ def collection_field(body: RawDocument, name: str) -> str:
     if kind is None:
         raise missing(name, name)
     raise wrong_type(name, name, kind, "string")
+
+
+def refuse_view(coll: Collection | None) -> None:
+    """Raise 166 if it is a view: it has neither documents nor indexes of its own."""
+    if coll is not None and coll.view_on is not None:
+        raise ReplError(
+            f"Namespace {coll.ns} is a view, not a collection", code=ErrorCode.COMMAND_NOT_SUPPORTED_ON_VIEW
+        )
+
+
+def collection_here(ctx: CommandContext, name: str) -> Collection | None:
+    """Return the collection or view of that name in the command's database, as its transaction sees it."""
+    if f"{ctx.database}.{name}" == USERS_NS:  # no view; who may read it is asked where it is read
+        return None
+    ns = namespace(ctx.database, name)
+    return ctx.member.store.collection(ns) if ctx.transaction is None else ctx.transaction.write_set.collection(ns)

@@ -40,11 +40,10 @@ from replset.operations.collations import refuse_newer
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import SMALL_STATEMENT, TimeSlice, read_statement, run_in_thread
 from replset.operations.known_fields import KNOWN
-from replset.operations.namespaces import check_database, droppable_database, writable_namespace
+from replset.operations.namespaces import check_database, droppable_database, refuse_view, writable_namespace
 from replset.operations.replies import LargeReply
 from replset.operations.request import Reply
 from replset.operations.transactions import TransactionTable
-from replset.operations.view_definitions import refuse_view
 from replset.operations.write_concern import SETTINGS_NS, wait_for_write_concern, write_concern_of
 from replset.optime import timestamp
 from replset.query.diff import apply_update_bytes
@@ -153,7 +152,7 @@ class ApplyOps:
     def __call__(self, group: WriteGroup) -> bool:
         """Go on in this group; True once all is done or one failed. Raises 10107 in a later term than before."""
         if self.term not in (0, group.term):
-            raise NotWritablePrimaryError(primary=None)
+            raise NotWritablePrimaryError()
         self.term, self.thread_work, self.blocked_by = group.term, None, None
         time_slice = TimeSlice(self.ctx.member.clock, GROUP_MS)
         last = min(len(self.operations), self.index + GROUP_STATEMENTS)

@@ -33,10 +33,9 @@ from replset.operations.command import Command, CommandContext, Where
 from replset.operations.cursors import FIRST_BATCH, DocumentsCursor
 from replset.operations.evaluation import compiled, read_statement, weight_of
 from replset.operations.known_fields import unknown_command
-from replset.operations.namespaces import OPLOG, collection_field, namespace
+from replset.operations.namespaces import OPLOG, collection_field, collection_here, namespace
 from replset.operations.read_concern import open_collection, read_concern_of
 from replset.operations.request import Reply
-from replset.operations.view_definitions import collection_here
 from replset.operations.write_concern import wait_for_write_concern, write_concern_of
 from replset.query.collation import Fold
 from replset.query.pipeline import compile_pipeline, stage_of, unknown_stage

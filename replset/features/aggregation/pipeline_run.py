@@ -18,11 +18,10 @@ from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED, SLICE_RAW
 from replset.ids import OpTime
 from replset.operations.command import CommandContext
 from replset.operations.cursors import Batch, Cursor, CursorTable, Pause
-from replset.operations.evaluation import TimeSlice, compiled, is_small, run_in_thread, weight_of
+from replset.operations.evaluation import TimeSlice, compiled, is_small, read_statement, run_in_thread, weight_of
 from replset.operations.kernel import Kernel
-from replset.operations.namespaces import namespace
-from replset.operations.read_concern import read_concern_of
-from replset.operations.view_definitions import collection_here, resolve
+from replset.operations.namespaces import collection_here, namespace
+from replset.operations.read_concern import open_collection, read_concern_of
 from replset.query.collation import Fold
 from replset.query.pipeline import compile_pipeline
 from replset.query.pipeline_rewrite import rewrite
@@ -30,6 +29,7 @@ from replset.query.stages.basic import LimitStage, MatchStage, SkipStage, SortSt
 from replset.query.stages.projections import ProjectStage
 from replset.query.stages.stage import Chain, ChainStage, ReadingStage, Run, SourceStage, Stage, StageScope
 from replset.query.views import MAX_DEPTH, too_deep
+from replset.storage.catalog import Collection
 
 _SMALL_END = 1 << 20
 """Bytes that stages kept, of which the event loop makes the results."""
@@ -116,7 +116,7 @@ class PipelineRun:
 
     async def through_views(self, collection: str, stages: Sequence[Stage] = ()) -> tuple[str, Sequence[Stage]]:
         """Return the collection that a view stands for, with the stages of the view in front of those given."""
-        name, elements, views = await resolve(self.ctx, collection)
+        name, elements, views = await _resolve(self.ctx, collection)
         self.views += views
         if self.views > MAX_DEPTH:
             raise too_deep()
@@ -296,3 +296,25 @@ class ChainCursor(Cursor):
         self._is_closed = True
         if not self._is_working:
             self._chain.close()
+
+
+async def _resolve(ctx: CommandContext, name: str) -> tuple[str, list[object], int]:
+    """Return the collection at the bottom of a view, the stages of the views on it, and how many views these are.
+
+    A read at a point waits until the definitions are committed, as it waits for a collection.
+    """
+    elements: list[object] = []
+    concern = read_concern_of(ctx)
+    for views in range(MAX_DEPTH + 1):
+        coll = collection_here(ctx, name)
+        if coll is None or coll.view_on is None:
+            return name, elements, views
+        if ctx.transaction is None and concern.level in ("majority", "snapshot"):
+            await open_collection(ctx, name, concern)
+        elements = [*await _elements_of(ctx, coll), *elements]
+        name = coll.view_on
+    raise too_deep()
+
+
+async def _elements_of(ctx: CommandContext, view: Collection) -> list[object]:
+    return await read_statement(ctx.member, view.options, lambda: view.pipeline)

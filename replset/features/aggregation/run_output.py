@@ -30,9 +30,8 @@ from replset.operations.authorization import authorize
 from replset.operations.command import CommandContext
 from replset.operations.cursors import Cursor, DocumentsCursor
 from replset.operations.evaluation import UNBOUNDED, evaluate, read_statement, weight_of
-from replset.operations.namespaces import writable_namespace
+from replset.operations.namespaces import refuse_view, writable_namespace
 from replset.operations.request import Reply
-from replset.operations.view_definitions import refuse_view
 from replset.query.collation import Fold
 from replset.query.errors import ImmutableFieldError
 from replset.query.expressions import fault
@@ -81,7 +80,7 @@ async def run_on_primary(ctx: CommandContext) -> Reply:
     """
     member, primary = ctx.member, ctx.member.node.primary_host
     if primary in (None, member.host) or ctx.connection.is_member or ctx.request.source != "wire":
-        raise NotWritablePrimaryError(primary=primary)
+        raise NotWritablePrimaryError()
     body = await read_statement(member, ctx.body, ctx.body.decode)
     login = ctx.sender.login
     sender: object = True if login is None else {"user": login.name, "db": login.database}
@@ -124,7 +123,7 @@ class Output:
 
         def work(group: WriteGroup) -> tuple[Any, OpTime, int]:
             if self._term not in (0, group.term):
-                raise NotWritablePrimaryError(primary=None)
+                raise NotWritablePrimaryError()
             return operation(group), group.txn.last, group.term
 
         result, self._run.written, self._term = await self.ctx.write(work)
@@ -179,7 +178,7 @@ def _take_place(group: WriteGroup, temporary: Collection, ns: str, before: Colle
     by_ns = group.txn.catalog.by_ns
     made, target = by_ns.get(temporary.ns), by_ns.get(ns)
     if made is None:
-        raise NotWritablePrimaryError(primary=None)
+        raise NotWritablePrimaryError()
     if _shape(target) != _shape(before):
         raise ReplError(
             f"collection options or indexes of target collection {ns} changed while processing",

@@ -20,11 +20,10 @@ from replset.operations.command import CommandContext
 from replset.operations.current_operations import OperationTable
 from replset.operations.cursors import Cursor, DocumentsCursor
 from replset.operations.evaluation import run_in_thread
-from replset.operations.namespaces import OPLOG, collection_field, namespace
+from replset.operations.namespaces import OPLOG, collection_field, namespace, refuse_view
 from replset.operations.session_request import NOBODY, SESSION_MINUTES, lsid_of, uid_of
 from replset.operations.transactions import TransactionTable
 from replset.operations.user_directory import UserDirectory
-from replset.operations.view_definitions import refuse_view
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages.joins import UnionWithStage
 from replset.query.stages.sources import (

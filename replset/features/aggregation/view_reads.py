@@ -21,11 +21,10 @@ from replset.operations.collations import command_fold
 from replset.operations.command import Command, CommandContext, Handler
 from replset.operations.cursors import FIRST_BATCH, Cursor
 from replset.operations.evaluation import compiled, evaluate, read_statement, weight_of
-from replset.operations.namespaces import collection_of
+from replset.operations.namespaces import collection_here, collection_of
 from replset.operations.read_concern import confirm_linearizable
 from replset.operations.replies import LargeReply
 from replset.operations.request import Reply
-from replset.operations.view_definitions import collection_here
 from replset.query.distinct import Distinct
 from replset.query.pipeline import compile_pipeline
 from replset.query.stages.stage import Stage

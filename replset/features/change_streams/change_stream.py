@@ -24,10 +24,9 @@ from replset.operations.command import CommandContext
 from replset.operations.cursors import Cursor, Pause
 from replset.operations.evaluation import UNBOUNDED, evaluate
 from replset.operations.history import History
-from replset.operations.namespaces import INTERNAL_DATABASES, collection_field, namespace
+from replset.operations.namespaces import INTERNAL_DATABASES, collection_field, namespace, refuse_view
 from replset.operations.read_concern import ReadConcern, read_concern_of, read_point
 from replset.operations.slow_operations import WORK
-from replset.operations.view_definitions import refuse_view
 from replset.query.change_events import Watched
 from replset.query.change_tokens import Kind, Token, behind
 from replset.query.row import Row

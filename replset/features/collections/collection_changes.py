@@ -18,13 +18,13 @@ from replset.errors import (
     ReplError,
 )
 from replset.features.collections.collection_options import capped_max, capped_size, images_option, validation_options
+from replset.features.collections.view_options import check_definition, definition_of
 from replset.operations import fields
 from replset.operations.authorization import authorize
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import read_statement
-from replset.operations.namespaces import collection_field, writable_namespace
+from replset.operations.namespaces import collection_field, refuse_view, writable_namespace
 from replset.operations.request import Reply
-from replset.operations.view_definitions import check_definition, definition_of, refuse_view
 from replset.operations.write_concern import write_and_wait
 from replset.replication.write_ops import COLL_MOD_NAMES, WriteGroup, do_change_index, do_rename, do_set_options
 from replset.storage.catalog import Collection

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from replset.bson import RawDocument, encode
 from replset.errors import BadValueError, InvalidOptionsError
+from replset.features.collections.view_options import view_options
 from replset.features.crud.validators import Validator
 from replset.features.indexes.index_specs import parse_index, with_collation
 from replset.operations import fields
-from replset.operations.view_definitions import view_options
 from replset.replication.write_ops import IMAGES, OPTION_ORDER, changed_options
 
 CREATE_FIELDS = frozenset({*OPTION_ORDER, "idIndex", "collation", "autoIndexId"})

@@ -9,6 +9,7 @@ from replset.ejson import to_ejson
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, NamespaceExistsError, ReplError
 from replset.features.collections.collection_options import CREATE_FIELDS, options_of
 from replset.features.collections.statistics import bytes_by_database
+from replset.features.collections.view_options import check_definition
 from replset.operations import fields
 from replset.operations.authorization import is_allowed
 from replset.operations.collations import refuse_newer
@@ -23,7 +24,6 @@ from replset.operations.namespaces import (
 )
 from replset.operations.replies import list_reply
 from replset.operations.request import Reply
-from replset.operations.view_definitions import check_definition
 from replset.operations.write_concern import write_and_wait
 from replset.query.collation import with_version
 from replset.query.match import compile_filter

@@ -20,9 +20,8 @@ from replset.features.collections.index_check import IndexCheck
 from replset.features.crud.scan import SLICE_BYTES, SLICE_RAW, pause, read_in_thread
 from replset.operations import fields
 from replset.operations.command import Command, CommandContext, Where
-from replset.operations.namespaces import OPLOG, check_database, collection_field, namespace
+from replset.operations.namespaces import OPLOG, check_database, collection_field, namespace, refuse_view
 from replset.operations.request import Reply
-from replset.operations.view_definitions import refuse_view
 from replset.storage.catalog import Collection
 from replset.storage.indexes import ID_INDEX, TO_THE_END
 from replset.storage.snapshot import Sizes, Snapshot

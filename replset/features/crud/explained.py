@@ -27,9 +27,8 @@ from replset.features.crud.tailing import Wanted
 from replset.features.diagnostics.diagnostics import SERVER_VERSION
 from replset.ids import OpTime
 from replset.operations.command import CommandContext
-from replset.operations.namespaces import OPLOG, namespace
+from replset.operations.namespaces import OPLOG, namespace, refuse_view
 from replset.operations.read_concern import open_collection, read_concern_of
-from replset.operations.view_definitions import refuse_view
 from replset.query.bounds import FULL, Interval, Intervals, point
 from replset.query.collation import Fold, with_version
 from replset.query.conditions import condition_on, is_field, is_operators

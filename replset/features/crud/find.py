@@ -21,6 +21,7 @@ from replset.features.crud.let import let_of, variables_of
 from replset.features.crud.oplog_cursor import OplogCursor
 from replset.features.crud.plan import choose_plan, natural_direction
 from replset.features.crud.scan import SLICE_BYTES, SLICE_DECODED, Scan
+from replset.features.crud.spill_file import SpillFile
 from replset.features.crud.tailing import CappedCursor, Wanted
 from replset.ids import OpTime
 from replset.operations import fields
@@ -55,7 +56,6 @@ from replset.query.sort import Sort, compile_sort
 from replset.query.sorter import Sorter, Spill
 from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
-from replset.storage.spill import SpillFile
 from replset.storage.store import Pin
 
 REPLSET_CONFIG = "local.system.replset"

@@ -21,11 +21,10 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.operations import fields
 from replset.operations.command import CommandContext
 from replset.operations.evaluation import SMALL_STATEMENT, run_in_thread
-from replset.operations.namespaces import collection_of, writable_namespace
+from replset.operations.namespaces import collection_of, refuse_view, writable_namespace
 from replset.operations.replies import LargeReply, encode_write_reply, write_times
 from replset.operations.request import Reply
 from replset.operations.transactions import TransactionTable
-from replset.operations.view_definitions import refuse_view
 from replset.operations.write_concern import note_awaited, wait_for_write_concern, write_concern_of
 from replset.optime import optime_document
 from replset.replication.held_keys import Place
@@ -105,7 +104,7 @@ class Batch(ABC):
         meanwhile. The write concern of the last entry would not cover them: the reply would acknowledge lost writes.
         """
         if self.term not in (0, group.term):
-            raise NotWritablePrimaryError(primary=None)
+            raise NotWritablePrimaryError()
         self.term = group.term
         if self.retry is not None and not self.retry.begin(group):
             return False

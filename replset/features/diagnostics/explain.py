@@ -27,9 +27,8 @@ from replset.operations import fields
 from replset.operations.collations import command_fold, default_fold
 from replset.operations.command import GENERIC_FIELDS, Command, CommandContext, Where
 from replset.operations.evaluation import compiled, read_statement, weight_of
-from replset.operations.namespaces import OPLOG, collection_field, namespace
+from replset.operations.namespaces import OPLOG, collection_field, collection_here, namespace
 from replset.operations.request import Reply
-from replset.operations.view_definitions import collection_here
 from replset.query.collation import Fold
 from replset.query.sort import compile_sort
 

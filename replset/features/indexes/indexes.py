@@ -29,10 +29,9 @@ from replset.operations import fields
 from replset.operations.collations import refuse_newer
 from replset.operations.command import Command, CommandContext, Where
 from replset.operations.evaluation import read_statement
-from replset.operations.namespaces import OPLOG, collection_field, namespace, writable_namespace
+from replset.operations.namespaces import OPLOG, collection_field, namespace, refuse_view, writable_namespace
 from replset.operations.replies import list_reply, write_times
 from replset.operations.request import Reply
-from replset.operations.view_definitions import refuse_view
 from replset.operations.write_concern import (
     MAX_W,
     also_if_it_fails,

@@ -31,9 +31,8 @@ from replset.operations.collations import refuse_newer
 from replset.operations.command import Command, CommandContext, declared
 from replset.operations.declared import declaration_of
 from replset.operations.evaluation import read_statement, run_in_thread
-from replset.operations.namespaces import check_database, writable_namespace
+from replset.operations.namespaces import check_database, refuse_view, writable_namespace
 from replset.operations.request import Reply
-from replset.operations.view_definitions import refuse_view
 from replset.operations.write_concern import refuse_few_in_sync, wait_for_write_concern
 from replset.oplog_entry import extra_fields
 from replset.optime import timestamp

@@ -17,11 +17,10 @@ from replset.replication.context import Identity, MemberContext
 from replset.replication.ports import Clock, Workers
 from replset.replication.rollback import NotUndoneError, finish_rollbacks
 from replset.replication.write_queue import WriteQueue
-from replset.storage import RESTORE_FILE
+from replset.storage import RESTORE_FILE, SPILL_PREFIX
 from replset.storage.copies import check_database
 from replset.storage.disk import Disk, Lock
 from replset.storage.member_file import MemberFile
-from replset.storage.spill import remove_spill_files
 from replset.storage.sqlite import is_disk_full
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
@@ -121,6 +120,13 @@ async def open_data(
 
 def _ignore(*_: object) -> None:
     """Do nothing."""
+
+
+def remove_spill_files(disk: Disk, dbpath: str) -> None:
+    """Remove the temporary files that a crash left. No query may run."""
+    for name in disk.list_folder(dbpath):
+        if name.startswith(SPILL_PREFIX):
+            disk.remove(os.path.join(dbpath, name))
 
 
 def open_files(

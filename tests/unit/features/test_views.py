@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64
-from replset.operations import view_definitions
+from replset.features.collections import view_options
 from tests.rig import Client, Rig
 from tests.unit.features.test_transactions import Session
 
@@ -182,12 +182,12 @@ def test_views_lie_on_at_most_twenty_views(client: Client) -> None:
 
 
 def test_a_database_has_not_too_many_views(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_definitions, "MOST_VIEWS", 3)
+    monkeypatch.setattr(view_options, "MOST_VIEWS", 3)
     for number in range(2):
         client.ok({"create": f"v{number}", "viewOn": "c"})
     assert client.code({"create": "v2", "viewOn": "c"}) == 195
-    monkeypatch.setattr(view_definitions, "MOST_VIEWS", 99)
-    monkeypatch.setattr(view_definitions, "MOST_BYTES", 20)
+    monkeypatch.setattr(view_options, "MOST_VIEWS", 99)
+    monkeypatch.setattr(view_options, "MOST_BYTES", 20)
     assert client.code({"collMod": "v1", "pipeline": []}) == 195
 
 

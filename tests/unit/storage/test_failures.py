@@ -19,12 +19,12 @@ from replset.errors import (
     SnapshotCutError,
     StorageError,
 )
+from replset.features.crud.spill_file import SpillFile
 from replset.ids import OpTime
 from replset.oplog_entry import insert_entry, operation_of, transaction_entry
 from replset.oplog_row import DamagedEntryError
 from replset.storage import oplog, wal
 from replset.storage.copies import check_database, copy_database, install_copy, open_copy
-from replset.storage.spill import SpillFile
 from replset.storage.store import Store
 from replset.storage.txn import Txn
 from tests.unit.storage.conftest import Driver, doc_of

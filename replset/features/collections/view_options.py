@@ -1,7 +1,7 @@
-"""Views: what defines one, and which collection and stages stand for it. view_reads.py answers reads of views.
+"""The options of a view, which define it, as `create` and `collMod` take them.
 
 A view is a row of the catalog without documents. Its definition is its options, so it is replicated, rolled back,
-copied and dumped as the options of a collection are.
+copied and dumped as the options of a collection are. aggregation/view_reads.py answers reads of views.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from replset.auth.users import USERS_NS
 from replset.bson import RawDocument
 from replset.errors import BadValueError, ErrorCode, InvalidOptionsError, ReplError
 from replset.operations import fields
-from replset.operations.command import CommandContext
-from replset.operations.evaluation import read_statement
 from replset.operations.namespaces import namespace
-from replset.operations.read_concern import open_collection, read_concern_of
 from replset.query.pipeline import compile_pipeline
-from replset.query.views import MAX_DEPTH, check_dependencies, collections_named, refuse_stages, too_deep
+from replset.query.views import check_dependencies, collections_named, refuse_stages
 from replset.storage.catalog import Collection
 from replset.storage.indexes import fold_in
 
@@ -27,17 +23,6 @@ MAX_DEFINITION: Final = 256 << 10
 """Bytes of a view's definition: it is read whenever somebody reads the view."""
 MOST_VIEWS, MOST_BYTES = 1000, 4 << 20
 """Views of one database, and the bytes of their definitions: all of them are read when one is made."""
-
-
-def refuse_view(coll: Collection | None) -> None:
-    """Raise 166 if it is a view: it has neither documents nor indexes of its own."""
-    if coll is not None and coll.view_on is not None:
-        raise ReplError(
-            f"Namespace {coll.ns} is a view, not a collection", code=ErrorCode.COMMAND_NOT_SUPPORTED_ON_VIEW
-        )
-
-
-# --- definitions ------------------------------------------------------------------------------------------------
 
 
 def definition_of(body: RawDocument, place: str) -> dict[str, object]:
@@ -103,36 +88,3 @@ def _sources(options: bytes) -> frozenset[str]:
     """What a view reads."""
     document = RawDocument(options)
     return frozenset({str(document.get("viewOn")), *collections_named(document.get("pipeline"))})
-
-
-# --- what a view stands for -------------------------------------------------------------------------------------
-
-
-def collection_here(ctx: CommandContext, name: str) -> Collection | None:
-    """Return the collection or view of that name in the command's database, as its transaction sees it."""
-    if f"{ctx.database}.{name}" == USERS_NS:  # no view; who may read it is asked where it is read
-        return None
-    ns = namespace(ctx.database, name)
-    return ctx.member.store.collection(ns) if ctx.transaction is None else ctx.transaction.write_set.collection(ns)
-
-
-async def resolve(ctx: CommandContext, name: str) -> tuple[str, list[object], int]:
-    """Return the collection at the bottom of a view, the stages of the views on it, and how many views these are.
-
-    A read at a point waits until the definitions are committed, as it waits for a collection.
-    """
-    elements: list[object] = []
-    concern = read_concern_of(ctx)
-    for views in range(MAX_DEPTH + 1):
-        coll = collection_here(ctx, name)
-        if coll is None or coll.view_on is None:
-            return name, elements, views
-        if ctx.transaction is None and concern.level in ("majority", "snapshot"):
-            await open_collection(ctx, name, concern)
-        elements = [*await _elements_of(ctx, coll), *elements]
-        name = coll.view_on
-    raise too_deep()
-
-
-async def _elements_of(ctx: CommandContext, view: Collection) -> list[object]:
-    return await read_statement(ctx.member, view.options, lambda: view.pipeline)

@@ -1,7 +1,7 @@
 """Temporary files for what queries cannot keep in memory.
 
 They lie in the dbpath, count against its free space, and are not synced. A member removes those of a crash when it
-starts.
+starts (`remove_spill_files`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Final
 
 from replset.errors import OutOfDiskSpaceError, StorageError
 from replset.storage import SPILL_PREFIX
-from replset.storage.disk import Disk
 from replset.storage.sqlite import storage_error
 from replset.storage.store import Store
 
@@ -92,10 +91,3 @@ class SpillFile:
         self._is_closed = True
         if self._is_made:
             self._store.disk.remove(self._path)
-
-
-def remove_spill_files(disk: Disk, dbpath: str) -> None:
-    """Remove the temporary files that a crash left. No query may run."""
-    for name in disk.list_folder(dbpath):
-        if name.startswith(SPILL_PREFIX):
-            disk.remove(os.path.join(dbpath, name))

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from replset.errors import OutOfDiskSpaceError, StorageError
+from replset.features.crud import spill_file as spill
+from replset.features.crud.spill_file import SpillFile
+from replset.member.disk.member_files import remove_spill_files
 from replset.query import sorter as sorter_module
 from replset.query.sorter import Sorter
-from replset.storage import spill
 from replset.storage.disk import RealDisk
-from replset.storage.spill import SpillFile, remove_spill_files
 from replset.storage.store import Store, StoreOptions
 
 
