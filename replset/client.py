@@ -268,12 +268,11 @@ def _payload(reply: RawDocument) -> bytes:
 
 
 class HttpAnswerError(ReplError):
-    """The API answered with an error. `status` is the HTTP status, `body` the whole answer."""
+    """The API answered with an error. `status` is the HTTP status."""
 
-    def __init__(self, text: str, *, code: int, status: int, body: dict[str, Any]) -> None:
+    def __init__(self, text: str, *, code: int, status: int) -> None:
         super().__init__(text, code=code)
         self.status = status
-        self.body = body
 
 
 class HttpClient:
@@ -295,9 +294,6 @@ class HttpClient:
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._request("POST", path, body)
-
-    def delete(self, path: str) -> dict[str, Any]:
-        return self._request("DELETE", path, None)
 
     @contextmanager
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
@@ -369,5 +365,4 @@ class HttpClient:
             f"{method} {self.base_url}{path}: {response.status}: {reason}",
             code=int(answer.get("code", 1)),
             status=response.status,
-            body=answer,
         )

@@ -468,11 +468,10 @@ class SnapshotTooOldError(ReplError, code=ErrorCode.SNAPSHOT_TOO_OLD):
 
 
 class NotWritablePrimaryError(ReplError, code=ErrorCode.NOT_WRITABLE_PRIMARY):
-    """A write reached a member that is not primary (10107). Try again on `primary` if it is known."""
+    """A write reached a member that is not primary (10107)."""
 
-    def __init__(self, message: str = "not primary", *, primary: str | None = None) -> None:
+    def __init__(self, message: str = "not primary") -> None:
         super().__init__(message)
-        self.primary = primary
 
 
 class NotPrimaryNoSecondaryOkError(ReplError, code=ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK):

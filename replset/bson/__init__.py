@@ -4,7 +4,7 @@ from replset.bson.decimal128 import Decimal128
 from replset.bson.decoding import decode, validate
 from replset.bson.encoding import Document, append_fields, array_of, encode, with_fields
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
-from replset.bson.keystring import compare, encode_key, is_document_of
+from replset.bson.keystring import encode_key, is_document_of
 from replset.bson.layout import Form, Layout, document_of
 from replset.bson.limits import (
     MAX_BSON_SIZE,
@@ -64,7 +64,6 @@ __all__ = [
     "Undefined",
     "append_fields",
     "array_of",
-    "compare",
     "decode",
     "document_of",
     "documents_of",

@@ -112,12 +112,6 @@ def encode_key_of(data: bytes, kind: int, start: int, end: int) -> bytes:
     return encode_key(read_value(data, kind, start, end))
 
 
-def compare(a: object, b: object) -> int:
-    """Return -1, 0 or 1 by MongoDB's order of `a` and `b`, of any types."""
-    key_a, key_b = encode_key(a), encode_key(b)
-    return (key_a > key_b) - (key_a < key_b)
-
-
 def _key(value: Any, depth: int) -> bytes:
     kind = type(value)
     if kind in _KEYS:

@@ -137,9 +137,6 @@ class Heartbeats:
         peer.set_incarnation(reply.incarnation)
         node.accept_position(peer, reply.position)
         peer.config_version, peer.config_term = reply.config_version, reply.config_term
-        peer.term = reply.term
-        peer.primary_id = reply.primary_id
-        peer.rollback_id = reply.rollback_id
         peer.unacknowledged_rollbacks = reply.unacknowledged_rollbacks
         peer.quarantine = reply.quarantine
         peer.overloaded = reply.overloaded

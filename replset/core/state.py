@@ -53,10 +53,7 @@ class Peer:
     position: Position = NO_POSITION
     config_version: int = NO_CONFIG_VERSION
     config_term: int = -1
-    term: int = 0
-    primary_id: MemberId | None = None
     incarnation: str = ""
-    rollback_id: int = 0
     unacknowledged_rollbacks: int = 0
     quarantine: str = ""
     overloaded: bool = False

@@ -36,7 +36,6 @@ class MemberStatus:
     healthy: bool
     counted: bool
     newly_added: bool
-    arbiter: bool
     position: Position | None
     uptime_ms: int
     sync_source: HostPort | None
@@ -77,7 +76,6 @@ class Status:
     position: Position
     members: tuple[MemberStatus, ...]
     blocking: str
-    quarantine: str
     election_reason: str
     election_votes_needed: int
     remarks: tuple[Remark, ...] = ()
@@ -111,7 +109,6 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
         node.position,
         tuple(rows),
         _blocking(node),
-        node.quarantine,
         reason,
         needed,
         find_remarks(node, now),
@@ -145,7 +142,6 @@ def _member_status(
         is_up,
         counted and not member.newly_added,
         member.newly_added,
-        member.arbiter_only,
         None if member.arbiter_only else about.position,
         now - node.started_at,
         about.sync_source,

@@ -290,7 +290,7 @@ class Dispatcher:
         if command.where is Where.READABLE:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:
-            raise NotWritablePrimaryError(primary=self.member.node.primary_host)
+            raise NotWritablePrimaryError()
 
     async def _carry_out_inside(self, ctx: CommandContext) -> Reply:
         """Carry out a command of a transaction."""

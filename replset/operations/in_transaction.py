@@ -56,7 +56,7 @@ async def run_in_transaction(ctx: CommandContext) -> Reply:
 def _check_writable(member: Kernel) -> None:
     if not member.node.writable:
         text = "Not primary so we cannot begin or continue a transaction"
-        raise NotWritablePrimaryError(text, primary=member.node.primary_host)
+        raise NotWritablePrimaryError(text)
 
 
 async def _run_inside(ctx: CommandContext, session: SessionRequest) -> Reply:

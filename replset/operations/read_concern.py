@@ -185,9 +185,7 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
     is_commit_point_asked = concern.level == "local"
     while True:
         if concern.level == "linearizable" and node.state is not MemberState.PRIMARY:
-            raise NotWritablePrimaryError(
-                "cannot satisfy linearizable read concern on non-primary node", primary=node.primary_host
-            )
+            raise NotWritablePrimaryError("cannot satisfy linearizable read concern on non-primary node")
         if not node.state.is_readable:
             raise NotPrimaryOrSecondaryError(f"this member is in {node.state.name}: it serves no reads now")
         point = newest_readable(member, concern.level)

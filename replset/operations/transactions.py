@@ -19,7 +19,7 @@ from replset.errors import (
     OverloadedError,
     ReplError,
 )
-from replset.ids import OPTIME_NULL, Millis, OpTime, invariant
+from replset.ids import Millis, OpTime, invariant
 from replset.operations.kernel import Kernel
 from replset.operations.session_request import SessionRequest
 from replset.operations.session_table import EndsSession
@@ -57,11 +57,9 @@ class Transaction:
         self.state = State.IN_PROGRESS
         self.is_in_use = False
         self.term = member.node.term
-        self.optime = OPTIME_NULL
         self.on_end: list[Callable[[], None]] = []
         """Called at the end, to close the cursors that were opened inside."""
         self.write_set = WriteSet(member.store, held)
-        self._member = member
         self._pin = member.store.pin(self.write_set.at)
         self._failure: ReplError | None = None
 
@@ -185,9 +183,8 @@ class TransactionTable:
         if transaction.state in (State.IN_PROGRESS, State.COMMITTING):
             self._end(transaction, State.ABORTED, failure)
 
-    def committed(self, transaction: Transaction, optime: OpTime) -> None:
+    def committed(self, transaction: Transaction) -> None:
         """Note that its entry is in the oplog. A stepdown may have ended the transaction since."""
-        transaction.optime = optime
         if transaction in self._open:
             self._end(transaction, State.COMMITTED)
         else:

@@ -2,13 +2,12 @@
 
 All of a group commits in one SQLite transaction (store.py begins and ends it). Documents are written at once. Oplog and
 undo rows, which nobody reads inside a group, are collected and written together at its end. When one operation fails,
-the undo rows of the group take it back alone (`savepoint`), without a savepoint in SQLite.
+the undo rows of the group take it back alone (`revert_to`), without a savepoint in SQLite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import apsw
@@ -438,16 +437,6 @@ class Txn:
         write_meta(self.connection, name, value)
 
     # --- failing alone
-
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Take back what is done inside when an exception leaves it. The exception is raised, the group goes on."""
-        mark = self.mark()
-        try:
-            yield
-        except Exception:
-            self.revert_to(mark)
-            raise
 
     def mark(self) -> tuple[int, int, int, OpTime]:
         """Return a position in the group for `revert_to`."""

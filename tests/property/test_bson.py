@@ -33,7 +33,6 @@ from replset.bson import (
     Symbol,
     Timestamp,
     Undefined,
-    compare,
     decode,
     encode,
     encode_key,
@@ -44,6 +43,7 @@ from replset.bson.decoding import decode_fields, names_by_bytes
 from replset.ejson import from_ejson, to_ejson
 from replset.query.alike import FieldsReader
 from tests.examples import examples
+from tests.keys import compare
 
 EXAMPLES = examples(150)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -27,7 +27,6 @@ from replset.bson import (
     Symbol,
     Timestamp,
     Undefined,
-    compare,
     decode,
     encode,
 )
@@ -39,6 +38,7 @@ from replset.query.projection import compile_projection
 from replset.query.sort import compile_sort
 from replset.query.update import compile_update, upsert_base
 from tests.examples import examples
+from tests.keys import compare
 
 Doc = dict[str, Any]
 T = TypeVar("T")

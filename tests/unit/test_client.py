@@ -152,14 +152,13 @@ def http(asked: list[tuple[str, str, Any]]) -> Iterator[HttpClient]:
 def test_methods_and_bodies(http: HttpClient, asked: list[tuple[str, str, Any]]) -> None:
     assert http.get('/200?{"a":{"$oid":"x"}}') == {"a": {"$oid": "x"}}, "answers are plain JSON"
     assert http.post('/201?{"b":1}', {"c": 2}) == {"b": 1}
-    assert http.delete("/200?") == {}
-    assert [(method, body) for method, _, body in asked] == [("GET", None), ("POST", {"c": 2}), ("DELETE", None)]
+    assert [(method, body) for method, _, body in asked] == [("GET", None), ("POST", {"c": 2})]
 
 
 def test_an_error_is_raised_with_the_servers_words(http: HttpClient) -> None:
     with pytest.raises(HttpAnswerError, match="504: no") as caught:
         http.post('/504?{"ok":0,"code":64,"errmsg":"no","applied":true}', {})
-    assert (caught.value.status, caught.value.code, caught.value.body["applied"]) == (504, 64, True)
+    assert (caught.value.status, caught.value.code) == (504, 64)
     for path, text in (("/500?<html>", "500: <html>"), ("/404?[1]", "404: not a document")):
         with pytest.raises(HttpAnswerError, match=text):
             http.get(path)

@@ -56,7 +56,7 @@ async def confirm_writes(ctx: CommandContext, given: ConfirmWrites) -> Reply:
 async def _ask_primary(member: Kernel, given: ConfirmWrites, left_ms: int) -> Reply:
     primary = member.node.primary_host
     if primary is None:
-        raise NotWritablePrimaryError(primary=None)
+        raise NotWritablePrimaryError()
     optimes = [str(optime) for optime in given.optimes]
     command = {"replSetConfirmWrites": optimes, "wait": f"members:{given.wait}", "timeoutMS": left_ms}
     reply = await member.peer.call(primary, command, timeout_ms=Millis(left_ms + PASSED_ON_MS))

@@ -171,7 +171,7 @@ def primary_config(ctx: CommandContext) -> ReplSetConfig:
     """Return the configuration that a change is made of. 10107 on any other member than the primary."""
     config = _config_in_force(ctx)
     if not ctx.member.node.writable:
-        raise NotWritablePrimaryError(primary=ctx.member.node.primary_host)
+        raise NotWritablePrimaryError()
     return config
 
 

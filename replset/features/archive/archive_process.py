@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any
@@ -16,8 +15,6 @@ from replset.features.archive.worker import MODULE
 from replset.ids import OpTime
 from replset.oplog_row import OplogRow
 from replset.own_process import command_of
-
-log = logging.getLogger("replset.archive")
 
 ANSWER_WITHIN_S = 120.0
 """How long a request may take before the process is ended: a network that hangs must not hold the archive for ever."""

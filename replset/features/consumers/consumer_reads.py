@@ -77,7 +77,7 @@ async def read(ctx: CommandContext, asked: Read, consumer: Consumer) -> Reply:
 def state_of(member: Kernel) -> PrimaryState:
     """NotWritablePrimaryError: this member is primary no more."""
     if not member.node.writable:
-        raise NotWritablePrimaryError(primary=member.node.primary_host)
+        raise NotWritablePrimaryError()
     return member[ConsumerDirectory].state
 
 

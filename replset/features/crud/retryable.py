@@ -87,11 +87,6 @@ class RetryableWrite:
         """A session may have written far more under this number: what other commands did is not kept."""
         self._is_complete = True
 
-    @property
-    def previous(self) -> OpTime:
-        """The newest entry of this number that is known."""
-        return self.write.previous
-
     def begin(self, group: WriteGroup) -> bool:
         """Begin this command's part of a group. False: write nothing, `read_chain` comes first.
 

@@ -189,7 +189,7 @@ class SetFollower(FeaturePart):
         def save(group: WriteGroup) -> OpTime:
             state = state_in(group.txn)
             if state is None or state.mode is not FollowMode.FOLLOWING:
-                raise NotWritablePrimaryError(primary=None)
+                raise NotWritablePrimaryError()
             save_state(group, replace(state, hosts=tuple(hosts), position=position))
             return group.txn.last
 
@@ -206,7 +206,7 @@ class SetFollower(FeaturePart):
 
         def apply() -> int:
             if self._writer.term != term or not self._is_following():
-                raise NotWritablePrimaryError(primary=self._node.primary_host)
+                raise NotWritablePrimaryError()
             store, until = context.store, clock.now() + APPLY_SLICE_MS
             first = max(store.last_applied.ts + 1, pack_ts(clock.wall_ms() // 1000, 1))
             slice_ = wanted[done : done + 200]

@@ -9,7 +9,6 @@ from replset.errors import (
     NotWritablePrimaryError,
     ReplError,
 )
-from replset.ids import OpTime
 from replset.operations.command import Command, CommandContext
 from replset.operations.in_transaction import number_of, session_of
 from replset.operations.kernel import Kernel
@@ -86,24 +85,24 @@ def _was_committed(member: Kernel, key: bytes, number: int) -> bool:
 async def _commit(member: Kernel, transaction: Transaction) -> None:
     table = member[TransactionTable]
     if transaction.write_set.is_empty:
-        table.committed(transaction, member.store.last_applied)
+        table.committed(transaction)
         return
     transaction.state = State.COMMITTING
 
-    def operation(group: WriteGroup) -> OpTime:
+    def operation(group: WriteGroup) -> None:
         transaction.check_open()
         if group.term != transaction.term:
-            raise NotWritablePrimaryError(primary=None)
+            raise NotWritablePrimaryError()
         entry = transaction.write_set.commit(group, transaction.entry_fields())
         record_applied(group.txn, OplogEntry(entry))
-        return group.txn.last
 
     try:
-        table.committed(transaction, await member.write(operation))
+        await member.write(operation)
+        table.committed(transaction)
     except BaseException:
         # The client may have gone when the group was committed already.
         if _was_committed(member, transaction.session.key, transaction.number):
-            table.committed(transaction, member.store.last_applied)
+            table.committed(transaction)
         table.abort(transaction)
         raise
 

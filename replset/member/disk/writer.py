@@ -160,7 +160,7 @@ class Writer:
     def _refusal(self) -> ReplError:
         if self._closed:
             return ShutdownInProgressError("the member is shutting down")
-        return NotWritablePrimaryError(primary=self._node.primary_host)
+        return NotWritablePrimaryError()
 
     def _flush(self) -> None:
         self._scheduled = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from replset.auth.roles import Action
 from replset.bson import Binary, ObjectId, RawDocument
@@ -24,8 +23,6 @@ from replset.operations.request import Reply
 from replset.operations.waiters import Completion
 from replset.replication.protocol import FetchRequest
 from replset.wire.message_version import FIELDS, other_messages
-
-log = logging.getLogger("replset.commands")
 
 
 async def ask_core(ctx: CommandContext) -> Reply:

@@ -27,10 +27,10 @@ from replset.bson import (
     Symbol,
     Timestamp,
     Undefined,
-    compare,
     encode,
     encode_key,
 )
+from tests.keys import compare
 
 OID = ObjectId("0123456789abcdeffedcba98")
 

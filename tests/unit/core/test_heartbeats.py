@@ -536,7 +536,7 @@ def test_nothing_is_said_of_a_member_that_was_never_heard() -> None:
     row = node.status(NOW).members[1]
     assert row == MemberStatus(
         **{"id": MemberId(1), "host": host(1), "is_self": False, "state": MemberState.UNKNOWN, "healthy": False},
-        **{"counted": False, "newly_added": False, "arbiter": False, "position": NO_POSITION, "uptime_ms": 0},
+        **{"counted": False, "newly_added": False, "position": NO_POSITION, "uptime_ms": 0},
         **{"sync_source": None, "sync_source_id": -1, "election_wall_ms": None, "config_version": -2},
         **{"config_term": -1, "last_heartbeat_wall_ms": 0, "last_heartbeat_recv_wall_ms": 0, "ping_ms": 0},
         message="",

@@ -295,7 +295,7 @@ def test_a_failed_acknowledgement_is_forgotten(
     more = {"generation": found["generation"], "tokens": tokens(found)}
 
     async def fails(_operation: object) -> None:
-        raise NotWritablePrimaryError(primary=None)
+        raise NotWritablePrimaryError()
 
     with monkeypatch.context() as patch:
         patch.setattr(member, "write", fails)

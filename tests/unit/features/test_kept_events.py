@@ -157,7 +157,7 @@ def test_a_hold_that_no_majority_has_is_done_again(
         assert refused(client, "Read", reader="a") == ErrorCode.WRITE_CONCERN_TIMEOUT
 
     async def fails(_operation: object) -> None:
-        raise NotWritablePrimaryError(primary=None)
+        raise NotWritablePrimaryError()
 
     insert_for(client, member, c=5)
     with monkeypatch.context() as patch:

@@ -131,7 +131,6 @@ def row(number: int, **changes: Any) -> MemberStatus:
         healthy=True,
         counted=True,
         newly_added=False,
-        arbiter=False,
         position=None,
         uptime_ms=0,
         sync_source=None,

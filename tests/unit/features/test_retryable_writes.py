@@ -335,7 +335,7 @@ def test_a_failed_group_leaves_no_record(
     async def fails(operation: Any) -> Any:
         def run(group: Any) -> Any:
             operation(group)
-            raise NotWritablePrimaryError(primary=None)
+            raise NotWritablePrimaryError()
 
         return await write(run)
 

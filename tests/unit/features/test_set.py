@@ -55,7 +55,6 @@ def line(number: int, state: MemberState, **more: Any) -> MemberStatus:
         "healthy": state is not MemberState.DOWN,
         "counted": True,
         "newly_added": False,
-        "arbiter": False,
         "position": POSITION,
         "uptime_ms": 5_000,
         "sync_source": None,
@@ -90,7 +89,6 @@ STATUS = Status(
         line(2, MemberState.DOWN, position=None, message="no answer", counted=False),
     ),
     "c:27017 (not reachable)",
-    "",
     "electionTimeout",
     2,
 )

@@ -58,7 +58,7 @@ class Builds:
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         await asyncio.sleep(0)
         if not self.leads:
-            raise NotWritablePrimaryError(primary=None)
+            raise NotWritablePrimaryError()
         return self.do(operation)
 
     def do(self, operation: Callable[[WriteGroup], T]) -> T:
