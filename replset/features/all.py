@@ -19,6 +19,7 @@ from replset.features.archive.jobs import ArchivePort
 from replset.features.backup import backup
 from replset.features.change_streams.change_stream import ChangeStreams
 from replset.features.collections import collection_changes, collections, statistics
+from replset.features.compared_copies.feature import COMPARED_COPIES
 from replset.features.consumers import consumer_commands
 from replset.features.consumers.consumer_directory import ConsumerDirectory
 from replset.features.crud import count_distinct, delete, find, find_and_modify, get_more, insert, update
@@ -75,6 +76,7 @@ def all_features(
         FOLLOWER,
         archive_feature(archive, segment_bytes),
         Feature("backup", backup.COMMANDS),
+        COMPARED_COPIES,
         SCRUB,
         Feature("users", (*sasl.COMMANDS, *user_commands.COMMANDS)),
         ROLE_HOOK,

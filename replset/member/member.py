@@ -387,7 +387,7 @@ class RunningMember(Kernel):
             options=steps.initial_sync,
         )
 
-        self.add(self._rollback.progress, self.initial_sync.progress)
+        self.add(self._rollback.progress, self.initial_sync, self.initial_sync.progress)
 
     def _make_core_loop(self) -> None:
         """What runs the core and carries out what it decides."""

@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from replset.bson import RawDocument
+from replset.bson import Document, RawDocument
 from replset.errors import ErrorCode, OutOfDiskSpaceError, RemoteProtocolError, ReplError, Trait
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication.context import MemberContext
-from replset.replication.difference_protocol import CompareReply, CompareRequest
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.partial_copy import CopyRecord, PartialCopy
@@ -57,7 +56,7 @@ class CopyTransfer:
         self._context = context
         self._peer = peer
         self._progress = progress
-        self._options = options
+        self.options = options
         self.copy = PartialCopy(context.disk, context.dbpath)
 
     async def fetch(
@@ -85,29 +84,25 @@ class CopyTransfer:
             raise
         return record
 
-    async def compare(self, record: CopyRecord, request: CompareRequest) -> CompareReply:
+    async def compare(self, record: CopyRecord, question: Document) -> RawDocument:
         """Ask about the documents of the copy whose frame is here; again a few times if the network fails."""
-        for attempt in range(self._options.attempts):
+        for attempt in range(self.options.attempts):
             try:
-                document = await self.call(record.source, request)
+                answer = await self.call(record.source, question)
                 break
             except ReplError as error:
-                if error.code not in _UNREACHABLE or attempt == self._options.attempts - 1:
+                if error.code not in _UNREACHABLE or attempt == self.options.attempts - 1:
                     raise
-            await asyncio.sleep(self._options.pause_ms / 1000)
-        reply = CompareReply.parse(document)
-        # As in `_ask`: the documents that it compares may be undone by now.
-        if reply.rollback_id != record.rollback_id:
-            raise RemoteProtocolError(f"{record.source} rolled back while its copy was compared")
-        self._progress.on_compared(len(document.raw))
+            await asyncio.sleep(self.options.pause_ms / 1000)
+        self._progress.on_compared(len(answer.raw))
         if self._progress.is_line_due(self._context.clock.now()):
             log.info("%s", self._progress.text(self._context.clock.now()))
-        return reply
+        return answer
 
-    async def call(self, source: HostPort, request: SnapshotRequest | ProbeRequest | CompareRequest) -> RawDocument:
-        clock, timeout_ms = self._context.clock, Millis(self._options.call_timeout_ms)
+    async def call(self, source: HostPort, question: Document) -> RawDocument:
+        clock, timeout_ms = self._context.clock, Millis(self.options.call_timeout_ms)
         try:
-            reply = await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
+            reply = await self._peer.call(source, question, timeout_ms=timeout_ms)
         except ReplError as error:
             if error.code in _UNREACHABLE:
                 self._progress.on_unreachable(clock.now(), clock.wall_ms())
@@ -118,7 +113,7 @@ class CopyTransfer:
     async def report_damage(self, source: HostPort, at: OpTime) -> None:
         """Ask the source for the damaged entry: it then finds the damage itself, and is no source any more."""
         with suppress(ReplError):
-            await self.call(source, ProbeRequest([at]))
+            await self.call(source, ProbeRequest([at]).document())
 
     async def discard_unless_temporary(self, record: CopyRecord, error: Exception) -> None:
         """Keep what is here for the next attempt if it may still be of use; else neither side keeps anything."""
@@ -177,7 +172,7 @@ class CopyTransfer:
         if compare:
             oplog_bytes = max(COMPARED_OPLOG_BYTES, self._context.store.data_bytes() // 100)
         request = SnapshotRequest("begin", oplog_bytes=oplog_bytes, compare=compare)
-        offer = SnapshotReply.parse(await self.call(source, request))
+        offer = SnapshotReply.parse(await self.call(source, request.document()))
         record = CopyRecord(
             sync_id, source, offer.snapshot_id, offer.rollback_id, oplog_only=oplog_only, compared=offer.compared
         )
@@ -195,7 +190,7 @@ class CopyTransfer:
             offer = await self._ask_repeatedly(record, request)
             while not offer.ready:
                 self._log_progress()
-                await asyncio.sleep(self._options.pause_ms / 1000)
+                await asyncio.sleep(self.options.pause_ms / 1000)
                 offer = await self._ask_repeatedly(record, request)
             if offer.size <= 0:
                 raise RemoteProtocolError(f"{record.source} offers a copy of {offer.size} bytes")
@@ -206,7 +201,7 @@ class CopyTransfer:
 
     async def _fetch_chunks(self, record: CopyRecord) -> None:
         """Fetch all that is missing. When the transfer breaks, what came is kept."""
-        step = self._options.chunk_bytes * self._options.keep_chunks
+        step = self.options.chunk_bytes * self.options.keep_chunks
         try:
             while self._progress.copied < record.size:
                 copied = self._progress.copied
@@ -233,7 +228,7 @@ class CopyTransfer:
 
     async def _fetch_chunk(self, record: CopyRecord, offset: int) -> bytes:
         """Return the next chunk, of this copy and no other."""
-        length = min(self._options.chunk_bytes, record.size - offset)
+        length = min(self.options.chunk_bytes, record.size - offset)
         reply = await self._ask_repeatedly(record, SnapshotRequest("chunk", record.snapshot_id, offset, length))
         if not _is_same(record, reply):
             raise RemoteProtocolError(f"{record.source} sent a piece of another copy")
@@ -243,13 +238,13 @@ class CopyTransfer:
 
     async def _ask_repeatedly(self, record: CopyRecord, request: SnapshotRequest) -> SnapshotReply:
         """Ask, and again a few times if the network fails."""
-        for _ in range(self._options.attempts - 1):
+        for _ in range(self.options.attempts - 1):
             try:
                 return await self._ask(record, request)
             except ReplError as error:
                 if error.code not in _UNREACHABLE:
                     raise
-            await asyncio.sleep(self._options.pause_ms / 1000)
+            await asyncio.sleep(self.options.pause_ms / 1000)
         return await self._ask(record, request)
 
     async def _ask(self, record: CopyRecord, request: SnapshotRequest) -> SnapshotReply:
@@ -257,7 +252,7 @@ class CopyTransfer:
 
         A source that has rolled back since may have copied entries that are undone now, so its copy is refused.
         """
-        reply = SnapshotReply.parse(await self.call(record.source, request))
+        reply = SnapshotReply.parse(await self.call(record.source, request.document()))
         if reply.rollback_id != record.rollback_id:
             raise RemoteProtocolError(f"{record.source} rolled back while its copy was fetched")
         return reply
@@ -275,7 +270,7 @@ class CopyTransfer:
 
         def check() -> None:
             free = self._context.disk.free_bytes(self._context.dbpath)
-            if free < needed + self._options.spare_bytes:
+            if free < needed + self.options.spare_bytes:
                 raise OutOfDiskSpaceError(f"{needed} bytes are still to come, the disk has {free} left")
 
         await self._when_disk_has_space(check)

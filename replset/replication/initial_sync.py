@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import InvalidSyncSourceError, RemoteProtocolError, ReplError, UnrecoverableRollbackError
@@ -21,7 +21,6 @@ from replset.oplog_row import DamagedEntryError, OplogRow
 from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
 from replset.replication.copy_transfer import CopyTransfer, InitialSyncOptions, is_temporary
-from replset.replication.difference_copy import DifferenceCopy
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.partial_copy import CopyRecord
 from replset.replication.ports import MemberClient
@@ -31,7 +30,7 @@ from replset.replication.rollback_manifest import Manifest, RollbackState, settl
 from replset.storage.copies import OPLOG_ONLY, check_database, open_copy
 from replset.storage.disk import Disk
 from replset.storage.oplog import is_in_history, newest_row, oldest_row, row_at
-from replset.storage.sqlite import storage_error, transaction
+from replset.storage.sqlite import transaction
 from replset.storage.store import Store
 from replset.storage.txn import read_meta, write_meta
 from replset.storage.undo import rollback_in_progress
@@ -79,6 +78,14 @@ class CopyContents(NamedTuple):
     oplog_only: bool = False
 
 
+class FrameCopies(Protocol):
+    """Makes whole copies of frames and of the documents that are here."""
+
+    async def complete(self, record: CopyRecord) -> int:
+        """Put a whole copy in the place of the frame that came. Return how many documents differed. ReplError."""
+        ...
+
+
 class InitialSync:
     """Replaces this member's data by a copy of another member's."""
 
@@ -108,18 +115,19 @@ class InitialSync:
         self.exported = ""
         """The id of what the attempt under way has exported, until it is known whether the copy holds all of it."""
         options = options or InitialSyncOptions()
-        self._transfer = CopyTransfer(context, peer, self.progress, options)
-        self._differences = DifferenceCopy(context, self._transfer, options.spare_bytes)
+        self.transfer = CopyTransfer(context, peer, self.progress, options)
+        self.frames: FrameCopies | None = None
+        """Set by the feature that has them."""
         self._may_compare = True
 
     def clear_leftovers(self) -> None:
         """Remove what an earlier transfer left, at a start without a marker. OSError."""
-        self._transfer.copy.discard()
+        self.transfer.copy.discard()
 
     def discard_copy(self) -> None:
         """Remove what came of a copy that is not needed any more. For a worker."""
         try:
-            self._transfer.copy.discard()
+            self.transfer.copy.discard()
         except OSError as error:
             log.warning("%s", error)
 
@@ -133,7 +141,7 @@ class InitialSync:
         """
         context, clock = self._context, self._context.clock
         required = self._required()
-        started_ms = clock.now()
+        started_ms, differed = clock.now(), 0
         self.progress.begin(source, started_ms, clock.wall_ms())
         try:
             if not forced:
@@ -142,12 +150,13 @@ class InitialSync:
             context.on_report(InitialSyncStarted(marker.incarnation))
             exported = await self._export(source, reason, marker.sync_id, required.committed, forced)
             self.exported = "" if exported is None else exported.id
-            compare = is_stale and self._may_compare and not (oplog_only or context.store.oplog_only)
-            record = await self._transfer.fetch(source, marker.sync_id, oplog_only=oplog_only, compare=compare)
-            path = self._transfer.copy.path
+            may_compare = self._may_compare and self.frames is not None
+            compare = is_stale and may_compare and not (oplog_only or context.store.oplog_only)
+            record = await self.transfer.fetch(source, marker.sync_id, oplog_only=oplog_only, compare=compare)
+            path = self.transfer.copy.path
             try:
-                if record.compared:
-                    await self._compare(record)
+                if record.compared and self.frames is not None:
+                    differed = await self.frames.complete(record)
                 newest = None if exported is None else context.store.oplog_row_at(exported.last)
                 copy = await context.workers.run(
                     lambda: _checked_copy(context.disk, path, marker.sync_id, required.committed, newest)
@@ -161,11 +170,11 @@ class InitialSync:
                     _refuse_unless_complete(record.source, copy, required)
             except ReplError as error:
                 if isinstance(error, DamagedEntryError):
-                    await self._transfer.report_damage(record.source, error.at)
+                    await self.transfer.report_damage(record.source, error.at)
                 if record.compared:
-                    await self._transfer.discard(record)
+                    await self.transfer.discard(record)
                 else:
-                    await self._transfer.discard_unless_temporary(record, error)
+                    await self.transfer.discard_unless_temporary(record, error)
                 raise
             if exported is not None and copy.has_exported:
                 await self._abandon(exported)
@@ -192,27 +201,20 @@ class InitialSync:
         size = self.progress.copied + self.progress.compared
         detail = f"{size} bytes in {clock.now() - started_ms} ms"
         if record.compared:
-            detail += f", {self._differences.rows} documents differed"
+            detail += f", {differed} documents differed"
         attributes = {"source": record.source, "bytes": size, "ms": clock.now() - started_ms}
         log.info("initial sync from %s done: %s", record.source, detail, extra={"attr": attributes})
         holds_committed = _is_complete(copy, required)
         context.on_report(
             InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed, oplog_only=oplog_only)
         )
-        await self._transfer.discard(record)
-
-    async def _compare(self, record: CopyRecord) -> None:
-        """Make a whole copy of the frame that came."""
-        try:
-            await self._differences.build(record)
-        except OSError as error:
-            raise storage_error(error, self._transfer.copy.built) from error
+        await self.transfer.discard(record)
 
     async def _check_source(self, source: HostPort, required: RequiredEntries) -> None:
         """Raise InvalidSyncSourceError when the source lacks what a copy must hold. Nothing has been changed yet."""
         if required == (OPTIME_NULL, OPTIME_NULL):
             return
-        reply = ProbeReply.parse(await self._transfer.call(source, ProbeRequest([required.committed])))
+        reply = ProbeReply.parse(await self.transfer.call(source, ProbeRequest([required.committed]).document()))
         if len(reply.chains) != 1:
             raise RemoteProtocolError(f"{source} answered {len(reply.chains)} of 1 question")
         contents = CopyContents(reply.newest, reply.oldest, reply.chains[0] is not None)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from replset.bson import RawDocument
@@ -29,10 +29,8 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.peers.flows import Flow, Flows
 from replset.operations.waiters import ByteRate
 from replset.replication.context import MemberContext
-from replset.replication.difference_protocol import STEPS, CompareReply, CompareRequest
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
 from replset.storage.copies import CopyInfo, copy_frame, open_copy
-from replset.storage.differences import read_differences, read_spans
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.snapshot_server")
@@ -66,7 +64,7 @@ class SnapshotOptions:
 
 
 @dataclass(slots=True)
-class _Copy:
+class ServedCopy:
     """path: of the file that is sent. compared: of the whole copy beside a frame; empty for any other copy. needed_ts:
     consumers need the entries from there on. in_use: held while it is open, so that nobody removes it then. asked_by:
     None where it is not known, and for a backup. began, begins_at: when it was asked for, and the newest entry then;
@@ -112,7 +110,9 @@ class SnapshotServer:
         self._flows = flows
         self._options = options or SnapshotOptions()
         self._needed = needed
-        self._copies: dict[str, _Copy] = {}
+        self.other_steps: dict[str, Callable[[RawDocument], Awaitable[dict[str, object]]]] = {}
+        """Of the feature that compares: without it a member that asks for a frame gets a whole copy."""
+        self._copies: dict[str, ServedCopy] = {}
         self._fetched: list[tuple[Millis, OpTime, HostPort | None]] = []
         """Until when the entries behind a copy stay after its end, where it begins, and who asked for it."""
 
@@ -123,21 +123,23 @@ class SnapshotServer:
                 self._context.disk.remove(os.path.join(self._folder, name))
 
     async def serve(self, body: RawDocument, asked_by: HostPort | None = None) -> RawDocument | dict[str, object]:
-        """Answer replSetSnapshot: one step of copying the database (begin, chunk, end), or of comparing with a copy.
+        """Answer replSetSnapshot: one step of copying the database (begin, chunk, end), or a feature's.
 
         asked_by: the member that copies; None: not known.
         """
-        if SnapshotRequest.step_of(body) in STEPS:
-            return (await self._compare(CompareRequest.parse(body))).document()
+        other = self.other_steps.get(SnapshotRequest.step_of(body))
+        if other is not None:
+            return await other(body)
         request = SnapshotRequest.parse(body)
         if request.step == "begin" and not request.snapshot_id:
             self._give_up_copies(asked_by)
         await self.expire()
         match request.step:
             case "begin" if not request.snapshot_id:
-                return self._offer(*self._begin(request.oplog_bytes, request.compare, asked_by)).document()
+                compare = request.compare and bool(self.other_steps)
+                return self.offer(*self._begin(request.oplog_bytes, compare, asked_by)).document()
             case "begin":
-                return self._offer(request.snapshot_id, self._find(request.snapshot_id)).document()
+                return self.offer(request.snapshot_id, self.find(request.snapshot_id)).document()
             case "chunk":
                 return (await self.chunk(request.snapshot_id, request.offset, request.length)).document()
             case "end":
@@ -154,7 +156,7 @@ class SnapshotServer:
         if copy.making is not None:
             await asyncio.shield(copy.making)
         try:
-            self._offer(snapshot_id, copy)
+            self.offer(snapshot_id, copy)
         except ReplError:
             await self.end(snapshot_id)
             raise
@@ -162,7 +164,7 @@ class SnapshotServer:
 
     def keep(self, snapshot_id: str) -> None:
         """Let the copy not expire yet. CursorNotFoundError: it is gone, or void since this member rolled back."""
-        self._offer(snapshot_id, self._find(snapshot_id))
+        self.offer(snapshot_id, self.find(snapshot_id))
 
     async def end(self, snapshot_id: str) -> None:
         """Remove a copy, if it is there."""
@@ -212,7 +214,7 @@ class SnapshotServer:
                 copy.expire_ms, copy.begins_at = -1, None
         self._fetched = [row for row in self._fetched if asked_by is None or row[2] != asked_by]
 
-    def _begin(self, oplog_bytes: int | None, compare: bool, asked_by: HostPort | None) -> tuple[str, _Copy]:
+    def _begin(self, oplog_bytes: int | None, compare: bool, asked_by: HostPort | None) -> tuple[str, ServedCopy]:
         check_serves_oplog(self._node)
         if self._context.store.oplog_only:
             raise NotPrimaryOrSecondaryError("this member is a witness: it has no documents to copy")
@@ -226,7 +228,7 @@ class SnapshotServer:
         snapshot_id = f"{self._rng.getrandbits(64):016x}"
         path = os.path.join(self._folder, f"{snapshot_id}.db")
         store, now = self._context.store, self._context.clock.now()
-        copy = self._copies[snapshot_id] = _Copy(
+        copy = self._copies[snapshot_id] = ServedCopy(
             path, store.rollback_id, now, self._options.expire_ms, asked_by, now, store.last_applied
         )
         if compare:
@@ -239,7 +241,7 @@ class SnapshotServer:
         copy.making = asyncio.get_running_loop().create_task(self._make(store, copy, size, oplog_bytes))
         return snapshot_id, copy
 
-    async def _make(self, store: Store, copy: _Copy, needed: int, oplog_bytes: int | None) -> None:
+    async def _make(self, store: Store, copy: ServedCopy, needed: int, oplog_bytes: int | None) -> None:
         try:
             await self._context.workers.run(lambda: self._make_file(store, copy, needed, oplog_bytes))
             copy.used_at = self._context.clock.now()
@@ -247,7 +249,7 @@ class SnapshotServer:
             copy.failure = str(error)
             log.warning("a copy for an initial sync failed: %s", error)
 
-    def _make_file(self, store: Store, copy: _Copy, needed: int, oplog_bytes: int | None) -> None:
+    def _make_file(self, store: Store, copy: ServedCopy, needed: int, oplog_bytes: int | None) -> None:
         """Check the space, copy the file and compute its checksum, in a worker thread."""
         self._context.disk.make_folder(self._folder)
         free = self._context.disk.free_bytes(self._context.dbpath)
@@ -270,14 +272,14 @@ class SnapshotServer:
         if not self._context.store.has_disk_space():
             raise OutOfDiskSpaceError("the disk is nearly full")
 
-    def _offer(self, snapshot_id: str, copy: _Copy) -> SnapshotReply:
+    def offer(self, snapshot_id: str, copy: ServedCopy) -> SnapshotReply:
         if copy.failure:
             raise ReplError(f"the copy could not be made: {copy.failure}")
         copy.used_at = self._context.clock.now()
         compared = bool(copy.compared)
         return SnapshotReply(snapshot_id, copy.ready, copy.size, copy.sha256, copy.rollback_id, compared=compared)
 
-    def _find(self, snapshot_id: str) -> _Copy:
+    def find(self, snapshot_id: str) -> ServedCopy:
         """Return the copy with this id, if it may still be used.
 
         A copy that was made before a rollback of this member holds entries that were undone. A member that starts from
@@ -293,14 +295,14 @@ class SnapshotServer:
 
     async def chunk(self, snapshot_id: str, offset: int, length: int) -> SnapshotReply:
         """Read a part of a copy, at the rate of one copy."""
-        copy = self._find(snapshot_id)
-        offer = self._offer(snapshot_id, copy)
+        copy = self.find(snapshot_id)
+        offer = self.offer(snapshot_id, copy)
         if not copy.ready or not 0 <= offset < copy.size or length <= 0:
             raise BadValueError(f"no such part of the copy: {length} bytes from {offset}")
-        bytes_per_s = self._bytes_per_s()
+        bytes_per_s = self.bytes_per_s()
         length = min(length, MAX_CHUNK_BYTES, bytes_per_s)
         copy.rate.spend(length, bytes_per_s)
-        flow = self._flow_of(copy)
+        flow = self.flow_of(copy)
         await flow.wait_for(copy.rate, LONGEST_WAIT_S, spare_s=0.05)
         flow.note(length, bytes_per_s)
         try:
@@ -309,41 +311,15 @@ class SnapshotServer:
             raise HostUnreachableError(f"the copy cannot be read: {error}") from error
         return SnapshotReply(snapshot_id, True, offer.size, offer.sha256, self._context.store.rollback_id, data)
 
-    def _flow_of(self, copy: _Copy) -> Flow:
+    def flow_of(self, copy: ServedCopy) -> Flow:
         config = self._node.config
         member = None if config is None or copy.asked_by is None else config.member_at(copy.asked_by)
         return self._flows.of(None if member is None else member.id)
 
-    def _bytes_per_s(self) -> int:
+    def bytes_per_s(self) -> int:
         return min(self._options.bytes_per_s, self._node.follower_bytes_per_second() or self._options.bytes_per_s)
 
-    async def _compare(self, request: CompareRequest) -> CompareReply:
-        """Answer about the documents of a copy, at the rate of one copy."""
-        copy = self._find(request.snapshot_id)
-        self._offer(request.snapshot_id, copy)
-        if not copy.ready or not copy.compared:
-            raise BadValueError(f"copy {request.snapshot_id} is none to compare with")
-
-        def read() -> CompareReply:
-            with open_copy(self._context.disk, copy.compared, read_only=True) as connection:
-                if request.step == "spans":
-                    spans = read_spans(connection, request.uuid, request.low)
-                    return CompareReply(copy.rollback_id, spans=spans)
-                found = read_differences(connection, request.uuid, request.spans, request.hashes or {}, request.low)
-                return CompareReply(copy.rollback_id, differences=found)
-
-        async with copy.in_use:
-            self._find(request.snapshot_id)
-            await self._flow_of(copy).wait_for(copy.rate, LONGEST_WAIT_S)
-            reply = await self._context.workers.run(read)
-        if reply.differences is not None:
-            size, bytes_per_s = sum(len(row.doc) for row in reply.differences.rows), self._bytes_per_s()
-            copy.rate.spend(size, bytes_per_s)
-            self._flow_of(copy).note(size, bytes_per_s)
-        self._find(request.snapshot_id)
-        return reply
-
-    async def _remove(self, copy: _Copy) -> None:
+    async def _remove(self, copy: ServedCopy) -> None:
         if copy.making is not None and not copy.making.done():
             await asyncio.wait([copy.making])
         async with copy.in_use:

@@ -25,12 +25,13 @@ from replset.core.member_state import MemberState
 from replset.errors import CorruptDataError
 from replset.features.archive import archive_lease, archiver
 from replset.features.archive.feature import ArchiveOptions
+from replset.features.compared_copies import differences
 from replset.features.crud import insert, search_batch, write_batch
 from replset.ids import HostPort
 from replset.member import options as member_options
 from replset.member.options import MemberOptions
 from replset.replication import rollback
-from replset.storage import differences, member_file, store
+from replset.storage import member_file, store
 from tests.simulation.kit import archives
 from tests.simulation.kit.archives import SimArchive
 from tests.simulation.kit.clock import SimClock

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replset.features.compared_copies import differences
 from replset.ids import Millis
 from replset.member.outside import StepSizes
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import FetchOptions
 from replset.replication.index_builder import IndexBuildOptions
-from replset.storage import differences
 from replset.storage.store import StoreOptions
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from replset.features.compared_copies import difference_copy
 from replset.features.scrub import scrubber
 from replset.features.scrub.auto_repair import AutoRepair
-from replset.replication import applier, common_point, difference_copy, rollback_files
+from replset.replication import applier, common_point, rollback_files
 from replset.storage import copies, differences, index_build, natural_order, oplog, retention, snapshot, sqlite, store
 
 Size = tuple[ModuleType, str, tuple[int, ...]]

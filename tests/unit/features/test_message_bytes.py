@@ -26,6 +26,8 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.features.compared_copies.difference_protocol import CompareReply, CompareRequest
+from replset.features.compared_copies.differences import FIRST_PLACE, SPAN_BITS, Differences, Row, Spans
 from replset.features.scrub.document_ranges import Give, RangeReply, RangeRequest, RangeRow
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime, pack_ts
 from replset.member.peers.message_documents import (
@@ -37,7 +39,6 @@ from replset.member.peers.message_documents import (
     request_document,
 )
 from replset.operations.replies import encode_times
-from replset.replication.difference_protocol import CompareReply, CompareRequest
 from replset.replication.protocol import (
     FetchReply,
     FetchRequest,
@@ -46,7 +47,6 @@ from replset.replication.protocol import (
     SnapshotReply,
     SnapshotRequest,
 )
-from replset.storage.differences import FIRST_PLACE, SPAN_BITS, Differences, Row, Spans
 
 RECORDED: dict[str, str] = json.loads(Path(__file__).with_name("message_bytes.json").read_text())
 HOST, SET_ID = HostPort("a:27017"), ObjectId(b"abcdefghijkl")

@@ -19,6 +19,7 @@ from replset.core.messages import InitialSyncEnded, ProgressRequest, Report
 from replset.core.node import SERVING
 from replset.errors import HostUnreachableError, ReplError
 from replset.features.collections.index_check import IndexCheck
+from replset.features.compared_copies.feature import compare_copies
 from replset.features.scrub.document_ranges import RangeRequest, read_own
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.member.peers.flows import Flows
@@ -225,6 +226,7 @@ class Member:
             install=self.install,
             options=InitialSyncOptions(chunk_bytes=10_000, keep_chunks=2, pause_ms=1, spare_bytes=0),
         )
+        compare_copies(self.context, self.snapshots, self.initial_sync)
 
     def __getitem__(self, kind: type) -> Any:
         return {History: self.history, OplogFetches: self.fetches, Positions: self}[kind]

@@ -15,14 +15,14 @@ import pytest
 from replset.bson import Binary, RawDocument, encode
 from replset.core.messages import InitialSyncEnded
 from replset.errors import RemoteProtocolError, ReplError
+from replset.features.compared_copies import differences
+from replset.features.compared_copies.difference_protocol import CompareReply, CompareRequest
+from replset.features.compared_copies.differences import Differences, Row, Spans, pack_pairs
 from replset.replication import copy_transfer
-from replset.replication.difference_protocol import CompareReply, CompareRequest
 from replset.replication.index_ops import do_commit_build, do_drop_index, do_start_build
 from replset.replication.write_ops import WriteGroup
-from replset.storage import differences
 from replset.storage.catalog import Collection
 from replset.storage.copies import OPLOG_ONLY
-from replset.storage.differences import Differences, Row, Spans, pack_pairs
 from replset.storage.index_build import fill_slice
 from replset.storage.txn import read_meta
 from replset.storage.undo import undo_step

@@ -8,11 +8,11 @@ import pytest
 
 from replset.bson import Binary, RawDocument, encode
 from replset.errors import RemoteProtocolError
+from replset.features.compared_copies.difference_protocol import CompareReply
 from replset.ids import HostPort, Millis
 from replset.oplog_entry import OplogEntry, command_entry
 from replset.replication.applier import apply_entry
 from replset.replication.common_point import CommonPoint, NoCommonPointError, SourceChangedError
-from replset.replication.difference_protocol import CompareReply
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.protocol import SnapshotRequest
 from tests.unit.replication.diverged import diverge, two_members

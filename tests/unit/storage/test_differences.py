@@ -9,9 +9,8 @@ import apsw
 import pytest
 
 from replset.errors import CorruptDataError
-from replset.storage import differences
-from replset.storage.copies import OPLOG_ONLY, open_copy
-from replset.storage.differences import (
+from replset.features.compared_copies import differences
+from replset.features.compared_copies.differences import (
     FIRST_PLACE,
     SPAN_BITS,
     Row,
@@ -21,6 +20,7 @@ from replset.storage.differences import (
     read_hashes,
     read_spans,
 )
+from replset.storage.copies import OPLOG_ONLY, open_copy
 from replset.storage.disk import RealDisk
 from replset.storage.sqlite import transaction
 from replset.storage.txn import read_meta, write_meta

@@ -12,8 +12,7 @@ from typing import Self
 
 from replset.bson import Binary, Int64, RawDocument
 from replset.errors import RemoteProtocolError
-from replset.message_fields import check_ok
-from replset.storage.differences import (
+from replset.features.compared_copies.differences import (
     FIRST_PLACE,
     LAST_PLACE,
     SPAN_BITS,
@@ -23,6 +22,7 @@ from replset.storage.differences import (
     pack_pairs,
     unpack_pairs,
 )
+from replset.message_fields import check_ok
 
 STEPS = ("spans", "rows")
 
