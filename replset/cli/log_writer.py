@@ -129,7 +129,7 @@ class LogWriter(logging.Handler):
             self.write(text)
         self.flush()
         if self.path is not None:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
     def reopen(self) -> None:
         """Open the file again by its name, for what comes from now on: the old one was renamed (SIGUSR1)."""

@@ -458,6 +458,11 @@ class Node:
         member = self._state.self_member
         return 0 if member is None else member.secondary_delay_secs * 1000
 
+    @property
+    def known(self) -> NodeState:
+        """All that it knows, for reading."""
+        return self._state
+
     def status(self, now: Millis) -> Status | None:
         """The set as this node sees it, None while there is no configuration."""
         return build_status(self._state, now, self._elections.last_reason, self._elections.last_needed)

@@ -9,7 +9,6 @@ from replset.config.feature_version import LATEST, FeatureVersion
 from replset.core.election_metrics import ElectionMetrics
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
-from replset.core.remarks import Remark, find_remarks
 from replset.core.staleness import lag_ms
 from replset.core.state import NodeState, Peer, shown_state
 from replset.core.waiting import describe_delay
@@ -59,7 +58,7 @@ class MemberStatus:
 class Status:
     """The set as this node sees it.
 
-    blocking: which members keep the commit point from advancing; empty when none does. remarks: see `remarks.py`.
+    blocking: which members keep the commit point from advancing; empty when none does.
     """
 
     set_name: str
@@ -78,8 +77,15 @@ class Status:
     blocking: str
     election_reason: str
     election_votes_needed: int
-    remarks: tuple[Remark, ...] = ()
     elections: ElectionMetrics = field(default_factory=ElectionMetrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One problem. why: what is wrong, in a sentence. next_step: what to do, a command wherever there is one."""
+
+    why: str
+    next_step: str
 
 
 def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Status | None:
@@ -111,7 +117,6 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
         _blocking(node),
         reason,
         needed,
-        find_remarks(node, now),
         node.election_metrics,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from replset.core.remarks import Remark
+from replset.core.status import Remark
 from replset.ids import OpTime
 from replset.member.options import FeatureOptions
 from replset.operations.command import Command

@@ -9,9 +9,9 @@ from replset.bson import DateTime, Int64, Timestamp
 from replset.config import ReplSetConfig
 from replset.core.election_metrics import CandidateMetrics
 from replset.core.member_state import MemberState
-from replset.core.remarks import Remark
-from replset.core.status import MemberStatus, Status
+from replset.core.status import MemberStatus, Remark, Status
 from replset.errors import NotYetInitializedError, ReplError, StorageError
+from replset.features.administration.remarks import find_remarks
 from replset.features.diagnostics.hello import wall_of
 from replset.features.diagnostics.server_status import candidate_document, flow_control_document, participant_document
 from replset.ids import Millis
@@ -189,7 +189,7 @@ def _remarks(status: Status, member: Kernel) -> tuple[Remark, ...]:
     store = member.store
     about_oplog = (remark for row in status.members if (remark := _about_oplog(row, member)))
     remarks = (
-        *status.remarks,
+        *find_remarks(member.node.known, member.clock.now()),
         *(remark for part in member[Features] for remark in part.remarks()),
         *_slowed(member),
         *_clock(member),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final
 
-from replset.core.remarks import Remark
+from replset.core.status import Remark
 from replset.features.archive.archive_lease import COMMANDS, ArchiveLease
 from replset.features.archive.archiver import ArchivedEntries, Archiver
 from replset.features.archive.jobs import ArchivePort

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from replset.core.node import Node
-from replset.core.remarks import Remark
+from replset.core.status import Remark
 from replset.errors import NotWritablePrimaryError, ReplError
 from replset.features.follower.follow_source import SourceSet
 from replset.features.follower.followed import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 from replset.bson import DateTime, Int64
-from replset.core.remarks import Remark
+from replset.core.status import Remark
 from replset.errors import ReplError
 from replset.features.scrub.auto_repair import AutoRepair
 from replset.features.scrub.document_check import DocumentCheck, ScrubStatus

@@ -1,4 +1,7 @@
-"""What a set would do after one deed: many plays with other random delays, and what they have in common."""
+"""What a set would do after one deed: many plays with other random delays, and what they have in common.
+
+It says of the set at the end what `administration` says in the status, so it imports that.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from replset.core.messages import (
     StepDownRequest,
     StepUpRequest,
 )
-from replset.core.remarks import Remark, find_remarks
+from replset.core.status import Remark
+from replset.features.administration.remarks import find_remarks
 from replset.features.what_if.player import Machine, Play, SetNow
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 

@@ -9,6 +9,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.quorum import MAJORITY, WriteConcern
 from replset.core.status import MemberStatus
+from replset.features.administration.remarks import find_remarks
 from replset.ids import HostPort, OpTime
 from tests.simulation.core_kit.machine import WALL, CoreMachine
 from tests.simulation.kit.errors import SimulationError
@@ -93,12 +94,12 @@ def _fault_of_status(cluster: CoreCluster, machine: CoreMachine) -> str:
         "commit_point": leader.position().last_applied,
         "position": machine.position(),
         "blocking": "",
-        "quarantine": "",
     }
     if wrong := _difference(status, expected):
         return wrong
-    if len(status.remarks) != len(spares):
-        return f"it remarks {status.remarks}, and {len(spares)} vote for others"
+    remarks = find_remarks(machine.node.known, cluster.now)
+    if len(remarks) != len(spares):
+        return f"it remarks {remarks}, and {len(spares)} vote for others"
     return next(filter(None, (_fault_of_row(cluster, machine, row) for row in status.members)), "")
 
 
@@ -115,7 +116,6 @@ def _fault_of_row(cluster: CoreCluster, machine: CoreMachine, row: MemberStatus)
         "healthy": True,
         "counted": True,
         "newly_added": False,
-        "arbiter": member and member.arbiter_only,
         "witness": member and member.witness,
         "position": None if member and member.arbiter_only else other.position(),
         "uptime_ms": cluster.now - machine.booted_at,

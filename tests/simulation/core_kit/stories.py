@@ -53,6 +53,7 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.core.quorum import MAJORITY, WriteConcern
+from replset.features.administration.remarks import find_remarks
 from replset.ids import MemberId
 from tests.simulation.core_kit.cluster import CoreCluster, running
 from tests.simulation.core_kit.machine import FAST, CoreMachine, host, members_of
@@ -178,7 +179,10 @@ class Story:
                     f" {position and position.last_applied} {position and position.last_durable}"
                     f" lag {row.lag_ms} source {row.sync_source_id} ping {row.ping_ms} up {row.uptime_ms} {row.message}"
                 )
-            for text in (status.blocking, *(f"{one.why} -> {one.next_step}" for one in status.remarks)):
+            for text in (
+                status.blocking,
+                *(f"{one.why} -> {one.next_step}" for one in find_remarks(machine.node.known, self.cluster.now)),
+            ):
                 if text:
                     self.say(f"  {text}")
 

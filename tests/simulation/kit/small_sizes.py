@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from replset.features.compared_copies import difference_copy
+from replset.features.compared_copies import difference_copy, differences
 from replset.features.scrub import scrubber
 from replset.features.scrub.auto_repair import AutoRepair
 from replset.replication import applier, common_point, rollback_files
-from replset.storage import copies, differences, index_build, natural_order, oplog, retention, snapshot, sqlite, store
+from replset.storage import copies, index_build, natural_order, oplog, retention, snapshot, sqlite, store
 
 Size = tuple[ModuleType, str, tuple[int, ...]]
 UNTIMED: tuple[Size, ...] = (

@@ -18,6 +18,7 @@ from replset.core.messages import (
     SourceFailed,
     SourceProblem,
 )
+from replset.features.administration.remarks import find_remarks
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, asked, at, lead, named, only, place, single_node
@@ -101,7 +102,7 @@ def test_outvoted_by_members_that_cannot_lead_it_serves_on_and_says_so() -> None
     node.tick(Millis(NOW + 1))
     assert (node.state, node.quarantine) == (MemberState.PRIMARY, "")
     assert node.next_tick_at() > NOW + 1, "it looks again later, and not all the time"
-    assert any("outvoted by members that cannot lead" in remark.why for remark in node.status(NOW).remarks)
+    assert any("outvoted by members that cannot lead" in remark.why for remark in find_remarks(node.known, NOW))
 
 
 def rolls_back(node: SingleNode, now: int) -> None:

@@ -35,6 +35,7 @@ from replset.core.messages import (
     SourceFailed,
     SourceProblem,
 )
+from replset.features.administration.remarks import find_remarks
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
 from tests.simulation.core_kit.cluster import running
 from tests.simulation.core_kit.machine import host, members_of
@@ -204,7 +205,7 @@ def test_a_refused_rollback_is_quarantined() -> None:
     assert "below the commit point" in node.quarantine
     for now in range(NOW, NOW + 60_000, 500):
         assert not only(node.tick(Millis(now)), StartFetching)
-    assert "below the commit point" in node.status(Millis(NOW)).quarantine
+    assert "below the commit point" in node.quarantine
 
 
 def test_a_rollback_without_a_common_point_is_a_resync() -> None:
@@ -278,8 +279,7 @@ def test_what_does_not_fit_the_disk_is_quarantined(is_rollback: bool) -> None:
         failed(node, SourceProblem.NOT_APPLIED)
     assert node.state is MemberState.RECOVERING
     assert node.quarantine
-    status = node.status(NOW)
-    remark = next(one for one in status.remarks if one.why.startswith(f"{host(0)} keeps out"))
+    remark = next(one for one in find_remarks(node.known, NOW) if one.why.startswith(f"{host(0)} keeps out"))
     assert f"replset resync --host {host(0)}" in remark.next_step
 
 

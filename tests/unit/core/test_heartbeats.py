@@ -29,6 +29,7 @@ from replset.core.messages import (
 )
 from replset.core.state import NO_POSITION
 from replset.core.status import MemberStatus
+from replset.features.administration.remarks import find_remarks
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.cluster import CoreCluster, running
 from tests.simulation.core_kit.machine import host, members_of
@@ -197,7 +198,7 @@ def test_a_member_that_is_heard_and_never_answers_is_down_and_is_not_said_to_hav
         node.answer(1, HeartbeatRequest, None, began + 10_000 * attempt, TIMED_OUT)
         assert (node.peer_at(host(1)).state is MemberState.DOWN) is (attempt == 3)
     node.receive(fetch, Millis(began + 30_100))
-    (remark,) = [one for one in node.status(Millis(began + 30_100)).remarks if str(host(1)) in one.why]
+    (remark,) = [one for one in find_remarks(node.known, Millis(began + 30_100)) if str(host(1)) in one.why]
     assert "runs and sends messages, and does not answer" in remark.why
     assert "start it again" not in remark.next_step
 

@@ -13,6 +13,7 @@ from replset.config.settings import parse_settings
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, StepUpRequest
 from replset.errors import BadValueError, TypeMismatchError
+from replset.features.administration.remarks import find_remarks
 from replset.ids import Millis
 from tests.simulation.core_kit.cluster import FAST, CoreCluster
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
@@ -172,7 +173,7 @@ def test_the_only_voter_waits_and_says_so() -> None:
     cluster[0].crash()
     cluster[0].boot()
     cluster.run(TIMEOUTS * FAST.election_timeout_ms)
-    (remark,) = cluster[0].node.status(cluster.now).remarks
+    (remark,) = find_remarks(cluster[0].node.known, cluster.now)
     assert remark.next_step == f"replset step-up {host(0)}"
     assert isinstance(cluster.ask_and_wait(0, STEP_UP), Done)
     assert cluster.elect() is cluster[0]
@@ -188,7 +189,7 @@ def test_status_names_the_best_member_and_what_each_lacks() -> None:
     node.receive_heartbeat(2, position=place(at(1, 7)))
     node._state.peers[host(1)].state = MemberState.DOWN
     node._state.primary_id = None
-    remark = node.status(NOW).remarks[0]
+    remark = find_remarks(node.known, NOW)[0]
     assert remark.next_step == f"replset step-up {host(2)}"
     assert f"the newest known is {at(1, 9)}" in remark.why
     assert f"{host(2)} (lacks entries of less than 1 s: has {at(1, 7)}" in remark.why

@@ -16,6 +16,7 @@ from replset.core.messages import Done, HeartbeatRequest, LocalPosition, Reconfi
 from replset.core.reconfig import MANY_ARBITERS
 from replset.core.reconfig_rules import complete_config, reconfig_refusal
 from replset.errors import InvariantError
+from replset.features.administration.remarks import find_remarks
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, config_of, host, members_of
@@ -374,12 +375,14 @@ def test_a_member_takes_no_configuration_that_it_could_not_run_and_says_so() -> 
     lines = [effect.record.detail for effect in only(effects, RecordElectionEvent) if effect.record.event == "reconfig"]
     assert len(lines) == 1
     assert "featureCompatibilityVersion is 1.2" in lines[0]
-    (remark,) = [remark for remark in node.status(NOW).remarks if "featureCompatibilityVersion is 1.2" in remark.why]
+    (remark,) = [
+        remark for remark in find_remarks(node.known, NOW) if "featureCompatibilityVersion is 1.2" in remark.why
+    ]
     assert "knows 1.0 to 1.1" in remark.why
     lowered = replace(newer, version=newer.version + 1, feature_version=LATEST)
     node.receive_heartbeat(1, config=lowered, config_version=lowered.version)
     assert node.config == lowered
-    assert not [one for one in node.status(NOW).remarks if "featureCompatibilityVersion" in one.why]
+    assert not [one for one in find_remarks(node.known, NOW) if "featureCompatibilityVersion" in one.why]
 
 
 @pytest.mark.parametrize(

@@ -154,11 +154,10 @@ async def test_a_group_in_which_nothing_was_written_is_not_announced(rig: Rig) -
     assert rig.store.last_applied == before
 
 
-async def test_refused_with_the_primary_when_it_does_not_accept_writes(rig: Rig) -> None:
+async def test_refused_when_it_does_not_accept_writes(rig: Rig) -> None:
     rig.writer.accept(None)
-    with pytest.raises(NotWritablePrimaryError) as refused:
+    with pytest.raises(NotWritablePrimaryError):
         await rig.writer.write(rig.insert(1))
-    assert refused.value.primary == "b:27017"
     assert rig.numbers() == []
 
 

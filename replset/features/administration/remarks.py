@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from replset.config import Member, ReplSetConfig
 from replset.config.feature_version import newer_features
 from replset.core.follower import ROLLBACK_REFUSED
 from replset.core.member_state import MemberState
 from replset.core.role import holders, role_wait_ms
 from replset.core.state import NodeState, Peer
+from replset.core.status import Remark
 from replset.core.waiting import way_out
 from replset.ids import INCREMENT_BITS, HostPort, Millis, OpTime
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """One problem. why: what is wrong, in a sentence. next_step: what to do, a command wherever there is one."""
-
-    why: str
-    next_step: str
 
 
 def find_remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:

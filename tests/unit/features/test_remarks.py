@@ -17,7 +17,8 @@ from replset.core.messages import (
     SourceFailed,
     SourceProblem,
 )
-from replset.core.remarks import Remark
+from replset.core.status import Remark
+from replset.features.administration.remarks import find_remarks
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from tests.simulation.core_kit.cluster import CoreCluster, change, running, the_config
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
@@ -25,8 +26,7 @@ from tests.unit.core.single_node import NOW, SingleNode, at, named, only, place,
 
 
 def remarks_of(cluster: CoreCluster, machine: CoreMachine) -> tuple[Remark, ...]:
-    status = machine.node.status(cluster.now)
-    return status.remarks
+    return find_remarks(machine.node.known, cluster.now)
 
 
 def others_of(cluster: CoreCluster, leader: CoreMachine) -> list[CoreMachine]:
@@ -100,9 +100,9 @@ def test_nobody_can_win_before_it_has_what_a_witness_has() -> None:
     for number, other, mine, theirs in ((1, 2, at(1, 5), at(1, 9)), (2, 1, at(1, 9), at(1, 5))):
         node = single_node(number, config=config, position=place(mine), oplog_only=number == 2)
         node.receive_heartbeat(other, position=place(theirs), electable=other == 1)
-        status = node.status(NOW)
-        assert f"m1:27017 lacks the newest entries of {host(2)}" in status.remarks[0].why
-        assert "no member can be elected" in status.remarks[0].why
+        remarks = find_remarks(node.known, NOW)
+        assert f"m1:27017 lacks the newest entries of {host(2)}" in remarks[0].why
+        assert "no member can be elected" in remarks[0].why
 
 
 def test_no_election_starts_because_of_the_disks() -> None:
@@ -215,8 +215,7 @@ def test_a_spare_whose_voter_is_removed_is_a_voter_like_others() -> None:
 
 
 def the_remark(node: SingleNode) -> Remark:
-    status = node.status(NOW)
-    (remark,) = status.remarks
+    (remark,) = find_remarks(node.known, NOW)
     return remark
 
 
@@ -238,8 +237,7 @@ def test_a_member_names_its_own_quarantine_before_those_of_others() -> None:
     node = follower(state=MemberState.RECOVERING, quarantine="it differs")
     node.tick(NOW)
     node.receive(SourceFailed(host(1), SourceProblem.NOT_APPLIED, "does not fit", node.term, at(3, 9), at(1)), NOW)
-    status = node.status(NOW)
-    assert [remark.why.partition(":27017")[0] for remark in status.remarks] == ["m0", "m2"]
+    assert [remark.why.partition(":27017")[0] for remark in find_remarks(node.known, NOW)] == ["m0", "m2"]
 
 
 def test_a_damaged_member_copies_without_force() -> None:
