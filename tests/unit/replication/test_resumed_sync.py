@@ -302,8 +302,8 @@ async def test_no_copy_is_asked_for_while_there_is_no_room_at_all(
 async def test_the_disk_has_some_bytes_left_behind_a_copy(
     source: Member, mine: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spare, free, transfer = 1_000_000, 0, mine.initial_sync._transfer
-    transfer._options = replace(transfer._options, spare_bytes=spare)
+    spare, free, transfer = 1_000_000, 0, mine.initial_sync.transfer
+    transfer.options = replace(transfer.options, spare_bytes=spare)
     monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
     waiting = asyncio.ensure_future(transfer._wait_for_space(500))
     for free in (499, 500, spare, spare + 499):  # noqa: B007 - the disk reads it

@@ -44,7 +44,7 @@ class DurableMember(Member):
     def __init__(self, disk: SimDisk, network: Network) -> None:
         super().__init__(MINE, Path(disk.folder).parent, network, disk)
         self.file = MemberFile.open(disk, self.dbpath, new_incarnation=lambda: f"{self.rng.getrandbits(64):016x}")
-        self.initial_sync._transfer._options = SMALL
+        self.initial_sync.transfer.options = SMALL
         if not self.file.initial_sync_pending:
             self.initial_sync.clear_leftovers()
 
